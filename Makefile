@@ -1,0 +1,42 @@
+# The vocabulary of this repository, the same by hand and in CI. `make help` lists it.
+.DEFAULT_GOAL := help
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup check format lint types walls test demo bench lock clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/ready ## a ready .venv/, and on Debian and Ubuntu (as root) the system packages it needs
+
+$(VENV)/ready: tests/setup.sh pyproject.toml requirements.lock requirements-dev.lock
+	@bash tests/setup.sh $(VENV)
+	@touch $@
+
+check: setup ## format, lint, types, import walls
+	@$(BIN)/ruff format --check --quiet kubeproxy tests || { echo "run 'make format'"; exit 1; }
+	@$(BIN)/ruff check --quiet kubeproxy tests
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-timing >$(VENV)/walls.log 2>&1 || { cat $(VENV)/walls.log; exit 1; }
+	@echo "check: all clean"
+
+format: setup ## rewrite the sources in the house format
+	@$(BIN)/ruff check --quiet --fix-only kubeproxy tests
+	@$(BIN)/ruff format --quiet kubeproxy tests
+
+test: setup ## all tests (those in network namespaces need root)
+	@$(BIN)/python -m pytest $(TESTS)
+
+demo: setup ## the main job, shown in network namespaces of its own (KEEP=1 leaves it running)
+	@$(BIN)/python -m tests.demo $(if $(KEEP),--keep)
+
+bench: setup ## beside HAProxy and the direct path, in network namespaces
+	@$(BIN)/python -m tests.bench $(BENCH)
+
+lock: setup ## pin the newest versions of everything again
+	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements.lock
+	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra dev -o requirements-dev.lock
+
+clean: ## everything that the other targets made
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

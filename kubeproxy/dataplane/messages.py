@@ -1,0 +1,54 @@
+"""The only things that cross from the control plane to the data plane: small, frozen, and the same whether the data
+plane runs in this process or in others. Each states a wanted condition, so repeating one is harmless."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kubeproxy.model import Address, FrontendName, Protocol, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Serve a frontend on a port that the control plane has reserved. Answered by an error text or None."""
+
+    frontend: FrontendName
+    protocol: Protocol
+    address: Address
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetEndpoints:
+    """The endpoints of a frontend, and how long a client stays with one (None: no affinity). Running connections to
+    endpoints that are not named any more go on."""
+
+    frontend: FrontendName
+    endpoints: tuple[Target, ...]
+    affinity_timeout_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Serve a frontend no more: what already waits to be accepted is still taken, then the listener closes. Running
+    connections go on."""
+
+    frontend: FrontendName
+
+
+@dataclass(frozen=True, slots=True)
+class Tune:
+    """Settings of the byte path that may change while it runs."""
+
+    dial_steps_s: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
+    """How long each attempt has before the next endpoint is tried (kube-proxy's EndpointDialTimeouts)."""
+    keepalive_s: int = 15
+    """TCP keepalive idle time and interval on both legs (Go's default, and so kube-proxy's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Count down: report when the connections that are open now have ended. Accepting goes on."""
+
+
+Message = Listen | SetEndpoints | Retire | Tune

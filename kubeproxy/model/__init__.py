@@ -1,0 +1,36 @@
+"""Frozen values that all rooms speak of; standard library only, no I/O, no clock."""
+
+from kubeproxy.model.address import Address, Family, family_of, parse_address
+from kubeproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice, SliceName
+from kubeproxy.model.frontend import Destination, Frontend, FrontendName, Scope, Target, Verdict
+from kubeproxy.model.service import (
+    Protocol,
+    Service,
+    ServiceName,
+    ServicePort,
+    ServicePortName,
+    TrafficPolicy,
+)
+
+__all__ = [
+    "Address",
+    "Destination",
+    "Endpoint",
+    "EndpointPort",
+    "EndpointSlice",
+    "Family",
+    "Frontend",
+    "FrontendName",
+    "Protocol",
+    "Scope",
+    "Service",
+    "ServiceName",
+    "ServicePort",
+    "ServicePortName",
+    "SliceName",
+    "Target",
+    "TrafficPolicy",
+    "Verdict",
+    "family_of",
+    "parse_address",
+]

@@ -1,0 +1,57 @@
+"""Who answers for a Service: EndpointSlices, and legacy Endpoints objects translated to the same shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kubeproxy.model.address import Address, Family
+from kubeproxy.model.service import Protocol, ServiceName
+
+
+class SliceName(NamedTuple):
+    """An EndpointSlice's identity. For a legacy Endpoints object, whose every subset and family becomes a slice, the
+    name carries a suffix that no API object can have."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointPort:
+    """A port that every endpoint of a slice listens on; it serves the service port of the same name."""
+
+    name: str
+    protocol: Protocol
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One backend address with its conditions and place. Absent conditions are already resolved as the API demands:
+    ready and serving true, terminating false."""
+
+    address: Address
+    ready: bool = True
+    serving: bool = True
+    terminating: bool = False
+    node: str = ""
+    zone: str = ""
+    zone_hints: frozenset[str] = frozenset()
+    node_hints: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSlice:
+    """Part of the endpoints of one Service, all of one family and with the same ports."""
+
+    name: SliceName
+    service: ServiceName
+    family: Family
+    ports: tuple[EndpointPort, ...]
+    endpoints: tuple[Endpoint, ...]
+    trigger_time: str = ""
+    """The annotation endpoints.kubernetes.io/last-change-trigger-time (RFC 3339), for the programming latency."""

@@ -1,0 +1,82 @@
+"""What a Service asks of a node: its addresses, ports and policies, and nothing else of the Kubernetes object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from kubeproxy.model.address import Address
+
+
+class Protocol(StrEnum):
+    """A service port's transport, spelled as in the API. SCTP is known by name only: it is not served."""
+
+    TCP = "TCP"
+    UDP = "UDP"
+    SCTP = "SCTP"
+
+
+class TrafficPolicy(StrEnum):
+    """Which endpoints may answer: any in the cluster, or only those of this node."""
+
+    CLUSTER = "Cluster"
+    LOCAL = "Local"
+
+
+class ServiceName(NamedTuple):
+    """A Service's identity."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class ServicePortName(NamedTuple):
+    """A service port's identity: port names are unique within a Service, and empty where it has only one."""
+
+    namespace: str
+    name: str
+    port: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}:{self.port}" if self.port else f"{self.namespace}/{self.name}"
+
+    @property
+    def service(self) -> ServiceName:
+        """The Service that this port belongs to."""
+        return ServiceName(self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePort:
+    """One port of a Service."""
+
+    name: str
+    protocol: Protocol
+    port: int
+    node_port: int = 0
+    """0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A Service that this proxy serves (headless, ExternalName and foreign-proxy Services never become one)."""
+
+    name: ServiceName
+    cluster_ips: tuple[Address, ...]
+    ports: tuple[ServicePort, ...]
+    affinity_timeout_s: int | None = None
+    """Seconds that a client stays with its endpoint after its last connection; None: no affinity."""
+    internal_policy: TrafficPolicy = TrafficPolicy.CLUSTER
+    external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
+    external_ips: tuple[Address, ...] = ()
+    load_balancer_ips: tuple[Address, ...] = ()
+    """Ingress addresses of mode VIP; those of mode Proxy are not ours to capture."""
+    load_balancer_source_ranges: tuple[str, ...] = field(default=())
+    """Canonical CIDRs; empty: anybody."""
+    health_check_node_port: int = 0
+    """0: none."""
+    traffic_distribution: str = ""

@@ -1,0 +1,41 @@
+"""The rule set as a value: computed whole, compared with what the kernel has, applied as one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kubeproxy.model import Address, Destination, Family, Protocol
+
+
+class ProxyPort(NamedTuple):
+    """A port on which the data plane listens."""
+
+    protocol: Protocol
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """What the kernel is to do for us. Equal values, equal kernels, whichever the adapter."""
+
+    redirects: Mapping[Destination, int] = field(default_factory=dict)
+    """Service address -> proxy port, for packets from other hosts (PREROUTING) and of this node (OUTPUT)."""
+
+    proxy_ports: frozenset[ProxyPort] = frozenset()
+    """Guarded: a packet that reaches one without having been redirected is dropped."""
+
+    refused: frozenset[ProxyPort] = frozenset()
+    """Proxy ports whose redirected clients are refused (TCP reset, ICMP port unreachable): no endpoints."""
+
+    dropped: frozenset[ProxyPort] = frozenset()
+    """Proxy ports whose redirected clients are dropped: policy Local, and no local endpoint."""
+
+    landing: Mapping[Family, Address] = field(default_factory=dict)
+    """Node address to which traffic from other hosts is redirected. A family without one uses the address of the
+    interface that the packet came in by, which fails where that has none (as pods' interfaces under Calico, Cilium
+    and the cloud CNIs): give one wherever the node has an address."""
+
+    bind: Mapping[Family, Address] = field(default_factory=dict)
+    """Where the proxy ports listen, if not on the wildcard address: both hooks redirect there."""

@@ -1,0 +1,38 @@
+"""Background tasks: kept, named, and never lost silently."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+class TaskSet:
+    """Tasks that belong to one owner and end with it.
+
+    `on_crash` is called with a task's name and exception when one ends by an exception; a task that nobody awaits can
+    so not fail unseen.
+    """
+
+    def __init__(self, on_crash: Callable[[str, BaseException], None]) -> None:
+        self._on_crash = on_crash
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, coroutine: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
+        """Run a coroutine in the background."""
+        task = asyncio.create_task(coroutine, name=name)  # noqa: TID251 - the one place
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_crash(task.get_name(), error)
+
+    async def close(self) -> None:
+        """Cancel what runs and wait for its end."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
