@@ -18,7 +18,7 @@ check: setup ## format, lint, types, import walls
 	@$(BIN)/ruff format --check --quiet kubeproxy tests || { echo "run 'make format'"; exit 1; }
 	@$(BIN)/ruff check --quiet kubeproxy tests
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/lint-imports --no-timing >$(VENV)/walls.log 2>&1 || { cat $(VENV)/walls.log; exit 1; }
+	@$(BIN)/lint-imports --no-logo >$(VENV)/walls.log 2>&1 || { cat $(VENV)/walls.log; exit 1; }
 	@echo "check: all clean"
 
 format: setup ## rewrite the sources in the house format

@@ -1,0 +1,1 @@
+"""The life story of the process: start, ready, reload, drain, stop."""

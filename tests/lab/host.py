@@ -1,0 +1,175 @@
+"""One host: a network namespace held by a descriptor."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _setns(fd: int) -> None:
+    if _libc.setns(fd, CLONE_NEWNET) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), "setns")
+
+
+def _unshare() -> None:
+    if _libc.unshare(CLONE_NEWNET) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), "unshare(CLONE_NEWNET)")
+
+
+def can_make_hosts() -> bool:
+    """Whether this process may make network namespaces (root, or root of a user namespace)."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if _libc.unshare(CLONE_NEWNET) == 0 else 1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+class Host:
+    """A network namespace with its loopback up. Close it, or let it go: the kernel removes it with its last user."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        home = os.open("/proc/self/ns/net", os.O_RDONLY)
+        try:
+            _unshare()
+            self.fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        finally:
+            _setns(home)
+            os.close(home)
+        self._processes: list[subprocess.Popen[Any]] = []
+        self.ip("link set lo up")
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Be on this host for a moment: sockets made in here stay here. Never await inside."""
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        try:
+            _setns(self.fd)
+            yield
+        finally:
+            _setns(home)
+            os.close(home)
+
+    def make_socket(self, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM) -> socket.socket:
+        """A socket of this host."""
+        with self.entered():
+            return socket.socket(family, kind)
+
+    def connect(self, address: tuple[str, int], *, timeout: float = 5.0) -> socket.socket:
+        """A connected TCP socket of this host (blocking, with that timeout)."""
+        sock = self.make_socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        sock.settimeout(timeout)
+        try:
+            sock.connect(address)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def listen(self, address: tuple[str, int], *, backlog: int = 512) -> socket.socket:
+        """A listening TCP socket of this host; port 0 lets the kernel choose."""
+        sock = self.make_socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(backlog)
+        return sock
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a program on this host; it is killed when the host is closed."""
+        # setns by nsenter rather than preexec_fn: that is not safe with threads.
+        options.setdefault("stdin", subprocess.DEVNULL)
+        process = subprocess.Popen(
+            ["nsenter", f"--net=/proc/self/fd/{self.fd}", *command],
+            pass_fds=(self.fd, *options.pop("pass_fds", ())),
+            **options,
+        )
+        self._processes.append(process)
+        return process
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        input: str | None = None,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on this host to its end; its output as text. AssertionError, with that output, if it fails."""
+        done = subprocess.run(
+            ["nsenter", f"--net=/proc/self/fd/{self.fd}", *command],
+            pass_fds=(self.fd,),
+            input=input,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=env,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(
+                f"{self.name}: {' '.join(command)}: exit {done.returncode}: {done.stderr or done.stdout}"
+            )
+        return done
+
+    def ip(self, arguments: str) -> str:
+        """`ip ARGUMENTS` on this host; what it printed."""
+        return self.run(["ip", *arguments.split()]).stdout
+
+    def sysctl(self, name: str, value: int | str) -> None:
+        """Set a network sysctl of this host."""
+        self.run(["sysctl", "-qw", f"{name}={value}"])
+
+    def close(self) -> None:
+        """End the host's programs and let go of the namespace."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        self._processes.clear()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One end of a veth pair: its host and the name of the interface there."""
+
+    host: Host
+    interface: str
+
+
+def join(left: Host, right: Host, *, left_name: str, right_name: str) -> tuple[Link, Link]:
+    """A cable between two hosts: a veth pair, both ends up, without addresses."""
+    left.run(
+        [
+            *("ip", "link", "add", left_name, "type", "veth"),
+            *("peer", "name", right_name, "netns", f"/proc/{os.getpid()}/fd/{right.fd}"),
+        ]
+    )
+    left.ip(f"link set {left_name} up")
+    right.ip(f"link set {right_name} up")
+    return Link(left, left_name), Link(right, right_name)
