@@ -45,25 +45,31 @@ def make_network(pods: int = 1) -> Iterator[Network]:
         node.sysctl("net.ipv4.ip_forward", 1)
         node.sysctl("net.ipv6.conf.all.forwarding", 1)
         join(node, client, left_name="to-client", right_name="eth0")
-        for host, interface, v4, v6 in (
-            (node, "to-client", NODE_V4, NODE_V6),
-            (client, "eth0", CLIENT_V4, CLIENT_V6),
-        ):
-            host.ip(f"addr add {v4}/24 dev {interface}")
-            host.ip(f"addr add {v6}/64 dev {interface} nodad")
-        node.ip(f"route add default via {CLIENT_V4}")
-        node.ip(f"route add default via {CLIENT_V6}")
-        client.ip(f"route add default via {NODE_V4}")
-        client.ip(f"route add default via {NODE_V6}")
+        node.ip(
+            f"addr add {NODE_V4}/24 dev to-client",
+            f"addr add {NODE_V6}/64 dev to-client nodad",
+            f"route add default via {CLIENT_V4}",
+            f"route add default via {CLIENT_V6}",
+        )
+        client.ip(
+            f"addr add {CLIENT_V4}/24 dev eth0",
+            f"addr add {CLIENT_V6}/64 dev eth0 nodad",
+            f"route add default via {NODE_V4}",
+            f"route add default via {NODE_V6}",
+        )
         made = []
         for index in range(pods):
             pod = stack.enter_context(Host(f"pod{index}"))
             join(node, pod, left_name=f"pod{index}", right_name="eth0")
-            node.ip(f"addr add 10.3.{index}.1/24 dev pod{index}")
-            node.ip(f"addr add fd00:3:{index:x}::1/64 dev pod{index} nodad")
-            pod.ip(f"addr add {Network.pod_v4(index)}/24 dev eth0")
-            pod.ip(f"addr add {Network.pod_v6(index)}/64 dev eth0 nodad")
-            pod.ip(f"route add default via 10.3.{index}.1")
-            pod.ip(f"route add default via fd00:3:{index:x}::1")
+            node.ip(
+                f"addr add 10.3.{index}.1/24 dev pod{index}",
+                f"addr add fd00:3:{index:x}::1/64 dev pod{index} nodad",
+            )
+            pod.ip(
+                f"addr add {Network.pod_v4(index)}/24 dev eth0",
+                f"addr add {Network.pod_v6(index)}/64 dev eth0 nodad",
+                f"route add default via 10.3.{index}.1",
+                f"route add default via fd00:3:{index:x}::1",
+            )
             made.append(pod)
         yield Network(node, client, tuple(made))
