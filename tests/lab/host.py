@@ -89,10 +89,14 @@ class Host:
         return sock
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a program on this host; it is killed when the host is closed."""
+        """Start a program on this host; it is killed when the host is closed, or when the thread that started it ends.
+
+        The program is sought by `setpriv`, so one that does not exist is an exit status of 127, not an error here.
+        """
         options.setdefault("stdin", subprocess.DEVNULL)
         with self.entered():
-            process: subprocess.Popen[Any] = subprocess.Popen(command, **options)
+            # --pdeathsig: a killed test, demo or benchmark must not leave its programs running.
+            process: subprocess.Popen[Any] = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command], **options)
         self._processes.append(process)
         return process
 
