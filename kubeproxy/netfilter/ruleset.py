@@ -39,3 +39,8 @@ class RuleSet:
 
     bind: Mapping[Family, Address] = field(default_factory=dict)
     """Where the proxy ports listen, if not on the wildcard address: both hooks redirect there."""
+
+    @property
+    def guarded(self) -> frozenset[ProxyPort]:
+        """Every proxy port that is looked at: also one that is named only as refused or dropped."""
+        return self.proxy_ports | self.refused | self.dropped

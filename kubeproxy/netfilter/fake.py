@@ -1,0 +1,64 @@
+"""An adapter in memory, for tests of those who use one."""
+
+from __future__ import annotations
+
+from kubeproxy.errors import KernelError
+from kubeproxy.model import Destination
+from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.trace import Trace, trace
+
+
+class FakeNetfilter:
+    """A kernel with one rule set. Remembers what was applied, fails when told to, and can lose its rules."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.kernel = RuleSet()
+        """What is in effect."""
+        self.believed: RuleSet | None = None
+        """What the adapter thinks is in effect; None: unknown."""
+        self.history: list[RuleSet] = []
+        """Every rule set that came into effect by a change, oldest first."""
+        self.verifications = 0
+        self.failures: list[str] = []
+        """Each makes one apply or cleanup fail with this text and change nothing, first first."""
+        self.closed = False
+
+    def fail(self, text: str = "the kernel said no", *, times: int = 1) -> None:
+        """Let the next calls fail."""
+        self.failures += [text] * times
+
+    def lose(self) -> None:
+        """Somebody flushes our rules, and nobody tells the adapter."""
+        self.kernel = RuleSet()
+
+    def trace(self, destination: Destination, *, for_this_host: bool = False) -> Trace:
+        """What meets a client that sends to `destination` now."""
+        return trace(self.kernel, destination, for_this_host=for_this_host)
+
+    async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
+        """See `Netfilter.apply`."""
+        self._maybe_fail()
+        self.verifications += verify
+        have = self.kernel if verify or self.believed is None else self.believed
+        self.believed = wanted
+        if have == wanted:
+            return False
+        self.kernel = wanted
+        self.history.append(wanted)
+        return True
+
+    async def cleanup(self) -> bool:
+        """See `Netfilter.cleanup`."""
+        self._maybe_fail()
+        had, self.kernel, self.believed = self.kernel != RuleSet(), RuleSet(), None
+        return had
+
+    async def close(self) -> None:
+        """See `Netfilter.close`."""
+        self.closed = True
+
+    def _maybe_fail(self) -> None:
+        if self.failures:
+            raise KernelError(self.failures.pop(0))

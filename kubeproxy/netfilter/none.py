@@ -1,0 +1,26 @@
+"""The adapter for ``--netfilter none``: somebody else brings the packets."""
+
+from __future__ import annotations
+
+from kubeproxy.netfilter.ruleset import RuleSet
+
+
+class NoNetfilter:
+    """Touches nothing. Proxy ports serve whoever connects to them: nothing guards them either."""
+
+    name = "none"
+
+    def __init__(self) -> None:
+        self._applied = RuleSet()
+
+    async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
+        """See `Netfilter.apply`: True when the rule set is another than before."""
+        changed, self._applied = wanted != self._applied, wanted
+        return changed
+
+    async def cleanup(self) -> bool:
+        """See `Netfilter.cleanup`."""
+        return False
+
+    async def close(self) -> None:
+        """See `Netfilter.close`."""
