@@ -1,0 +1,14 @@
+"""The operator's word: a file of kube-proxy's KubeProxyConfiguration v1alpha1, and kube-proxy's flags.
+
+values      the leaves: durations, port ranges, addresses, and how they are written
+schema      every field with its type, default, meaning, flag, and what a change of it takes
+fields      the schema as a flat table, read off the types: path -> field
+document    YAML or JSON text -> plain data
+convert     plain data -> typed values, all faults at once
+flags       the command line: which flag sets which field, and which of the two wins
+validate    what no single field can tell
+load        all of these, in order: file and flags -> Configuration, or every fault
+dump        Configuration -> file
+reload      what differs between two configurations, and what it takes
+reference   docs/configuration.md, generated from all this
+"""

@@ -1,0 +1,253 @@
+"""Plain data to typed values, leaf by leaf: a fault in one field hides none in another."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Final
+
+from msgspec import Struct, inspect
+
+from kubeproxy.config.fields import members, plain
+from kubeproxy.config.values import Leaf
+
+_LONGEST_SHOWN: Final = 60
+
+_TRUE: Final = ("1", "t", "T", "true", "TRUE", "True")
+_FALSE: Final = ("0", "f", "F", "false", "FALSE", "False")
+"""What Go's strconv.ParseBool takes, and so kube-proxy's flags."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is to be said of a configuration, one line each."""
+
+    faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def fault(self, path: str, found: str, allowed: str) -> None:
+        """A field that cannot be used: where, what was found, what is allowed."""
+        self.faults.append(f"{path}: found {found}; allowed: {allowed}")
+
+    def unknown(self, path: str, name: object, known: Iterable[str]) -> None:
+        """A field that does not exist, and the one that was probably meant. kube-proxy, too, goes on without it."""
+        near = get_close_matches(str_of(name), known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        self.warnings.append(f"{path}: unknown field, ignored{hint}")
+
+
+def convert(kind: inspect.Type, value: Any, path: str, findings: Findings) -> Any:
+    """A typed value of plain data; None, and a fault noted, where it cannot be one."""
+    kind = plain(kind)
+    match kind:
+        case inspect.VarTupleType():
+            return _convert_list(kind, value, path, findings)
+        case inspect.DictType():
+            if isinstance(value, Mapping):
+                return {
+                    str_of(key): convert(kind.value_type, item, join(path, key), findings)
+                    for key, item in value.items()
+                }
+        case inspect.StructType():
+            if isinstance(value, Mapping):
+                return _convert_group(kind.cls, value, path, findings)
+        case inspect.BoolType():
+            if isinstance(value, bool):
+                return value
+        case inspect.IntType():
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
+            if _is_number(value) and isinstance(value, int) and _in_range(kind, value):
+                return value
+        case inspect.FloatType():
+            if _is_number(value) and _in_range(kind, value):
+                return float(value)
+        case inspect.StrType():
+            if isinstance(value, str):
+                return value
+        case inspect.LiteralType():
+            if isinstance(value, str) and value in kind.values:
+                return value
+        case inspect.CustomType() | inspect.DataclassType():
+            if isinstance(value, str) or (_is_number(value) and isinstance(value, int)):
+                try:
+                    return _leaf(kind).parse(str(value))
+                except ValueError:
+                    pass  # said below, as for every other type
+    findings.fault(path, describe(value), allowed(kind))
+    return None
+
+
+def convert_flag(kind: inspect.Type, texts: list[str], flag: str, findings: Findings) -> Any:
+    """A typed value of what was given on the command line; a flag that holds one value takes the last."""
+    match kind:
+        case inspect.VarTupleType(item_type=item):
+            # A path may hold a comma; what has a syntax of its own cannot.
+            parts = texts if isinstance(plain(item), inspect.StrType) else _split(texts)
+            if isinstance(plain(item), inspect.StructType):
+                return _convert_list(kind, [_pair(item, part, flag, findings) for part in parts], flag, findings)
+            return _convert_list(kind, parts, flag, findings)
+        case inspect.DictType():
+            pairs = {}
+            for part in _split(texts):
+                key, equals, value = part.partition("=")
+                if not (equals and key):
+                    findings.fault(flag, describe(part), allowed(kind))
+                pairs[key] = _scalar(kind.value_type, value)
+            return convert(kind, pairs, flag, findings)
+        case _:
+            return convert(kind, _scalar(kind, texts[-1]), flag, findings)
+
+
+def join(path: str, name: object) -> str:
+    """The path of what a group or map calls by a name."""
+    return f"{path}.{str_of(name)}" if path else str_of(name)
+
+
+def str_of(name: object) -> str:
+    """A key of a map as it can stand in a line."""
+    return name if isinstance(name, str) and name.isprintable() and len(name) <= _LONGEST_SHOWN else describe(name)
+
+
+def is_zero(value: object) -> bool:
+    """Whether a value is Go's zero value, in any of the ways of writing it."""
+    return value is None or value in ("", "0", "0s") or (_is_number(value) and value == 0)
+
+
+def describe(value: object) -> str:
+    """What was found, in a few words: never more than a line, whatever it is."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case float():
+            return repr(value)
+        case int():
+            return str(value) if abs(value) < 10**_LONGEST_SHOWN else "a very large number"
+        case str():
+            return _quote(value)
+        case Mapping():
+            return "a map"
+        case list() | tuple():
+            return f"a list of {len(value)}"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+def allowed(kind: inspect.Type) -> str:
+    """What a type takes, in words."""
+    kind = plain(kind)
+    match kind:
+        case inspect.VarTupleType():
+            least = f" of at least {kind.min_length}" if kind.min_length else ""
+            return f"a list{least}: {allowed(kind.item_type)}"
+        case inspect.DictType():
+            return f"a map of names to {allowed(kind.value_type)}"
+        case inspect.StructType():
+            return f"a map of {', '.join(members(kind.cls))}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType():
+            return f"a whole number{_range(kind)}"
+        case inspect.FloatType():
+            return f"a number{_range(kind)}"
+        case inspect.LiteralType():
+            return _either([value or "empty" for value in kind.values if isinstance(value, str)])
+        case inspect.CustomType() | inspect.DataclassType():
+            return _leaf(kind).ALLOWED
+        case _:
+            return "text (put quotes around what looks like a number, true or false)"
+
+
+def _convert_list(kind: inspect.VarTupleType, value: Any, path: str, findings: Findings) -> Any:
+    if value is None:
+        value = []
+    if not isinstance(value, list) or len(value) < (kind.min_length or 0):
+        findings.fault(path, describe(value), allowed(kind))
+        return None
+    return tuple(convert(kind.item_type, item, f"{path}[{place}]", findings) for place, item in enumerate(value))
+
+
+def _convert_group(group: type[Struct], value: Mapping[Any, Any], path: str, findings: Findings) -> Any:
+    known = members(group)
+    for name in value:
+        if name not in known:
+            findings.unknown(join(path, name), name, known)
+    return group(
+        **{
+            member.name: convert(member.type, value[name], f"{path}.{name}", findings)
+            for name, member in known.items()
+            if value.get(name) is not None
+        }
+    )
+
+
+def _leaf(kind: inspect.CustomType | inspect.DataclassType) -> type[Leaf]:
+    found: type[Leaf] = kind.cls
+    return found
+
+
+def _scalar(kind: inspect.Type, text: str) -> Any:
+    """A flag's text as the same data that a file would have held; what is none stays text, and so becomes a fault."""
+    kind = plain(kind)
+    match kind:
+        case inspect.BoolType():
+            return True if text in _TRUE else False if text in _FALSE else text
+        case inspect.IntType() | inspect.FloatType():
+            try:
+                return int(text) if isinstance(kind, inspect.IntType) else float(text)
+            except ValueError:
+                return text
+        case _:
+            return text
+
+
+def _pair(group: inspect.Type, text: str, flag: str, findings: Findings) -> dict[str, Any]:
+    """``pattern=N``: a group of two members, as one word."""
+    described = plain(group)
+    assert isinstance(described, inspect.StructType)
+    (first, _), (second, member) = members(described.cls).items()
+    key, equals, value = text.partition("=")
+    if not (equals and key):
+        findings.fault(flag, describe(text), f"{first}={second}")
+        return {}
+    return {first: key, second: _scalar(member.type, value)}
+
+
+def _split(texts: list[str]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _in_range(kind: inspect.IntType | inspect.FloatType, value: float) -> bool:
+    return (kind.ge is None or value >= kind.ge) and (kind.le is None or value <= kind.le)
+
+
+def _range(kind: inspect.IntType | inspect.FloatType) -> str:
+    match kind.ge, kind.le:
+        case None, None:
+            return ""
+        case least, None:
+            return f", {least} or more"
+        case None, most:
+            return f", {most} or less"
+        case least, most:
+            return f" from {least} to {most}"
+
+
+def _either(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
+
+
+def _quote(text: str) -> str:
+    """In double quotes, cut where it is long, with everything escaped that could break the line."""
+    quoted = json.dumps(text[:_LONGEST_SHOWN], ensure_ascii=False)
+    line = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in quoted)
+    return line if len(text) <= _LONGEST_SHOWN else f"{line}…"

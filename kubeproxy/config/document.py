@@ -1,0 +1,87 @@
+"""A configuration file's text as plain data. YAML as Kubernetes reads it, or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import yaml
+
+_NOT_IN_JSON = {"tag:yaml.org,2002:timestamp"}
+"""Scalars that PyYAML would make objects of, and Kubernetes leaves text: it reads YAML as another way to write JSON."""
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which also notes fields that are given twice."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NOT_IN_JSON]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.duplicates: list[str] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    self.duplicates.append(_given_twice(key.value, f"line {key.start_mark.line + 1}: "))
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def parse(text: str) -> tuple[Any, list[str]]:
+    """The data of a text with a single document, and a warning for every field given twice, of which the last counts.
+
+    ValueError, in words for the operator, when it is neither YAML nor JSON.
+    """
+    if text.lstrip().startswith("{"):
+        try:
+            return _parse_json(text)
+        except ValueError:
+            pass  # YAML in braces, which is more forgiving; if it is not, its message names the line as well
+    try:
+        loader = _Loader(text)
+        try:
+            return loader.get_single_data(), loader.duplicates
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(f"{where}{error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(_one_line(error)) from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # So PyYAML reports an explicit tag that its text does not agree with, such as !!bool 3.
+        raise ValueError(f"a value that is not of its type ({type(error).__name__}: {_one_line(error)})") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _parse_json(text: str) -> tuple[Any, list[str]]:
+    duplicates = []
+
+    def mapping(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                duplicates.append(_given_twice(key))
+            found[key] = value
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=mapping), duplicates
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _given_twice(key: str, where: str = "") -> str:
+    return f"{where}field {key!r} is given twice; the last one counts"

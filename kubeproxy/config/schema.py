@@ -1,0 +1,386 @@
+"""KubeProxyConfiguration v1alpha1, whole, and our own settings in its group ``kubeproxy``.
+
+Names, types and defaults are kube-proxy's: those of 1.20, the last line with a complete userspace mode, and the fields
+that came after it. Differences are said at the field. In Python the fields have Python's names; in the file, camel case.
+
+A new setting is one line here: type, meaning, flag, default. Its flag, its place in ``--help``, in
+``docs/configuration.md`` and in ``--write-config-to`` follow from it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct, field
+
+from kubeproxy.config.about import live, restart, unused
+from kubeproxy.config.values import (
+    CIDR,
+    IP,
+    ClusterCIDR,
+    Duration,
+    HealthzAddress,
+    MetricsAddress,
+    Namespace,
+    NanosecondsOrDuration,
+    NodePortAddress,
+    PortRange,
+    PositiveDuration,
+    Quantity,
+)
+
+API_VERSION: Final = "kubeproxy.config.k8s.io/v1alpha1"
+KIND: Final = "KubeProxyConfiguration"
+
+ProxyMode = Literal["", "userspace", "iptables", "ipvs", "nftables", "kernelspace"]
+LocalMode = Literal["", "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]
+Scheduler = Literal["", "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq"]
+LogFormat = Literal["text", "json"]
+NetfilterChoice = Literal["auto", "nftables", "iptables", "none"]
+KubernetesChoice = Literal["auto", "always", "never"]
+
+Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+MarkBit = Annotated[int, Meta(ge=0, le=31)]
+Rate = Annotated[float, Meta(ge=0)]
+
+
+class Group(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Fields that stand together in the file."""
+
+
+class ClientConnection(Group):
+    """How the API server is reached."""
+
+    kubeconfig: Annotated[str, restart("Kubeconfig file; empty: the pod's service account.", flag="kubeconfig")] = ""
+    accept_content_types: Annotated[str, unused("Accepted content types; always JSON here.")] = ""
+    content_type: Annotated[
+        str,
+        unused("Content type of requests; always JSON here.", flag="kube-api-content-type", zero_is_default=True),
+    ] = "application/vnd.kubernetes.protobuf"
+    qps: Annotated[
+        Rate, unused("Requests a second; this proxy holds two watches.", flag="kube-api-qps", zero_is_default=True)
+    ] = 5.0
+    burst: Annotated[
+        Natural, unused("Requests in a burst; this proxy holds two watches.", flag="kube-api-burst", zero_is_default=True)
+    ] = 10
+
+
+class LogOutput(Group):
+    """Buffering of one log format."""
+
+    split_stream: Annotated[bool, unused("Information to stdout, errors to stderr; here all goes to stderr.")] = False
+    info_buffer_size: Annotated[Quantity, unused("Buffer of the information stream; nothing is buffered here.")] = (
+        Quantity("0")
+    )
+
+
+class LogOptions(Group):
+    """Options of the log formats."""
+
+    text: LogOutput = LogOutput()
+    json: LogOutput = LogOutput()
+
+
+class VModule(Group):
+    """Verbosity of some source files."""
+
+    file_pattern: str = ""
+    verbosity: Natural = 0
+
+
+class Logging(Group):
+    """The log, which goes to stderr."""
+
+    format: Annotated[LogFormat, live("Text, or one JSON object a line.", flag="logging-format", zero_is_default=True)] = (
+        "text"
+    )
+    flush_frequency: Annotated[
+        NanosecondsOrDuration,
+        unused("Longest time between flushes; nothing is buffered here.", flag="log-flush-frequency", zero_is_default=True),
+    ] = NanosecondsOrDuration.of(seconds=5)
+    verbosity: Annotated[
+        Natural, live("0: what an operator needs; 2: and what libraries say; 4: for debugging; 8: everything.", flag="v")
+    ] = 0
+    vmodule: Annotated[
+        tuple[VModule, ...], unused("Verbosity by source file of kube-proxy: pattern=N,...", flag="vmodule")
+    ] = ()
+    options: LogOptions = LogOptions()
+
+
+class IPTables(Group):
+    """Syncing of the packet filter (any adapter), and kube-proxy's iptables mode."""
+
+    masquerade_bit: Annotated[
+        MarkBit, unused("Mark bit for SNAT; a userspace proxy needs none.", flag="iptables-masquerade-bit")
+    ] = 14
+    masquerade_all: Annotated[
+        bool, unused("SNAT of all Service traffic; every connection leaves from the node anyway.", flag="masquerade-all")
+    ] = False
+    localhost_node_ports: Annotated[
+        bool, unused("Node ports on 127.0.0.1 in kube-proxy's iptables mode.", flag="iptables-localhost-nodeports")
+    ] = True
+    snat_node_internal_ip: Annotated[
+        bool, unused("SNAT to the node's InternalIP.")
+    ] = field(default=False, name="snatNodeInternalIP")
+    sync_period: Annotated[
+        PositiveDuration,
+        live(
+            "Everything is compared with the kernel and repaired this often.",
+            flag="iptables-sync-period",
+            zero_is_default=True,
+        ),
+    ] = PositiveDuration.of(seconds=30)
+    min_sync_period: Annotated[
+        Duration,
+        live(
+            "Least time between two syncs; a first change is synced at once, what follows is gathered. For no wait at"
+            " all write 1ns: 0 in the file stands for the default.",
+            flag="iptables-min-sync-period",
+            zero_is_default=True,
+        ),
+    ] = Duration.of(seconds=1)
+
+
+class NFTables(Group):
+    """The same for mode nftables: with that mode, these periods count instead of those in ``iptables``."""
+
+    masquerade_bit: Annotated[MarkBit, unused("Mark bit for SNAT; a userspace proxy needs none.")] = 14
+    masquerade_all: Annotated[bool, unused("SNAT of all Service traffic.")] = False
+    sync_period: Annotated[
+        PositiveDuration, live("As iptables.syncPeriod, for mode nftables.", zero_is_default=True)
+    ] = PositiveDuration.of(seconds=30)
+    min_sync_period: Annotated[
+        Duration, live("As iptables.minSyncPeriod, for mode nftables.", zero_is_default=True)
+    ] = Duration.of(seconds=1)
+
+
+class IPVS(Group):
+    """kube-proxy's ipvs mode, which has no counterpart here."""
+
+    sync_period: Annotated[
+        PositiveDuration, unused("Sync period.", flag="ipvs-sync-period", zero_is_default=True)
+    ] = PositiveDuration.of(seconds=30)
+    min_sync_period: Annotated[Duration, unused("Least time between syncs.", flag="ipvs-min-sync-period")] = Duration(0)
+    scheduler: Annotated[Scheduler, unused("Scheduler; here it is round robin.", flag="ipvs-scheduler")] = ""
+    exclude_cidrs: Annotated[
+        tuple[CIDR, ...], unused("Blocks that cleanup leaves alone.", flag="ipvs-exclude-cidrs")
+    ] = field(default=(), name="excludeCIDRs")
+    strict_arp: Annotated[bool, unused("Strict ARP.", flag="ipvs-strict-arp")] = field(default=False, name="strictARP")
+    tcp_timeout: Annotated[Duration, unused("Idle TCP timeout.", flag="ipvs-tcp-timeout")] = Duration(0)
+    tcp_fin_timeout: Annotated[Duration, unused("TCP timeout after FIN.", flag="ipvs-tcpfin-timeout")] = Duration(0)
+    udp_timeout: Annotated[Duration, unused("UDP timeout.", flag="ipvs-udp-timeout")] = Duration(0)
+
+
+class Winkernel(Group):
+    """kube-proxy on Windows, which has no counterpart here."""
+
+    network_name: Annotated[str, unused("HNS network.", flag="network-name")] = ""
+    source_vip: Annotated[str, unused("Source VIP.", flag="source-vip")] = ""
+    enable_dsr: Annotated[bool, unused("Direct server return.", flag="enable-dsr")] = field(
+        default=False, name="enableDSR"
+    )
+    root_hns_endpoint_name: Annotated[str, unused("Root HNS endpoint.", flag="root-hnsendpoint-name")] = ""
+    forward_health_check_vip: Annotated[
+        bool, unused("Forwarding of the health check's VIP.", flag="forward-healthcheck-vip")
+    ] = False
+
+
+class DetectLocal(Group):
+    """How kube-proxy tells local traffic; a userspace proxy need not."""
+
+    bridge_interface: Annotated[str, unused("Bridge of the local pods.", flag="pod-bridge-interface")] = ""
+    interface_name_prefix: Annotated[
+        str, unused("Prefix of local pods' interfaces.", flag="pod-interface-name-prefix")
+    ] = ""
+
+
+class Conntrack(Group):
+    """Kernel settings that kube-proxy makes at start; here they are left as the host has them."""
+
+    max_per_core: Annotated[
+        Natural, unused("Connections tracked per core; left as the host has it.", flag="conntrack-max-per-core")
+    ] = 32768
+    min: Annotated[
+        Natural, unused("Least size of the connection table; left as the host has it.", flag="conntrack-min")
+    ] = 131072
+    tcp_established_timeout: Annotated[
+        Duration, unused("Timeout of established connections.", flag="conntrack-tcp-timeout-established")
+    ] = Duration.of(seconds=86400)
+    tcp_close_wait_timeout: Annotated[
+        Duration, unused("Timeout of half-closed connections.", flag="conntrack-tcp-timeout-close-wait")
+    ] = Duration.of(seconds=3600)
+    tcp_be_liberal: Annotated[
+        bool, unused("Take packets out of the window for valid.", flag="conntrack-tcp-be-liberal")
+    ] = False
+    udp_timeout: Annotated[Duration, unused("Timeout of unanswered UDP.", flag="conntrack-udp-timeout")] = Duration(0)
+    udp_stream_timeout: Annotated[
+        Duration, unused("Timeout of answered UDP.", flag="conntrack-udp-timeout-stream")
+    ] = Duration(0)
+
+
+class Manifests(Group):
+    """Services and endpoints from files rather than from an API server."""
+
+    paths: Annotated[
+        tuple[str, ...],
+        restart("Files, directories, http(s) URLs, or - for standard input. The flag may be repeated.", flag="manifests"),
+    ] = ()
+    recursive: Annotated[bool, restart("Take in the directories below, too.", flag="recursive")] = False
+    default_namespace: Annotated[
+        Namespace, restart("Namespace of objects that name none.", flag="default-namespace")
+    ] = Namespace("default")
+    namespace: Annotated[
+        Namespace, restart("If set, the only namespace: objects that name another are refused.", flag="namespace")
+    ] = Namespace("")
+    http_check_frequency: Annotated[
+        PositiveDuration, restart("Time between two looks at a URL (kubelet's name and default).", flag="http-check-frequency")
+    ] = PositiveDuration.of(seconds=20)
+
+
+class Own(Group):
+    """Settings that kube-proxy does not have. Their flags win over the file."""
+
+    master: Annotated[str, restart("URL of the API server; wins over the kubeconfig's.", flag="master")] = ""
+    kubernetes: Annotated[
+        KubernetesChoice,
+        restart(
+            "Whether Services come from an API server; auto: if there is a kubeconfig, a master or a pod's service"
+            " account.",
+            flag="kubernetes",
+        ),
+    ] = "auto"
+    manifests: Manifests = Manifests()
+    netfilter: Annotated[
+        NetfilterChoice,
+        restart(
+            "How the kernel is told; auto: nftables where it works, else iptables (the other way round with mode"
+            " iptables); none: not at all.",
+            flag="netfilter",
+        ),
+    ] = "auto"
+    dial_timeouts: Annotated[
+        tuple[PositiveDuration, ...],
+        Meta(min_length=1),
+        live("How long each attempt to reach an endpoint may take before the next is tried.", flag="dial-timeouts"),
+    ] = tuple(PositiveDuration.of(seconds=step) for step in (0.25, 0.5, 1, 2))
+    keepalive_period: Annotated[
+        PositiveDuration, live("TCP keepalive, towards clients and endpoints.", flag="keepalive-period")
+    ] = PositiveDuration.of(seconds=15)
+    shutdown_grace: Annotated[
+        Duration, live("How long open connections may take to end after SIGTERM.", flag="shutdown-grace")
+    ] = Duration.of(seconds=10)
+    cleanup_on_exit: Annotated[
+        bool, live("Remove all packet filter rules at the end; clients then find nobody.", flag="cleanup-on-exit")
+    ] = False
+
+
+class Configuration(Group):
+    """Everything that can be configured; the root of the file."""
+
+    api_version: Literal["kubeproxy.config.k8s.io/v1alpha1"] = API_VERSION
+    kind: Literal["KubeProxyConfiguration"] = KIND
+    feature_gates: Annotated[
+        dict[str, bool], unused("Switches of kube-proxy's own code: name=true|false,...", flag="feature-gates")
+    ] = field(default_factory=dict)
+    client_connection: ClientConnection = ClientConnection()
+    logging: Logging = Logging()
+    hostname_override: Annotated[
+        str, unused("Name of this node, if not the host's name.", flag="hostname-override")
+    ] = ""
+    bind_address: Annotated[
+        IP,
+        restart("Where the proxy ports listen.", flag="bind-address", zero_is_default=True),
+    ] = IP("0.0.0.0")
+    healthz_bind_address: Annotated[
+        HealthzAddress,
+        restart(
+            "Health server; [::]:10256 where bindAddress is IPv6. Port 0: none.",
+            flag="healthz-bind-address",
+            zero_is_default=True,
+        ),
+    ] = HealthzAddress.parse("0.0.0.0:10256")
+    metrics_bind_address: Annotated[
+        MetricsAddress,
+        restart(
+            "Metrics server; [::1]:10249 where bindAddress is IPv6. Port 0: none.",
+            flag="metrics-bind-address",
+            zero_is_default=True,
+        ),
+    ] = MetricsAddress.parse("127.0.0.1:10249")
+    bind_address_hard_fail: Annotated[
+        bool, restart("End if one of these two servers cannot listen.", flag="bind-address-hard-fail")
+    ] = False
+    enable_profiling: Annotated[bool, unused("kube-proxy's /debug/pprof.", flag="profiling")] = False
+    show_hidden_metrics_for_version: Annotated[
+        str, unused("kube-proxy's hidden metrics.", flag="show-hidden-metrics-for-version")
+    ] = ""
+    mode: Annotated[
+        ProxyMode,
+        restart(
+            "This is a userspace proxy in every mode; iptables and nftables say which of them is tried first where"
+            " kubeproxy.netfilter is auto.",
+            flag="proxy-mode",
+        ),
+    ] = ""
+    iptables: IPTables = IPTables()
+    ipvs: IPVS = IPVS()
+    nftables: NFTables = NFTables()
+    winkernel: Winkernel = Winkernel()
+    detect_local_mode: Annotated[
+        LocalMode, unused("How kube-proxy tells local traffic.", flag="detect-local-mode")
+    ] = ""
+    detect_local: DetectLocal = DetectLocal()
+    cluster_cidr: Annotated[ClusterCIDR, unused("The pods' addresses.", flag="cluster-cidr")] = field(
+        default=ClusterCIDR(""), name="clusterCIDR"
+    )
+    node_port_addresses: Annotated[
+        tuple[NodePortAddress, ...], unused("The node's addresses that take node ports.", flag="nodeport-addresses")
+    ] = ()
+    oom_score_adj: Annotated[
+        int,
+        Meta(ge=-1000, le=1000),
+        restart("This process's place in the kernel's choice when memory runs out.", flag="oom-score-adj"),
+    ] = -999
+    conntrack: Conntrack = Conntrack()
+    config_sync_period: Annotated[
+        PositiveDuration,
+        unused(
+            "Time between two resyncs of kube-proxy's caches; here nothing is cached that could go stale.",
+            flag="config-sync-period",
+            zero_is_default=True,
+        ),
+    ] = PositiveDuration.of(seconds=900)
+    port_range: Annotated[
+        PortRange, restart("Ports for the proxy to listen on; empty: the kernel chooses.", flag="proxy-port-range")
+    ] = PortRange()
+    udp_idle_timeout: Annotated[
+        PositiveDuration,
+        unused(
+            "How long a UDP session without datagrams lasts. kube-proxy's default, 250ms, loses every slower answer.",
+            flag="udp-timeout",
+            zero_is_default=True,
+        ),
+    ] = PositiveDuration.of(seconds=60)
+    windows_run_as_service: Annotated[bool, unused("Windows service.", flag="windows-service")] = False
+    kubeproxy: Own = Own()
+
+    @property
+    def sync_period_s(self) -> float:
+        """Seconds between two comparisons of everything with the kernel."""
+        return (self.nftables if self.mode == "nftables" else self.iptables).sync_period.seconds
+
+    @property
+    def min_sync_period_s(self) -> float:
+        """Least seconds between two syncs."""
+        return (self.nftables if self.mode == "nftables" else self.iptables).min_sync_period.seconds
+
+    @property
+    def netfilter_order(self) -> tuple[str, ...]:
+        """The packet filter adapters to try, in this order, until one works; empty for none at all."""
+        match self.kubeproxy.netfilter:
+            case "none":
+                return ()
+            case "auto":
+                return ("iptables", "nftables") if self.mode == "iptables" else ("nftables", "iptables")
+            case chosen:
+                return (chosen,)
