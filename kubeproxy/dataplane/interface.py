@@ -17,7 +17,6 @@ class Counters:
 
     accepted: int = 0
     active: int = 0
-    finished: int = 0
     failed: int = 0
     """Connections for which no endpoint answered."""
     dial_retries: int = 0

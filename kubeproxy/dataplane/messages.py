@@ -46,9 +46,4 @@ class Tune:
     """TCP keepalive idle time and interval on both legs (Go's default, and so kube-proxy's)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Count down: report when the connections that are open now have ended. Accepting goes on."""
-
-
 Message = Listen | SetEndpoints | Retire | Tune

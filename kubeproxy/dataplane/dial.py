@@ -1,0 +1,204 @@
+"""Finding an endpoint that answers, for one accepted client. Never inside accept; no client waits for another.
+
+The ladder (`Tune.dial_steps_s`) gives each attempt its time. When a step ends without an answer the next endpoint is
+tried *beside* the one that is silent, and the first to answer wins: a slow network is not a dead endpoint. An endpoint
+that refuses makes room for the next one at once. When all were tried in this step, the dial waits for the next step and
+begins again, so that an endpoint that is just being restarted is waited for. When the last step ends, or there is
+nobody to dial, the client is reset.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+from contextlib import suppress
+from functools import partial
+
+from kubeproxy.dataplane.balancer import Balancer
+from kubeproxy.dataplane.context import Context, Tally
+from kubeproxy.dataplane.reactor import Timer
+from kubeproxy.dataplane.splice import RESET_ON_CLOSE, Connection
+from kubeproxy.model import Target
+
+ATTEMPTS_PER_STEP = 8
+"""So that one client of a service whose thousand endpoints all refuse does not cost a thousand connects."""
+
+EPHEMERAL_PORTS_FROM = 32_768
+"""net.ipv4.ip_local_port_range begins here by default; lower it and lower ports are concerned too."""
+UNDER_WAY = (0, errno.EINPROGRESS)
+HUNG_UP = select.EPOLLERR | select.EPOLLHUP
+"""An endpoint that refused, or a client that reset. (A client that only said FIN may still want its answer.)"""
+
+
+class Dial:
+    """A client that has no endpoint yet. Owns the client's socket, those that are waiting for an answer, and the claim
+    on their descriptors: two came with the client (its own, and one to dial with), each further one is claimed here."""
+
+    __slots__ = (
+        "_attempts",
+        "_balancer",
+        "_client",
+        "_client_address",
+        "_client_events",
+        "_context",
+        "_step",
+        "_tally",
+        "_timer",
+        "_tried",
+        "_waiting",
+        "since",
+    )
+
+    def __init__(
+        self, context: Context, tally: Tally, balancer: Balancer, *, client: socket.socket, client_address: str
+    ) -> None:
+        self.since = context.reactor.now
+        self._context = context
+        self._tally = tally
+        self._balancer = balancer
+        self._client = client
+        self._client_address = client_address
+        self._client_events = 0
+        self._waiting: dict[socket.socket, Target] = {}
+        self._tried: list[Target] = []
+        self._step = 0
+        self._attempts = 0
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        """Begin with the first step of the ladder."""
+        reactor = self._context.reactor
+        self._context.live.add(self)
+        try:
+            reactor.add(self._client.fileno(), self._on_client)
+        except OSError:
+            self._fail()
+            return
+        self._timer = reactor.after(self._context.tune.dial_steps_s[0], self._on_step_over)
+        self._attempt()
+
+    def abort(self) -> None:
+        """End it now; the client sees a reset."""
+        self._end()
+
+    def _attempt(self) -> None:
+        """Dial the next endpoints of this step, until one has not refused at once."""
+        while self._attempts < ATTEMPTS_PER_STEP:
+            target = self._balancer.pick(self._client_address, self._context.reactor.now, self._tried)
+            if target is None:
+                break
+            self._attempts += 1
+            self._tried.append(target)
+            if self._connect(target):
+                return
+            self._tally.dial_retries += 1
+        if not self._waiting and not len(self._balancer):
+            self._fail()
+
+    def _connect(self, target: Target) -> bool:
+        """Whether a connection to this endpoint is under way."""
+        context = self._context
+        if self._waiting and not context.budget.take(1):
+            return False
+        try:
+            sock = socket.socket(
+                socket.AF_INET6 if ":" in target.address else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+            )
+        except OSError:
+            if self._waiting:
+                context.budget.give(1)
+            return False
+        self._waiting[sock] = target
+        # An error here (no route, no port, no room for a watch) is this host's, but as good as a refusal.
+        with suppress(OSError):
+            set_stream_options(sock, keepalive_s=context.tune.keepalive_s)
+            if sock.connect_ex(target) in UNDER_WAY:
+                context.reactor.add(sock.fileno(), partial(self._on_endpoint, sock))
+                return True
+        self._drop(sock)
+        return False
+
+    def _drop(self, sock: socket.socket) -> None:
+        del self._waiting[sock]
+        self._context.reactor.close(sock)
+        if self._waiting:
+            self._context.budget.give(1)
+
+    def _on_endpoint(self, sock: socket.socket, what: int) -> None:
+        target = self._waiting[sock]
+        if what & HUNG_UP or _is_own_echo(sock, target):
+            self._drop(sock)
+            self._tally.dial_retries += 1
+            self._attempt()
+            return
+        for loser in [other for other in self._waiting if other is not sock]:
+            self._drop(loser)
+        self._waiting.clear()
+        self._leave()
+        self._balancer.settle(self._client_address, target, self._context.reactor.now)
+        Connection(
+            self._context,
+            self._tally,
+            client=self._client,
+            endpoint=sock,
+            client_events=self._client_events,
+            endpoint_events=what,
+            since=self.since,
+        )
+
+    def _on_client(self, what: int) -> None:
+        if what & HUNG_UP:
+            self._end()
+        else:
+            self._client_events |= what
+
+    def _on_step_over(self) -> None:
+        tune = self._context.tune
+        self._step += 1
+        if self._step >= len(tune.dial_steps_s):
+            self._fail()
+            return
+        self._timer = self._context.reactor.after(tune.dial_steps_s[self._step], self._on_step_over)
+        self._attempts = 0
+        if len(self._tried) >= len(self._balancer):
+            # All had their turn: once more, those that are silent last.
+            self._tried = list(self._waiting.values())
+            if len(self._tried) >= len(self._balancer):
+                self._tried = []
+        if self._waiting:
+            self._tally.dial_retries += 1
+        self._attempt()
+
+    def _fail(self) -> None:
+        self._tally.failed += 1
+        self._end()
+
+    def _end(self) -> None:
+        for sock in list(self._waiting):
+            self._drop(sock)
+        self._leave()
+        self._client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        self._context.reactor.close(self._client)
+        self._context.budget.give(2)
+
+    def _leave(self) -> None:
+        self._context.live.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _is_own_echo(sock: socket.socket, target: Target) -> bool:
+    """Whether the kernel, by a simultaneous open, has connected the socket to itself: possible where a local endpoint
+    is gone and its port lies in the ephemeral range."""
+    return target.port >= EPHEMERAL_PORTS_FROM and sock.getsockname()[:2] == sock.getpeername()[:2]
+
+
+def set_stream_options(sock: socket.socket, *, keepalive_s: int) -> None:
+    """What both legs have; a listener hands its own down to what it accepts. Urgent data stays in line: a proxy that
+    took it out would lose it."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, keepalive_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive_s)

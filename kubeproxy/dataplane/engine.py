@@ -1,0 +1,77 @@
+"""Carries out messages: listeners come, change and go. The same in every process that moves bytes."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from kubeproxy.dataplane.context import Context
+from kubeproxy.dataplane.interface import Counters
+from kubeproxy.dataplane.listener import Listener
+from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
+from kubeproxy.model import FrontendName
+
+
+class Engine:
+    """The listeners of one process.
+
+    `open_socket` gives a bound socket for what is to be listened on; it stays its giver's.
+    """
+
+    def __init__(self, context: Context, *, open_socket: Callable[[Listen], socket.socket], rng: random.Random) -> None:
+        self._context = context
+        self._open_socket = open_socket
+        self._rng = rng
+        self._listeners: dict[FrontendName, Listener] = {}
+
+    def handle(self, messages: Sequence[Message]) -> dict[FrontendName, str]:
+        """Put messages into effect, in order; what could not be done, by frontend."""
+        failures: dict[FrontendName, str] = {}
+        for message in messages:
+            match message:
+                case Listen():
+                    if (failure := self._listen(message)) is not None:
+                        failures[message.frontend] = failure
+                case SetEndpoints(frontend=name):
+                    if (listener := self._listeners.get(name)) is not None:
+                        listener.balancer.update(message.endpoints, message.affinity_timeout_s)
+                case Retire(frontend=name):
+                    if (listener := self._listeners.pop(name, None)) is not None:
+                        listener.close()
+                case Tune():
+                    self._context.tune = message
+        return failures
+
+    def _listen(self, message: Listen) -> str | None:
+        if message.frontend in self._listeners:
+            return None
+        try:
+            sock = self._open_socket(message)
+            self._listeners[message.frontend] = Listener(self._context, sock, rng=self._rng)
+        except OSError as error:
+            return f"cannot listen on {message.address} port {message.port}: {error.strerror or error}"
+        return None
+
+    def counters(self) -> Mapping[FrontendName, Counters]:
+        """A snapshot of the sums of the frontends served now."""
+        return {
+            name: Counters(
+                accepted=tally.accepted,
+                active=tally.active,
+                failed=tally.failed,
+                dial_retries=tally.dial_retries,
+                bytes_in=tally.bytes_in[0],
+                bytes_out=tally.bytes_out[0],
+            )
+            for name, tally in ((name, listener.tally) for name, listener in self._listeners.items())
+        }
+
+    def close(self) -> None:
+        """End everything: listeners first, then connections, with a reset."""
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
+        for live in list(self._context.live):
+            live.abort()
+        self._context.pipes.close()

@@ -1,0 +1,126 @@
+"""A data plane without sockets, for tests of whatever speaks to one: it keeps what it is told, holds its callers to the
+rules of the channel, and fails when asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from kubeproxy.dataplane.interface import Counters
+from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
+from kubeproxy.errors import KernelError
+from kubeproxy.model import Address, FrontendName
+from kubeproxy.model import Protocol as Transport
+
+
+class FakeDataPlane:
+    """Remembers instead of serving."""
+
+    def __init__(self) -> None:
+        self.listening: dict[FrontendName, Listen] = {}
+        self.endpoints: dict[FrontendName, SetEndpoints] = {}
+        self.tune = Tune()
+        self.sent: list[Message] = []
+        """Everything that was ever in effect, in order."""
+        self.refuse: dict[FrontendName, str] = {}
+        """Frontends for which whatever is asked fails with this text."""
+        self.broken: str | None = None
+        """Why nothing can be handed over at all: the next `send` fails with this once."""
+        self.closed = False
+
+    async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
+        """Take the messages to heart, after a breath in which the caller may be cancelled."""
+        await asyncio.sleep(0)
+        if self.broken is not None:
+            reason, self.broken = self.broken, None
+            raise KernelError(reason)
+        failures: dict[FrontendName, str] = {}
+        for message in messages:
+            reason = None if isinstance(message, Tune) else self.refuse.get(message.frontend) or self._fault(message)
+            if isinstance(message, Tune):
+                self.tune = message
+            elif reason is not None:
+                failures.setdefault(message.frontend, reason)
+                continue
+            else:
+                self._take(message)
+            self.sent.append(message)
+        await asyncio.sleep(0)
+        return failures
+
+    def _fault(self, message: Listen | SetEndpoints | Retire) -> str | None:
+        listening = self.listening.get(message.frontend)
+        if isinstance(message, SetEndpoints) and listening is None:
+            return f"{message.frontend} is not listened for"
+        if isinstance(message, Listen):
+            if listening not in (None, message):
+                return f"{message.frontend} is listened for already, at port {listening.port}"
+            for other in self.listening.values():
+                if other != message and (other.protocol, other.port) == (message.protocol, message.port):
+                    return f"port {message.port} is in use by {other.frontend}"
+        return None
+
+    def _take(self, message: Listen | SetEndpoints | Retire) -> None:
+        if isinstance(message, Listen):
+            self.listening[message.frontend] = message
+        elif isinstance(message, SetEndpoints):
+            self.endpoints[message.frontend] = message
+        else:
+            self.listening.pop(message.frontend, None)
+            self.endpoints.pop(message.frontend, None)
+
+    def counters(self) -> Mapping[FrontendName, Counters]:
+        """Nobody ever came."""
+        return {name: Counters() for name in self.listening}
+
+    async def drain(self, grace_s: float) -> int:
+        """Nobody is here."""
+        return 0
+
+    async def close(self) -> None:
+        """Forget everything."""
+        self.closed = True
+        self.listening.clear()
+        self.endpoints.clear()
+
+
+class FakePortReserver:
+    """Port numbers without sockets."""
+
+    def __init__(self, *, kernel_choice: Iterator[int] | None = None) -> None:
+        self.held: dict[tuple[Transport, Address, int], FakeReservation] = {}
+        self.taken: set[tuple[Transport, int]] = set()
+        """Ports of other processes."""
+        self.error: OSError | None = None
+        """What every reservation fails with; None: nothing."""
+        self._kernel_choice = iter(range(32768, 61000)) if kernel_choice is None else kernel_choice
+
+    def reserve(self, protocol: Transport, address: Address, port: int) -> FakeReservation:
+        """As the kernel would."""
+        if self.error is not None:
+            raise self.error
+        chosen = port or next(self._kernel_choice)
+        if (protocol, chosen) in self.taken or (protocol, address, chosen) in self.held:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        reservation = FakeReservation(self, protocol, address, chosen)
+        self.held[protocol, address, chosen] = reservation
+        return reservation
+
+
+class FakeReservation:
+    """A held number."""
+
+    def __init__(self, reserver: FakePortReserver, protocol: Transport, address: Address, port: int) -> None:
+        self._reserver = reserver
+        self._key = (protocol, address, port)
+
+    @property
+    def port(self) -> int:
+        """The number."""
+        return self._key[2]
+
+    def release(self) -> None:
+        """Give it back; KeyError when that was done before."""
+        del self._reserver.held[self._key]

@@ -1,0 +1,97 @@
+"""One frontend's listening socket: takes in clients, in batches, and hands each to a dial of its own."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+
+from kubeproxy.dataplane.balancer import Balancer
+from kubeproxy.dataplane.context import Context, Tally
+from kubeproxy.dataplane.dial import Dial, set_stream_options
+from kubeproxy.dataplane.reactor import LEVEL, Timer
+
+BATCH = 32
+"""Clients taken in one helping; the other listeners come before the next."""
+BACKLOG = 4096
+"""As net.core.somaxconn, which bounds it, has been since Linux 5.4."""
+PAUSE_S = 0.1
+"""How long a listener rests when the kernel has no descriptor or memory for another client and none of ours is given
+back meanwhile."""
+NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+DESCRIPTORS_PER_CLIENT = 2
+
+
+class Listener:
+    """Serves one frontend on a socket that is bound already; does not own it."""
+
+    def __init__(self, context: Context, sock: socket.socket, *, rng: random.Random) -> None:
+        """OSError when the kernel will not listen."""
+        self._context = context
+        self._sock = sock
+        self._family = sock.family
+        self._timer: Timer | None = None
+        self._resting = False
+        self.balancer = Balancer(rng=rng)
+        self.tally = Tally()
+        set_stream_options(sock, keepalive_s=context.tune.keepalive_s)
+        sock.setblocking(False)
+        sock.listen(BACKLOG)
+        context.reactor.add(sock.fileno(), self._on_clients, LEVEL)
+
+    def _on_clients(self, what: int) -> None:
+        for _ in range(BATCH):
+            if not self._context.budget.take(DESCRIPTORS_PER_CLIENT):
+                self._rest()
+                return
+            if not self._accept():
+                self._context.budget.give(DESCRIPTORS_PER_CLIENT)
+                return
+
+    def _accept(self) -> bool:
+        """Whether a client was there; it is taken care of."""
+        try:
+            # Not accept(): it looks up enums and builds a second object, a tenth of what a whole connection costs.
+            fd, address = self._sock._accept()  # type: ignore[attr-defined]
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                self._rest()
+            # Others (ECONNABORTED, EPROTO, ...) are of a client that is gone already.
+            return False
+        client = socket.socket(self._family, socket.SOCK_STREAM, 0, fileno=fd)
+        client.setblocking(False)
+        self.tally.accepted += 1
+        Dial(self._context, self.tally, self.balancer, client=client, client_address=address[0]).start()
+        return True
+
+    def _rest(self) -> None:
+        """No room: leave the clients in the queue until something is given back, or a moment has passed."""
+        if self._resting:
+            return
+        self._resting = True
+        self._context.reactor.watch(self._sock.fileno(), 0)
+        self._context.budget.call_when_free(self._resume)
+        self._timer = self._context.reactor.after(PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if not self._resting:
+            return
+        self._resting = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._context.reactor.watch(self._sock.fileno(), LEVEL)
+
+    def close(self) -> None:
+        """Take those who wait already, then listen no more. Their connections go on."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._resting = False
+        self._context.reactor.remove(self._sock.fileno())
+        while self._context.budget.take(DESCRIPTORS_PER_CLIENT):
+            if not self._accept():
+                self._context.budget.give(DESCRIPTORS_PER_CLIENT)
+                break
+        # Back to bound-only: the port stays held until its owner releases it.
+        self._sock.shutdown(socket.SHUT_RDWR)

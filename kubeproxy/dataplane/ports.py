@@ -1,0 +1,41 @@
+"""Proxy ports, held: bound but not yet listening, so that no other process gets one between two of our frontends."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from kubeproxy.model import Address, Protocol
+
+KINDS = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
+
+
+class HeldPort:
+    """A bound socket. Whoever listens on it borrows `sock`; the port is free again after `release`."""
+
+    def __init__(
+        self, protocol: Protocol, address: Address, port: int, *, on_release: Callable[[HeldPort], None]
+    ) -> None:
+        """Port 0 lets the kernel choose. OSError when the port is taken, or the address is none of this host's."""
+        self._on_release = on_release
+        self.protocol = protocol
+        self.address = address
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.sock = socket.socket(family, KINDS[protocol] | socket.SOCK_NONBLOCK)
+        try:
+            if family == socket.AF_INET6:
+                self.sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if protocol is Protocol.TCP:
+                # A connection of ours that lingers in TIME_WAIT must not keep its port from us after a restart.
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.sock.bind((address, port))
+        except BaseException:
+            self.sock.close()
+            raise
+        self.port: int = self.sock.getsockname()[1]
+
+    def release(self) -> None:
+        """Give it back. Twice is fine."""
+        if self.sock.fileno() >= 0:
+            self.sock.close()
+            self._on_release(self)

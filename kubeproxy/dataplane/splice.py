@@ -1,0 +1,314 @@
+"""Bytes, both ways, between a client and the endpoint that answered for it.
+
+A connection is two flows, one for each direction. A flow reads from its source and writes to its sink; what the sink
+does not take at once waits (the *backlog*, or what is in the pipe), and until it has gone nothing more is read: that is
+all the back-pressure there is, and all the memory.
+
+Small exchanges go through `recv` and `send` with the shared buffer. A flow that fills the buffer twice running is
+carrying bulk: it borrows a pipe, and the bytes stay in the kernel (`splice`). A few small helpings later it gives the
+pipe back.
+
+Ends. FIN is passed on after everything before it, and the other flow goes on (half-close). A reset, or any other error
+of a socket, is passed on as a reset, after what that socket had still said: it is read to its end first. TCP leaves
+both to the receiver's luck; a proxy that discarded an answer because its sender had hung up would be no better.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+
+from kubeproxy.dataplane.context import BUFFER_BYTES, Context, Tally
+from kubeproxy.dataplane.pipes import PIPE_BYTES, Pipe
+
+READABLE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+READ_ON = select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+"""From here on a short read does not mean that the source is empty: an end was announced (and will not be announced
+again), or there is urgent data, at whose mark a read stops."""
+WRITABLE = select.EPOLLOUT
+BROKEN = select.EPOLLERR
+SPLICE_FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
+
+HELPING_BYTES = 1 << 20
+"""One flow's share of a turn; the others come first before it gets the next."""
+FULL_READS_FOR_PIPE = 2
+SMALL_HELPINGS_FOR_COPY = 4
+
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Flow:
+    """One direction of a connection."""
+
+    __slots__ = (
+        "_backlog",
+        "_connection",
+        "_context",
+        "_full_reads",
+        "_meter",
+        "_pipe",
+        "_piped",
+        "_read_on",
+        "_sink",
+        "_small_helpings",
+        "_source",
+        "blocked",
+        "broken",
+        "open",
+        "reverse",
+    )
+
+    reverse: Flow
+
+    def __init__(
+        self, context: Context, connection: Connection, source: socket.socket, sink: socket.socket, meter: list[int]
+    ) -> None:
+        self._context = context
+        self._connection = connection
+        self._source = source
+        self._sink = sink
+        self._meter = meter
+        self.open = True
+        """More may come from the source."""
+        self.blocked = False
+        """The sink has not yet taken what was read."""
+        self.broken = False
+        """The source is dead: after what it still holds comes a reset."""
+        self._read_on = False
+        self._backlog: bytes = b""
+        self._pipe: Pipe | None = None
+        self._piped = 0
+        self._full_reads = 0
+        self._small_helpings = 0
+
+    def on_event(self, what: int) -> None:
+        """Something happened to this flow's source, which is the sink of the reverse flow."""
+        if what & READABLE:
+            if what & READ_ON:
+                self._read_on = True
+                if what & BROKEN:
+                    self.lost()
+                    return
+            if self.open and not self.blocked:
+                self.pump()
+        if what & WRITABLE and self.reverse.blocked:
+            self.reverse.flush()
+
+    def pump(self) -> None:
+        """Move what the source has to the sink, until one of them has had enough or it is the others' turn."""
+        if self._pipe is not None:
+            self._pump_piped(self._pipe)
+            return
+        recv_into, send = self._source.recv_into, self._sink.send
+        buffer, view = self._context.buffer, self._context.view
+        moved = 0
+        while moved < HELPING_BYTES:
+            try:
+                count = recv_into(buffer)
+            except BlockingIOError:
+                self._nothing_more()
+                return
+            except OSError:
+                self._over(reset=True)
+                return
+            if not count:
+                self._over(reset=self.broken)
+                return
+            self._meter[0] += count
+            try:
+                sent = send(view[:count])
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._sink_lost()
+                return
+            if sent < count:
+                self._backlog = bytes(view[sent:count])
+                self.blocked = True
+                return
+            if count < BUFFER_BYTES:
+                self._full_reads = 0
+                if not self._read_on:
+                    return
+            else:
+                self._full_reads += 1
+                if self._full_reads >= FULL_READS_FOR_PIPE and (pipe := self._context.pipes.take()) is not None:
+                    self._pipe = pipe
+                    self._pump_piped(pipe)
+                    return
+            moved += count
+        self._context.reactor.again(self._go_on)
+
+    def _pump_piped(self, pipe: Pipe) -> None:
+        source, sink = self._source.fileno(), self._sink.fileno()
+        moved = 0
+        while moved < HELPING_BYTES:
+            try:
+                count = os.splice(source, pipe.write_fd, PIPE_BYTES, flags=SPLICE_FLAGS)
+            except BlockingIOError:
+                self._consider_copying(moved)
+                self._nothing_more()
+                return
+            except OSError:
+                self._over(reset=True)
+                return
+            if not count:
+                self._over(reset=self.broken)
+                return
+            self._meter[0] += count
+            moved += count
+            self._piped = count
+            if not self._empty_pipe(pipe, sink):
+                return
+        self._small_helpings = 0
+        self._context.reactor.again(self._go_on)
+
+    def _empty_pipe(self, pipe: Pipe, sink: int) -> bool:
+        """Whether the sink took all of it."""
+        while self._piped:
+            try:
+                self._piped -= os.splice(pipe.read_fd, sink, self._piped, flags=SPLICE_FLAGS)
+            except BlockingIOError:
+                self.blocked = True
+                return False
+            except OSError:
+                self._sink_lost()
+                return False
+        return True
+
+    def _consider_copying(self, moved: int) -> None:
+        """Chat again? Then the pipe goes back, and with it two descriptors and two system calls per helping."""
+        if moved >= BUFFER_BYTES:
+            self._small_helpings = 0
+            return
+        self._small_helpings += 1
+        if self._small_helpings >= SMALL_HELPINGS_FOR_COPY:
+            self._release_pipe()
+
+    def _release_pipe(self) -> None:
+        if self._pipe is not None:
+            self._context.pipes.give(self._pipe, empty=self._piped == 0)
+            self._pipe = None
+            self._piped = self._full_reads = self._small_helpings = 0
+
+    def flush(self) -> None:
+        """The sink takes again: give it what waits, and then go on reading."""
+        if self._backlog:
+            try:
+                sent = self._sink.send(self._backlog)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._sink_lost()
+                return
+            self._backlog = self._backlog[sent:]
+            if self._backlog:
+                return
+        elif self._pipe is not None and not self._empty_pipe(self._pipe, self._sink.fileno()):
+            return
+        self.blocked = False
+        self.pump()
+
+    def _go_on(self) -> None:
+        if self.open and not self.blocked:
+            self.pump()
+
+    def lost(self) -> None:
+        """The source is dead; what it still holds is delivered, then the reset is passed on."""
+        self.broken = True
+        if self.blocked:
+            return
+        if self.open:
+            self.pump()
+        else:
+            self._connection.abort()
+
+    def _nothing_more(self) -> None:
+        if self.broken:
+            self._over(reset=True)
+
+    def _sink_lost(self) -> None:
+        """The sink is dead: nothing more can be delivered to it, but it may have left something for the other side."""
+        self.stop()
+        self.reverse.lost()
+
+    def _over(self, *, reset: bool) -> None:
+        """The source has said all, and all of it is delivered (nothing is read while something waits)."""
+        self.stop()
+        if reset:
+            self._connection.abort()
+        elif not self.reverse.open:
+            self._connection.finish()
+        else:
+            try:
+                self._sink.shutdown(socket.SHUT_WR)
+            except OSError:
+                self.reverse.lost()
+
+    def stop(self) -> None:
+        """Read no more, and drop what waits."""
+        self.open = False
+        self.blocked = False
+        self._backlog = b""
+        self._release_pipe()
+
+
+class Connection:
+    """A client and its endpoint. Owns both sockets and the claim on their two descriptors."""
+
+    __slots__ = ("_client", "_context", "_down", "_endpoint", "_tally", "_up", "since")
+
+    def __init__(
+        self,
+        context: Context,
+        tally: Tally,
+        *,
+        client: socket.socket,
+        endpoint: socket.socket,
+        client_events: int,
+        endpoint_events: int,
+        since: float,
+    ) -> None:
+        """Both sockets are watched by the reactor already; the events are those that came before there was a
+        connection to hear of them."""
+        self.since = since
+        self._context = context
+        self._tally = tally
+        self._client = client
+        self._endpoint = endpoint
+        up = self._up = Flow(context, self, client, endpoint, tally.bytes_in)
+        down = self._down = Flow(context, self, endpoint, client, tally.bytes_out)
+        up.reverse, down.reverse = down, up
+        tally.active += 1
+        context.live.add(self)
+        context.reactor.hand_over(client.fileno(), up.on_event)
+        context.reactor.hand_over(endpoint.fileno(), down.on_event)
+        if client_events & READABLE:
+            up.on_event(client_events)
+        if endpoint_events & READABLE and down.open:
+            down.on_event(endpoint_events)
+
+    def finish(self) -> None:
+        """Both sides have said all they had to say."""
+        self._end()
+
+    def abort(self) -> None:
+        """End it now; both sides see a reset."""
+        if self not in self._context.live:
+            return
+        for sock in (self._client, self._endpoint):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        self._end()
+
+    def _end(self) -> None:
+        if self not in self._context.live:
+            return
+        self._context.live.discard(self)
+        self._tally.active -= 1
+        self._up.stop()
+        self._down.stop()
+        self._context.reactor.close(self._client)
+        self._context.reactor.close(self._endpoint)
+        self._context.budget.give(2)

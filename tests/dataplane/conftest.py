@@ -1,0 +1,135 @@
+"""A data plane on loopback, and endpoints for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+
+import pytest
+import uvloop
+
+from kubeproxy.dataplane.descriptors import DescriptorBudget
+from kubeproxy.dataplane.local import LocalDataPlane
+from kubeproxy.dataplane.messages import Listen, SetEndpoints
+from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
+
+LOOPBACK = Address("127.0.0.1")
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Every test of this room runs with both loops: uvloop drives the reactor in production, asyncio where it must."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def frontend(name: str = "web") -> FrontendName:
+    """The name of a frontend of default/<name>."""
+    return FrontendName(ServicePortName("default", name, ""), Family.IPV4)
+
+
+class Bench:
+    """A running data plane with short ways to what tests do with it."""
+
+    def __init__(self, plane: LocalDataPlane) -> None:
+        self.plane = plane
+
+    async def serve(
+        self, *endpoints: Target, name: str = "web", affinity_timeout_s: int | None = None
+    ) -> tuple[str, int]:
+        """Serve a frontend with these endpoints; where it listens."""
+        held = self.plane.reserve(Protocol.TCP, LOOPBACK, 0)
+        failures = await self.plane.send(
+            [
+                Listen(frontend=frontend(name), protocol=Protocol.TCP, address=LOOPBACK, port=held.port),
+                SetEndpoints(frontend(name), endpoints, affinity_timeout_s),
+            ]
+        )
+        assert not failures
+        return "127.0.0.1", held.port
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    plane = LocalDataPlane(budget=DescriptorBudget(10_000), rng=random.Random(1))
+    yield Bench(plane)
+    await plane.close()
+
+
+@contextlib.asynccontextmanager
+async def endpoint(handler: Handler, *, host: str = "127.0.0.1") -> AsyncIterator[Target]:
+    """A TCP server as an endpoint."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await handler(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(handle, host, 0)
+    try:
+        yield Target(Address(host), server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+
+
+def says(text: str) -> Handler:
+    """Answers every connection with a text, then closes."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(text.encode())
+        await writer.drain()
+
+    return handler
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Sends back what comes, to its end."""
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()
+
+
+@contextlib.contextmanager
+def refusing_target() -> Iterator[Target]:
+    """An address that refuses connections: bound, so that nobody else gets it, but not listening."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield Target(LOOPBACK, sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def silent_target() -> Iterator[Target]:
+    """An address that never answers: a listener whose queue is full, so that the kernel drops further SYNs."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(address)
+        yield Target(LOOPBACK, address[1])
+
+
+async def ask(address: tuple[str, int], *, timeout_s: float = 10.0) -> str:
+    """What a server that speaks first says, to the end."""
+    async with asyncio.timeout(timeout_s):
+        reader, writer = await asyncio.open_connection(*address)
+        try:
+            return (await reader.read()).decode()
+        finally:
+            writer.close()
+
+
+async def eventually(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
+    """Wait for a condition; AssertionError if it does not come about."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "did not come about in time"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,213 @@
+"""Round robin and affinity, by example and against a naive model."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kubeproxy.dataplane import balancer as balancer_module
+from kubeproxy.dataplane.balancer import Balancer
+from kubeproxy.model import Address, Target
+
+
+def target(number: int) -> Target:
+    return Target(Address(f"10.0.{number // 256}.{number % 256}"), 8080)
+
+
+def targets(*numbers: int) -> tuple[Target, ...]:
+    return tuple(target(number) for number in numbers)
+
+
+@pytest.fixture
+def make() -> Callable[..., Balancer]:
+    def make_balancer(*numbers: int, affinity_timeout_s: float | None = None) -> Balancer:
+        balancer = Balancer(rng=random.Random(1))
+        balancer.update(targets(*numbers), affinity_timeout_s)
+        return balancer
+
+    return make_balancer
+
+
+Make = Callable[..., Balancer]
+
+
+def test_nobody_to_pick(make: Make) -> None:
+    assert make().pick("c", 0.0) is None
+
+
+def test_a_single_endpoint_is_always_picked(make: Make) -> None:
+    balancer = make(1)
+    assert [balancer.pick("c", 0.0) for _ in range(4)] == [target(1)] * 4
+
+
+def test_every_round_visits_everybody_in_the_same_order(make: Make) -> None:
+    balancer = make(1, 2, 3)
+    first = [balancer.pick("c", 0.0) for _ in range(3)]
+    assert set(first) == set(targets(1, 2, 3))
+    assert [balancer.pick("c", 0.0) for _ in range(6)] == first * 2
+
+
+def test_the_first_order_differs_between_proxies() -> None:
+    def order(seed: int) -> object:
+        balancer = Balancer(rng=random.Random(seed))
+        balancer.update(targets(*range(10)), None)
+        return balancer.endpoints
+
+    assert len({order(seed) for seed in range(20)}) > 10
+
+
+def test_an_equal_set_changes_nothing(make: Make) -> None:
+    balancer = make(1, 2, 3)
+    before = balancer.endpoints
+    balancer.update(targets(3, 2, 1), None)
+    assert balancer.endpoints == before
+
+
+def test_a_change_keeps_the_position_and_newcomers_wait_their_turn(make: Make) -> None:
+    balancer = make(1, 2, 3, 4)
+    visited = balancer.pick("c", 0.0)
+    gone, *stay = balancer.endpoints
+    balancer.update(
+        [visited, *stay, target(9)] if visited is not None and visited not in stay else [*stay, target(9)], None
+    )
+    assert gone not in balancer.endpoints
+    assert list(balancer.endpoints)[-1] == target(9)
+    assert list(balancer.endpoints)[:-1] == stay
+
+
+def test_those_to_avoid_are_passed_over(make: Make) -> None:
+    balancer = make(1, 2, 3)
+    assert {balancer.pick("c", 0.0, avoid=targets(1, 3)) for _ in range(5)} == {target(2)}
+    assert balancer.pick("c", 0.0, avoid=targets(1, 2, 3)) is None
+
+
+def test_a_client_stays_and_others_rotate(make: Make) -> None:
+    balancer = make(1, 2, 3, affinity_timeout_s=10)
+    mine = {client: balancer.pick(client, 0.0) for client in "abc"}
+    assert set(mine.values()) == set(targets(1, 2, 3))
+    for now in range(1, 40):
+        assert {client: balancer.pick(client, float(now)) for client in "abc"} == mine
+
+
+def test_affinity_ends_after_its_timeout_without_connections(make: Make) -> None:
+    balancer = make(1, 2, affinity_timeout_s=10)
+    first = balancer.pick("a", 0.0)
+    assert balancer.pick("a", 9.9) == first
+    assert balancer.pick("a", 19.8) == first
+    assert balancer.pick("a", 29.8) != first
+
+
+def test_a_new_timeout_holds_from_now_on(make: Make) -> None:
+    balancer = make(1, 2, affinity_timeout_s=100)
+    first = balancer.pick("a", 0.0)
+    balancer.update(targets(1, 2), 5)
+    assert balancer.pick("a", 6.0) != first
+
+
+def test_affinity_outlives_the_changes_of_others(make: Make) -> None:
+    balancer = make(1, 2, 3, affinity_timeout_s=100)
+    mine = balancer.pick("a", 0.0)
+    assert mine is not None
+    balancer.update([mine, target(7), target(8)], 100)
+    assert [balancer.pick("a", 1.0) for _ in range(3)] == [mine] * 3
+
+
+def test_a_client_whose_endpoint_left_gets_another_and_stays_there(make: Make) -> None:
+    balancer = make(1, 2, 3, affinity_timeout_s=100)
+    mine = balancer.pick("a", 0.0)
+    balancer.update([other for other in targets(1, 2, 3) if other != mine], 100)
+    second = balancer.pick("a", 1.0)
+    assert second != mine
+    assert balancer.pick("a", 2.0) == second
+
+
+def test_a_client_whose_endpoint_does_not_answer_is_bound_to_the_next(make: Make) -> None:
+    balancer = make(1, 2, 3, affinity_timeout_s=100)
+    silent = balancer.pick("a", 0.0)
+    second = balancer.pick("a", 0.0, avoid=[silent])
+    assert second != silent
+    assert balancer.pick("a", 1.0) == second
+
+
+def test_the_endpoint_that_answered_first_is_the_one_to_stay_with(make: Make) -> None:
+    balancer = make(1, 2, affinity_timeout_s=100)
+    slow = balancer.pick("a", 0.0)
+    assert slow is not None
+    balancer.pick("a", 0.0, avoid=[slow])
+    balancer.settle("a", slow, 0.0)
+    assert balancer.pick("a", 1.0) == slow
+
+
+def test_what_is_remembered_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(balancer_module, "AFFINITY_ENTRIES", 100)
+    balancer = make(1, 2, affinity_timeout_s=1000)
+    for number in range(1000):
+        balancer.pick(f"client-{number}", float(number) / 1000)
+    assert balancer.affinity_entries == 100
+    balancer.pick("late", 10_000.0)
+    assert balancer.affinity_entries == 1
+
+
+@given(
+    endpoints=st.sets(st.integers(0, 30), min_size=1, max_size=20),
+    picks=st.integers(1, 200),
+    seed=st.integers(),
+)
+def test_the_spread_differs_by_at_most_one(endpoints: set[int], picks: int, seed: int) -> None:
+    balancer = Balancer(rng=random.Random(seed))
+    balancer.update(targets(*endpoints), None)
+    counts = Counter(balancer.pick("c", 0.0) for _ in range(picks))
+    spread = [counts[target(number)] for number in endpoints]
+    assert max(spread) - min(spread) <= 1
+
+
+class AffinityMachine(RuleBasedStateMachine):
+    """The balancer beside a model that remembers everything and forgets nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.balancer = Balancer(rng=random.Random(3))
+        self.members: set[Target] = set()
+        self.timeout_s: float = 10.0
+        self.bound: dict[str, tuple[Target, float]] = {}
+        self.now = 0.0
+
+    @rule(numbers=st.sets(st.integers(0, 5)), timeout_s=st.sampled_from([5.0, 10.0, 20.0]))
+    def update(self, numbers: set[int], timeout_s: float) -> None:
+        self.members = set(targets(*numbers))
+        self.timeout_s = timeout_s
+        self.balancer.update(sorted(self.members), timeout_s)
+
+    @rule(seconds=st.floats(0.0, 15.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.members)
+    @rule(client=st.sampled_from("abcd"), avoid=st.sets(st.integers(0, 5), max_size=2))
+    def pick(self, client: str, avoid: set[int]) -> None:
+        avoided = set(targets(*avoid))
+        picked = self.balancer.pick(client, self.now, avoided)
+        if not self.members - avoided:
+            assert picked is None
+            return
+        assert picked in self.members - avoided
+        mine, last_used = self.bound.get(client, (None, 0.0))
+        # Shortening the timeout may sweep an entry that lengthening it again would have kept: so this way only.
+        if self.now - last_used < 5.0 and mine in self.members - avoided:
+            assert picked == mine
+        assert picked is not None
+        self.bound[client] = (picked, self.now)
+
+    @invariant()
+    def remembers_no_more_than_its_clients(self) -> None:
+        assert self.balancer.affinity_entries <= len(self.bound)
+
+
+TestAffinity = AffinityMachine.TestCase
+TestAffinity.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,140 @@
+"""The epoll of our own: turns, timers, and sockets that change hands."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import threading
+
+import pytest
+
+from kubeproxy.dataplane.reactor import LEVEL, Reactor
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_timers_fire_in_order_and_not_when_cancelled() -> None:
+    clock = Clock()
+    reactor = Reactor(clock=clock)
+    fired: list[str] = []
+    reactor.after(2.0, lambda: fired.append("second"))
+    reactor.after(1.0, lambda: fired.append("first"))
+    cancelled = reactor.after(1.5, lambda: fired.append("never"))
+    cancelled.cancel()
+    reactor.turn()
+    assert fired == []
+    assert reactor.next_timer() == 101.0
+    clock.now = 103.0
+    reactor.turn()
+    assert fired == ["first", "second"]
+    assert reactor.next_timer() is None
+    reactor.shut()
+
+
+def test_a_closed_socket_hears_nothing_more_and_keeps_its_number_for_the_turn() -> None:
+    reactor = Reactor()
+    heard: list[int] = []
+    left, right = socket.socketpair()
+    reactor.add(left.fileno(), heard.append)
+    right.send(b"x")
+    number = left.fileno()
+
+    def close_it() -> None:
+        reactor.close(left)
+        newcomer = socket.socket()
+        assert newcomer.fileno() != number
+        newcomer.close()
+
+    reactor.again(close_it)
+    reactor.turn()
+    reactor.turn()
+    heard.clear()
+    assert left.fileno() == -1
+    right.close()
+    reactor.turn()
+    assert heard == []
+    reactor.shut()
+
+
+def test_handing_over_needs_no_system_call_and_loses_nothing() -> None:
+    reactor = Reactor()
+    first: list[int] = []
+    second: list[int] = []
+    left, right = socket.socketpair()
+    reactor.add(left.fileno(), first.append)
+    reactor.turn()
+    reactor.hand_over(left.fileno(), second.append)
+    right.send(b"x")
+    reactor.turn()
+    assert second
+    assert second[0] & select.EPOLLIN
+    left.close()
+    right.close()
+    reactor.shut()
+
+
+def test_run_drives_turns_without_another_loop() -> None:
+    reactor = Reactor()
+    thread = threading.Thread(target=reactor.run)
+    reactor.after(0.05, reactor.stop)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+    reactor.shut()
+
+
+async def test_the_outer_loop_goes_on_while_a_handler_wants_more_for_ever() -> None:
+    reactor = Reactor()
+    reactor.attach(asyncio.get_running_loop())
+    helpings = 0
+
+    def more() -> None:
+        nonlocal helpings
+        helpings += 1
+        reactor.again(more)
+
+    reactor.again(more)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert helpings > 1
+    reactor.shut()
+
+
+async def test_timers_fire_in_an_outer_loop() -> None:
+    reactor = Reactor()
+    reactor.attach(asyncio.get_running_loop())
+    fired = asyncio.Event()
+    reactor.after(10.0, lambda: None).cancel()
+    reactor.after(0.05, lambda: reactor.after(0.05, fired.set) and None)
+    await asyncio.wait_for(fired.wait(), 5)
+    reactor.shut()
+
+
+def test_a_listener_is_told_again_of_what_it_left() -> None:
+    reactor = Reactor()
+    heard: list[int] = []
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        reactor.add(listener.fileno(), heard.append, LEVEL)
+        with socket.create_connection(listener.getsockname()):
+            reactor.turn(1.0)
+            reactor.turn(1.0)
+            assert len(heard) == 2
+            reactor.watch(listener.fileno(), 0)
+            reactor.turn()
+            assert len(heard) == 2
+        reactor.remove(listener.fileno())
+        reactor.remove(listener.fileno())
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        reactor.add(999_999, heard.append)
+    reactor.shut()
