@@ -1,0 +1,176 @@
+"""Who is measured. A peer is started on the node of its stage, held to the proxy's cores, and says where the client
+finds each port of the backends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tests.bench import streams
+from tests.bench.cores import pinned
+from tests.bench.stage import BACKENDS, BULK, HTTP, Stage, wait_for
+from tests.lab import Daemon, service_manifest, write_manifest
+from tests.lab.daemon import KUBEPROXY
+from tests.lab.node import NODE_V4
+
+CLUSTER_IP = "10.96.0.10"
+
+
+class Peer(ABC):
+    """One way from the client to the backends."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def start(self, stage: Stage) -> None:
+        """Start it; back when it serves."""
+
+    @abstractmethod
+    def address(self, port: int) -> tuple[str, int]:
+        """Where the client finds that port of the backends."""
+
+    def pid(self) -> int | None:
+        """The process whose CPU time, with that of its descendants, is the peer's. None: it has none."""
+        return None
+
+    def stop(self) -> None:  # noqa: B027  most peers end with their stage
+        """End it in good order."""
+
+
+class Direct(Peer):
+    """No proxy: the client speaks to a backend, the node only forwards. What the load generator can do at most."""
+
+    name = "direct"
+
+    def start(self, stage: Stage) -> None:
+        """Nothing to do."""
+
+    def address(self, port: int) -> tuple[str, int]:
+        """The first backend itself."""
+        return BACKENDS[0], port
+
+
+class Program(Peer):
+    """A proxy that listens on the node's own address, under the backends' port numbers."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[Any] | None = None
+
+    @abstractmethod
+    def command(self, directory: Path) -> list[str]:
+        """The command that runs it in the foreground; its files go into `directory`."""
+
+    def start(self, stage: Stage) -> None:
+        """Start it, and see it accept."""
+        self._process = stage.node.popen(pinned(stage.cores.proxy, *self.command(stage.directory)))
+        for port in (HTTP, BULK):
+            wait_for(stage.client, self.address(port))
+
+    def address(self, port: int) -> tuple[str, int]:
+        """The node's."""
+        return NODE_V4, port
+
+    def pid(self) -> int | None:
+        """The program's."""
+        return self._process.pid if self._process is not None else None
+
+
+class HAProxy(Program):
+    """Debian's HAProxy in TCP mode with one thread, otherwise as it comes."""
+
+    name = "haproxy"
+    threads = 1
+
+    def command(self, directory: Path) -> list[str]:
+        """Round robin over the backends, a listener for each port."""
+        config = directory / "haproxy.cfg"
+        config.write_text(
+            "global\n"
+            f"    nbthread {self.threads}\n"
+            "    maxconn 8000\n"
+            "defaults\n"
+            "    mode tcp\n"
+            "    timeout client 10m\n"
+            "    timeout server 10m\n"
+            "    timeout connect 5s\n"
+            + "".join(
+                f"listen port{port}\n"
+                f"    bind {NODE_V4}:{port} backlog 4096\n"
+                "    balance roundrobin\n"
+                + "".join(f"    server s{index} {address}:{port}\n" for index, address in enumerate(BACKENDS))
+                for port in (HTTP, BULK)
+            )
+        )
+        return ["haproxy", "-db", "-q", "-f", str(config)]
+
+
+class Streams(Program):
+    """A plain proxy on asyncio's streams (streams.py), to show what the byte path is worth."""
+
+    name = "streams"
+
+    def command(self, directory: Path) -> list[str]:
+        """It needs no files."""
+        return [sys.executable, streams.__file__, NODE_V4, f"{HTTP},{BULK}", *BACKENDS]
+
+
+class Kubeproxy(Peer):
+    """Ours, through its real redirect: the client speaks to a cluster IP, and pays for connection tracking."""
+
+    name = "kubeproxy"
+
+    def __init__(self, *, netfilter: str = "nftables", profile: Path | None = None) -> None:
+        self._netfilter = netfilter
+        self._profile = profile
+        self._daemon: Daemon | None = None
+
+    def start(self, stage: Stage) -> None:
+        """Start the daemon on a manifest directory, and wait for its first sync."""
+        manifests = stage.directory / "manifests"
+        manifests.mkdir()
+        write_manifest(
+            manifests / "bench.yaml",
+            service_manifest(
+                "bench",
+                cluster_ip=CLUSTER_IP,
+                ports={"http": (HTTP, HTTP), "bulk": (BULK, BULK)},
+                endpoints=BACKENDS,
+            ),
+        )
+        profiler = (
+            [] if self._profile is None else [sys.executable, "-m", "cProfile", "-o", str(self._profile.absolute())]
+        )
+        self._daemon = Daemon(
+            stage.node,
+            manifests=manifests,
+            netfilter=self._netfilter,
+            command=pinned(stage.cores.proxy, *profiler, KUBEPROXY),
+        )
+        # The kernel's 120 s would fill its table (262,144 by default, for all namespaces together) with ended
+        # connections within one run. The setting exists once something on this host tracks connections.
+        with suppress(FileNotFoundError, PermissionError):
+            stage.node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_time_wait", 10)
+        for port in (HTTP, BULK):
+            wait_for(stage.client, self.address(port))
+
+    def address(self, port: int) -> tuple[str, int]:
+        """The cluster IP."""
+        return CLUSTER_IP, port
+
+    def pid(self) -> int | None:
+        """The daemon's."""
+        return self._daemon.process.pid if self._daemon is not None else None
+
+    def stop(self) -> None:
+        """SIGTERM, so that a profile is written; AssertionError, with the log, if it ends in any other way."""
+        if self._daemon is None:
+            return
+        daemon, self._daemon = self._daemon, None
+        with daemon:
+            status = daemon.terminate()
+            if status != 0:
+                raise AssertionError(f"kubeproxy ended with status {status}:\n{daemon.log()}")
