@@ -70,7 +70,7 @@ async def test_many_bytes_both_ways_at_once_arrive_whole(bench: Bench, size: int
             await writer.drain()
             writer.write_eof()
 
-        sending = asyncio.gather(write())
+        sending = asyncio.create_task(write())
         received = await reader.read(-1)
         await sending
         writer.close()
@@ -87,7 +87,7 @@ async def test_bulk_and_chat_take_turns_on_one_connection(bench: Bench) -> None:
         borrowed = False
         for _ in range(2):
             blob = os.urandom(3_000_000)
-            sending = asyncio.gather(_write(writer, blob))
+            sending = asyncio.create_task(_write(writer, blob))
             received = b""
             while len(received) < len(blob):
                 received += await reader.readexactly(min(100_000, len(blob) - len(received)))
@@ -164,11 +164,9 @@ async def test_a_reset_by_the_endpoint_resets_the_client_after_its_answer(bench:
     async with endpoint(answers_and_slams) as target:
         reader, writer = await asyncio.open_connection(*await bench.serve(target))
         writer.write(b"x")
-        received = b""
+        assert await reader.readexactly(13) == b"413 too large"
         with pytest.raises(ConnectionResetError):
-            while data := await reader.read(100):
-                received += data
-        assert received == b"413 too large"
+            await reader.read(100)
         writer.close()
 
 
@@ -234,11 +232,11 @@ async def test_a_drain_waits_for_the_connections_open_at_its_begin(bench: Bench)
         writer.write(b"x")
         await reader.readexactly(1)
         assert await bench.plane.drain(0.2) == 1
-        drain = asyncio.gather(bench.plane.drain(20))
+        drain = asyncio.create_task(bench.plane.drain(20))
         await asyncio.sleep(0.1)
         late_reader, late_writer = await asyncio.open_connection(*address)
         late_writer.write(b"y")
         assert await late_reader.readexactly(1) == b"y"
         writer.close()
-        assert await drain == [0]
+        assert await drain == 0
         late_writer.close()
