@@ -76,7 +76,7 @@ def service(raw: wire.Service) -> tuple[Service | None, list[Fault]]:
         return None, faults
     name = _name(meta, faults, _LABEL, 63)
     if spec.type and spec.type not in _TYPES:
-        faults.append(Fault("spec.type", f"{_show(spec.type)} is unknown; served as ClusterIP. {_allowed(_TYPES)}"))
+        faults.append(Fault("spec.type", f"{show(spec.type)} is unknown; served as ClusterIP. {_allowed(_TYPES)}"))
 
     cluster_ips = _cluster_ips(spec, faults)
     families = {family_of(address) for address in cluster_ips}
@@ -125,7 +125,7 @@ def endpoint_slice(raw: wire.EndpointSlice) -> tuple[EndpointSlice | None, list[
     elif raw.address_type == "IPv6":
         family = Family.IPV6
     else:
-        faults.append(Fault("addressType", f"{_show(raw.address_type)}; {_allowed(('IPv4', 'IPv6', 'FQDN'))}"))
+        faults.append(Fault("addressType", f"{show(raw.address_type)}; {_allowed(('IPv4', 'IPv6', 'FQDN'))}"))
         return None, faults
     ports = _endpoint_ports("ports", raw.ports, faults)
     endpoints = tuple(_slice_endpoints(raw.endpoints, family, faults))
@@ -189,7 +189,7 @@ def _items(items: list[T | None] | None) -> Iterator[tuple[int, T]]:
     return ((index, item) for index, item in enumerate(items or ()) if item is not None)
 
 
-def _show(found: object) -> str:
+def show(found: object) -> str:
     """What was found, short enough for a log line."""
     if found is None:
         return "missing"
@@ -206,11 +206,11 @@ def _name(meta: wire.ObjectMeta, faults: list[Fault], pattern: re.Pattern[str], 
     namespace, name = meta.namespace or "", meta.name or ""
     good = True
     if not _LABEL.fullmatch(namespace):
-        faults.append(Fault("metadata.namespace", f"{_show(meta.namespace)}; {_LABEL_RULE}"))
+        faults.append(Fault("metadata.namespace", f"{show(meta.namespace)}; {_LABEL_RULE}"))
         good = False
     if len(name) > longest or not pattern.fullmatch(name):
         rule = _LABEL_RULE if pattern is _LABEL else _SUBDOMAIN_RULE
-        faults.append(Fault("metadata.name", f"{_show(meta.name)}; {rule}"))
+        faults.append(Fault("metadata.name", f"{show(meta.name)}; {rule}"))
         good = False
     return (namespace, name) if good else None
 
@@ -254,7 +254,7 @@ _ORDINARY_BEGINNINGS = ("10.", "172.", "192.168.", "fd", "2001:")
 def _port_number(path: str, number: int | None, faults: list[Fault]) -> bool:
     if number is not None and 1 <= number <= 65535:
         return True
-    faults.append(Fault(path, f"{_show(number)}; allowed: 1 to 65535"))
+    faults.append(Fault(path, f"{show(number)}; allowed: 1 to 65535"))
     return False
 
 
@@ -262,14 +262,14 @@ def _protocol(path: str, text: str | None, faults: list[Fault]) -> Protocol | No
     try:
         return Protocol(text or "TCP")
     except ValueError:
-        faults.append(Fault(path, f"{_show(text)}; {_allowed(Protocol)}"))
+        faults.append(Fault(path, f"{show(text)}; {_allowed(Protocol)}"))
         return None
 
 
 def _port_name(path: str, name: str, faults: list[Fault]) -> bool:
     if not name or _LABEL.fullmatch(name):
         return True
-    faults.append(Fault(path, f"{_show(name)}; {_LABEL_RULE}"))
+    faults.append(Fault(path, f"{show(name)}; {_LABEL_RULE}"))
     return False
 
 
@@ -286,7 +286,7 @@ def _cluster_ips(spec: wire.ServiceSpec, faults: list[Fault]) -> tuple[Address, 
     for path, text in texts:
         address = _address(text)
         if address is None:
-            faults.append(Fault(path, f"{_show(text)} is no plain IP address"))
+            faults.append(Fault(path, f"{show(text)} is no plain IP address"))
         elif special := _special(address, loopback=False):
             faults.append(Fault(path, f"{address} is {special}, no cluster IP"))
         elif (family := family_of(address)) in found:
@@ -295,9 +295,7 @@ def _cluster_ips(spec: wire.ServiceSpec, faults: list[Fault]) -> tuple[Address, 
             found[family] = address
     if spec.cluster_ip and spec.cluster_ips and spec.cluster_ips[0] != spec.cluster_ip:
         faults.append(
-            Fault(
-                "spec.clusterIP", f"{_show(spec.cluster_ip)} is not spec.clusterIPs[0] ({_show(spec.cluster_ips[0])})"
-            )
+            Fault("spec.clusterIP", f"{show(spec.cluster_ip)} is not spec.clusterIPs[0] ({show(spec.cluster_ips[0])})")
         )
     return tuple(found.values())
 
@@ -316,7 +314,7 @@ def _service_addresses(
 def _service_address(path: str, text: str, families: set[Family], faults: list[Fault]) -> Address | None:
     address = _address(text)
     if address is None:
-        faults.append(Fault(path, f"{_show(text)} is no plain IP address"))
+        faults.append(Fault(path, f"{show(text)} is no plain IP address"))
     elif special := _special(address, loopback=True):
         faults.append(Fault(path, f"{address} is {special}, which no Service may take"))
     elif families and family_of(address) not in families:
@@ -339,7 +337,7 @@ def _ingress_addresses(
         if not ingress.ip or ingress.ip_mode == "Proxy":
             continue
         if ingress.ip_mode not in (None, "", "VIP"):
-            faults.append(Fault(f"{path}.ipMode", f"{_show(ingress.ip_mode)}; {_allowed(('VIP', 'Proxy'))}"))
+            faults.append(Fault(f"{path}.ipMode", f"{show(ingress.ip_mode)}; {_allowed(('VIP', 'Proxy'))}"))
         elif address := _service_address(f"{path}.ip", ingress.ip, families, faults):
             found[address] = None
     return tuple(found)
@@ -364,7 +362,7 @@ def _source_ranges(
                 raise ValueError
             found[str(ipaddress.ip_network(text.strip(), strict=False))] = None
         except ValueError:
-            faults.append(Fault(path, f"{_show(text)} is no CIDR; allowed: like 192.0.2.0/24 or 2001:db8::/32"))
+            faults.append(Fault(path, f"{show(text)} is no CIDR; allowed: like 192.0.2.0/24 or 2001:db8::/32"))
     return tuple(found), not found
 
 
@@ -387,7 +385,7 @@ def _service_ports(spec: wire.ServiceSpec, faults: list[Fault]) -> tuple[Service
         if not name and len(raw_ports) > 1:
             faults.append(Fault(f"{path}.name", "missing; required where a Service has several ports"))
         elif name in names:
-            faults.append(Fault(f"{path}.name", f"{_show(name)} is another port's name too; names must differ"))
+            faults.append(Fault(f"{path}.name", f"{show(name)} is another port's name too; names must differ"))
         elif (protocol, raw.port) in numbers:
             faults.append(Fault(f"{path}.port", f"{protocol} {raw.port} is another port's number too"))
         else:
@@ -430,9 +428,7 @@ def _affinity(spec: wire.ServiceSpec, faults: list[Fault]) -> int | None:
     if spec.session_affinity in (None, "", "None"):
         return None
     if spec.session_affinity != "ClientIP":
-        faults.append(
-            Fault("spec.sessionAffinity", f"{_show(spec.session_affinity)}; {_allowed(('None', 'ClientIP'))}")
-        )
+        faults.append(Fault("spec.sessionAffinity", f"{show(spec.session_affinity)}; {_allowed(('None', 'ClientIP'))}"))
         return None
     config = spec.session_affinity_config
     timeout_s = config.client_ip.timeout_seconds if config is not None and config.client_ip is not None else None
@@ -449,7 +445,7 @@ def _policy(path: str, text: str | None, faults: list[Fault]) -> TrafficPolicy:
     try:
         return TrafficPolicy(text or "Cluster")
     except ValueError:
-        faults.append(Fault(path, f"{_show(text)}; {_allowed(TrafficPolicy)}. Cluster is used"))
+        faults.append(Fault(path, f"{show(text)}; {_allowed(TrafficPolicy)}. Cluster is used"))
         return TrafficPolicy.CLUSTER
 
 
@@ -463,7 +459,7 @@ def _health_check_node_port(spec: wire.ServiceSpec, faults: list[Fault]) -> int:
 def _distribution(text: str | None, faults: list[Fault]) -> str:
     if not text or text in _DISTRIBUTIONS:
         return text or ""
-    faults.append(Fault("spec.trafficDistribution", f"{_show(text)}; {_allowed(_DISTRIBUTIONS)}. None is used"))
+    faults.append(Fault("spec.trafficDistribution", f"{show(text)}; {_allowed(_DISTRIBUTIONS)}. None is used"))
     return ""
 
 
@@ -486,7 +482,7 @@ def _endpoint_ports(
         if not good or protocol is None or protocol is Protocol.SCTP:
             continue
         if name in ports:
-            faults.append(Fault(f"{here}.name", f"{_show(name)} is another port's name too; names must differ"))
+            faults.append(Fault(f"{here}.name", f"{show(name)} is another port's name too; names must differ"))
         else:
             ports[name] = EndpointPort(name=name, protocol=protocol, port=raw.port)
     return tuple(ports.values())
@@ -497,7 +493,7 @@ def _endpoint_address(path: str, text: str | None, faults: list[Fault]) -> Addre
     backend on the host itself is ordinary, and in a cluster none gets past the API server."""
     address = _address(text)
     if address is None:
-        faults.append(Fault(path, f"{_show(text)} is no plain IP address; the endpoint is left out"))
+        faults.append(Fault(path, f"{show(text)} is no plain IP address; the endpoint is left out"))
     elif special := _special(address, loopback=False):
         faults.append(Fault(path, f"{address} is {special}; the endpoint is left out"))
     else:

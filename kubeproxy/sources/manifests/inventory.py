@@ -1,0 +1,201 @@
+"""What all manifests together say, and what changed since last time. Pure.
+
+Per manifest, each object's last good version is held; an object that several manifests define is served from the one
+that had it first. Faults stand as long as what causes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
+from kubeproxy.sources.manifests.documents import Entry, ObjectName, Place, Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A fault that stands, or a kind that is skipped: where, and what."""
+
+    origin: str
+    """The file, directory or URL."""
+    document: int
+    """0: the origin as a whole."""
+    path: str
+    message: str
+    skipped: bool = False
+    """Only told: the object is of a kind that is not taken."""
+
+    def __str__(self) -> str:
+        document = f" document {self.document}" if self.document else ""
+        path = f" {self.path}:" if self.path else ""
+        return f"{self.origin}{document}:{path} {self.message}"
+
+
+@dataclass(slots=True)
+class Difference:
+    """What a sink has to be told."""
+
+    services: list[Service] = field(default_factory=list)
+    slices: list[EndpointSlice] = field(default_factory=list)
+    removed_services: list[ServiceName] = field(default_factory=list)
+    removed_slices: list[SliceName] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.services) + len(self.slices) + len(self.removed_services) + len(self.removed_slices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A manifest's version of an object."""
+
+    place: Place
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    held: Mapping[ObjectName, _Held]
+    troubles: tuple[Trouble, ...]
+
+
+class Inventory:
+    """All objects of all manifests."""
+
+    def __init__(self) -> None:
+        self._manifests: dict[str, _Manifest] = {}
+        self._claims: dict[ObjectName, list[str]] = {}
+        """Per object the manifests that define it, in the order of their coming."""
+        self._contested: dict[ObjectName, None] = {}
+
+    def update(self, readings: Mapping[str, Reading | None]) -> Difference:
+        """Take in new versions of manifests (None: the manifest is gone), all at once: an object that moves from one
+        to another among them is not withdrawn in between."""
+        touched: dict[ObjectName, Entry | None] = {}
+        for origin, reading in readings.items():
+            before = self._manifests.pop(origin, _Manifest(held={}, troubles=()))
+            after = _hold(origin, reading, before.held) if reading is not None else None
+            held = after.held if after is not None else {}
+            for name in [*before.held, *(name for name in held if name not in before.held)]:
+                if name not in touched:
+                    touched[name] = self._effective(name, origin, before)
+            for name in before.held:
+                if name not in held:
+                    self._claims[name].remove(origin)
+            for name in held:
+                if name not in before.held:
+                    self._claims.setdefault(name, []).append(origin)
+            if after is not None:
+                self._manifests[origin] = after
+        difference = Difference()
+        for name, old in touched.items():
+            claims = self._claims[name]
+            if len(claims) > 1:
+                self._contested[name] = None
+            else:
+                self._contested.pop(name, None)
+                if not claims:
+                    del self._claims[name]
+            new = self._manifests[claims[0]].held[name].entry if claims else None
+            if old is not new:
+                _compare(old or _NOTHING, new or _NOTHING, difference)
+        return difference
+
+    def _effective(self, name: ObjectName, origin: str, manifest: _Manifest) -> Entry | None:
+        """What is served for an object, while `origin`'s own manifest is out."""
+        claims = self._claims.get(name)
+        if not claims:
+            return None
+        held = manifest.held if claims[0] == origin else self._manifests[claims[0]].held
+        return held[name].entry
+
+    def services(self) -> Iterator[Service]:
+        """All Services, as of now."""
+        return (entry.service for entry in self._entries() if entry.service is not None)
+
+    def slices(self) -> Iterator[EndpointSlice]:
+        """All EndpointSlices, as of now."""
+        return (endpoint_slice for entry in self._entries() for endpoint_slice in entry.slices)
+
+    def _entries(self) -> Iterator[Entry]:
+        return (self._manifests[claims[0]].held[name].entry for name, claims in self._claims.items())
+
+    def troubles(self) -> Iterator[Trouble]:
+        """All faults that stand now, and all that is skipped."""
+        for manifest in self._manifests.values():
+            yield from manifest.troubles
+        for name in self._contested:
+            first, *others = self._claims[name]
+            place = self._manifests[first].held[name].place
+            for origin in others:
+                mine = self._manifests[origin].held[name].place
+                message = f"{name} is defined in {first} document {place.document} already, which is served"
+                yield Trouble(origin, mine.document, mine.path("metadata.name"), message)
+
+    def origins(self) -> Iterator[str]:
+        """The manifests known."""
+        return iter(self._manifests)
+
+    def objects_of(self, origin: str) -> int:
+        """How many objects a manifest holds."""
+        manifest = self._manifests.get(origin)
+        return len(manifest.held) if manifest is not None else 0
+
+
+_NOTHING = Entry()
+
+
+def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> _Manifest:
+    """A manifest's new versions, the last good ones where the new are faulty.
+
+    While a document is too broken to tell which object it is, nothing is withdrawn that is missing from the others: it
+    may be that one.
+    """
+    held: dict[ObjectName, _Held] = {}
+    troubles: list[Trouble] = []
+    broken = False
+    for place, entry in reading.entries:
+        if entry.skipped:
+            message = f"{entry.skipped} is not taken; taken are Service, EndpointSlice and Endpoints"
+            troubles.append(Trouble(origin, place.document, place.path("kind"), message, skipped=True))
+            continue
+        served = ""
+        if entry.name is None:
+            broken = True
+        elif entry.name in held:
+            first = held[entry.name].place
+            message = f"{entry.name} is defined in document {first.document} already, which is served"
+            troubles.append(Trouble(origin, place.document, place.path("metadata.name"), message))
+            continue
+        else:
+            version = _choose(entry, before.get(entry.name))
+            held[entry.name] = _Held(place, version)
+            if version is not entry:
+                served = "; the last good version goes on being served"
+        troubles.extend(
+            Trouble(origin, place.document, place.path(fault.path), fault.message + served) for fault in entry.faults
+        )
+    if broken:
+        for name, old in before.items():
+            held.setdefault(name, old)
+    return _Manifest(held=held, troubles=tuple(troubles))
+
+
+def _choose(new: Entry, before: _Held | None) -> Entry:
+    if before is None or new.good or not before.entry.useful:
+        return new
+    return new if new.useful and not before.entry.good else before.entry
+
+
+def _compare(old: Entry, new: Entry, difference: Difference) -> None:
+    """Add what has to be told to get from the old version of one object to the new one."""
+    if new.service is not None:
+        if new.service != old.service:
+            difference.services.append(new.service)
+    elif old.service is not None:
+        difference.removed_services.append(old.service.name)
+    standing = {endpoint_slice.name: endpoint_slice for endpoint_slice in old.slices}
+    for endpoint_slice in new.slices:
+        if standing.pop(endpoint_slice.name, None) != endpoint_slice:
+            difference.slices.append(endpoint_slice)
+    difference.removed_slices.extend(standing)
