@@ -1,0 +1,99 @@
+"""Is this proxy healthy, and is it ready? Decided here (pure), answered over HTTP elsewhere.
+
+The rule is kube-proxy's (pkg/proxy/healthcheck): healthy unless a change has waited for more than twice the sync
+period. It waits so long only if syncs fail or do not come to an end; a proxy that has nothing to do is healthy, and so
+is one that still starts. Whether there has been a first sync is a matter of readiness, which kube-proxy does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kubeproxy.model import Family
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How things stood at one moment. Times are of the clock that the proxier uses, in seconds."""
+
+    now: float
+    last_updated: float | None
+    """None: no sync has succeeded yet."""
+    on_time: bool
+    """No change waits for too long."""
+    node_eligible: bool
+    """The node is neither being deleted nor about to be."""
+    draining: bool
+    failing: str | None
+    """Why the last sync failed; None if it did not."""
+    families: tuple[Family, ...]
+
+    @property
+    def live(self) -> bool:
+        """What /livez answers: is it worth keeping the process? A node that is about to go is no reason to restart."""
+        return self.on_time
+
+    @property
+    def healthy(self) -> bool:
+        """What /healthz answers: should load balancers send new connections to this node?"""
+        return self.on_time and self.node_eligible
+
+    @property
+    def unready(self) -> str | None:
+        """What /readyz answers: None if ready, else why not."""
+        if self.draining:
+            return "draining: the process is about to end"
+        if self.last_updated is None:
+            return f"no sync has succeeded yet{f': {self.failing}' if self.failing else ''}"
+        return None
+
+
+class ProxyHealth:
+    """The proxier reports its syncs here, in the words of kube-proxy's health server. `now` is a monotonic clock."""
+
+    def __init__(self, *, timeout_s: float, families: Iterable[Family] = (Family.IPV4,)) -> None:
+        self.timeout_s = timeout_s
+        """How long a change may wait: twice the sync period, as in kube-proxy. May be set anew on a reload."""
+        self._families = tuple(families)
+        self._last_updated: float | None = None
+        self._waiting_since: float | None = None
+        self._failing: str | None = None
+        self._node_eligible = True
+        self._draining = False
+
+    def queued(self, now: float) -> None:
+        """A change arrived that a sync has to carry out."""
+        if self._waiting_since is None:
+            self._waiting_since = now
+
+    def updated(self, now: float) -> None:
+        """A sync succeeded; nothing waits any more."""
+        self._last_updated = now
+        self._waiting_since = None
+
+    def failing(self, reason: str | None) -> None:
+        """A sync failed, and why; None: what failed works again."""
+        self._failing = reason
+
+    def node_eligible(self, eligible: bool) -> None:
+        """Whether the node may go on taking new connections (kube-proxy: not deleted, and not tainted
+        ToBeDeletedByClusterAutoscaler). True until somebody says otherwise."""
+        self._node_eligible = eligible
+
+    def draining(self) -> None:
+        """The process will end as soon as its connections have."""
+        self._draining = True
+
+    def at(self, now: float) -> Health:
+        """How things stand."""
+        late = self._waiting_since is not None and now - self._waiting_since >= self.timeout_s
+        return Health(
+            now=now,
+            last_updated=self._last_updated,
+            on_time=self._last_updated is None or not late,
+            node_eligible=self._node_eligible,
+            draining=self._draining,
+            failing=self._failing,
+            families=self._families,
+        )

@@ -1,0 +1,265 @@
+"""The control plane's instruments: kube-proxy's names, types, labels and buckets where it has them, then our own.
+
+Those of kube-proxy that have no meaning here are left out: the counts of iptables rules (``…_iptables_total``,
+``…_iptables_last``: a service costs map elements, not rules) and the packets counted by nfacct. What belongs to
+features (local endpoints, conntrack) is registered with them.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from kubeproxy.model import Family
+from kubeproxy.observability.views import ProxierView
+from kubeproxy.version import __version__
+
+SYNC_BUCKETS: Final = tuple(0.001 * 2**power for power in range(15))
+"""Go's ExponentialBuckets(0.001, 2, 15), as in pkg/proxy/metrics."""
+
+PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
+"""As in pkg/proxy/metrics: 0, 0.25, 0.5; then every second, every 5 s from 60 s on, every 30 s from 120 s to 300 s."""
+
+# kube-proxy has no ``_created`` series, and dashboards no use for them.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """What the control plane tells of itself, each method one event in the proxier's or a source's words.
+
+    One sync programs all IP families at once, so each observation is made under every family's ``ip_family``, as
+    kube-proxy's two proxiers would make it. `clock` gives Unix seconds.
+    """
+
+    def __init__(self, *, families: Iterable[Family] = (Family.IPV4,), clock: Callable[[], float] = time.time) -> None:
+        self.registry = CollectorRegistry()
+        self._clock = clock
+        self._started = clock()
+        self._families = tuple(str(family) for family in families)
+        self._register_kube_proxy()
+        self._register_own()
+        self._state = _State()
+        self.registry.register(self._state)
+        ProcessCollector(registry=self.registry)
+
+    def _register_kube_proxy(self) -> None:
+        family, registry = ("ip_family",), self.registry
+        self._sync = Histogram(
+            "kubeproxy_sync_proxy_rules_duration_seconds",
+            "How long the kernel's packet filter took for a sync",
+            family,
+            buckets=SYNC_BUCKETS,
+            registry=registry,
+        )
+        self._full_sync = Histogram(
+            "kubeproxy_sync_full_proxy_rules_duration_seconds",
+            "How long a sync took that compared with what the kernel holds",
+            family,
+            buckets=SYNC_BUCKETS,
+            registry=registry,
+        )
+        self._partial_sync = Histogram(
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            "How long a sync took that applied a difference only",
+            family,
+            buckets=SYNC_BUCKETS,
+            registry=registry,
+        )
+        self._last_sync = Gauge(
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+            "When a sync last succeeded",
+            family,
+            registry=registry,
+        )
+        self._last_queued = Gauge(
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+            "When a sync was last asked for",
+            family,
+            registry=registry,
+        )
+        self._programming = Histogram(
+            "kubeproxy_network_programming_duration_seconds",
+            "From the change in the cluster (last-change-trigger-time) to the endpoint in use",
+            family,
+            buckets=PROGRAMMING_BUCKETS,
+            registry=registry,
+        )
+        self._nftables_failures = Counter(
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+            "Syncs that nftables refused",
+            family,
+            registry=registry,
+        )
+        self._iptables_failures = Counter(
+            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+            "Syncs that iptables refused",
+            family,
+            registry=registry,
+        )
+        self._healthz = Counter("kubeproxy_proxy_healthz_total", "Answers of /healthz", ("code",), registry=registry)
+        self._livez = Counter("kubeproxy_proxy_livez_total", "Answers of /livez", ("code",), registry=registry)
+        for name in self._families:
+            for instrument in (
+                self._sync,
+                self._full_sync,
+                self._partial_sync,
+                self._last_sync,
+                self._last_queued,
+                self._programming,
+                self._nftables_failures,
+                self._iptables_failures,
+            ):
+                instrument.labels(name)
+        for counter in (self._healthz, self._livez):
+            for code in ("200", "503"):
+                counter.labels(code)
+
+    def _register_own(self) -> None:
+        registry = self.registry
+        build = Gauge("kubeproxy_build_info", "Always 1", ("version", "python_version"), registry=registry)
+        build.labels(__version__, platform.python_version()).set(1)
+        self._apply_failures = Counter(
+            "kubeproxy_netfilter_apply_failures_total",
+            "Transactions that the kernel's packet filter refused",
+            ("adapter",),
+            registry=registry,
+        )
+        self._source_up = Gauge(
+            "kubeproxy_source_up",
+            "Whether a source's view is current: its watch runs, its files are read",
+            ("source", "kind"),
+            registry=registry,
+        )
+        self._source_last_event = Gauge(
+            "kubeproxy_source_last_event_timestamp_seconds",
+            "When a source last heard anything, bookmarks included",
+            ("source", "kind"),
+            registry=registry,
+        )
+        self._source_relists = Counter(
+            "kubeproxy_source_relists_total", "Full lists taken", ("source", "kind"), registry=registry
+        )
+        self._source_failures = Counter(
+            "kubeproxy_source_failures_total",
+            "Lists, watches and reads that failed",
+            ("source", "kind", "reason"),
+            registry=registry,
+        )
+
+    def read(self, proxier: ProxierView) -> None:
+        """Take over what merely is, for the next scrape."""
+        self._state.read(proxier)
+
+    def sync_queued(self) -> None:
+        """A sync was asked for."""
+        for name in self._families:
+            self._last_queued.labels(name).set(self._clock())
+
+    def synced(self, duration_s: float, *, full: bool) -> None:
+        """A transaction succeeded; `full` if it compared with what the kernel holds."""
+        for name in self._families:
+            self._sync.labels(name).observe(duration_s)
+            (self._full_sync if full else self._partial_sync).labels(name).observe(duration_s)
+            self._last_sync.labels(name).set(self._clock())
+
+    def programmed(self, trigger_time: str) -> None:
+        """A change of endpoints that was triggered at `trigger_time` (RFC 3339) is in use now.
+
+        As in kube-proxy, triggers from before this process started say nothing about it and do not count; neither does
+        a time that cannot be read, for whoever may annotate an EndpointSlice may write anything.
+        """
+        try:
+            triggered = datetime.fromisoformat(trigger_time).timestamp()
+        except (ValueError, OverflowError):
+            return
+        if triggered >= self._started:
+            for name in self._families:
+                self._programming.labels(name).observe(max(0.0, self._clock() - triggered))
+
+    def apply_failed(self, adapter: str) -> None:
+        """The packet filter refused a transaction."""
+        self._apply_failures.labels(adapter).inc()
+        counter = {"nftables": self._nftables_failures, "iptables": self._iptables_failures}.get(adapter)
+        if counter is not None:
+            for name in self._families:
+                counter.labels(name).inc()
+
+    def source_up(self, source: str, kind: str, up: bool) -> None:
+        """A source's view became current, or ceased to be."""
+        self._source_up.labels(source, kind).set(up)
+
+    def source_event(self, source: str, kind: str) -> None:
+        """A source heard something."""
+        self._source_last_event.labels(source, kind).set(self._clock())
+
+    def source_relisted(self, source: str, kind: str) -> None:
+        """A source took a full list."""
+        self._source_relists.labels(source, kind).inc()
+
+    def source_failed(self, source: str, kind: str, reason: str) -> None:
+        """A source could not list, watch or read; `reason` is one of few words, never a message."""
+        self._source_failures.labels(source, kind, reason).inc()
+
+    def healthz_answered(self, code: int) -> None:
+        """/healthz gave an answer."""
+        self._healthz.labels(str(code)).inc()
+
+    def livez_answered(self, code: int) -> None:
+        """/livez gave an answer."""
+        self._livez.labels(str(code)).inc()
+
+
+class _State(Collector):
+    """What is read when somebody asks, and not counted as it happens."""
+
+    def __init__(self) -> None:
+        self._families: Sequence[Metric] = ()
+
+    def read(self, proxier: ProxierView) -> None:
+        ports = [status.proxy_port for status in proxier.frontends]
+        waiting = ports.count(None)
+        frontends = GaugeMetricFamily(
+            "kubeproxy_frontends",
+            "Listeners wanted, by whether they serve or wait for a port that could not be had",
+            labels=("state",),
+        )
+        frontends.add_metric(("serving",), len(ports) - waiting)
+        frontends.add_metric(("waiting",), waiting)
+        listed = GaugeMetricFamily(
+            "kubeproxy_source_listed", "Whether a source has told everything that it has", labels=("source",)
+        )
+        for source, complete in proxier.sources.items():
+            listed.add_metric((source,), complete)
+        prefix = "kubeproxy_sync_proxy_rules_"
+        self._families = (
+            CounterMetricFamily(
+                f"{prefix}service_changes_total", "Changes of Services received", proxier.service_changes_total
+            ),
+            GaugeMetricFamily(
+                f"{prefix}service_changes_pending", "Services not in effect yet", proxier.service_changes_pending
+            ),
+            CounterMetricFamily(
+                f"{prefix}endpoint_changes_total", "Changes of endpoints received", proxier.endpoint_changes_total
+            ),
+            GaugeMetricFamily(
+                f"{prefix}endpoint_changes_pending",
+                "Services whose endpoints are not in effect yet",
+                proxier.endpoint_changes_pending,
+            ),
+            GaugeMetricFamily(
+                "kubeproxy_services_troubled", "Services not, or not wholly, served", len(proxier.problems)
+            ),
+            frontends,
+            listed,
+        )
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families

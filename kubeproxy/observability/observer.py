@@ -1,0 +1,56 @@
+"""The proxier's listener: turns what happens there into health and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from kubeproxy.errors import KernelError, KubeproxyError
+from kubeproxy.model import ServiceName
+from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.metrics import Metrics
+
+
+class SyncObserver:
+    """Fits the proxier's observer. `adapter` names the packet filter in use; `clock` is the one that health is asked
+    by."""
+
+    def __init__(
+        self,
+        health: ProxyHealth,
+        metrics: Metrics,
+        *,
+        adapter: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._health = health
+        self._metrics = metrics
+        self._adapter = adapter
+        self._clock = clock
+
+    def queued(self) -> None:
+        """Something changed and is not in effect yet."""
+        self._health.queued(self._clock())
+        self._metrics.sync_queued()
+
+    def settled(self, trigger_times: Sequence[str]) -> None:
+        """Everything known is in effect."""
+        self._health.updated(self._clock())
+        self._health.failing(None)
+        for trigger_time in trigger_times:
+            self._metrics.programmed(trigger_time)
+
+    def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
+        """A netfilter transaction succeeded."""
+        self._health.failing(None)
+        self._metrics.synced(duration_s, full=full)
+
+    def failed(self, error: KubeproxyError) -> None:
+        """A sync failed; it will be tried again."""
+        self._health.failing(str(error))
+        if isinstance(error, KernelError):
+            self._metrics.apply_failed(self._adapter)
+
+    def troubled(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
+        """Some Services are not wholly served. The proxier's snapshot tells how many when a scraper asks; the node as
+        a whole is no less healthy for it."""

@@ -1,0 +1,130 @@
+"""What the two HTTP servers answer. Each function gives the routes of one of them; further pages are further routes."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from aiohttp import web
+
+from kubeproxy.observability.exposition import CONTENT_TYPE, Exposition
+from kubeproxy.observability.health import Health, ProxyHealth
+from kubeproxy.observability.metrics import Metrics
+
+MODE: Final = "userspace"
+"""What kube-proxy calls a proxy that moves the bytes itself."""
+
+_NOSNIFF: Final = {"X-Content-Type-Options": "nosniff"}
+_SMALL: Final = 16 * 1024
+"""Answers below this are sent as they are."""
+
+
+def health_routes(
+    health: ProxyHealth,
+    metrics: Metrics,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    wall_ns: Callable[[], int] = time.time_ns,
+) -> list[web.RouteDef]:
+    """``/healthz`` and ``/livez`` as the newest kube-proxy answers them, and our ``/readyz``. `clock` is the one that
+    the proxier reports by; `wall_ns` gives Unix nanoseconds."""
+
+    async def healthz(request: web.Request) -> web.Response:
+        state = health.at(clock())
+        code = 200 if state.healthy else 503
+        metrics.healthz_answered(code)
+        return _json(code, health_body(state, wall_ns(), healthy=state.healthy, node_eligible=state.node_eligible))
+
+    async def livez(request: web.Request) -> web.Response:
+        state = health.at(clock())
+        code = 200 if state.live else 503
+        metrics.livez_answered(code)
+        return _json(code, health_body(state, wall_ns(), healthy=state.live, node_eligible=None))
+
+    async def readyz(request: web.Request) -> web.Response:
+        reason = health.at(clock()).unready
+        body: dict[str, object] = {"currentTime": rfc3339_nano(wall_ns()), "ready": reason is None}
+        return _json(200, body) if reason is None else _json(503, {**body, "reason": reason})
+
+    return [web.get("/healthz", healthz), web.get("/livez", livez), web.get("/readyz", readyz)]
+
+
+def metrics_routes(exposition: Exposition, configuration: Callable[[], Mapping[str, object]]) -> list[web.RouteDef]:
+    """The metrics server's pages. `configuration` gives the running KubeProxyConfiguration with Go's field names, as
+    JSON has it."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        text = await exposition.render()
+        headers = {"Content-Type": CONTENT_TYPE}
+        if len(text) > _SMALL and "gzip" in request.headers.get("Accept-Encoding", "").lower():
+            # zlib lets go of the interpreter, so this thread takes nothing from the loop; level 1 is 20 times smaller.
+            text = await asyncio.to_thread(gzip.compress, text, 1)
+            headers["Content-Encoding"] = "gzip"
+        return web.Response(body=text, headers=headers)
+
+    async def healthz(request: web.Request) -> web.Response:
+        return web.Response(text="ok", headers=_NOSNIFF)
+
+    async def proxy_mode(request: web.Request) -> web.Response:
+        return web.Response(text=MODE, headers=_NOSNIFF)
+
+    async def configz(request: web.Request) -> web.Response:
+        return _json(200, {"kubeproxy.config.k8s.io": configuration()})
+
+    return [
+        web.get("/metrics", metrics),
+        web.get("/healthz", healthz),
+        web.get("/healthz/ping", healthz),
+        web.get("/proxyMode", proxy_mode),
+        web.get("/configz", configz),
+    ]
+
+
+def health_body(state: Health, wall_ns: int, *, healthy: bool, node_eligible: bool | None) -> dict[str, object]:
+    """The newest kube-proxy's body, with our ``failing`` where a sync failed.
+
+    While healthy, ``lastUpdated`` is the current time: older releases gave the time of the last sync even if that had
+    nothing to do, and load balancers read it so. ``status`` names the families that have been synced, and when.
+    """
+
+    def wall(moment: float | None) -> str:
+        return _NEVER if moment is None else rfc3339_nano(wall_ns - round((state.now - moment) * 1e9))
+
+    body: dict[str, object] = {
+        "lastUpdated": rfc3339_nano(wall_ns) if healthy else wall(state.last_updated),
+        "currentTime": rfc3339_nano(wall_ns),
+    }
+    if node_eligible is not None:
+        body["nodeEligible"] = node_eligible
+    body["healthy"] = healthy
+    body["status"] = {
+        str(family): {"lastUpdated": wall(state.last_updated), "healthy": state.on_time}
+        for family in state.families
+        if state.last_updated is not None
+    }
+    if state.failing is not None:
+        body["failing"] = state.failing
+    return body
+
+
+_NEVER: Final = "0001-01-01T00:00:00Z"
+"""Go's zero time."""
+
+
+def rfc3339_nano(unix_ns: int) -> str:
+    """Go's time.RFC3339Nano in UTC: fractions without trailing zeros."""
+    seconds, nanoseconds = divmod(unix_ns, 1_000_000_000)
+    fraction = f".{nanoseconds:09}".rstrip("0") if nanoseconds else ""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction}Z"
+
+
+def _json(status: int, body: Mapping[str, object]) -> web.Response:
+    # Without a charset, which JSON does not have and kube-proxy does not send.
+    return web.Response(
+        status=status, body=json.dumps(body).encode(), headers={**_NOSNIFF, "Content-Type": "application/json"}
+    )

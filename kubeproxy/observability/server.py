@@ -1,0 +1,208 @@
+"""A small HTTP server for probes and scrapers, which no client can hurt.
+
+One request per connection, and so many seconds for it from the accept to the last byte: that one rule holds for clients
+that say nothing, that drip their headers and that do not read the answer. Beyond the limit of connections the oldest
+goes, so that a flood of silent clients keeps no probe out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterable
+from typing import Final, cast
+
+import structlog
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from kubeproxy.errors import KernelError
+from kubeproxy.tasks import TaskSet
+
+RETRY_S: Final = 5.0
+"""How often a failed bind is tried again, as in kube-proxy."""
+CONNECTION_S: Final = 30.0
+"""How long a connection may last; Prometheus gives up after 10 s by default, kubelet's probes after 1 s."""
+CONNECTIONS: Final = 64
+"""How many connections may be open at once."""
+CLOSE_S: Final = 1.0
+"""How long answers may still take when the server closes."""
+BACKLOG: Final = 128
+
+log = structlog.get_logger(__name__)
+
+
+class HttpServer:
+    """Serves `routes` on one address until it is closed.
+
+    `setting` names the configuration field that holds the address, for messages. With `hard_fail` an address that
+    cannot be had fails the start (kube-proxy's bindAddressHardFail); otherwise it is tried again until it can.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        host: str,
+        port: int,
+        routes: Iterable[web.AbstractRouteDef],
+        setting: str,
+        hard_fail: bool = False,
+        retry_s: float = RETRY_S,
+        connection_s: float = CONNECTION_S,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        self._name = name
+        self._host = host
+        self._port = port
+        self._setting = setting
+        self._hard_fail = hard_fail
+        self._retry_s = retry_s
+        self._connection_s = connection_s
+        self._limit = connections
+        application = web.Application()
+        application.add_routes(routes)
+        application.on_response_prepare.append(_one_request_per_connection)
+        self._runner = web.AppRunner(
+            application,
+            access_log=None,
+            handle_signals=False,
+            lingering_time=0,
+            logger=_HTTP_LOG,
+            shutdown_timeout=CLOSE_S,
+        )
+        self._listener: asyncio.Server | None = None
+        self._open: dict[_Connection, None] = {}
+        self._tasks = TaskSet(self._crashed)
+
+    @property
+    def port(self) -> int | None:
+        """The port it listens on; None while it could not be had."""
+        if self._listener is None:
+            return None
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    async def start(self) -> None:
+        """Listen. KernelError with `hard_fail` when the address cannot be had; else it is tried again by itself."""
+        await self._runner.setup()
+        try:
+            await self._listen()
+        except OSError as error:
+            if self._hard_fail:
+                await self._runner.cleanup()
+                raise KernelError(
+                    f"{self._name} cannot listen on {self._address}: {_reason(error)}; "
+                    f"free the address, change {self._setting}, or unset bindAddressHardFail to go on without"
+                ) from error
+            log.error(
+                "cannot listen, goes on trying",
+                server=self._name,
+                address=self._address,
+                reason=_reason(error),
+                setting=self._setting,
+                retry_s=self._retry_s,
+            )
+            self._tasks.start(self._keep_trying(), name=f"{self._name}: bind {self._address}")
+
+    async def close(self) -> None:
+        """Stop listening; running answers get a second to end. May be called at any time, and more than once."""
+        await self._tasks.close()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        try:
+            await self._runner.cleanup()
+        finally:
+            for connection in list(self._open):
+                connection.abort()
+
+    async def _listen(self) -> None:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        # As Go does: the unspecified IPv6 address takes IPv4 as well.
+        listening = socket.create_server(
+            (self._host, self._port), family=family, backlog=BACKLOG, dualstack_ipv6=self._host == "::"
+        )
+        try:
+            listening.setblocking(False)
+            self._listener = await asyncio.get_running_loop().create_server(self._accepted, sock=listening)
+        except BaseException:
+            listening.close()
+            raise
+        log.info("listening", server=self._name, address=self._address)
+
+    async def _keep_trying(self) -> None:
+        said = ""
+        while self._listener is None:
+            await asyncio.sleep(self._retry_s)
+            try:
+                await self._listen()
+            except OSError as error:
+                if said and said != _reason(error):
+                    log.error("cannot listen", server=self._name, address=self._address, reason=_reason(error))
+                said = _reason(error)
+
+    def _accepted(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None, "connections are accepted between setup and cleanup only"
+        connection = _Connection(server(), self._open, self._connection_s)
+        if len(self._open) >= self._limit:
+            next(iter(self._open)).abort()
+        self._open[connection] = None
+        return connection
+
+    def _crashed(self, task: str, error: BaseException) -> None:
+        log.error("background task failed", task=task, exc_info=error)
+
+    @property
+    def _address(self) -> str:
+        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+
+
+class _Connection(asyncio.Protocol):
+    """aiohttp's protocol with a deadline around it."""
+
+    def __init__(self, inner: asyncio.Protocol, registry: dict[_Connection, None], lifetime_s: float) -> None:
+        self._inner = inner
+        self._registry = registry
+        self._transport: asyncio.Transport | None = None
+        self._deadline = asyncio.get_running_loop().call_later(lifetime_s, self.abort)
+        self.data_received = inner.data_received  # type: ignore[method-assign]
+        self.eof_received = inner.eof_received  # type: ignore[method-assign]
+        self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._deadline.cancel()
+        self._registry.pop(self, None)
+        self._inner.connection_lost(exc)  # type: ignore[arg-type]
+
+    def abort(self) -> None:
+        self._deadline.cancel()
+        self._registry.pop(self, None)
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def _one_request_per_connection(request: web.Request, response: web.StreamResponse) -> None:
+    response.force_close()
+    response.headers["Connection"] = "close"
+
+
+def _worth_telling(record: logging.LogRecord) -> bool:
+    """Not what clients send: whoever can reach the port could fill the log with it."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (HttpProcessingError, ConnectionError))
+
+
+_HTTP_LOG = logging.getLogger(f"{__name__}.http")
+_HTTP_LOG.addFilter(_worth_telling)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
