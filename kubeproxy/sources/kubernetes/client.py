@@ -1,0 +1,197 @@
+"""GET and watch on an API server, with a deadline on everything and every failure an `ApiError`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Self
+
+import aiohttp
+import structlog
+
+from kubeproxy.errors import ConfigError
+from kubeproxy.sources.kubernetes.access import PLUGIN_S, Access, ClientSettings
+from kubeproxy.sources.kubernetes.backoff import TokenBucket
+from kubeproxy.sources.kubernetes.errors import ApiError, Garbage, Unauthorized, Unreachable
+from kubeproxy.sources.kubernetes.events import LineSplitter, error_of, excerpt, parse_status
+from kubeproxy.sources.kubernetes.link import Link, explained, read, read_beginning
+
+log = structlog.get_logger(__name__)
+
+ANSWER_S = 75.0
+"""A whole answer. The server gives up after 60 s; its priority and fairness may first hold a request for 15 s."""
+FORCED_RENEW_S = 10.0
+"""The shortest time between two renewals forced by a 401, so that a plugin is not run by the second."""
+MAX_ANSWER_BYTES = 128 << 20
+"""The longest body taken: three times the slices of 10,000 Services with 10 endpoints each."""
+_MAX_ERROR_BYTES = 64 << 10
+
+
+class Client:
+    """One API server. Build it with `connect`, then `close` it."""
+
+    def __init__(self, access: Access, link: Link, bucket: TokenBucket) -> None:
+        self._access = access
+        self._link = link
+        self._bucket = bucket
+        self._renewing = asyncio.Lock()
+        self._renewed_at = float("-inf")
+        self._complaint = ""
+
+    @classmethod
+    async def connect(cls, settings: ClientSettings) -> Self:
+        """Read configuration and credentials; no request is made yet. `ConfigError` when they are no good."""
+        access = await asyncio.to_thread(Access.load, settings)
+        link = Link(await access.configuration())
+        return cls(access, link, TokenBucket(qps=settings.qps, burst=settings.burst))
+
+    async def close(self) -> None:
+        """Close the session; requests under way end with an error."""
+        await self._link.close()
+
+    @property
+    def server(self) -> str:
+        """The server's base URL."""
+        return self._link.base
+
+    async def get_json(
+        self, path: str, query: Mapping[str, str] | None = None, *, max_bytes: int = MAX_ANSWER_BYTES
+    ) -> bytes:
+        """The body of a JSON answer; an `ApiError` for anything else."""
+        async with self._answer(path, query or {}, encoding="gzip", total_s=ANSWER_S) as response:
+            return await read(response, max_bytes=max_bytes)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, query: Mapping[str, str], *, silence_s: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The lines of a watch, without their ends, while it lasts; `silence_s` is how long it may say nothing.
+
+        The iterator ends where the stream ended in good order, and raises `Unreachable` where it was cut off: half a
+        line is never handed out.
+        """
+        async with self._answer(path, query, encoding="identity", silence_s=silence_s) as response:
+            yield _lines(response)
+
+    @asynccontextmanager
+    async def _answer(
+        self,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        encoding: str,
+        total_s: float | None = None,
+        silence_s: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A JSON response of status 200. After a 401 or a TLS failure it is asked for once more, with credentials and
+        certificates read again."""
+        link = self._link
+        try:
+            response = await self._ask(link, path, query, encoding, total_s, silence_s)
+        except (Unauthorized, Unreachable) as error:
+            stale = isinstance(error, Unauthorized) or error.cause == "tls"
+            if not stale or not await self._renew(link, error):
+                raise
+            link = self._link
+            response = await self._ask(link, path, query, encoding, total_s, silence_s)
+        async with link.use():
+            try:
+                yield response
+            finally:
+                # A body read to its end leaves a connection that can be used again.
+                response.release() if response.content.at_eof() else response.close()
+
+    async def _ask(
+        self,
+        link: Link,
+        path: str,
+        query: Mapping[str, str],
+        encoding: str,
+        total_s: float | None,
+        silence_s: float | None,
+    ) -> aiohttp.ClientResponse:
+        await asyncio.sleep(self._bucket.take(asyncio.get_running_loop().time()))
+        headers = {"Accept-Encoding": encoding}
+        async with link.use():
+            if authorization := await self._authorization(link):
+                headers["Authorization"] = authorization
+            response = await link.get(path, query, headers=headers, total_s=total_s, silence_s=silence_s)
+            if response.status == 200 and response.content_type == "application/json":
+                return response
+            try:
+                body = await read_beginning(response, max_bytes=_MAX_ERROR_BYTES)
+            finally:
+                response.release() if response.content.at_eof() else response.close()
+            raise _refusal(response, body, where=link.base + path)
+
+    async def _authorization(self, link: Link) -> str:
+        """The header's value. A renewal that fails is said once: the credentials in hand may still be good."""
+        try:
+            async with asyncio.timeout(PLUGIN_S):
+                key = await link.configuration.get_api_key_with_prefix("BearerToken")
+            self._complaint = ""
+        except Exception as error:  # whatever a plugin, a YAML file or the library's asserts come up with
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.warning("credentials could not be renewed", source="kubernetes", error=str(error))
+            key = link.configuration.api_key.get("BearerToken")
+        return (key or "").strip()  # token files often end in a newline, which a header must not
+
+    async def _renew(self, stale: Link, why: ApiError) -> bool:
+        """Read everything again because of `why`; whether there is now something new to try."""
+        async with self._renewing:
+            if self._link is not stale:
+                return True
+            now = asyncio.get_running_loop().time()
+            if now - self._renewed_at < FORCED_RENEW_S:
+                return False
+            self._renewed_at = now
+            try:
+                self._link = Link(await self._access.configuration())
+            except ConfigError as error:
+                log.warning("credentials could not be renewed", source="kubernetes", error=str(error), after=str(why))
+                return False
+        await stale.retire()
+        return True
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    splitter = LineSplitter()
+    while True:
+        with explained(str(response.url)):
+            data = await response.content.readany()
+        if not data:
+            break
+        for line in splitter.feed(data):
+            yield line
+    if rest := splitter.rest:
+        raise Unreachable(f"{response.url}: the stream ended within a line: {excerpt(rest)}", cause="half line")
+
+
+def _refusal(response: aiohttp.ClientResponse, body: bytes, *, where: str) -> ApiError:
+    if response.status == 200:
+        return Garbage(
+            f"{where} answered {response.content_type} where JSON was expected; is this an API server? It said: "
+            f"{excerpt(body)}",
+            cause="not JSON",
+            status=200,
+        )
+    location = response.headers.get("Location")
+    seen = f"{where} answered" + (f" (a redirect to {location})" if location else "")
+    retry_after_s = _retry_after(response.headers.get("Retry-After"), time())
+    return error_of(parse_status(body), code=response.status, seen=seen, retry_after_s=retry_after_s)
+
+
+def _retry_after(value: str | None, now: float) -> float | None:
+    """Seconds from a Retry-After header: a number, or an HTTP date (RFC 9110, 10.2.3)."""
+    if value is None:
+        return None
+    if value.strip().isdigit():
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
+    except ValueError:
+        return None

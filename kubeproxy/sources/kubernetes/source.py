@@ -1,0 +1,82 @@
+"""The Kubernetes source: Services and their endpoints from an API server, into a sink."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from time import time
+from typing import Any
+
+import msgspec
+
+from kubeproxy.sources.kubernetes.client import Client
+from kubeproxy.sources.kubernetes.contact import Contact
+from kubeproxy.sources.kubernetes.course import Pace
+from kubeproxy.sources.kubernetes.errors import ApiError, Garbage
+from kubeproxy.sources.kubernetes.events import excerpt
+from kubeproxy.sources.kubernetes.reflector import Reflector, ReflectorState
+from kubeproxy.sources.kubernetes.resource import Endpoints, Resource, Services, Slices
+from kubeproxy.sources.sink import Sink
+
+
+class _Version(msgspec.Struct, rename="camel"):
+    group_version: str = ""
+
+
+class _Group(msgspec.Struct):
+    versions: list[_Version] | None = None
+
+
+class _GroupList(msgspec.Struct):
+    kind: str
+    groups: list[_Group] | None = None
+
+
+class KubernetesSource:
+    """Watches Services, and EndpointSlices or, where the server has none, Endpoints."""
+
+    def __init__(
+        self, *, client: Client, sink: Sink, node_name: str, pace: Pace | None = None, random: Random | None = None
+    ) -> None:
+        self._client = client
+        self.node_name = node_name
+        self._services = Services(sink)
+        self._slices = Slices(sink)
+        self._endpoints = Endpoints(sink)
+        self._contact = Contact(server=client.server, clock=time)
+        pace = pace or Pace()
+        random = random or Random()
+        self._reflectors = tuple(
+            Reflector(client=client, name=name, choose=choose, contact=self._contact, pace=pace, random=random)
+            for name, choose in ((Services.name, self._choose_services), (Slices.name, self._choose_slices))
+        )
+
+    async def run(self) -> None:
+        """Until cancelled. Failures of the server are retried for ever, and never touch what the sink was told."""
+        async with asyncio.TaskGroup() as group:
+            for reflector in self._reflectors:
+                group.create_task(reflector.run(), name=f"reflector of {reflector.state().resource}")
+
+    def state(self) -> tuple[ReflectorState, ...]:
+        """How each reflector is faring."""
+        return tuple(reflector.state() for reflector in self._reflectors)
+
+    async def _choose_services(self) -> Resource[Any]:
+        return self._services
+
+    async def _choose_slices(self) -> Resource[Any]:
+        """What the list of API groups says. It is looked up there, and not by trying the group's own path, because to
+        kube-proxy's role an unknown group is a 403 like any other. Who may not read even the list is taken to talk to
+        a server of this decade."""
+        try:
+            body = await self._client.get_json("/apis")
+        except ApiError as error:
+            if error.status in (403, 404):
+                return self._slices
+            raise
+        try:
+            groups = msgspec.json.decode(body, type=_GroupList).groups or []
+        except msgspec.DecodeError as error:
+            raise Garbage(f"/apis is not a list of API groups ({error}): {excerpt(body)}", cause="garbage") from error
+        served = {version.group_version for group in groups for version in group.versions or []}
+        return self._slices if "discovery.k8s.io/v1" in served else self._endpoints
