@@ -34,15 +34,14 @@ class FakeDataPlane:
         """Take the messages to heart, after a breath in which the caller may be cancelled."""
         await asyncio.sleep(0)
         if self.broken is not None:
-            reason, self.broken = self.broken, None
-            raise KernelError(reason)
+            error, self.broken = KernelError(self.broken), None
+            raise error
         failures: dict[FrontendName, str] = {}
         for message in messages:
-            reason = None if isinstance(message, Tune) else self.refuse.get(message.frontend) or self._fault(message)
             if isinstance(message, Tune):
                 self.tune = message
-            elif reason is not None:
-                failures.setdefault(message.frontend, reason)
+            elif fault := self._fault(message):
+                failures.setdefault(message.frontend, fault)
                 continue
             else:
                 self._take(message)
@@ -51,11 +50,13 @@ class FakeDataPlane:
         return failures
 
     def _fault(self, message: Listen | SetEndpoints | Retire) -> str | None:
+        if message.frontend in self.refuse:
+            return self.refuse[message.frontend]
         listening = self.listening.get(message.frontend)
         if isinstance(message, SetEndpoints) and listening is None:
             return f"{message.frontend} is not listened for"
         if isinstance(message, Listen):
-            if listening not in (None, message):
+            if listening is not None and listening != message:
                 return f"{message.frontend} is listened for already, at port {listening.port}"
             for other in self.listening.values():
                 if other != message and (other.protocol, other.port) == (message.protocol, message.port):
@@ -101,8 +102,11 @@ class FakePortReserver:
         """As the kernel would."""
         if self.error is not None:
             raise self.error
-        chosen = port or next(self._kernel_choice)
-        if (protocol, chosen) in self.taken or (protocol, address, chosen) in self.held:
+        offers = iter((port,)) if port else self._kernel_choice
+        chosen = next(
+            (p for p in offers if (protocol, p) not in self.taken and (protocol, address, p) not in self.held), 0
+        )
+        if not chosen:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         reservation = FakeReservation(self, protocol, address, chosen)
         self.held[protocol, address, chosen] = reservation

@@ -1,0 +1,33 @@
+"""From what the sources say to what the kernel and the data plane do.
+
+The nouns, in the order in which a change meets them:
+
+Tracker     what every source says, which of them owns a Service, and what changed since somebody last looked
+resolve     one Service and its slices -> the frontends that it asks for
+Ledger      which frontends are wanted, which listeners stand, which ports they hold; it knows what may be done next
+plan        one look at wanted and standing -> what to open, tell, take out of the rules, close
+Ports       the proxy ports: from a range or from the kernel
+Rules       serving frontends -> RuleSet
+Schedule    when netfilter may be spoken to next
+Proxier     the only one here that awaits: carries out what the others decided
+
+Everything but the Proxier is synchronous and has no clock: it is told what time it is.
+"""
+
+from kubeproxy.proxier.observer import ProxierObserver
+from kubeproxy.proxier.ports import PortRange
+from kubeproxy.proxier.proxier import Proxier
+from kubeproxy.proxier.schedule import Periods
+from kubeproxy.proxier.snapshot import FrontendStatus, Snapshot
+from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
+
+__all__ = [
+    "START_GRACE_S",
+    "FrontendStatus",
+    "Periods",
+    "PortRange",
+    "Proxier",
+    "ProxierObserver",
+    "Snapshot",
+    "Tracker",
+]

@@ -1,0 +1,284 @@
+"""Carries out what tracker, ledger and schedule decided: the only file of this room that awaits.
+
+One round, always in this order:
+
+1. tell the data plane all that may be told now: new listeners first, endpoints of standing ones at once;
+2. if it is time, make netfilter follow in one transaction;
+3. only if that succeeded: tell the data plane what had to wait for it - endpoints that are gone altogether, listeners
+   that no rule leads to any more - and give their ports back.
+
+If (2) fails nothing is closed and nothing given back: traffic that works goes on, and the round is tried again. What
+the sources say while a round awaits something is simply the next round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
+
+from kubeproxy.dataplane.interface import DataPlane, PortReserver
+from kubeproxy.errors import KubeproxyError
+from kubeproxy.model import Address, Family, FrontendName, Protocol, ServiceName
+from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.proxier.clock import Clock, LoopClock
+from kubeproxy.proxier.ledger import Ledger
+from kubeproxy.proxier.observer import NoObserver, ProxierObserver
+from kubeproxy.proxier.ports import PortRange, Ports
+from kubeproxy.proxier.schedule import Backoff, Periods, Schedule
+from kubeproxy.proxier.snapshot import FrontendStatus, Snapshot
+from kubeproxy.proxier.tracker import Tracker
+
+log = structlog.get_logger(__name__)
+
+BATCH = 256
+"""Services looked at, and frontends told of, between two breaths of the event loop: a few milliseconds' worth, so that
+ten thousand Services at start do not stop what is served already."""
+
+_TRIGGERS = 10_000
+"""Trigger times kept while nothing can be put into effect; a bound, however long that lasts."""
+
+
+class Proxier:
+    """Keeps the data plane and netfilter in step with what the sources say.
+
+    `run` does so until `stop`; `sync_now` does it once, at once. What is wrong with single Services is logged, told to
+    the observer and shown in `snapshot`; it never stops the others.
+    """
+
+    def __init__(
+        self,
+        *,
+        tracker: Tracker,
+        data_plane: DataPlane,
+        netfilter: Netfilter,
+        reserver: PortReserver,
+        port_range: PortRange | None = None,
+        periods: Periods = Periods(),  # noqa: B008 - frozen
+        families: Iterable[Family] = (Family.IPV4,),
+        protocols: Iterable[Protocol] = (Protocol.TCP,),
+        landing: Mapping[Family, Address] | None = None,
+        bind: Mapping[Family, Address] | None = None,
+        observer: ProxierObserver | None = None,
+        clock: Clock | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._tracker = tracker
+        self._data_plane = data_plane
+        self._netfilter = netfilter
+        self._ledger = Ledger(ports=Ports(reserver, port_range), families=families, protocols=protocols)
+        self._ledger.use_addresses(landing or {}, bind or {})
+        self._schedule = Schedule(periods, jitter)
+        self._retry = Backoff(jitter)
+        """For what the data plane or the ports denied."""
+        self._observer: ProxierObserver = observer or NoObserver()
+        self._clock: Clock = clock or LoopClock()
+        self._turn = asyncio.Lock()
+        """One round at a time."""
+        self._wake = asyncio.Event()
+        self._stopped = False
+        self._tried = 0
+        """The generation of the rules that netfilter was last asked for."""
+        self._triggers: deque[str] = deque(maxlen=_TRIGGERS)
+        self._problems: dict[ServiceName, tuple[str, ...]] = {}
+        self._failing: dict[str, str] = {}
+        self._pending_since: float | None = None
+        self._settled_at: float | None = None
+        self._programmed_at: float | None = None
+        tracker.notify(self._changed)
+
+    # What others may ask for.
+
+    async def run(self) -> None:
+        """Keep everything in step until `stop` (or until cancelled, at any time)."""
+        while not self._stopped:
+            self._wake.clear()
+            async with self._turn:
+                await self._round(full=False)
+            await self._clock.wait(self._wake, self._next_at())
+
+    async def sync_now(self) -> bool:
+        """Bring everything into effect now, whatever the periods say, and look at what the kernel really has. True if
+        all is in effect; false if enough is not known yet to serve, or if something failed (it will be retried)."""
+        async with self._turn:
+            await self._round(full=True)
+            if self._ledger.rules_pending and not self._failing:
+                await self._round(full=True)  # a listener had to be closed before it could be opened anew
+            return self._settled_at is not None and self._pending_since is None and self._ledger.settled
+
+    async def stop(self, *, cleanup: bool) -> None:
+        """End `run` after its present round, and give the reserved ports back; for when the data plane has ended, or
+        is about to. The rules stay as they are, unless `cleanup` asks for their removal (KernelError if that fails)."""
+        self._stopped = True
+        self._wake.set()
+        async with self._turn:
+            try:
+                if cleanup:
+                    await self._netfilter.cleanup()
+            finally:
+                self._ledger.close()
+
+    def set_periods(self, periods: Periods) -> None:
+        """Keep another pace from now on."""
+        self._schedule.periods = periods
+        self._wake.set()
+
+    def set_port_range(self, port_range: PortRange | None) -> None:
+        """Take new proxy ports from here. Those in use stay as they are."""
+        self._ledger.ports.use_range(port_range)
+        self._ledger.retry()
+        self._wake.set()
+
+    def set_landing(self, landing: Mapping[Family, Address], bind: Mapping[Family, Address]) -> None:
+        """Lead clients to these addresses (see `RuleSet`). Listeners that `bind` moves elsewhere are opened anew, which
+        clients notice; `landing` costs one transaction."""
+        self._ledger.use_addresses(landing, bind)
+        self._changed()
+
+    def snapshot(self) -> Snapshot:
+        """What is wanted, what stands and what is wrong, as of now."""
+        ledger, tracker = self._ledger, self._tracker
+        listeners = ledger.listeners
+        return Snapshot(
+            ready=tracker.ready_at(self._clock.now()) <= self._clock.now(),
+            frontends=tuple(
+                FrontendStatus(frontend, listeners[name].reservation.port if name in listeners else None)
+                for name, frontend in ledger.wanted.items()
+            ),
+            problems=self._problems,
+            sources=tracker.sources(),
+            owners=ledger.owners.copy(),
+            netfilter=self._netfilter.name,
+            failing="; ".join(self._failing.values()) or None,
+            failures=self._schedule.failures,
+            pending_since=self._pending_since,
+            settled_at=self._settled_at,
+            programmed_at=self._programmed_at,
+            service_changes_pending=tracker.service_changes.pending,
+            service_changes_total=tracker.service_changes.total,
+            endpoint_changes_pending=tracker.slice_changes.pending,
+            endpoint_changes_total=tracker.slice_changes.total,
+        )
+
+    # One round.
+
+    async def _round(self, *, full: bool) -> None:
+        now = self._clock.now()
+        if self._stopped or self._tracker.ready_at(now) > now:
+            return
+        faults, retrying = set(self._ledger.faults), now >= self._retry.retry_at
+        if retrying or full:
+            self._ledger.retry()
+        told = await self._tell()
+        if (full or self._transaction_at() <= self._clock.now()) and await self._program(full=full):
+            told = await self._tell() and told
+        self._pace_retries(told=told, retrying=retrying, faults_before=faults)
+        self._account()
+
+    async def _tell(self) -> bool:
+        """Tell the data plane all that it may know now; whether it could be told."""
+        untaken = self._tracker.untaken  # later changes are the next round, or netfilter's turn might never come
+        while True:
+            changes = self._tracker.take(min(BATCH, untaken))
+            untaken -= len(changes)
+            self._ledger.absorb(changes)
+            for change in changes:
+                self._triggers += change.trigger_times()
+            step = self._ledger.next_step(BATCH)
+            if step is not None:
+                try:
+                    failures = await self._data_plane.send(step.messages)
+                except KubeproxyError as error:
+                    self._failed("data plane", error)
+                    return False
+                self._ledger.done(step, failures)
+            elif changes:
+                await asyncio.sleep(0)
+            else:
+                self._recovered("data plane")
+                return True
+
+    async def _program(self, *, full: bool) -> bool:
+        """Make netfilter follow, in one transaction; whether it did."""
+        started_at = self._clock.now()
+        full = full or self._schedule.full_due(started_at)
+        generation, ruleset = self._ledger.rules.generation, self._ledger.rules.ruleset()
+        self._tried = generation
+        self._schedule.started()
+        try:
+            changed = await self._netfilter.apply(ruleset, verify=full)
+        except KubeproxyError as error:
+            self._schedule.failed(self._clock.now())
+            self._failed("netfilter", error)
+            return False
+        ended_at = self._programmed_at = self._clock.now()
+        self._ledger.applied(generation)
+        self._schedule.succeeded(ended_at, full=full)
+        self._recovered("netfilter")
+        self._observer.programmed(duration_s=ended_at - started_at, full=full, changed=changed)
+        return True
+
+    # When the next one is.
+
+    def _changed(self) -> None:
+        """Something may be new."""
+        if self._pending_since is None and (self._tracker.untaken or not self._ledger.settled):
+            self._pending_since = self._clock.now()
+            self._observer.queued()
+        self._wake.set()
+
+    def _transaction_at(self) -> float:
+        rules = self._ledger.rules
+        return self._schedule.next_at(pending=self._ledger.rules_pending, new=rules.generation != self._tried)
+
+    def _next_at(self) -> float:
+        ready_at = self._tracker.ready_at(self._clock.now())
+        if ready_at > self._clock.now():
+            return ready_at
+        return min(self._transaction_at(), self._retry.retry_at)
+
+    def _pace_retries(self, *, told: bool, retrying: bool, faults_before: set[FrontendName]) -> None:
+        """One timer for everything that was denied: it starts anew when something new is, and is slower each time."""
+        faults = self._ledger.faults.keys()
+        if told and not faults:
+            self._retry.reset()
+        elif faults - faults_before or (not told and not self._retry.failures):
+            self._retry.reset()
+            self._retry.failed(self._clock.now())
+        elif retrying:
+            self._retry.failed(self._clock.now())
+
+    # Who hears of it.
+
+    def _account(self) -> None:
+        problems = self._ledger.problems()
+        if problems != self._problems:
+            for service in problems.keys() | self._problems.keys():
+                before, now = self._problems.get(service, ()), problems.get(service, ())
+                for text in now:
+                    if text not in before:
+                        log.warning("service not wholly served", service=str(service), reason=text)
+                if before and not now:
+                    log.info("service wholly served again", service=str(service))
+            self._problems = problems
+            self._observer.troubled(problems)
+        if self._ledger.settled and not self._tracker.untaken:
+            if self._settled_at is None:
+                log.info("serving", services=len(self._ledger.owners), listeners=len(self._ledger.listeners))
+            self._settled_at, self._pending_since = self._clock.now(), None
+            self._observer.settled(tuple(self._triggers))
+            self._triggers.clear()
+
+    def _failed(self, part: str, error: KubeproxyError) -> None:
+        self._observer.failed(error)
+        reason = f"{part}: {error}"
+        if self._failing.get(part) != reason:
+            log.error("cannot be brought up to date; what works goes on working", part=part, reason=str(error))
+        self._failing[part] = reason
+
+    def _recovered(self, part: str) -> None:
+        if self._failing.pop(part, None) is not None:
+            log.info("up to date again", part=part)

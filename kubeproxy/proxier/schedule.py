@@ -1,0 +1,95 @@
+"""When netfilter may be spoken to next, and when something that failed is tried again. Pure: time is an argument, and
+so is chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+RETRY_FIRST_S = 0.5
+RETRY_LIMIT_S = 30.0
+RETRY_JITTER = 0.25
+"""The largest part of a delay by which it is lengthened at random, so that many nodes do not retry in step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """How often netfilter is spoken to; the defaults are kube-proxy's."""
+
+    min_sync_s: float = 1.0
+    """The least time from the end of one transaction to the start of the next."""
+    sync_s: float = 30.0
+    """The most time from one full sync, that looks at what the kernel really has, to the next."""
+
+
+class Backoff:
+    """Delays that double with every failure in a row: RETRY_FIRST_S to RETRY_LIMIT_S."""
+
+    def __init__(self, jitter: Callable[[], float]) -> None:
+        self._jitter = jitter
+        self._delay_s = RETRY_FIRST_S
+        self.failures = 0
+        self.retry_at = math.inf
+        """When to try again; infinity when nothing failed."""
+
+    def failed(self, now: float) -> None:
+        """Once more in vain."""
+        self.failures += 1
+        self.retry_at = now + self._delay_s * (1 + RETRY_JITTER * self._jitter())
+        self._delay_s = min(2 * self._delay_s, RETRY_LIMIT_S)
+
+    def reset(self) -> None:
+        """Nothing is failing."""
+        self._delay_s = RETRY_FIRST_S
+        self.failures = 0
+        self.retry_at = math.inf
+
+
+class Schedule:
+    """The pace of netfilter transactions: the first change at once, later ones `min_sync_s` apart, a full sync every
+    `sync_s`, retries with backoff. A change that comes after a failure does not wait for the backoff, because it may be
+    the cure; it waits for `min_sync_s` like any other."""
+
+    def __init__(self, periods: Periods, jitter: Callable[[], float]) -> None:
+        self.periods = periods
+        self._backoff = Backoff(jitter)
+        self._ended_at = -math.inf
+        self._full_at = -math.inf
+        self._certain = False
+        """Whether the last transaction ended, and ended well: else nobody knows what the kernel has."""
+
+    @property
+    def failures(self) -> int:
+        """Transactions that failed in a row."""
+        return self._backoff.failures
+
+    def next_at(self, *, pending: bool, new: bool) -> float:
+        """When the next transaction is due. `pending`: the kernel has not learned of everything; `new`: nor has it
+        been asked to."""
+        full_at = self._full_at + self.periods.sync_s
+        change_at = self._ended_at + self.periods.min_sync_s
+        if self.failures:
+            return min(self._backoff.retry_at, change_at) if new else self._backoff.retry_at
+        return min(full_at, change_at) if pending else full_at
+
+    def full_due(self, now: float) -> bool:
+        """Whether a transaction that starts now has to look at what the kernel really has."""
+        return not self._certain or now >= self._full_at + self.periods.sync_s
+
+    def started(self) -> None:
+        """A transaction begins; should it be cancelled, nobody knows how it ended."""
+        self._certain = False
+
+    def succeeded(self, now: float, *, full: bool) -> None:
+        """The kernel is as it should be."""
+        self._backoff.reset()
+        self._certain = True
+        self._ended_at = now
+        if full:
+            self._full_at = now
+
+    def failed(self, now: float) -> None:
+        """The kernel said no."""
+        self._backoff.failed(now)
+        self._ended_at = now

@@ -1,0 +1,46 @@
+"""The proxier's state as values, for status pages, health and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kubeproxy.model import Frontend, ServiceName
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendStatus:
+    """One frontend that is wanted."""
+
+    frontend: Frontend
+    proxy_port: int | None
+    """Where it listens; None: nowhere yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is wanted, what stands, and what is wrong. Times are seconds of the proxier's clock."""
+
+    ready: bool
+    """Whether enough is known to serve at all."""
+    frontends: Sequence[FrontendStatus]
+    problems: Mapping[ServiceName, Sequence[str]]
+    sources: Mapping[str, bool]
+    """Every source, and whether it has listed everything."""
+    owners: Mapping[ServiceName, str]
+    """Which source each Service is served from."""
+    netfilter: str
+    failing: str | None
+    """Why netfilter or the data plane cannot be brought up to date; None: they can."""
+    failures: int
+    """Netfilter transactions that failed in a row."""
+    pending_since: float | None
+    """When the oldest change that is not in effect was first seen; None: everything is."""
+    settled_at: float | None
+    """When everything was in effect last; None: never."""
+    programmed_at: float | None
+    """When the last netfilter transaction succeeded; None: never."""
+    service_changes_pending: int
+    service_changes_total: int
+    endpoint_changes_pending: int
+    endpoint_changes_total: int

@@ -1,0 +1,159 @@
+"""A node without a kernel: a Proxier among fakes, and time that passes when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from kubeproxy.dataplane.fake import FakeDataPlane, FakePortReserver
+from kubeproxy.errors import KubeproxyError
+from kubeproxy.model import Family, FrontendName, Protocol, ServiceName, Target
+from kubeproxy.netfilter.fake import FakeNetfilter
+from kubeproxy.netfilter.trace import Fate
+from kubeproxy.proxier import Periods, PortRange, Proxier, Tracker
+from kubeproxy.tasks import TaskSet
+from tests.proxier.builders import destination
+
+SOURCE = "kubernetes"
+
+
+class FakeClock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.waits = 0
+        """How often somebody had nothing to do but to wait."""
+        self._moved = asyncio.Event()
+
+    def now(self) -> float:
+        return self.time
+
+    async def wait(self, event: asyncio.Event, until: float) -> None:
+        while self.time < until and not event.is_set():
+            self.waits += 1
+            self._moved.clear()
+            async with asyncio.TaskGroup() as tasks:
+                either = [tasks.create_task(event.wait()), tasks.create_task(self._moved.wait())]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                for task in either:
+                    task.cancel()
+
+    def move(self, by_s: float) -> None:
+        self.time += by_s
+        self._moved.set()
+
+
+class Diary:
+    """An observer that writes everything down."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+        self.trigger_times: list[str] = []
+        self.problems: Mapping[ServiceName, Sequence[str]] = {}
+
+    def queued(self) -> None:
+        self.entries.append("queued")
+
+    def settled(self, trigger_times: Sequence[str]) -> None:
+        self.entries.append("settled")
+        self.trigger_times += trigger_times
+
+    def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
+        self.entries.append(f"programmed{' full' if full else ''}{' changed' if changed else ''}")
+
+    def failed(self, error: KubeproxyError) -> None:
+        self.entries.append(f"failed: {error}")
+
+    def troubled(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
+        self.problems = problems
+
+
+class Node:
+    """Everything that a test of the proxier needs, and a few ways to look at it."""
+
+    def __init__(
+        self,
+        *,
+        sources: Iterable[str] = (SOURCE,),
+        port_range: PortRange | None = None,
+        periods: Periods = Periods(),  # noqa: B008 - frozen
+        families: Iterable[Family] = (Family.IPV4,),
+        protocols: Iterable[Protocol] = (Protocol.TCP,),
+    ) -> None:
+        self.tracker = Tracker(sources)
+        self.data_plane = FakeDataPlane()
+        self.netfilter = FakeNetfilter()
+        self.reserver = FakePortReserver()
+        self.clock = FakeClock()
+        self.diary = Diary()
+        self.crashes: list[BaseException] = []
+        self._tasks = TaskSet(lambda _, error: self.crashes.append(error))
+        self.proxier = Proxier(
+            tracker=self.tracker,
+            data_plane=self.data_plane,
+            netfilter=self.netfilter,
+            reserver=self.reserver,
+            port_range=port_range,
+            periods=periods,
+            families=families,
+            protocols=protocols,
+            observer=self.diary,
+            clock=self.clock,
+            jitter=lambda: 0.0,
+        )
+
+    def list_nothing(self, source: str = SOURCE) -> None:
+        """The source has listed both kinds, and there is nothing."""
+        self.tracker.replace_services(source, ())
+        self.tracker.replace_slices(source, ())
+
+    def start(self) -> None:
+        """Let the proxier run."""
+        self._tasks.start(self.proxier.run(), name="proxier")
+
+    async def rest(self) -> None:
+        """Until the proxier waits, for time or for news."""
+        await asyncio.sleep(0)
+        for _ in range(10_000):
+            before = self.clock.waits
+            await asyncio.sleep(0)
+            if self.clock.waits == before:
+                idle = getattr(self, "_idle", 0) + 1
+                self._idle = idle
+                if idle > 50:
+                    self._idle = 0
+                    break
+            else:
+                self._idle = 0
+        assert not self.crashes, self.crashes
+
+    async def pass_time(self, by_s: float) -> None:
+        """Let time pass, and what is due happen."""
+        self.clock.move(by_s)
+        await self.rest()
+
+    async def close(self) -> None:
+        """Stop, and hold the proxier to having given everything back."""
+        await self.proxier.stop(cleanup=False)
+        await self._tasks.close()
+        assert not self.reserver.held
+        assert not self.crashes, self.crashes
+
+    def proxy_port(self, name: FrontendName) -> int:
+        """Where a frontend listens."""
+        return self.data_plane.listening[name].port
+
+    def answers(self, where: str) -> tuple[Target, ...] | Fate:
+        """Who answers a client that sends to `where` now; if nobody, its fate."""
+        met = self.netfilter.trace(destination(where))
+        if met.fate is not Fate.PROXIED:
+            return met.fate
+        for name, listen in self.data_plane.listening.items():
+            if (listen.protocol, listen.port) == (destination(where).protocol, met.proxy_port):
+                return self.data_plane.endpoints[name].endpoints
+        raise AssertionError(f"the rules lead {where} to port {met.proxy_port}, where nobody listens")
+
+
+FOREVER = math.inf
