@@ -177,12 +177,12 @@ class Metrics:
         a time that cannot be read, for whoever may annotate an EndpointSlice may write anything.
         """
         try:
-            triggered = datetime.fromisoformat(trigger_time).timestamp()
-        except (ValueError, OverflowError):
+            triggered = datetime.fromisoformat(trigger_time)
+        except ValueError:
             return
-        if triggered >= self._started:
+        if triggered.tzinfo is not None and triggered.timestamp() >= self._started:
             for name in self._families:
-                self._programming.labels(name).observe(max(0.0, self._clock() - triggered))
+                self._programming.labels(name).observe(max(0.0, self._clock() - triggered.timestamp()))
 
     def apply_failed(self, adapter: str) -> None:
         """The packet filter refused a transaction."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Iterable
 from typing import Final, cast
@@ -130,7 +131,7 @@ class HttpServer:
         except BaseException:
             listening.close()
             raise
-        log.info("listening", server=self._name, address=self._address)
+        log.info("listening", server=self._name, address=_joined(self._host, self.port))
 
     async def _keep_trying(self) -> None:
         said = ""
@@ -157,7 +158,7 @@ class HttpServer:
 
     @property
     def _address(self) -> str:
-        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        return _joined(self._host, self._port)
 
 
 class _Connection(asyncio.Protocol):
@@ -204,5 +205,10 @@ _HTTP_LOG = logging.getLogger(f"{__name__}.http")
 _HTTP_LOG.addFilter(_worth_telling)
 
 
+def _joined(host: str, port: int | None) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+    # The text of socket.create_server repeats the address.
+    return os.strerror(error.errno) if error.errno is not None else str(error)

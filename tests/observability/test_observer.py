@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from kubeproxy.errors import ClusterError, KernelError
+from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.metrics import Metrics
+from kubeproxy.observability.observer import SyncObserver
+
+
+def test_what_the_proxier_tells_becomes_health_and_metrics() -> None:
+    now = 0.0
+    health, metrics = ProxyHealth(timeout_s=60.0), Metrics()
+    observer = SyncObserver(health, metrics, adapter="nftables", clock=lambda: now)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    observer.queued()
+    assert health.at(now).unready is not None
+    observer.programmed(duration_s=0.01, full=True, changed=True)
+    observer.settled(["2999-01-01T00:00:00Z"])
+    assert health.at(now).unready is None
+    assert value("kubeproxy_sync_proxy_rules_duration_seconds_count", ip_family="IPv4") == 1
+    assert value("kubeproxy_network_programming_duration_seconds_count", ip_family="IPv4") == 1
+
+    now = 10.0
+    observer.queued()
+    observer.failed(KernelError("nft: Could not process rule: Device or resource busy"))
+    assert health.at(now).failing == "nft: Could not process rule: Device or resource busy"
+    assert health.at(69.0).healthy
+    assert not health.at(70.0).healthy
+    assert value("kubeproxy_netfilter_apply_failures_total", adapter="nftables") == 1
+
+    observer.failed(ClusterError("not the kernel's fault"))
+    assert value("kubeproxy_netfilter_apply_failures_total", adapter="nftables") == 1
+
+    now = 80.0
+    observer.programmed(duration_s=0.01, full=False, changed=True)
+    observer.settled([])
+    observer.troubled({})
+    assert health.at(now).failing is None
+    assert health.at(now).healthy
+
+
+def test_it_fits_the_proxier() -> None:
+    from kubeproxy.proxier.observer import ProxierObserver
+
+    observer: ProxierObserver = SyncObserver(ProxyHealth(timeout_s=60.0), Metrics(), adapter="none")
+    observer.queued()

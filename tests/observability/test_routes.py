@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from multidict import CIMultiDictProxy
+from prometheus_client.parser import text_string_to_metric_families
+
+from kubeproxy.dataplane.interface import Counters
+from kubeproxy.model import Family, FrontendName, ServicePortName
+from kubeproxy.observability.exposition import Exposition
+from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.metrics import Metrics
+from kubeproxy.observability.routes import health_routes, metrics_routes, rfc3339_nano
+from kubeproxy.observability.server import HttpServer
+from tests.observability.conftest import State
+
+WALL_NS = 1_800_000_000_500_000_000
+
+
+class Node:
+    """Both servers with everything behind them, and clocks that stand still until moved."""
+
+    def __init__(self, state: State) -> None:
+        self.now = 1000.0
+        self.counters: dict[FrontendName, Counters] = {}
+        self.health = ProxyHealth(timeout_s=60.0, families=Family)
+        self.metrics = Metrics(families=Family)
+        self.exposition = Exposition(self.metrics, counters=lambda: self.counters, proxier=lambda: state)
+        self.health_server = HttpServer(
+            name="healthz",
+            host="127.0.0.1",
+            port=0,
+            setting="healthzBindAddress",
+            routes=health_routes(
+                self.health,
+                self.metrics,
+                clock=lambda: self.now,
+                wall_ns=lambda: WALL_NS + round((self.now - 1000) * 1e9),
+            ),
+        )
+        self.metrics_server = HttpServer(
+            name="metrics",
+            host="127.0.0.1",
+            port=0,
+            setting="metricsBindAddress",
+            routes=metrics_routes(self.exposition, lambda: {"BindAddress": "0.0.0.0", "FeatureGates": {}}),
+        )
+
+    async def healthz(self, path: str = "/healthz") -> tuple[int, CIMultiDictProxy[str], str]:
+        return await fetch(self.health_server, path)
+
+    async def page(self, path: str) -> tuple[int, CIMultiDictProxy[str], str]:
+        return await fetch(self.metrics_server, path)
+
+
+async def fetch(server: HttpServer, path: str) -> tuple[int, CIMultiDictProxy[str], str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{server.port}{path}") as answer:
+        return answer.status, answer.headers, await answer.text()
+
+
+@pytest.fixture
+async def node(state: State) -> AsyncIterator[Node]:
+    node = Node(state)
+    await node.health_server.start()
+    await node.metrics_server.start()
+    yield node
+    await node.health_server.close()
+    await node.metrics_server.close()
+
+
+async def test_before_the_first_sync_the_proxy_is_healthy_but_not_ready(node: Node) -> None:
+    status, headers, body = await node.healthz()
+    assert status == 200
+    assert headers["Content-Type"] == "application/json"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert json.loads(body) == {
+        "lastUpdated": "2027-01-15T08:00:00.5Z",
+        "currentTime": "2027-01-15T08:00:00.5Z",
+        "nodeEligible": True,
+        "healthy": True,
+        "status": {},
+    }
+    assert (await node.healthz("/livez"))[0] == 200
+    status, headers, body = await node.healthz("/readyz")
+    assert status == 503
+    assert json.loads(body) == {
+        "currentTime": "2027-01-15T08:00:00.5Z",
+        "ready": False,
+        "reason": "no sync has succeeded yet",
+    }
+
+
+async def test_after_the_first_sync_all_is_well(node: Node) -> None:
+    node.health.updated(999.0)
+    status, _, body = await node.healthz()
+    assert status == 200
+    assert json.loads(body)["status"] == {
+        "IPv4": {"lastUpdated": "2027-01-15T07:59:59.5Z", "healthy": True},
+        "IPv6": {"lastUpdated": "2027-01-15T07:59:59.5Z", "healthy": True},
+    }
+    assert list(json.loads(body)) == ["lastUpdated", "currentTime", "nodeEligible", "healthy", "status"]
+    status, _, body = await node.healthz("/livez")
+    assert status == 200
+    assert list(json.loads(body)) == ["lastUpdated", "currentTime", "healthy", "status"]
+    status, _, body = await node.healthz("/readyz")
+    assert (status, json.loads(body)["ready"]) == (200, True)
+
+
+async def test_a_change_that_waits_for_too_long_is_told_with_its_reason(node: Node) -> None:
+    node.health.updated(1000.0)
+    node.health.queued(1010.0)
+    node.health.failing("nft: table locked")
+    node.now = 1070.0
+    for path in ("/healthz", "/livez"):
+        status, _, body = await node.healthz(path)
+        answer = json.loads(body)
+        assert status == 503
+        assert answer["healthy"] is False
+        assert answer["lastUpdated"] == "2027-01-15T08:00:00.5Z"
+        assert answer["currentTime"] == "2027-01-15T08:01:10.5Z"
+        assert answer["status"]["IPv4"] == {"lastUpdated": "2027-01-15T08:00:00.5Z", "healthy": False}
+        assert answer["failing"] == "nft: table locked"
+
+
+async def test_a_node_that_leaves_is_unhealthy_but_alive(node: Node) -> None:
+    node.health.updated(1000.0)
+    node.health.node_eligible(False)
+    status, _, body = await node.healthz()
+    assert (status, json.loads(body)["nodeEligible"], json.loads(body)["healthy"]) == (503, False, False)
+    assert json.loads(body)["status"]["IPv4"]["healthy"] is True
+    assert (await node.healthz("/livez"))[0] == 200
+
+
+async def test_answers_are_counted(node: Node) -> None:
+    node.health.updated(1000.0)
+    await node.healthz("/healthz")
+    await node.healthz("/livez")
+    await node.healthz("/livez")
+    node.health.node_eligible(False)
+    await node.healthz("/healthz")
+    _, _, text = await node.page("/metrics")
+    lines = text.splitlines()
+    assert 'kubeproxy_proxy_healthz_total{code="200"} 1.0' in lines
+    assert 'kubeproxy_proxy_healthz_total{code="503"} 1.0' in lines
+    assert 'kubeproxy_proxy_livez_total{code="200"} 2.0' in lines
+    assert 'kubeproxy_proxy_livez_total{code="503"} 0.0' in lines
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/healthz/", "/healthz/x", "/%00", "/../etc/passwd"])
+async def test_the_health_server_knows_no_other_path(node: Node, path: str) -> None:
+    assert (await node.healthz(path))[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/livez", "/debug/pprof/", "/statusz"])
+async def test_the_metrics_server_knows_no_other_path(node: Node, path: str) -> None:
+    assert (await node.page(path))[0] == 404
+
+
+async def test_the_metrics_servers_small_pages(node: Node) -> None:
+    for path in ("/healthz", "/healthz/ping"):
+        status, headers, body = await node.page(path)
+        assert (status, body) == (200, "ok")
+    status, headers, body = await node.page("/proxyMode")
+    assert (status, body) == (200, "userspace")
+    assert headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    status, headers, body = await node.page("/configz")
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert json.loads(body) == {"kubeproxy.config.k8s.io": {"BindAddress": "0.0.0.0", "FeatureGates": {}}}
+
+
+async def test_nothing_can_be_changed_over_http(node: Node) -> None:
+    async with aiohttp.ClientSession() as session:
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            async with session.request(method, f"http://127.0.0.1:{node.health_server.port}/healthz") as answer:
+                assert answer.status == 405
+
+
+async def test_a_scrape_holds_the_control_plane_the_data_path_and_the_process(node: Node) -> None:
+    node.counters[FrontendName(ServicePortName("default", "web", "http"), Family.IPV4)] = Counters(accepted=7)
+    status, headers, text = await node.page("/metrics")
+    assert status == 200
+    assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = [family.name for family in text_string_to_metric_families(text)]
+    assert len(families) == len(set(families))
+    assert {"kubeproxy_connections_accepted", "kubeproxy_sync_proxy_rules_duration_seconds"} <= set(families)
+    assert "process_cpu_seconds" in families
+    assert 'kubeproxy_connections_accepted_total{namespace="default",service="web",port="http"} 7' in text.splitlines()
+
+
+async def test_scrapers_that_come_together_get_the_same(node: Node) -> None:
+    node.counters.update(
+        {FrontendName(ServicePortName("a", f"s{n}", ""), Family.IPV4): Counters(accepted=n) for n in range(3000)}
+    )
+    texts = await asyncio.gather(*(node.page("/metrics") for _ in range(5)))
+    wanted = [line for line in texts[0][2].splitlines() if line.startswith("kubeproxy_connections")]
+    assert len(wanted) == 3 * 3000
+    for _, _, text in texts:
+        assert [line for line in text.splitlines() if line.startswith("kubeproxy_connections")] == wanted
+
+
+async def test_the_loop_turns_while_ten_thousand_services_are_rendered(node: Node) -> None:
+    node.counters.update(
+        {FrontendName(ServicePortName("a", f"s{n}", "p"), Family.IPV4): Counters(accepted=n) for n in range(10_000)}
+    )
+    turns, rendering = 0, asyncio.Event()
+
+    async def watch() -> None:
+        nonlocal turns
+        while not rendering.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def render() -> bytes:
+        try:
+            return await node.exposition.render()
+        finally:
+            rendering.set()
+
+    text, _ = await asyncio.gather(render(), watch())
+    assert text.count(b"\n") > 60_000
+    assert turns > 100
+
+
+async def test_a_long_answer_is_compressed_for_whoever_can_read_it(node: Node) -> None:
+    node.counters.update(
+        {FrontendName(ServicePortName("a", f"s{n}", ""), Family.IPV4): Counters(accepted=n) for n in range(1000)}
+    )
+    url = f"http://127.0.0.1:{node.metrics_server.port}/metrics"
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        async with session.get(url, headers={"Accept-Encoding": "gzip"}) as answer:
+            packed = await answer.read()
+            assert answer.headers["Content-Encoding"] == "gzip"
+        async with session.get(url, headers={"Accept-Encoding": "identity"}) as answer:
+            plain = await answer.read()
+            assert "Content-Encoding" not in answer.headers
+    assert b'service="s999"' in plain
+    assert b'service="s999"' in gzip.decompress(packed)
+    assert len(packed) < len(plain) / 5
+
+
+@pytest.mark.parametrize(
+    ("unix_ns", "text"),
+    [
+        (WALL_NS, "2027-01-15T08:00:00.5Z"),
+        (1_800_000_000_000_000_000, "2027-01-15T08:00:00Z"),
+        (1_800_000_000_000_000_001, "2027-01-15T08:00:00.000000001Z"),
+        (1_800_000_000_120_000_000, "2027-01-15T08:00:00.12Z"),
+        (0, "1970-01-01T00:00:00Z"),
+    ],
+)
+def test_times_are_written_as_go_does(unix_ns: int, text: str) -> None:
+    assert rfc3339_nano(unix_ns) == text
