@@ -28,12 +28,15 @@ V = TypeVar("V")
 class Step:
     """What the data plane is to be told now: who is to be listened for, told of, closed."""
 
-    wanted: Mapping[FrontendName, Frontend]
-    """As they were when the messages were written."""
     listen: tuple[FrontendName, ...]
     tell: tuple[FrontendName, ...]
     close: tuple[FrontendName, ...]
     messages: tuple[Message, ...]
+
+    @property
+    def names(self) -> tuple[FrontendName, ...]:
+        """Everybody whom it concerns."""
+        return self.listen + self.tell + self.close
 
 
 class Ledger:
@@ -120,7 +123,7 @@ class Ledger:
         while self._unsettled:
             step = self._step_of(list(islice(self._unsettled, limit)))
             if step.messages:
-                self._in_flight = step.listen + step.tell + step.close
+                self._in_flight = step.names
                 return step
         return None
 
@@ -144,8 +147,7 @@ class Ledger:
             messages.append(endpoints_of(self.wanted[name]))
         messages += [endpoints_of(self.wanted[name]) for name in tell]
         messages += [Retire(name) for name in close]
-        wanted = {name: self.wanted[name] for name in listen + tell}
-        return Step(wanted, listen, tell, close, tuple(messages))
+        return Step(listen, tell, close, tuple(messages))
 
     def _rule(self, name: FrontendName, frontend: Frontend | None) -> None:
         listener, before = self.listeners[name], self.rules.generation
@@ -178,23 +180,23 @@ class Ledger:
         """The data plane did what a step says, but for these."""
         self._in_flight = ()
         for name in step.listen + step.tell:
-            if name in failures:
-                self.faults[name] = failures[name]
-                continue
             listener = self.listeners[name]
-            listener.confirmed, listener.told = True, endpoints_of(step.wanted[name])
-            self._unsettled[name] = None
-        for name in step.listen:
-            if name in failures:
-                self._drop(name)  # no rule leads there yet
+            if name not in failures:
+                listener.confirmed, listener.told = True, endpoints_of(self.wanted[name])
+            elif listener.ruled is None:
+                self._drop(name)
+            else:
+                listener.confirmed = False  # it may have been lost over there: next time begin with Listen
         for name in step.close:
+            if name not in failures:
+                self._drop(name)
+        for name in step.names:
             if name in failures:
                 self.faults[name] = failures[name]
-                continue
-            self._drop(name)
-            self._unsettled[name] = None
+            else:
+                self._unsettled[name] = None
         if step.close:
-            self.retry()  # ports came free
+            self.retry()  # ports may have come free
 
     def applied(self, generation: int) -> None:
         """These rules are in force."""

@@ -14,6 +14,7 @@ the sources say while a round awaits something is simply the next round.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -40,6 +41,10 @@ ten thousand Services at start do not stop what is served already."""
 
 _TRIGGERS = 10_000
 """Trigger times kept while nothing can be put into effect; a bound, however long that lasts."""
+
+_DATA_PLANE = "data plane"
+_NETFILTER = "netfilter"
+"""What can fail as a whole."""
 
 
 class Proxier:
@@ -192,13 +197,13 @@ class Proxier:
                 try:
                     failures = await self._data_plane.send(step.messages)
                 except KubeproxyError as error:
-                    self._failed("data plane", error)
+                    self._failed(_DATA_PLANE, error)
                     return False
                 self._ledger.done(step, failures)
             elif changes:
                 await asyncio.sleep(0)
             else:
-                self._recovered("data plane")
+                self._recovered(_DATA_PLANE)
                 return True
 
     async def _program(self, *, full: bool) -> bool:
@@ -212,12 +217,12 @@ class Proxier:
             changed = await self._netfilter.apply(ruleset, verify=full)
         except KubeproxyError as error:
             self._schedule.failed(self._clock.now())
-            self._failed("netfilter", error)
+            self._failed(_NETFILTER, error)
             return False
         ended_at = self._programmed_at = self._clock.now()
         self._ledger.applied(generation)
         self._schedule.succeeded(ended_at, full=full)
-        self._recovered("netfilter")
+        self._recovered(_NETFILTER)
         self._observer.programmed(duration_s=ended_at - started_at, full=full, changed=changed)
         return True
 
@@ -231,8 +236,10 @@ class Proxier:
         self._wake.set()
 
     def _transaction_at(self) -> float:
-        rules = self._ledger.rules
-        return self._schedule.next_at(pending=self._ledger.rules_pending, new=rules.generation != self._tried)
+        if self._programmed_at is None and _DATA_PLANE in self._failing:
+            return math.inf  # an earlier run's rules may still serve, and there is nothing yet to put in their place
+        new = self._ledger.rules.generation != self._tried
+        return self._schedule.next_at(pending=self._ledger.rules_pending, new=new)
 
     def _next_at(self) -> float:
         ready_at = self._tracker.ready_at(self._clock.now())
@@ -260,14 +267,19 @@ class Proxier:
                 before, now = self._problems.get(service, ()), problems.get(service, ())
                 for text in now:
                     if text not in before:
-                        log.warning("service not wholly served", service=str(service), reason=text)
+                        log.warning("service has a problem", service=str(service), problem=text)
                 if before and not now:
-                    log.info("service wholly served again", service=str(service))
+                    log.info("service has no problem any more", service=str(service))
             self._problems = problems
             self._observer.troubled(problems)
         if self._ledger.settled and not self._tracker.untaken:
             if self._settled_at is None:
-                log.info("serving", services=len(self._ledger.owners), listeners=len(self._ledger.listeners))
+                log.info(
+                    "serving",
+                    services=len(self._ledger.owners),
+                    listeners=len(self._ledger.listeners),
+                    still_listing=[source for source, complete in self._tracker.sources().items() if not complete],
+                )
             self._settled_at, self._pending_since = self._clock.now(), None
             self._observer.settled(tuple(self._triggers))
             self._triggers.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from kubeproxy.dataplane.fake import FakeDataPlane, FakePortReserver
@@ -23,22 +22,36 @@ class FakeClock:
 
     def __init__(self) -> None:
         self.time = 1000.0
-        self.waits = 0
-        """How often somebody had nothing to do but to wait."""
         self._moved = asyncio.Event()
+        self._waiting: tuple[asyncio.Event, float] | None = None
 
     def now(self) -> float:
         return self.time
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
-        while self.time < until and not event.is_set():
-            self.waits += 1
-            self._moved.clear()
-            async with asyncio.TaskGroup() as tasks:
-                either = [tasks.create_task(event.wait()), tasks.create_task(self._moved.wait())]
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                for task in either:
-                    task.cancel()
+        self._waiting = event, until
+        try:
+            while self.time < until and not event.is_set():
+                self._moved.clear()
+                waits = [asyncio.create_task(event.wait()), asyncio.create_task(self._moved.wait())]
+                try:
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for wait in waits:
+                        wait.cancel()
+        finally:
+            self._waiting = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether somebody waits, and has nothing to wake for."""
+        return self._waiting is not None and not self._waiting[0].is_set() and self.time < self._waiting[1]
+
+    @property
+    def next_at(self) -> float:
+        """What time is waited for."""
+        assert self._waiting is not None
+        return self._waiting[1]
 
     def move(self, by_s: float) -> None:
         self.time += by_s
@@ -115,19 +128,12 @@ class Node:
 
     async def rest(self) -> None:
         """Until the proxier waits, for time or for news."""
-        await asyncio.sleep(0)
-        for _ in range(10_000):
-            before = self.clock.waits
+        for _ in range(100_000):
+            assert not self.crashes, self.crashes
+            if self.clock.idle:
+                return
             await asyncio.sleep(0)
-            if self.clock.waits == before:
-                idle = getattr(self, "_idle", 0) + 1
-                self._idle = idle
-                if idle > 50:
-                    self._idle = 0
-                    break
-            else:
-                self._idle = 0
-        assert not self.crashes, self.crashes
+        raise AssertionError("the proxier finds no rest")
 
     async def pass_time(self, by_s: float) -> None:
         """Let time pass, and what is due happen."""
@@ -154,6 +160,3 @@ class Node:
             if (listen.protocol, listen.port) == (destination(where).protocol, met.proxy_port):
                 return self.data_plane.endpoints[name].endpoints
         raise AssertionError(f"the rules lead {where} to port {met.proxy_port}, where nobody listens")
-
-
-FOREVER = math.inf

@@ -1,0 +1,327 @@
+"""The proxier against a naive model that keeps no state but what the sources said last.
+
+Sources talk at random, the kernel and the data plane refuse at random, ports run out. At every rest the promises that
+hold always are checked; and once the failures end and time has passed, everything must be as if it had been computed
+from scratch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kubeproxy.model import (
+    Address,
+    Destination,
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    Family,
+    Frontend,
+    FrontendName,
+    Protocol,
+    Service,
+    ServiceName,
+    ServicePort,
+    ServicePortName,
+    SliceName,
+    Target,
+)
+from kubeproxy.netfilter.ruleset import ProxyPort
+from kubeproxy.proxier import PortRange
+from tests.proxier.node import Node
+
+SOURCES = ("kubernetes", "manifests")
+PORTS = PortRange(30000, 30003)
+NAMES = [ServiceName("default", text) for text in ("a", "b", "c")]
+IPS = [Address("10.96.0.1"), Address("10.96.0.2"), Address("fd00::1")]
+ENDPOINTS = {Family.IPV4: [Address("10.0.0.1"), Address("10.0.0.2")], Family.IPV6: [Address("fd01::1")]}
+
+service_ports = st.lists(
+    st.builds(ServicePort, st.sampled_from(["x", "y"]), st.sampled_from(Protocol), st.sampled_from([80, 81])),
+    min_size=1,
+    max_size=2,
+    unique_by=(lambda port: port.name, lambda port: port.port),
+).map(tuple)
+services = st.builds(
+    Service,
+    st.sampled_from(NAMES),
+    st.lists(st.sampled_from(IPS), min_size=1, max_size=2, unique=True).map(tuple),
+    service_ports,
+    affinity_timeout_s=st.sampled_from([None, 60]),
+)
+
+
+@st.composite
+def endpoint_slices(draw: st.DrawFn) -> EndpointSlice:
+    """One of two slices of one of the Services."""
+    service, family = draw(st.sampled_from(NAMES)), draw(st.sampled_from(Family))
+    conditions = st.sampled_from([(True, True, False), (False, True, True), (False, False, False)])
+    endpoints = tuple(
+        Endpoint(address, *draw(conditions)) for address in draw(st.sets(st.sampled_from(ENDPOINTS[family])))
+    )
+    ports = (EndpointPort("x", Protocol.TCP, draw(st.sampled_from([8080, 8081]))), EndpointPort("y", Protocol.UDP, 53))
+    return EndpointSlice(SliceName("default", draw(st.sampled_from(["s", "t"]))), service, family, ports, endpoints)
+
+
+@dataclass
+class Word:
+    """What a source says."""
+
+    services: dict[ServiceName, Service] = field(default_factory=dict)
+    slices: dict[SliceName, EndpointSlice] = field(default_factory=dict)
+    complete: bool = False
+
+
+class Model:
+    """Everything computed from scratch, whenever somebody asks."""
+
+    def __init__(self) -> None:
+        self.words = {source: Word() for source in SOURCES}
+        self.claims: dict[ServiceName, list[str]] = {name: [] for name in NAMES}
+
+    def note(self) -> None:
+        """Who defines what may have changed."""
+        for name, claims in self.claims.items():
+            claiming = [s for s, word in self.words.items() if word.complete and name in word.services]
+            claims[:] = [s for s in claims if s in claiming] + [s for s in claiming if s not in claims]
+
+    def frontends(self) -> dict[FrontendName, Frontend]:
+        """What is wanted."""
+        return {f.name: f for name in NAMES for f in self._frontends_of(name) if f.protocol is not Protocol.SCTP}
+
+    def _frontends_of(self, name: ServiceName) -> list[Frontend]:
+        if not self.claims[name]:
+            return []
+        word = self.words[self.claims[name][0]]
+        service = word.services[name]
+        found = []
+        for port in service.ports:
+            for family in Family:
+                ips = [ip for ip in service.cluster_ips if (":" in ip) == (family is Family.IPV6)]
+                if not ips:
+                    continue
+                ready, leaving = set(), set()
+                for endpoint_slice in word.slices.values():
+                    if (endpoint_slice.service, endpoint_slice.family) != (name, family):
+                        continue
+                    for endpoint_port in endpoint_slice.ports:
+                        if (endpoint_port.name, endpoint_port.protocol) != (port.name, port.protocol):
+                            continue
+                        for endpoint in endpoint_slice.endpoints:
+                            target = Target(endpoint.address, endpoint_port.port)
+                            if endpoint.ready:
+                                ready.add(target)
+                            elif endpoint.serving and endpoint.terminating:
+                                leaving.add(target)
+                found.append(
+                    Frontend(
+                        FrontendName(ServicePortName(*name, port.name), family),
+                        port.protocol,
+                        frozenset(Destination(ip, port.protocol, port.port) for ip in ips),
+                        tuple(sorted(ready or leaving)),
+                        service.affinity_timeout_s,
+                    )
+                )
+        return found
+
+
+class ProxierMachine(RuleBasedStateMachine):
+    """Says the same to a Node and to the Model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.model = Model()
+        self.stood: dict[FrontendName, tuple[Protocol, int]] = {}
+        self.wait(self._build())
+
+    async def _build(self) -> None:
+        self.node = Node(
+            sources=SOURCES,
+            port_range=PORTS,
+            families=tuple(Family),
+            protocols=(Protocol.TCP, Protocol.UDP),
+        )
+        self.node.start()
+
+    def wait(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self.loop.run_until_complete(coroutine)
+
+    def rested(self) -> None:
+        self.model.note()
+        self.wait(self.node.rest())
+
+    # What the sources say.
+
+    @rule(source=st.sampled_from(SOURCES), service=services)
+    def put_service(self, source: str, service: Service) -> None:
+        self.model.words[source].services[service.name] = service
+        self.node.tracker.put_service(source, service)
+        self.rested()
+
+    @rule(source=st.sampled_from(SOURCES), name=st.sampled_from(NAMES))
+    def remove_service(self, source: str, name: ServiceName) -> None:
+        self.model.words[source].services.pop(name, None)
+        self.node.tracker.remove_service(source, name)
+        self.rested()
+
+    @rule(source=st.sampled_from(SOURCES), name=st.sampled_from(NAMES))
+    def touch_service(self, source: str, name: ServiceName) -> None:
+        """Deleted and created again before anybody looked."""
+        service = self.model.words[source].services.get(name)
+        if service is not None and self.model.claims[name] in ([], [source]):
+            self.node.tracker.remove_service(source, name)
+            self.node.tracker.put_service(source, service)
+            self.rested()
+
+    @rule(source=st.sampled_from(SOURCES), endpoint_slice=endpoint_slices())
+    def put_slice(self, source: str, endpoint_slice: EndpointSlice) -> None:
+        self.model.words[source].slices[endpoint_slice.name] = endpoint_slice
+        self.node.tracker.put_slice(source, endpoint_slice)
+        self.rested()
+
+    @rule(source=st.sampled_from(SOURCES), name=st.sampled_from(["s", "t"]))
+    def remove_slice(self, source: str, name: str) -> None:
+        slice_name = SliceName("default", name)
+        self.model.words[source].slices.pop(slice_name, None)
+        self.node.tracker.remove_slice(source, slice_name)
+        self.rested()
+
+    @initialize(source=st.sampled_from(SOURCES), both=st.booleans())
+    def list_at_start(self, source: str, both: bool) -> None:
+        for one in SOURCES if both else (source,):
+            self.relist(one, [], [])
+
+    @rule(
+        source=st.sampled_from(SOURCES),
+        listed=st.lists(services, max_size=3, unique_by=lambda service: service.name),
+        slices=st.lists(endpoint_slices(), max_size=2, unique_by=lambda endpoint_slice: endpoint_slice.name),
+    )
+    def relist(self, source: str, listed: list[Service], slices: list[EndpointSlice]) -> None:
+        word = self.model.words[source]
+        word.services = {service.name: service for service in listed}
+        word.slices = {endpoint_slice.name: endpoint_slice for endpoint_slice in slices}
+        self.model.note()
+        self.node.tracker.replace_services(source, listed)
+        self.node.tracker.replace_slices(source, slices)
+        word.complete = True
+        self.rested()
+
+    # What goes wrong.
+
+    @rule(times=st.integers(1, 3))
+    def kernel_says_no(self, times: int) -> None:
+        self.node.netfilter.fail(times=times)
+
+    @rule()
+    def rules_are_flushed(self) -> None:
+        self.node.netfilter.lose()
+
+    @rule()
+    def data_plane_breaks(self) -> None:
+        self.node.data_plane.broken = "no worker answers"
+
+    @rule(name=st.sampled_from(NAMES), port=st.sampled_from(["x", "y"]), family=st.sampled_from(Family))
+    def data_plane_refuses(self, name: ServiceName, port: str, family: Family) -> None:
+        frontend = FrontendName(ServicePortName(*name, port), family)
+        if self.node.data_plane.refuse.pop(frontend, None) is None:
+            self.node.data_plane.refuse[frontend] = "not today"
+
+    @rule(protocol=st.sampled_from([Protocol.TCP, Protocol.UDP]), port=st.integers(PORTS.first, PORTS.last))
+    def others_take_a_port(self, protocol: Protocol, port: int) -> None:
+        if all((protocol, port) != (held[0], held[2]) for held in self.node.reserver.held):
+            self.node.reserver.taken.symmetric_difference_update({(protocol, port)})
+
+    @rule(address=st.sampled_from([Address("192.0.2.1"), Address("192.0.2.2")]))
+    def the_node_moves(self, address: Address) -> None:
+        self.node.proxier.set_landing({Family.IPV4: address}, {})
+        self.rested()
+
+    @rule(by_s=st.sampled_from([0.3, 1.0, 5.0, 31.0]))
+    def time_passes(self, by_s: float) -> None:
+        self.wait(self.node.pass_time(by_s))
+
+    # What must hold.
+
+    @rule()
+    def all_comes_right(self) -> None:
+        """Failures end, time passes: then everything is as if computed from scratch."""
+        self.node.netfilter.failures.clear()
+        self.node.data_plane.broken = None
+        self.node.data_plane.refuse.clear()
+        for _ in range(4):
+            self.wait(self.node.pass_time(40.0))
+        wanted = self.model.frontends()
+        data_plane, kernel = self.node.data_plane, self.node.netfilter.kernel
+        standing = data_plane.listening
+        for protocol in (Protocol.TCP, Protocol.UDP):
+            free = PORTS.last + 1 - PORTS.first - sum(taken[0] is protocol for taken in self.node.reserver.taken)
+            asked = [frontend for frontend in wanted.values() if frontend.protocol is protocol]
+            assert sum(listen.protocol is protocol for listen in standing.values()) == min(free, len(asked))
+        without = wanted.keys() - standing.keys()
+        problems = self.node.diary.problems
+        assert all(any(str(n) in text for text in problems[n.service_port.service]) for n in without)
+
+        claims: dict[Destination, set[int]] = {}
+        for name, listen in standing.items():
+            told = data_plane.endpoints[name]
+            assert listen.protocol is wanted[name].protocol
+            assert (told.endpoints, told.affinity_timeout_s) == (
+                wanted[name].endpoints,
+                wanted[name].affinity_timeout_s,
+            )
+            for destination in wanted[name].destinations:
+                claims.setdefault(destination, set()).add(listen.port)
+        assert kernel.redirects.keys() == claims.keys()
+        assert all(port in claims[destination] for destination, port in kernel.redirects.items())
+        ports = {name: ProxyPort(listen.protocol, listen.port) for name, listen in standing.items()}
+        assert kernel.proxy_ports == set(ports.values())
+        assert kernel.refused == {port for name, port in ports.items() if not wanted[name].endpoints}
+        assert self.node.proxier.snapshot().pending_since is None
+
+    @invariant()
+    def nobody_is_led_astray(self) -> None:
+        """Where the kernel leads clients somebody listens, and has whom to ask, or is guarded by a refusal."""
+        kernel, data_plane = self.node.netfilter.kernel, self.node.data_plane
+        standing = {ProxyPort(listen.protocol, listen.port): name for name, listen in data_plane.listening.items()}
+        for destination, port in kernel.redirects.items():
+            proxy_port = ProxyPort(destination.protocol, port)
+            assert proxy_port in standing
+            assert data_plane.endpoints[standing[proxy_port]].endpoints or proxy_port in kernel.refused
+
+    @invariant()
+    def every_port_is_in_one_hand(self) -> None:
+        held = [(protocol, port) for protocol, _, port in self.node.reserver.held]
+        assert len(held) == len(set(held))
+        listening = {(listen.protocol, listen.port) for listen in self.node.data_plane.listening.values()}
+        assert listening <= set(held)
+
+    @invariant()
+    def listeners_stand_still(self) -> None:
+        """A listener that is wanted keeps its port."""
+        wanted = self.model.frontends()
+        now = {name: (listen.protocol, listen.port) for name, listen in self.node.data_plane.listening.items()}
+        for name, (protocol, port) in self.stood.items():
+            if name in wanted and wanted[name].protocol is protocol:
+                assert now[name] == (protocol, port)
+        self.stood = {n: stood for n, stood in now.items() if n in wanted and wanted[n].protocol is stood[0]}
+
+    def teardown(self) -> None:
+        self.wait(self.node.close())
+        self.loop.close()
+
+
+ProxierMachine.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestProxierMachine = ProxierMachine.TestCase
