@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,9 +11,7 @@ from typing import Any, Final
 from msgspec import Struct, inspect
 
 from kubeproxy.config.fields import members, plain
-from kubeproxy.config.values import Leaf
-
-_LONGEST_SHOWN: Final = 60
+from kubeproxy.config.words import allowed, describe, leaf, name_of, notation
 
 _TRUE: Final = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE: Final = ("0", "f", "F", "false", "FALSE", "False")
@@ -34,7 +31,7 @@ class Findings:
 
     def unknown(self, path: str, name: object, known: Iterable[str]) -> None:
         """A field that does not exist, and the one that was probably meant. kube-proxy, too, goes on without it."""
-        near = get_close_matches(str_of(name), known, n=1)
+        near = get_close_matches(name_of(name), known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         self.warnings.append(f"{path}: unknown field, ignored{hint}")
 
@@ -48,7 +45,7 @@ def convert(kind: inspect.Type, value: Any, path: str, findings: Findings) -> An
         case inspect.DictType():
             if isinstance(value, Mapping):
                 return {
-                    str_of(key): convert(kind.value_type, item, join(path, key), findings)
+                    name_of(key): convert(kind.value_type, item, join(path, key), findings)
                     for key, item in value.items()
                 }
         case inspect.StructType():
@@ -74,7 +71,7 @@ def convert(kind: inspect.Type, value: Any, path: str, findings: Findings) -> An
         case inspect.CustomType() | inspect.DataclassType():
             if isinstance(value, str) or (_is_number(value) and isinstance(value, int)):
                 try:
-                    return _leaf(kind).parse(str(value))
+                    return leaf(kind).parse(str(value))
                 except ValueError:
                     pass  # said below, as for every other type
     findings.fault(path, describe(value), allowed(kind))
@@ -95,7 +92,8 @@ def convert_flag(kind: inspect.Type, texts: list[str], flag: str, findings: Find
             for part in _split(texts):
                 key, equals, value = part.partition("=")
                 if not (equals and key):
-                    findings.fault(flag, describe(part), allowed(kind))
+                    findings.fault(flag, describe(part), notation(kind))
+                    continue
                 pairs[key] = _scalar(kind.value_type, value)
             return convert(kind, pairs, flag, findings)
         case _:
@@ -104,63 +102,12 @@ def convert_flag(kind: inspect.Type, texts: list[str], flag: str, findings: Find
 
 def join(path: str, name: object) -> str:
     """The path of what a group or map calls by a name."""
-    return f"{path}.{str_of(name)}" if path else str_of(name)
-
-
-def str_of(name: object) -> str:
-    """A key of a map as it can stand in a line."""
-    return name if isinstance(name, str) and name.isprintable() and len(name) <= _LONGEST_SHOWN else describe(name)
+    return f"{path}.{name_of(name)}" if path else name_of(name)
 
 
 def is_zero(value: object) -> bool:
     """Whether a value is Go's zero value, in any of the ways of writing it."""
     return value is None or value in ("", "0", "0s") or (_is_number(value) and value == 0)
-
-
-def describe(value: object) -> str:
-    """What was found, in a few words: never more than a line, whatever it is."""
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return str(value).lower()
-        case float():
-            return repr(value)
-        case int():
-            return str(value) if abs(value) < 10**_LONGEST_SHOWN else "a very large number"
-        case str():
-            return _quote(value)
-        case Mapping():
-            return "a map"
-        case list() | tuple():
-            return f"a list of {len(value)}"
-        case _:
-            return f"a {type(value).__name__}"
-
-
-def allowed(kind: inspect.Type) -> str:
-    """What a type takes, in words."""
-    kind = plain(kind)
-    match kind:
-        case inspect.VarTupleType():
-            least = f" of at least {kind.min_length}" if kind.min_length else ""
-            return f"a list{least}: {allowed(kind.item_type)}"
-        case inspect.DictType():
-            return f"a map of names to {allowed(kind.value_type)}"
-        case inspect.StructType():
-            return f"a map of {', '.join(members(kind.cls))}"
-        case inspect.BoolType():
-            return "true or false"
-        case inspect.IntType():
-            return f"a whole number{_range(kind)}"
-        case inspect.FloatType():
-            return f"a number{_range(kind)}"
-        case inspect.LiteralType():
-            return _either([value or "empty" for value in kind.values if isinstance(value, str)])
-        case inspect.CustomType() | inspect.DataclassType():
-            return _leaf(kind).ALLOWED
-        case _:
-            return "text (put quotes around what looks like a number, true or false)"
 
 
 def _convert_list(kind: inspect.VarTupleType, value: Any, path: str, findings: Findings) -> Any:
@@ -184,11 +131,6 @@ def _convert_group(group: type[Struct], value: Mapping[Any, Any], path: str, fin
             if value.get(name) is not None
         }
     )
-
-
-def _leaf(kind: inspect.CustomType | inspect.DataclassType) -> type[Leaf]:
-    found: type[Leaf] = kind.cls
-    return found
 
 
 def _scalar(kind: inspect.Type, text: str) -> Any:
@@ -223,31 +165,10 @@ def _split(texts: list[str]) -> list[str]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return not isinstance(value, bool) and (
+        isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    )
 
 
 def _in_range(kind: inspect.IntType | inspect.FloatType, value: float) -> bool:
     return (kind.ge is None or value >= kind.ge) and (kind.le is None or value <= kind.le)
-
-
-def _range(kind: inspect.IntType | inspect.FloatType) -> str:
-    match kind.ge, kind.le:
-        case None, None:
-            return ""
-        case least, None:
-            return f", {least} or more"
-        case None, most:
-            return f", {most} or less"
-        case least, most:
-            return f" from {least} to {most}"
-
-
-def _either(words: list[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
-
-
-def _quote(text: str) -> str:
-    """In double quotes, cut where it is long, with everything escaped that could break the line."""
-    quoted = json.dumps(text[:_LONGEST_SHOWN], ensure_ascii=False)
-    line = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in quoted)
-    return line if len(text) <= _LONGEST_SHOWN else f"{line}…"

@@ -1,7 +1,7 @@
 """KubeProxyConfiguration v1alpha1, whole, and our own settings in its group ``kubeproxy``.
 
-Names, types and defaults are kube-proxy's: those of 1.20, the last line with a complete userspace mode, and the fields
-that came after it. Differences are said at the field. In Python the fields have Python's names; in the file, camel case.
+Names, types and defaults are kube-proxy's: those of 1.20, where the userspace mode was still whole, and the fields that
+came after it. Differences are said at the field. In Python the fields have Python's names; in the file, camel case.
 
 A new setting is one line here: type, meaning, flag, default. Its flag, its place in ``--help``, in
 ``docs/configuration.md`` and in ``--write-config-to`` follow from it.
@@ -41,14 +41,14 @@ KubernetesChoice = Literal["auto", "always", "never"]
 
 Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MarkBit = Annotated[int, Meta(ge=0, le=31)]
-Rate = Annotated[float, Meta(ge=0)]
+Rate = Annotated[float, Meta(ge=0, le=1_000_000)]
 
 
 class Group(Struct, frozen=True, kw_only=True, rename="camel"):
     """Fields that stand together in the file."""
 
 
-class ClientConnection(Group):
+class ClientConnection(Group, frozen=True):
     """How the API server is reached."""
 
     kubeconfig: Annotated[str, restart("Kubeconfig file; empty: the pod's service account.", flag="kubeconfig")] = ""
@@ -61,11 +61,12 @@ class ClientConnection(Group):
         Rate, unused("Requests a second; this proxy holds two watches.", flag="kube-api-qps", zero_is_default=True)
     ] = 5.0
     burst: Annotated[
-        Natural, unused("Requests in a burst; this proxy holds two watches.", flag="kube-api-burst", zero_is_default=True)
+        Natural,
+        unused("Requests in a burst; this proxy holds two watches.", flag="kube-api-burst", zero_is_default=True),
     ] = 10
 
 
-class LogOutput(Group):
+class LogOutput(Group, frozen=True):
     """Buffering of one log format."""
 
     split_stream: Annotated[bool, unused("Information to stdout, errors to stderr; here all goes to stderr.")] = False
@@ -74,32 +75,35 @@ class LogOutput(Group):
     )
 
 
-class LogOptions(Group):
+class LogOptions(Group, frozen=True):
     """Options of the log formats."""
 
     text: LogOutput = LogOutput()
     json: LogOutput = LogOutput()
 
 
-class VModule(Group):
+class VModule(Group, frozen=True):
     """Verbosity of some source files."""
 
     file_pattern: str = ""
     verbosity: Natural = 0
 
 
-class Logging(Group):
+class Logging(Group, frozen=True):
     """The log, which goes to stderr."""
 
-    format: Annotated[LogFormat, live("Text, or one JSON object a line.", flag="logging-format", zero_is_default=True)] = (
-        "text"
-    )
+    format: Annotated[
+        LogFormat, live("Text, or one JSON object a line.", flag="logging-format", zero_is_default=True)
+    ] = "text"
     flush_frequency: Annotated[
         NanosecondsOrDuration,
-        unused("Longest time between flushes; nothing is buffered here.", flag="log-flush-frequency", zero_is_default=True),
+        unused(
+            "Longest time between flushes; nothing is buffered here.", flag="log-flush-frequency", zero_is_default=True
+        ),
     ] = NanosecondsOrDuration.of(seconds=5)
     verbosity: Annotated[
-        Natural, live("0: what an operator needs; 2: and what libraries say; 4: for debugging; 8: everything.", flag="v")
+        Natural,
+        live("0: what an operator needs; 2: and what libraries say; 4: for debugging; 8: everything.", flag="v"),
     ] = 0
     vmodule: Annotated[
         tuple[VModule, ...], unused("Verbosity by source file of kube-proxy: pattern=N,...", flag="vmodule")
@@ -107,21 +111,22 @@ class Logging(Group):
     options: LogOptions = LogOptions()
 
 
-class IPTables(Group):
+class IPTables(Group, frozen=True):
     """Syncing of the packet filter (any adapter), and kube-proxy's iptables mode."""
 
     masquerade_bit: Annotated[
         MarkBit, unused("Mark bit for SNAT; a userspace proxy needs none.", flag="iptables-masquerade-bit")
     ] = 14
     masquerade_all: Annotated[
-        bool, unused("SNAT of all Service traffic; every connection leaves from the node anyway.", flag="masquerade-all")
+        bool,
+        unused("SNAT of all Service traffic; every connection leaves from the node anyway.", flag="masquerade-all"),
     ] = False
     localhost_node_ports: Annotated[
         bool, unused("Node ports on 127.0.0.1 in kube-proxy's iptables mode.", flag="iptables-localhost-nodeports")
     ] = True
-    snat_node_internal_ip: Annotated[
-        bool, unused("SNAT to the node's InternalIP.")
-    ] = field(default=False, name="snatNodeInternalIP")
+    snat_node_internal_ip: Annotated[bool, unused("SNAT to the node's InternalIP.")] = field(
+        default=False, name="snatNodeInternalIP"
+    )
     sync_period: Annotated[
         PositiveDuration,
         live(
@@ -141,7 +146,7 @@ class IPTables(Group):
     ] = Duration.of(seconds=1)
 
 
-class NFTables(Group):
+class NFTables(Group, frozen=True):
     """The same for mode nftables: with that mode, these periods count instead of those in ``iptables``."""
 
     masquerade_bit: Annotated[MarkBit, unused("Mark bit for SNAT; a userspace proxy needs none.")] = 14
@@ -154,12 +159,12 @@ class NFTables(Group):
     ] = Duration.of(seconds=1)
 
 
-class IPVS(Group):
+class IPVS(Group, frozen=True):
     """kube-proxy's ipvs mode, which has no counterpart here."""
 
-    sync_period: Annotated[
-        PositiveDuration, unused("Sync period.", flag="ipvs-sync-period", zero_is_default=True)
-    ] = PositiveDuration.of(seconds=30)
+    sync_period: Annotated[PositiveDuration, unused("Sync period.", flag="ipvs-sync-period", zero_is_default=True)] = (
+        PositiveDuration.of(seconds=30)
+    )
     min_sync_period: Annotated[Duration, unused("Least time between syncs.", flag="ipvs-min-sync-period")] = Duration(0)
     scheduler: Annotated[Scheduler, unused("Scheduler; here it is round robin.", flag="ipvs-scheduler")] = ""
     exclude_cidrs: Annotated[
@@ -171,7 +176,7 @@ class IPVS(Group):
     udp_timeout: Annotated[Duration, unused("UDP timeout.", flag="ipvs-udp-timeout")] = Duration(0)
 
 
-class Winkernel(Group):
+class Winkernel(Group, frozen=True):
     """kube-proxy on Windows, which has no counterpart here."""
 
     network_name: Annotated[str, unused("HNS network.", flag="network-name")] = ""
@@ -185,7 +190,7 @@ class Winkernel(Group):
     ] = False
 
 
-class DetectLocal(Group):
+class DetectLocal(Group, frozen=True):
     """How kube-proxy tells local traffic; a userspace proxy need not."""
 
     bridge_interface: Annotated[str, unused("Bridge of the local pods.", flag="pod-bridge-interface")] = ""
@@ -194,7 +199,7 @@ class DetectLocal(Group):
     ] = ""
 
 
-class Conntrack(Group):
+class Conntrack(Group, frozen=True):
     """Kernel settings that kube-proxy makes at start; here they are left as the host has them."""
 
     max_per_core: Annotated[
@@ -213,17 +218,19 @@ class Conntrack(Group):
         bool, unused("Take packets out of the window for valid.", flag="conntrack-tcp-be-liberal")
     ] = False
     udp_timeout: Annotated[Duration, unused("Timeout of unanswered UDP.", flag="conntrack-udp-timeout")] = Duration(0)
-    udp_stream_timeout: Annotated[
-        Duration, unused("Timeout of answered UDP.", flag="conntrack-udp-timeout-stream")
-    ] = Duration(0)
+    udp_stream_timeout: Annotated[Duration, unused("Timeout of answered UDP.", flag="conntrack-udp-timeout-stream")] = (
+        Duration(0)
+    )
 
 
-class Manifests(Group):
-    """Services and endpoints from files rather than from an API server."""
+class Manifests(Group, frozen=True):
+    """Services and endpoints from files, beside an API server or without one."""
 
     paths: Annotated[
         tuple[str, ...],
-        restart("Files, directories, http(s) URLs, or - for standard input. The flag may be repeated.", flag="manifests"),
+        restart(
+            "Files, directories, http(s) URLs, or - for standard input. The flag may be repeated.", flag="manifests"
+        ),
     ] = ()
     recursive: Annotated[bool, restart("Take in the directories below, too.", flag="recursive")] = False
     default_namespace: Annotated[
@@ -232,12 +239,9 @@ class Manifests(Group):
     namespace: Annotated[
         Namespace, restart("If set, the only namespace: objects that name another are refused.", flag="namespace")
     ] = Namespace("")
-    http_check_frequency: Annotated[
-        PositiveDuration, restart("Time between two looks at a URL (kubelet's name and default).", flag="http-check-frequency")
-    ] = PositiveDuration.of(seconds=20)
 
 
-class Own(Group):
+class Own(Group, frozen=True):
     """Settings that kube-proxy does not have. Their flags win over the file."""
 
     master: Annotated[str, restart("URL of the API server; wins over the kubeconfig's.", flag="master")] = ""
@@ -274,7 +278,7 @@ class Own(Group):
     ] = False
 
 
-class Configuration(Group):
+class Configuration(Group, frozen=True):
     """Everything that can be configured; the root of the file."""
 
     api_version: Literal["kubeproxy.config.k8s.io/v1alpha1"] = API_VERSION
@@ -326,9 +330,9 @@ class Configuration(Group):
     ipvs: IPVS = IPVS()
     nftables: NFTables = NFTables()
     winkernel: Winkernel = Winkernel()
-    detect_local_mode: Annotated[
-        LocalMode, unused("How kube-proxy tells local traffic.", flag="detect-local-mode")
-    ] = ""
+    detect_local_mode: Annotated[LocalMode, unused("How kube-proxy tells local traffic.", flag="detect-local-mode")] = (
+        ""
+    )
     detect_local: DetectLocal = DetectLocal()
     cluster_cidr: Annotated[ClusterCIDR, unused("The pods' addresses.", flag="cluster-cidr")] = field(
         default=ClusterCIDR(""), name="clusterCIDR"

@@ -3,13 +3,17 @@ and a few of ours. All are pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kubeproxy.config.about import Effect
 from kubeproxy.config.convert import Findings
 from kubeproxy.config.fields import fields, flatten
-from kubeproxy.config.schema import Configuration
+from kubeproxy.config.schema import IPVS, Configuration, IPTables, NFTables
+from kubeproxy.config.values import Duration
+from kubeproxy.config.words import describe
+from kubeproxy.errors import ConfigError
 
 _LONGEST_KEEPALIVE_S: Final = 32767
 """MAX_TCP_KEEPIDLE in the kernel's include/net/tcp.h."""
@@ -23,15 +27,15 @@ def validate(configuration: Configuration, findings: Findings) -> None:
     _check_own(configuration, findings)
 
 
-def unused(configuration: Configuration) -> str:
-    """One line that names the fields which were set to something but have no meaning here; empty if there are none."""
+def unused(configuration: Configuration, flags: Iterable[str] = ()) -> str:
+    """One line that names what was set to something but has no meaning here: fields, and flags that have no field.
+    Empty if there is nothing."""
     described, values = fields(), flatten(configuration)
-    paths = [
-        path for path, field in described.items() if field.effect is Effect.NONE and values[path] != field.default
-    ]
+    paths = [path for path, field in described.items() if field.effect is Effect.NONE and values[path] != field.default]
     if configuration.mode in ("ipvs", "kernelspace"):
-        paths.append(f"mode {configuration.mode}")
-    return f"accepted, but without effect here: {', '.join(paths)}" if paths else ""
+        paths.append("mode")
+    named = [*paths, *flags]
+    return f"accepted, but without effect here: {', '.join(named)}" if named else ""
 
 
 def uses_kubernetes(configuration: Configuration, environ: Mapping[str, str]) -> bool:
@@ -47,20 +51,58 @@ def uses_kubernetes(configuration: Configuration, environ: Mapping[str, str]) ->
             return choice == "always"
 
 
-def check_sources(configuration: Configuration, environ: Mapping[str, str], findings: Findings) -> None:
-    """Note the fault of a proxy that would have nothing to serve. It depends on the host, so it is not `validate`'s."""
+def demand_source(configuration: Configuration, environ: Mapping[str, str]) -> None:
+    """ConfigError for a proxy that would have nothing to serve. It depends on the host, so it is not `validate`'s."""
     if not configuration.kubeproxy.manifests.paths and not uses_kubernetes(configuration, environ):
-        findings.fault(
-            "kubeproxy.manifests.paths",
-            "no source of Services",
-            "manifests (--manifests), or an API server: --kubeconfig, --master, or a pod's service account",
+        raise ConfigError(
+            "kubeproxy.manifests.paths: found no source of Services; allowed: manifests (--manifests), or an API server"
+            " (--kubeconfig, --master, or a pod's service account)"
         )
 
 
 def _check_periods(configuration: Configuration, findings: Findings) -> None:
-    groups = {"iptables": configuration.iptables, "nftables": configuration.nftables}
+    groups: dict[str, IPTables | NFTables | IPVS] = {
+        "iptables": configuration.iptables,
+        "nftables": configuration.nftables,
+    }
     if configuration.mode == "ipvs":
-        findings_of_ipvs = configuration.ipvs
-        _check_pair("ipvs", findings_of_ipvs.min_sync_period.nanoseconds, findings_of_ipvs.sync_period.nanoseconds, findings)
+        groups["ipvs"] = configuration.ipvs
     for name, group in groups.items():
-        _check_pair(name, group.min_sync_period.nanoseconds, group.sync_period.nanoseconds, findings)
+        if group.min_sync_period.nanoseconds > group.sync_period.nanoseconds:
+            findings.fault(
+                f"{name}.minSyncPeriod",
+                str(group.min_sync_period),
+                f"at most {name}.syncPeriod, which is {group.sync_period}",
+            )
+
+
+def _check_local_mode(configuration: Configuration, findings: Findings) -> None:
+    needed = {
+        "BridgeInterface": ("detectLocal.bridgeInterface", configuration.detect_local.bridge_interface),
+        "InterfaceNamePrefix": ("detectLocal.interfaceNamePrefix", configuration.detect_local.interface_name_prefix),
+    }
+    path, value = needed.get(configuration.detect_local_mode, ("", "unneeded"))
+    if not value:
+        findings.fault(path, "nothing", f"a name, as detectLocalMode is {configuration.detect_local_mode}")
+
+
+def _check_servers(configuration: Configuration, findings: Findings) -> None:
+    healthz, metrics = configuration.healthz_bind_address, configuration.metrics_bind_address
+    alike = healthz.address == metrics.address or {healthz.address, metrics.address} & {"0.0.0.0", "::"}
+    if healthz.served and healthz.port == metrics.port and alike:
+        findings.fault("metricsBindAddress", str(metrics), f"another port than healthzBindAddress, which is {healthz}")
+
+
+def _check_own(configuration: Configuration, findings: Findings) -> None:
+    own = configuration.kubeproxy
+    if not 1 <= own.keepalive_period.seconds <= _LONGEST_KEEPALIVE_S:
+        longest = Duration.of(seconds=_LONGEST_KEEPALIVE_S)
+        findings.fault("kubeproxy.keepalivePeriod", str(own.keepalive_period), f"a duration from 1s to {longest}")
+    paths = own.manifests.paths
+    for place, path in enumerate(paths):
+        if not path:
+            findings.fault(f"kubeproxy.manifests.paths[{place}]", "nothing", "a file, a directory, a URL or -")
+        elif path in paths[:place]:
+            findings.fault(f"kubeproxy.manifests.paths[{place}]", f"{describe(path)} again", "every path once")
+    if own.master and not re.fullmatch(r"(?:https?://)?[^\s/]+(?:/\S*)?", own.master):
+        findings.fault("kubeproxy.master", describe(own.master), "a URL, such as https://192.0.2.1:6443")

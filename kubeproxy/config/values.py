@@ -1,7 +1,7 @@
 """The leaves of a configuration: values that are written as text, each with its own parser.
 
 Every class has `parse`, which raises ValueError for a text that is none, `ALLOWED`, which says in words what it would
-have taken, and a `str` that `parse` reads back to an equal value.
+have taken, `NOTATION`, which stands for it in help, and a `str` that `parse` reads back to an equal value.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kubeproxy.model import Address, Family, family_of, parse_address
 class Leaf(Protocol):
     """What all of them have in common."""
 
+    NOTATION: ClassVar[str]
     ALLOWED: ClassVar[str]
 
     @classmethod
@@ -47,6 +48,7 @@ _DURATION: Final = re.compile(rf"([+-]?)((?:{_TERM.pattern})+)", re.ASCII)
 class Duration:
     """A length of time, not negative, in Go's notation (time.ParseDuration): ``1h2m3.5s``, ``250ms``, ``0``."""
 
+    NOTATION: ClassVar[str] = "DURATION"
     ALLOWED: ClassVar[str] = "a duration of 0 or more with its unit, such as 30s, 1m30s or 250ms"
     LEAST: ClassVar[int] = 0
 
@@ -100,7 +102,7 @@ class PositiveDuration(Duration):
 
 
 class NanosecondsOrDuration(Duration):
-    """``logging.flushFrequency`` alone is also written as a whole number of nanoseconds (component-base logs/api/v1)."""
+    """``logging.flushFrequency`` alone may also be a whole number of nanoseconds (component-base logs/api/v1)."""
 
     __slots__ = ()
     ALLOWED = "a duration of 0 or more, such as 5s, or a whole number of nanoseconds"
@@ -125,6 +127,7 @@ def _decimal(count: int, unit: int) -> str:
 class PortRange:
     """Ports from `first` to `last`, both included; 0 and 0 where the kernel is to choose."""
 
+    NOTATION: ClassVar[str] = "PORTS"
     ALLOWED: ClassVar[str] = (
         "ports from 1 to 65535 as first-last (300-2000), first+count (300+10) or one port (300);"
         " empty for ports that the kernel chooses"
@@ -163,6 +166,7 @@ class IP(str):
     """An IP address in canonical form."""
 
     __slots__ = ()
+    NOTATION: ClassVar[str] = "IP"
     ALLOWED: ClassVar[str] = "an IP address, such as 0.0.0.0, 192.0.2.1 or ::"
 
     @classmethod
@@ -185,8 +189,10 @@ class IP(str):
 class ServerAddress:
     """Where an HTTP server listens: an IP address and a port; port 0 means that it is not served at all."""
 
+    NOTATION: ClassVar[str] = "IP:PORT"
     ALLOWED: ClassVar[str] = (
-        "an IP address with an optional port from 1 to 65535, such as 127.0.0.1:{port} or [::1]:{port}; port 0: not served"
+        "an IP address with or without a port up to 65535, such as 127.0.0.1:{port} or [::1]:{port};"
+        " port 0 for no server"
     )
     DEFAULT_PORT: ClassVar[int] = 0
 
@@ -237,6 +243,7 @@ class CIDR(str):
     """An address block in canonical form, host bits cleared as Go's ParseCIDR does."""
 
     __slots__ = ()
+    NOTATION: ClassVar[str] = "CIDR"
     ALLOWED: ClassVar[str] = "an address block, such as 10.100.0.0/16 or fde4:8dba:82e1::/48"
 
     @classmethod
@@ -252,6 +259,7 @@ class ClusterCIDR(str):
     """The pods' address block, or one of each family with a comma between; empty where unknown."""
 
     __slots__ = ()
+    NOTATION: ClassVar[str] = "CIDR"
     ALLOWED: ClassVar[str] = (
         "an address block or one of each family, such as 10.100.0.0/16 or 10.100.0.0/16,fde4:8dba:82e1::/48"
     )
@@ -272,6 +280,7 @@ class NodePortAddress(str):
 
     __slots__ = ()
     WORDS: ClassVar[tuple[str, ...]] = ("primary", "localhost", "all")
+    NOTATION: ClassVar[str] = "CIDR"
     ALLOWED: ClassVar[str] = f"an address block, such as 192.0.2.0/24, or one of {', '.join(WORDS)}"
 
     @classmethod
@@ -284,6 +293,7 @@ class Quantity(str):
     """A Kubernetes resource quantity, as written: ``0``, ``64Ki``, ``1.5M``."""
 
     __slots__ = ()
+    NOTATION: ClassVar[str] = "QUANTITY"
     ALLOWED: ClassVar[str] = "a quantity, such as 0, 65536 or 64Ki"
 
     @classmethod
@@ -299,7 +309,10 @@ class Namespace(str):
     """A namespace's name; empty for none."""
 
     __slots__ = ()
-    ALLOWED: ClassVar[str] = "a namespace: at most 63 lower-case letters, digits and '-', starting and ending with a letter or digit"
+    NOTATION: ClassVar[str] = "NAME"
+    ALLOWED: ClassVar[str] = (
+        "a namespace: at most 63 lower-case letters, digits and '-', starting and ending with a letter or digit"
+    )
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -1,0 +1,46 @@
+"""``kubeproxy check``."""
+
+from __future__ import annotations
+
+import click
+
+from kubeproxy.cli.gocommand import Given, GoCommand
+from kubeproxy.config.flags import ACTIONS, flags
+from kubeproxy.config.load import load
+from kubeproxy.errors import ConfigError
+
+
+def _check(given: Given) -> int:
+    loaded = load(given)
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    manifests = loaded.configuration.kubeproxy.manifests
+    if not manifests.paths:
+        click.echo("configuration is valid")
+        return 0
+
+    from kubeproxy.sources.manifests import check as check_manifests
+
+    faults = check_manifests(
+        manifests.paths,
+        recursive=manifests.recursive,
+        default_namespace=manifests.default_namespace,
+        enforced_namespace=manifests.namespace or None,
+    )
+    if faults:
+        raise ConfigError(*faults)
+    click.echo("configuration and manifests are valid")
+    return 0
+
+
+_SETTINGS = {name: flag for name, flag in flags().items() if flag not in ACTIONS or name == "config"}
+
+check = GoCommand(
+    "check",
+    _SETTINGS,
+    _check,
+    short="Say what is wrong with configuration and manifests.",
+    text="""Touches nothing. Takes the flags that `kubeproxy run` would be given. Every fault is one line on standard error, and the exit status
+    is then 64.
+    """,
+)

@@ -1,0 +1,30 @@
+"""``kubeproxy cleanup``."""
+
+from __future__ import annotations
+
+import click
+
+from kubeproxy.config.schema import Logging
+
+
+@click.command(short_help="Remove all packet filter rules, kube-proxy's too.")
+def cleanup() -> int:
+    """Remove our packet filter rules and those of kube-proxy's userspace mode.
+
+    Both nftables and iptables, IPv4 and IPv6. Nothing to remove is no error.
+    """
+    return clean_up(Logging())
+
+
+def clean_up(logs: Logging) -> int:
+    """Remove them and say what was removed; the exit status."""
+    import asyncio
+
+    from kubeproxy.netfilter.cleanup import cleanup_all
+    from kubeproxy.observability import logging
+
+    logging.configure(verbosity=logs.verbosity, fmt=logs.format)
+    removed = asyncio.run(cleanup_all())
+    for line in removed or ["nothing to remove"]:
+        click.echo(line)
+    return 0

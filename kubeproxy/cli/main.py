@@ -1,0 +1,113 @@
+"""The commands, and how errors end them: one line per fault on stderr, never a traceback for what an operator wrote."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from kubeproxy.errors import ConfigError, KubeproxyError
+from kubeproxy.version import __version__
+
+INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+
+
+class Commands(click.Group):
+    """Loads a command when it is asked for, so that each starts as fast as it can."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they are met."""
+        return ["run", "check", "cleanup", "version"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """By name; None for a command that does not exist."""
+        match cmd_name:
+            case "run":
+                from kubeproxy.cli.run import run
+
+                return run
+            case "check":
+                from kubeproxy.cli.check import check
+
+                return check
+            case "cleanup":
+                from kubeproxy.cli.cleanup import cleanup
+
+                return cleanup
+            case "version":
+                return version
+        return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with a suggestion for a mistyped name."""
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            raise click.NoSuchCommand(name, possibilities=self.list_commands(ctx), ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit status: 0 done; 64 the configuration, a manifest or the command line is wrong; 1 anything else.",
+)
+@click.version_option(__version__, prog_name="kubeproxy", message="%(prog)s %(version)s")
+def commands() -> None:
+    """A userspace service proxy for Linux nodes: takes connections for Services, hands them to endpoints that answer.
+
+    It takes kube-proxy's flags and configuration file, and can stand in its place.
+    """
+
+
+@click.command()
+def version() -> int:
+    """Print the version."""
+    click.echo(f"kubeproxy {__version__}")
+    return 0
+
+
+def main() -> None:
+    """The console script ``kubeproxy``."""
+    sys.exit(status_of(sys.argv[1:]))
+
+
+def main_run() -> None:
+    """The console script ``kube-proxy``: the same as ``kubeproxy run``."""
+    sys.exit(status_of(["run", *sys.argv[1:]]))
+
+
+def status_of(args: Sequence[str]) -> int:
+    """Run a command line; its exit status."""
+    try:
+        result = commands.main(list(args), prog_name="kubeproxy", standalone_mode=False)
+        sys.stdout.flush()
+    except click.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        return _fail(_of_click(error), status=ConfigError.EXIT_STATUS)
+    except ConfigError as error:
+        return _fail(*error.faults, status=ConfigError.EXIT_STATUS)
+    except KubeproxyError as error:
+        return _fail(f"kubeproxy: {error}", status=1)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _of_click(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    path = context.command_path if context else "kubeproxy"
+    return f"{path}: {error.format_message()} ({path} --help lists what there is)"
+
+
+def _fail(*lines: str, status: int) -> int:
+    for line in lines:
+        click.echo(line, err=True)
+    return status

@@ -1,0 +1,83 @@
+"""``kubeproxy run``, and by that ``kube-proxy``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from kubeproxy.cli.gocommand import Given, GoCommand
+from kubeproxy.config.dump import dump
+from kubeproxy.config.flags import flags
+from kubeproxy.config.load import Loaded, load
+from kubeproxy.config.schema import Configuration
+from kubeproxy.config.validate import demand_source
+from kubeproxy.errors import ConfigError
+from kubeproxy.version import __version__
+
+
+def _run(given: Given) -> int:
+    if given.get("version", ["false"])[-1] in ("true", "raw"):
+        click.echo(f"kubeproxy {__version__}")
+        return 0
+    loaded = load(given)
+    actions = loaded.actions
+    if path := actions.get("write-config-to"):
+        return _write(Path(path), loaded)
+    if actions.get("cleanup") == "true":
+        from kubeproxy.cli.cleanup import clean_up
+
+        return clean_up(loaded.configuration.logging)
+    demand_source(loaded.configuration, os.environ)
+    return _serve(given, loaded)
+
+
+def _write(path: Path, loaded: Loaded) -> int:
+    try:
+        path.write_text(dump(loaded.configuration), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--write-config-to: found {path} ({error.strerror}); allowed: a file that can be written"
+        ) from error
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    return 0
+
+
+def _serve(given: Given, loaded: Loaded) -> int:
+    from kubeproxy import daemon
+    from kubeproxy.observability import logging
+
+    configured = loaded.configuration.logging
+    logging.configure(verbosity=configured.verbosity, fmt=configured.format)
+    _log(loaded)
+
+    def reload() -> Configuration:
+        """The same command line and the file as it is now; ConfigError if that will not do."""
+        again = load(given)
+        demand_source(again.configuration, os.environ)
+        _log(again)
+        return again.configuration
+
+    return daemon.run(loaded.configuration, reload=reload)
+
+
+def _log(loaded: Loaded) -> None:
+    import structlog
+
+    log = structlog.get_logger(__name__)
+    for warning in loaded.warnings:
+        log.warning("configuration: " + warning)
+
+
+run = GoCommand(
+    "run",
+    flags(),
+    _run,
+    short="Serve: start the proxy and stay.",
+    text="""All flags of kube-proxy are taken by their names; with --config, what stands in the file counts, but for the flags
+    that say otherwise below. SIGHUP reads the configuration again; SIGTERM lets open connections finish, then ends. The
+    packet filter keeps its rules unless --cleanup-on-exit.
+    """,
+)

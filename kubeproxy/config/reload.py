@@ -1,0 +1,29 @@
+"""What differs between two configurations, and what it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kubeproxy.config.about import Effect
+from kubeproxy.config.fields import fields, flatten
+from kubeproxy.config.schema import Configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Paths of the fields that changed. Fields without meaning here are left out."""
+
+    live: tuple[str, ...]
+    """Those that a running daemon takes over."""
+    restart: tuple[str, ...]
+    """Those that wait for the next start."""
+
+
+def compare(old: Configuration, new: Configuration) -> Difference:
+    """What changes on the way from `old` to `new`."""
+    before, after = flatten(old), flatten(new)
+    changed = [field for path, field in fields().items() if before[path] != after[path]]
+    return Difference(
+        live=tuple(field.path for field in changed if field.effect is Effect.LIVE),
+        restart=tuple(field.path for field in changed if field.effect is Effect.RESTART),
+    )
