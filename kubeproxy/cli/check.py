@@ -40,7 +40,8 @@ check = GoCommand(
     _SETTINGS,
     _check,
     short="Say what is wrong with configuration and manifests.",
-    text="""Touches nothing. Takes the flags that `kubeproxy run` would be given. Every fault is one line on standard error, and the exit status
-    is then 64.
-    """,
+    text=(
+        "Touches nothing. Takes the flags that `kubeproxy run` would be given. Every fault is one line on standard"
+        " error, and the exit status is then 64."
+    ),
 )

@@ -76,8 +76,9 @@ run = GoCommand(
     flags(),
     _run,
     short="Serve: start the proxy and stay.",
-    text="""All flags of kube-proxy are taken by their names; with --config, what stands in the file counts, but for the flags
-    that say otherwise below. SIGHUP reads the configuration again; SIGTERM lets open connections finish, then ends. The
-    packet filter keeps its rules unless --cleanup-on-exit.
-    """,
+    text=(
+        "All flags of kube-proxy are taken by their names. With --config the file counts, and of the flags only those"
+        " that are said to win over it.\n\nSIGHUP reads the configuration again. SIGTERM lets open connections finish, then"
+        " ends; the packet filter keeps its rules unless --cleanup-on-exit."
+    ),
 )

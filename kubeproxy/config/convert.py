@@ -74,7 +74,8 @@ def convert(kind: inspect.Type, value: Any, path: str, findings: Findings) -> An
                     return leaf(kind).parse(str(value))
                 except ValueError:
                     pass  # said below, as for every other type
-    findings.fault(path, describe(value), allowed(kind))
+    hint = " (put it in quotes)" if isinstance(kind, inspect.StrType) and isinstance(value, (bool, int, float)) else ""
+    findings.fault(path, describe(value), allowed(kind) + hint)
     return None
 
 

@@ -59,8 +59,7 @@ def _ignored(name: str, kind: inspect.Type, text: str) -> Flag:
 
 
 ACTIONS: Final = (
-    Flag("config", _TEXT, "Configuration file, YAML or JSON. Beside it only these flags count: --hostname-override,"
-         " --master, --cleanup, --write-config-to, those for logging, and those that kube-proxy does not have."),
+    Flag("config", _TEXT, "Configuration file, YAML or JSON: a KubeProxyConfiguration."),
     Flag("write-config-to", _TEXT, "Write the whole configuration, defaults and all, to this file and exit."),
     Flag("cleanup", _SWITCH, "Remove all packet filter rules of ours and of kube-proxy's userspace mode, and exit."),
     Flag("version", inspect.LiteralType(("true", "false", "raw")), "Print the version and exit."),

@@ -36,7 +36,7 @@ def allowed(kind: inspect.Type) -> str:
         case inspect.CustomType() | inspect.DataclassType():
             return leaf(kind).ALLOWED
         case _:
-            return "text (put quotes around what looks like a number, true or false)"
+            return "text"
 
 
 def notation(kind: inspect.Type) -> str:
@@ -50,7 +50,7 @@ def notation(kind: inspect.Type) -> str:
         case inspect.LiteralType():
             return "|".join(str(value) for value in kind.values if value)
         case inspect.VarTupleType():
-            return f"{notation(kind.item_type)},…"
+            return notation(kind.item_type) + ("" if isinstance(plain(kind.item_type), inspect.StrType) else ",…")
         case inspect.DictType():
             return f"NAME={notation(kind.value_type)},…"
         case inspect.StructType():
