@@ -150,7 +150,7 @@ def _same(entry: Entry, standing: Entry | None) -> Entry:
 # From text to documents
 
 
-_SEPARATOR = re.compile(rb"^---(?=\s|\Z)", re.MULTILINE)
+_SEPARATOR = b"---"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -158,23 +158,33 @@ def _split(data: bytes) -> Iterator[tuple[int, bytes]]:
     """The documents with the number of their first line, without those that are empty. A separator stands at the
     beginning of a line, where neither YAML nor JSON can have it inside a string."""
     data = data.removeprefix(_BYTE_ORDER_MARK)
-    starts = [match.start() for match in _SEPARATOR.finditer(data)]
-    line = 1
-    for start, end in zip([0, *starts], [*starts, len(data)], strict=True):
-        text = data[start:end]
+    line, start = 1, 0
+    while start < len(data):
+        end = start
+        while (end := data.find(b"\n" + _SEPARATOR, end)) >= 0:
+            end += 1
+            if _separated(data, end):
+                break
+        text = data[start : end if end >= 0 else len(data)]
         if not _empty(text):
             yield line, text
         line += text.count(b"\n")
+        start += len(text)
+
+
+def _separated(data: bytes, start: int = 0) -> bool:
+    """Whether a document separator stands here, not just a text that begins like one."""
+    end = start + len(_SEPARATOR)
+    return data[start:end] == _SEPARATOR and (end == len(data) or data[end : end + 1].isspace())
 
 
 def _empty(text: bytes) -> bool:
     """Nothing but white space, comments, directives and end marks."""
-    body = text[3:] if _SEPARATOR.match(text) else text
-    position = 0
-    while position < len(body):
-        end = body.find(b"\n", position)
-        end = len(body) if end < 0 else end
-        line = body[position:end].strip()
+    position = len(_SEPARATOR) if _separated(text) else 0
+    while position < len(text):
+        end = text.find(b"\n", position)
+        end = len(text) if end < 0 else end
+        line = text[position:end].strip()
         if line and line != b"..." and not line.startswith((b"#", b"%")):
             return False
         position = end + 1
@@ -253,7 +263,7 @@ class _YamlNode:
 
 def _parse(text: bytes, line: int) -> list[_Node]:
     """One document's value; several where YAML's end mark divides it further."""
-    body = text[3:] if _SEPARATOR.match(text) else text
+    body = text[len(_SEPARATOR) :] if _separated(text) else text
     if body.lstrip().startswith(b"{"):
         try:
             msgspec.json.decode(body, type=dict[str, msgspec.Raw])

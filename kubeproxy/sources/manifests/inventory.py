@@ -23,8 +23,15 @@ class Trouble:
     """0: the origin as a whole."""
     path: str
     message: str
+    name: str = ""
+    """Which object, where that can be told: ``Service demo/web``."""
     skipped: bool = False
     """Only told: the object is of a kind that is not taken."""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes it the same trouble as before, though documents were added in front of it."""
+        return self.origin, self.name, self.path, self.message
 
     def __str__(self) -> str:
         document = f" document {self.document}" if self.document else ""
@@ -130,7 +137,7 @@ class Inventory:
             for origin in others:
                 mine = self._manifests[origin].held[name].place
                 message = f"{name} is defined in {first} document {place.document} already, which is served"
-                yield Trouble(origin, mine.document, mine.path("metadata.name"), message)
+                yield Trouble(origin, mine.document, mine.path("metadata.name"), message, name=str(name))
 
     def origins(self) -> Iterator[str]:
         """The manifests known."""
@@ -165,7 +172,7 @@ def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> 
         elif entry.name in held:
             first = held[entry.name].place
             message = f"{entry.name} is defined in document {first.document} already, which is served"
-            troubles.append(Trouble(origin, place.document, place.path("metadata.name"), message))
+            troubles.append(Trouble(origin, place.document, place.path("metadata.name"), message, name=str(entry.name)))
             continue
         else:
             version = _choose(entry, before.get(entry.name))
@@ -173,7 +180,8 @@ def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> 
             if version is not entry:
                 served = "; the last good version goes on being served"
         troubles.extend(
-            Trouble(origin, place.document, place.path(fault.path), fault.message + served) for fault in entry.faults
+            Trouble(origin, place.document, place.path(fault.path), fault.message + served, name=str(entry.name or ""))
+            for fault in entry.faults
         )
     if broken:
         for name, old in before.items():

@@ -1,0 +1,208 @@
+"""Manifest files and directories: which are there, what they hold, and when a change is complete."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SUFFIXES = (".yaml", ".yml", ".json")
+"""What counts as a manifest in a directory; a file that is named itself may be called anything."""
+MAX_BYTES = 256 * 1024 * 1024
+"""A manifest larger than this is refused."""
+SETTLE_S = 0.1
+"""A changed file is read once it has stayed the same for so long: writers write in pieces."""
+SETTLE_GONE_S = 0.3
+"""The same for one that is gone or empty: editors move the old file away, or cut it, before they write the new one."""
+SETTLE_AT_MOST_S = 5.0
+"""A file that never stays the same is read all the same."""
+
+
+class Signature(NamedTuple):
+    """What tells one state of a file from another without reading it."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+
+
+class Identity(NamedTuple):
+    """What tells one directory from another in its place."""
+
+    device: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a named path holds at one moment."""
+
+    files: Mapping[str, Signature] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """By path, why it could not be looked at. What lies under it is as it was last seen."""
+    directory: Identity | None = None
+    """None: the path is a file, or is not there."""
+
+
+def look(path: str, *, recursive: bool) -> Listing:
+    """What is there now. Never raises: what cannot be looked at is among the faults."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return Listing(faults={path: _reason(error)})
+    if stat.S_ISREG(found.st_mode):
+        return Listing(files={path: _signature(found)})
+    if not stat.S_ISDIR(found.st_mode):
+        return Listing(faults={path: "neither a file nor a directory"})
+    files: dict[str, Signature] = {}
+    faults: dict[str, str] = {}
+    _look_into(path, recursive, files, faults, {Identity(found.st_dev, found.st_ino)})
+    return Listing(files, faults, Identity(found.st_dev, found.st_ino))
+
+
+def _look_into(
+    directory: str, recursive: bool, files: dict[str, Signature], faults: dict[str, str], seen: set[Identity]
+) -> None:
+    """Add a directory's manifests in the order of their names, then those of its subdirectories. Hidden ones are passed
+    over (a ConfigMap's ``..data`` among them), as are editors' backups, by their suffix."""
+    try:
+        names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
+    except OSError as error:
+        faults[directory] = _reason(error)
+        return
+    subdirectories = []
+    for name in names:
+        if not recursive and not name.endswith(SUFFIXES):
+            continue
+        path = os.path.join(directory, name)
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            continue  # deleted since, or a link to nothing
+        except OSError as error:
+            faults[path] = _reason(error)
+            continue
+        if stat.S_ISREG(found.st_mode) and name.endswith(SUFFIXES):
+            files[path] = _signature(found)
+        elif recursive and stat.S_ISDIR(found.st_mode) and Identity(found.st_dev, found.st_ino) not in seen:
+            seen.add(Identity(found.st_dev, found.st_ino))  # links may lead in circles
+            subdirectories.append(path)
+    for path in subdirectories:
+        _look_into(path, recursive, files, faults, seen)
+
+
+def _signature(found: os.stat_result) -> Signature:
+    return Signature(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+class ReadError(Exception):
+    """A manifest could not be read; says why."""
+
+
+class Changing(Exception):
+    """A file changed or went while it was read: look again."""
+
+
+def read_file(path: str) -> tuple[bytes, Signature]:
+    """A file's bytes, and the state that they are of. Raises ReadError and Changing."""
+    try:
+        # O_NONBLOCK: a pipe may have taken the file's place, and opening one waits for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            before = os.fstat(file.fileno())
+            if not stat.S_ISREG(before.st_mode):
+                raise ReadError("not a regular file")
+            if before.st_size > MAX_BYTES:
+                raise ReadError(f"{before.st_size} bytes; allowed: up to {MAX_BYTES}")
+            data = file.read(MAX_BYTES + 1)
+            if _signature(os.fstat(file.fileno())) != _signature(before):
+                raise Changing
+    except FileNotFoundError:
+        raise Changing from None
+    except OSError as error:
+        raise ReadError(_reason(error)) from None
+    return data, _signature(before)
+
+
+class PathMemory:
+    """What is known of one named path from one look to the next. Pure: looks and the time are handed in."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.directory: Identity | None = None
+        self._loaded: dict[str, Signature] = {}
+        self._unsettled: dict[str, tuple[Signature | None, float, float]] = {}
+        """By file: the state seen, since when it is that one, and since when it is not the loaded one."""
+
+        self._looked = False
+
+    @property
+    def settling(self) -> bool:
+        """Something has changed that may go on changing: look again soon."""
+        return bool(self._unsettled)
+
+    def compare(self, listing: Listing, now: float) -> tuple[list[str], list[str], dict[str, str]]:
+        """The files to read, the files that are gone, and what is wrong with the path.
+
+        A path that is not there at all, or a directory whose place an empty one has taken (a volume was unmounted),
+        takes nothing away: deleting a file withdraws what it says, losing the volume does not.
+        """
+        faults = dict(listing.faults)
+        files = listing.files
+        if self.path not in faults and self._loaded and not files and listing.directory != self.directory:
+            faults[self.path] = "an empty directory has taken its place"
+        elif listing.directory is not None:
+            self.directory = listing.directory
+        lost = tuple(faults)
+        missing = [path for path in self._loaded if path not in files and not (lost and _under(path, lost))]
+        differing = [path for path, signature in files.items() if self._loaded.get(path) != signature]
+        for path in self._unsettled.keys() - {*missing, *differing}:
+            del self._unsettled[path]
+        gone = [path for path in missing if self._settled(path, None, SETTLE_GONE_S, now)]
+        # A file that appears beside one that goes is that one under a new name: both at once, or its objects flicker.
+        renaming = len(gone) < len(missing) or any(path in self._unsettled for path in missing)
+        changed = [
+            path
+            for path in differing
+            if not self._looked
+            or self._settled(
+                path,
+                files[path],
+                SETTLE_GONE_S if not files[path].size or (renaming and path not in self._loaded) else SETTLE_S,
+                now,
+            )
+        ]
+        for path in gone:
+            del self._loaded[path]
+        self._looked = True
+        return changed, gone, faults
+
+    def _settled(self, path: str, state: Signature | None, patience_s: float, now: float) -> bool:
+        """Whether a file's new state may be believed."""
+        seen, since, first = self._unsettled.get(path, (state, now, now))
+        if seen != state:
+            seen, since = state, now
+        self._unsettled[path] = (seen, since, first)
+        if now - since < patience_s and now - first < SETTLE_AT_MOST_S:
+            return False
+        del self._unsettled[path]
+        return True
+
+    def loaded(self, path: str, signature: Signature) -> None:
+        """A file has been read in this state."""
+        self._loaded[path] = signature
+
+    def forget(self) -> None:
+        """Read everything again at the next look."""
+        self._loaded = {path: Signature(0, 0, 0, 0) for path in self._loaded}
+        self._looked = False
+
+
+def _under(path: str, parents: tuple[str, ...]) -> bool:
+    return any(path == parent or path.startswith(parent.rstrip("/") + "/") for parent in parents)
