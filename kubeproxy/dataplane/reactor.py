@@ -63,6 +63,10 @@ class Reactor:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._again: list[Callable[[], None]] = []
+        self._at_end: list[Callable[[], None]] = []
+        self.at_end = self._at_end.append
+        """Call when everything that this turn's events, timers and helpings bring has been seen to. (Only from these:
+        between turns there is no end to wait for.)"""
         self._closing: list[socket.socket] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._ticket = count()
@@ -129,6 +133,10 @@ class Reactor:
                 callback()
         if self._timers and self._timers[0][0] <= self.now:
             self._fire()
+        if self._at_end:
+            for callback in self._at_end:
+                callback()
+            self._at_end.clear()
         if self._closing:
             for sock in self._closing:
                 sock.close()
