@@ -72,6 +72,12 @@ class ProxyHealth:
         self._last_updated = now
         self._waiting_since = None
 
+    def progressed(self, now: float) -> None:
+        """A sync succeeded, but more had come by its end. What waits now came after its beginning: where changes never
+        cease there may be no moment without one, and that is not late."""
+        if self._waiting_since is not None:
+            self._waiting_since = now
+
     def failing(self, reason: str | None) -> None:
         """A sync failed, and why; None: what failed works again."""
         self._failing = reason

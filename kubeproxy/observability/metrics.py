@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from kubeproxy.model import Family
-from kubeproxy.observability.views import ProxierView
+from kubeproxy.observability.state import StateCollector
 from kubeproxy.version import __version__
 
 SYNC_BUCKETS: Final = tuple(0.001 * 2**power for power in range(15))
@@ -33,7 +30,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """What the control plane tells of itself, each method one event in the proxier's or a source's words.
+    """What the control plane tells of itself, each method one event; what merely is, `state` holds.
 
     One sync programs all IP families at once, so each observation is made under every family's ``ip_family``, as
     kube-proxy's two proxiers would make it. `clock` gives Unix seconds.
@@ -46,8 +43,8 @@ class Metrics:
         self._families = tuple(str(family) for family in families)
         self._register_kube_proxy()
         self._register_own()
-        self._state = _State()
-        self.registry.register(self._state)
+        self.state = StateCollector()
+        self.registry.register(self.state)
         ProcessCollector(registry=self.registry)
 
     def _register_kube_proxy(self) -> None:
@@ -132,31 +129,6 @@ class Metrics:
             ("adapter",),
             registry=registry,
         )
-        self._source_up = Gauge(
-            "kubeproxy_source_up",
-            "Whether a source's view is current: its watch runs, its files are read",
-            ("source", "kind"),
-            registry=registry,
-        )
-        self._source_last_event = Gauge(
-            "kubeproxy_source_last_event_timestamp_seconds",
-            "When a source last heard anything, bookmarks included",
-            ("source", "kind"),
-            registry=registry,
-        )
-        self._source_relists = Counter(
-            "kubeproxy_source_relists_total", "Full lists taken", ("source", "kind"), registry=registry
-        )
-        self._source_failures = Counter(
-            "kubeproxy_source_failures_total",
-            "Lists, watches and reads that failed",
-            ("source", "kind", "reason"),
-            registry=registry,
-        )
-
-    def read(self, proxier: ProxierView) -> None:
-        """Take over what merely is, for the next scrape."""
-        self._state.read(proxier)
 
     def sync_queued(self) -> None:
         """A sync was asked for."""
@@ -192,22 +164,6 @@ class Metrics:
             for name in self._families:
                 counter.labels(name).inc()
 
-    def source_up(self, source: str, kind: str, up: bool) -> None:
-        """A source's view became current, or ceased to be."""
-        self._source_up.labels(source, kind).set(up)
-
-    def source_event(self, source: str, kind: str) -> None:
-        """A source heard something."""
-        self._source_last_event.labels(source, kind).set(self._clock())
-
-    def source_relisted(self, source: str, kind: str) -> None:
-        """A source took a full list."""
-        self._source_relists.labels(source, kind).inc()
-
-    def source_failed(self, source: str, kind: str, reason: str) -> None:
-        """A source could not list, watch or read; `reason` is one of few words, never a message."""
-        self._source_failures.labels(source, kind, reason).inc()
-
     def healthz_answered(self, code: int) -> None:
         """/healthz gave an answer."""
         self._healthz.labels(str(code)).inc()
@@ -215,51 +171,3 @@ class Metrics:
     def livez_answered(self, code: int) -> None:
         """/livez gave an answer."""
         self._livez.labels(str(code)).inc()
-
-
-class _State(Collector):
-    """What is read when somebody asks, and not counted as it happens."""
-
-    def __init__(self) -> None:
-        self._families: Sequence[Metric] = ()
-
-    def read(self, proxier: ProxierView) -> None:
-        ports = [status.proxy_port for status in proxier.frontends]
-        waiting = ports.count(None)
-        frontends = GaugeMetricFamily(
-            "kubeproxy_frontends",
-            "Listeners wanted, by whether they serve or wait for a port that could not be had",
-            labels=("state",),
-        )
-        frontends.add_metric(("serving",), len(ports) - waiting)
-        frontends.add_metric(("waiting",), waiting)
-        listed = GaugeMetricFamily(
-            "kubeproxy_source_listed", "Whether a source has told everything that it has", labels=("source",)
-        )
-        for source, complete in proxier.sources.items():
-            listed.add_metric((source,), complete)
-        prefix = "kubeproxy_sync_proxy_rules_"
-        self._families = (
-            CounterMetricFamily(
-                f"{prefix}service_changes_total", "Changes of Services received", proxier.service_changes_total
-            ),
-            GaugeMetricFamily(
-                f"{prefix}service_changes_pending", "Services not in effect yet", proxier.service_changes_pending
-            ),
-            CounterMetricFamily(
-                f"{prefix}endpoint_changes_total", "Changes of endpoints received", proxier.endpoint_changes_total
-            ),
-            GaugeMetricFamily(
-                f"{prefix}endpoint_changes_pending",
-                "Services whose endpoints are not in effect yet",
-                proxier.endpoint_changes_pending,
-            ),
-            GaugeMetricFamily(
-                "kubeproxy_services_troubled", "Services not, or not wholly, served", len(proxier.problems)
-            ),
-            frontends,
-            listed,
-        )
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families

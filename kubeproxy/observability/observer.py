@@ -27,6 +27,8 @@ class SyncObserver:
         self._metrics = metrics
         self._adapter = adapter
         self._clock = clock
+        self._failed = False
+        """Something failed since the last transaction, or since all was well."""
 
     def queued(self) -> None:
         """Something changed and is not in effect yet."""
@@ -35,18 +37,23 @@ class SyncObserver:
 
     def settled(self, trigger_times: Sequence[str]) -> None:
         """Everything known is in effect."""
+        self._failed = False
         self._health.updated(self._clock())
         self._health.failing(None)
         for trigger_time in trigger_times:
             self._metrics.programmed(trigger_time)
 
     def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
-        """A netfilter transaction succeeded."""
-        self._health.failing(None)
+        """A netfilter transaction succeeded. That is progress, unless something else failed on the way to it."""
         self._metrics.synced(duration_s, full=full)
+        if not self._failed:
+            self._health.progressed(self._clock())
+            self._health.failing(None)
+        self._failed = False
 
     def failed(self, error: KubeproxyError) -> None:
         """A sync failed; it will be tried again."""
+        self._failed = True
         self._health.failing(str(error))
         if isinstance(error, KernelError):
             self._metrics.apply_failed(self._adapter)

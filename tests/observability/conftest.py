@@ -28,6 +28,29 @@ class State:
     endpoint_changes_total: int = 0
 
 
+@dataclass(slots=True)
+class Watch:
+    resource: str = "services"
+    behind_s: float = 0.0
+    last_event: float | None = None
+    lists: int = 0
+    watches: int = 0
+    events: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
+    faulty: int = 0
+
+
+@dataclass(slots=True)
+class Trouble:
+    skipped: bool = False
+
+
+@dataclass(slots=True)
+class Manifests:
+    troubles: Sequence[Trouble] = ()
+    last_change: float = 0.0
+
+
 @pytest.fixture
 def state() -> State:
     return State()

@@ -18,6 +18,10 @@ def updated(now: float) -> Step:
     return lambda health: health.updated(now)
 
 
+def progressed(now: float) -> Step:
+    return lambda health: health.progressed(now)
+
+
 def leaving(health: ProxyHealth) -> None:
     health.node_eligible(False)
 
@@ -45,6 +49,10 @@ def draining(health: ProxyHealth) -> None:
         pytest.param([updated(1.0), queued(10.0), queued(60.0)], 70.0, False, False, True, id="the oldest counts"),
         pytest.param([updated(1.0), queued(10.0), updated(90.0)], 90.0, True, True, True, id="recovered"),
         pytest.param([updated(1.0), queued(2.0), updated(3.0), queued(50.0)], 70.0, True, True, True, id="the next"),
+        pytest.param([updated(1.0), queued(10.0), progressed(60.0)], 119.9, True, True, True, id="changes never cease"),
+        pytest.param([updated(1.0), queued(10.0), progressed(60.0)], 120.0, False, False, True, id="and then stuck"),
+        pytest.param([updated(1.0), progressed(2.0)], 100.0, True, True, True, id="progress without a change"),
+        pytest.param([queued(0.0), progressed(2.0)], 3.0, True, True, False, id="progress is not the first sync"),
         pytest.param([updated(1.0), leaving], 2.0, False, True, True, id="the node leaves"),
         pytest.param([leaving], 2.0, False, True, False, id="the node leaves before the first sync"),
         pytest.param([updated(1.0), leaving, staying], 2.0, True, True, True, id="the node stays after all"),

@@ -6,10 +6,11 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kubeproxy.model import Family, ServiceName
+from kubeproxy.model import Family
 from kubeproxy.observability.metrics import Metrics
+from kubeproxy.observability.views import Picture
 from kubeproxy.version import __version__
-from tests.observability.conftest import Listening, State
+from tests.observability.conftest import State
 
 NOW = 1_800_000_000.0
 SYNC_BUCKETS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
@@ -45,7 +46,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_kube_proxys_names_types_and_labels(metrics: Metrics, state: State) -> None:
-    metrics.read(state)
+    metrics.state.read(Picture(state))
     found = {
         family.name + ("_total" if family.type == "counter" else ""): (
             family.type,
@@ -154,45 +155,8 @@ def test_a_refused_transaction_counts_under_the_adapters_name(
     assert value(metrics, f"{prefix}iptables_restore_failures_total", ip_family="IPv4") == iptables
 
 
-def test_the_proxiers_state_is_read_anew_at_each_scrape(metrics: Metrics, state: State) -> None:
-    state.frontends = [Listening(40001), Listening(None), Listening(40002)]
-    state.problems = {ServiceName("default", "web"): ["port 80: SCTP is not served"]}
-    state.sources = {"kubernetes": False, "manifests": True}
-    state.service_changes_total, state.service_changes_pending = 12, 2
-    state.endpoint_changes_total, state.endpoint_changes_pending = 34, 3
-    for _ in range(2):
-        metrics.read(state)
-        prefix = "kubeproxy_sync_proxy_rules_"
-        assert value(metrics, f"{prefix}service_changes_total") == 12
-        assert value(metrics, f"{prefix}service_changes_pending") == 2
-        assert value(metrics, f"{prefix}endpoint_changes_total") == 34
-        assert value(metrics, f"{prefix}endpoint_changes_pending") == 3
-        assert value(metrics, "kubeproxy_frontends", state="serving") == 2
-        assert value(metrics, "kubeproxy_frontends", state="waiting") == 1
-        assert value(metrics, "kubeproxy_services_troubled") == 1
-        assert value(metrics, "kubeproxy_source_listed", source="kubernetes") == 0
-        assert value(metrics, "kubeproxy_source_listed", source="manifests") == 1
-    state.frontends = []
-    metrics.read(state)
-    assert value(metrics, "kubeproxy_frontends", state="serving") == 0
-
-
-def test_sources(metrics: Metrics, clock: Clock) -> None:
-    labels = {"source": "kubernetes", "kind": "services"}
-    metrics.source_up("kubernetes", "services", True)
-    metrics.source_event("kubernetes", "services")
-    metrics.source_relisted("kubernetes", "services")
-    metrics.source_failed("kubernetes", "services", "expired")
-    assert value(metrics, "kubeproxy_source_up", **labels) == 1
-    assert value(metrics, "kubeproxy_source_last_event_timestamp_seconds", **labels) == NOW
-    assert value(metrics, "kubeproxy_source_relists_total", **labels) == 1
-    assert value(metrics, "kubeproxy_source_failures_total", **labels, reason="expired") == 1
-    metrics.source_up("kubernetes", "services", False)
-    assert value(metrics, "kubeproxy_source_up", **labels) == 0
-
-
 def test_names_follow_prometheus_conventions(metrics: Metrics, state: State) -> None:
-    metrics.read(state)
+    metrics.state.read(Picture(state))
     for family in metrics.registry.collect():
         assert family.documentation
         assert family.name.startswith(("kubeproxy_", "process_"))

@@ -4,6 +4,7 @@ from kubeproxy.errors import ClusterError, KernelError
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.observer import SyncObserver
+from kubeproxy.proxier import ProxierObserver
 
 
 def test_what_the_proxier_tells_becomes_health_and_metrics() -> None:
@@ -41,8 +42,35 @@ def test_what_the_proxier_tells_becomes_health_and_metrics() -> None:
     assert health.at(now).healthy
 
 
-def test_it_fits_the_proxier() -> None:
-    from kubeproxy.proxier.observer import ProxierObserver
+def test_where_changes_never_cease_progress_keeps_the_node_healthy() -> None:
+    now = 0.0
+    health = ProxyHealth(timeout_s=60.0)
+    observer = SyncObserver(health, Metrics(), adapter="nftables", clock=lambda: now)
+    observer.settled([])
+    observer.queued()
+    for _ in range(300):
+        now += 1.0
+        observer.programmed(duration_s=0.01, full=False, changed=True)
+        assert health.at(now).healthy
 
+
+def test_a_transaction_is_no_progress_while_something_else_fails() -> None:
+    now = 0.0
+    health = ProxyHealth(timeout_s=60.0)
+    observer = SyncObserver(health, Metrics(), adapter="nftables", clock=lambda: now)
+    observer.settled([])
+    observer.queued()
+    for _ in range(3):
+        now += 30.0
+        observer.failed(KernelError("the data plane does not answer"))
+        observer.programmed(duration_s=0.01, full=True, changed=False)
+        assert health.at(now).failing == "the data plane does not answer"
+    assert not health.at(now).healthy
+    observer.settled([])
+    assert health.at(now).failing is None
+    assert health.at(now).healthy
+
+
+def test_it_fits_the_proxier() -> None:
     observer: ProxierObserver = SyncObserver(ProxyHealth(timeout_s=60.0), Metrics(), adapter="none")
     observer.queued()

@@ -17,6 +17,7 @@ from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.routes import health_routes, metrics_routes, rfc3339_nano
 from kubeproxy.observability.server import HttpServer
+from kubeproxy.observability.views import Picture
 from tests.observability.conftest import State
 
 WALL_NS = 1_800_000_000_500_000_000
@@ -30,7 +31,7 @@ class Node:
         self.counters: dict[FrontendName, Counters] = {}
         self.health = ProxyHealth(timeout_s=60.0, families=Family)
         self.metrics = Metrics(families=Family)
-        self.exposition = Exposition(self.metrics, counters=lambda: self.counters, proxier=lambda: state)
+        self.exposition = Exposition(self.metrics, counters=lambda: self.counters, picture=lambda: Picture(state))
         self.health_server = HttpServer(
             name="healthz",
             host="127.0.0.1",

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kubeproxy.model import Family, Frontend, FrontendName, Protocol, ServiceName, ServicePortName
+from kubeproxy.observability.state import StateCollector
+from kubeproxy.observability.views import Picture
+from kubeproxy.proxier import FrontendStatus, Snapshot
+from kubeproxy.sources.kubernetes.reflector import Phase, ReflectorState
+from kubeproxy.sources.manifests.inventory import Trouble as FileTrouble
+from kubeproxy.sources.manifests.source import ManifestState
+from tests.observability.conftest import Listening, Manifests, State, Trouble, Watch
+
+
+@pytest.fixture
+def collector() -> StateCollector:
+    return StateCollector()
+
+
+def values(collector: StateCollector) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return {
+        sample.name + "".join(f" {key}={value}" for key, value in sample.labels.items()): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+    }
+
+
+def test_nothing_was_read_yet(collector: StateCollector) -> None:
+    assert values(collector) == {}
+
+
+def test_the_proxier(collector: StateCollector, state: State) -> None:
+    state.frontends = [Listening(40001), Listening(None), Listening(40002)]
+    state.problems = {ServiceName("default", "web"): ["port 80: SCTP is not served"]}
+    state.sources = {"kubernetes": False, "manifests": True}
+    state.service_changes_total, state.service_changes_pending = 12, 2
+    state.endpoint_changes_total, state.endpoint_changes_pending = 34, 3
+    collector.read(Picture(state))
+    expected = {
+        "kubeproxy_sync_proxy_rules_service_changes_total": 12,
+        "kubeproxy_sync_proxy_rules_service_changes_pending": 2,
+        "kubeproxy_sync_proxy_rules_endpoint_changes_total": 34,
+        "kubeproxy_sync_proxy_rules_endpoint_changes_pending": 3,
+        "kubeproxy_services_troubled": 1,
+        "kubeproxy_frontends state=serving": 2,
+        "kubeproxy_frontends state=waiting": 1,
+        "kubeproxy_source_listed source=kubernetes": 0,
+        "kubeproxy_source_listed source=manifests": 1,
+    }
+    assert values(collector) == expected
+    assert values(collector) == expected
+    state.frontends = []
+    collector.read(Picture(state))
+    assert values(collector)["kubeproxy_frontends state=serving"] == 0
+
+
+def test_watches(collector: StateCollector, state: State) -> None:
+    watches = [
+        Watch(behind_s=1.5, last_event=1.8e9, lists=2, watches=3, events=4, failures={"expired": 5}, faulty=6),
+        Watch(resource="endpointslices"),
+    ]
+    collector.read(Picture(state, watches=watches))
+    found = {name: value for name, value in values(collector).items() if name.startswith("kubeproxy_watch")}
+    assert found == {
+        "kubeproxy_watch_behind_seconds resource=services": 1.5,
+        "kubeproxy_watch_behind_seconds resource=endpointslices": 0,
+        "kubeproxy_watch_last_event_timestamp_seconds resource=services": 1.8e9,
+        "kubeproxy_watch_last_event_timestamp_seconds resource=endpointslices": 0,
+        "kubeproxy_watch_lists_total resource=services": 2,
+        "kubeproxy_watch_lists_total resource=endpointslices": 0,
+        "kubeproxy_watch_starts_total resource=services": 3,
+        "kubeproxy_watch_starts_total resource=endpointslices": 0,
+        "kubeproxy_watch_events_total resource=services": 4,
+        "kubeproxy_watch_events_total resource=endpointslices": 0,
+        "kubeproxy_watch_failures_total resource=services cause=expired": 5,
+        "kubeproxy_watch_faulty_objects resource=services": 6,
+        "kubeproxy_watch_faulty_objects resource=endpointslices": 0,
+    }
+
+
+def test_manifests(collector: StateCollector, state: State) -> None:
+    collector.read(Picture(state, manifests=Manifests([Trouble(), Trouble(skipped=True), Trouble()], 1.8e9)))
+    found = {name: value for name, value in values(collector).items() if name.startswith("kubeproxy_manifests")}
+    assert found == {"kubeproxy_manifests_last_change_timestamp_seconds": 1.8e9, "kubeproxy_manifests_faults": 2}
+
+
+def test_the_other_rooms_values_fit(collector: StateCollector) -> None:
+    frontend = Frontend(FrontendName(ServicePortName("a", "b", ""), Family.IPV4), Protocol.TCP, frozenset())
+    snapshot = Snapshot(
+        ready=True,
+        frontends=(FrontendStatus(frontend, None),),
+        problems={},
+        sources={"kubernetes": True},
+        owners={},
+        netfilter="fake",
+        failing=None,
+        failures=0,
+        pending_since=None,
+        settled_at=None,
+        programmed_at=None,
+        service_changes_pending=0,
+        service_changes_total=9,
+        endpoint_changes_pending=0,
+        endpoint_changes_total=0,
+    )
+    reflector = ReflectorState(
+        resource="services",
+        phase=Phase.LISTING,
+        resource_version="",
+        last_list=None,
+        last_event=None,
+        lists=0,
+        watches=0,
+        events=0,
+        failures={"tls": 2},
+        last_error="",
+        faulty=0,
+        behind_s=7.0,
+    )
+    manifests = ManifestState(troubles=(FileTrouble("a.yaml", 1, "spec", "odd"),))
+    collector.read(Picture(snapshot, (reflector,), manifests))
+    found = values(collector)
+    assert found["kubeproxy_frontends state=waiting"] == 1
+    assert found["kubeproxy_watch_failures_total resource=services cause=tls"] == 2
+    assert found["kubeproxy_manifests_faults"] == 1
