@@ -1,0 +1,68 @@
+"""In what kube-apiserver 1.36 and 1.20 differ, as recorded (both with etcd 3.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A kube-apiserver, as far as its differences matter here."""
+
+    name: str
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+    """API groups and their versions, in the order of /apis."""
+    silent_after_410: bool
+    """A watch that was told 410 stays open and silent until its timeoutSeconds."""
+    compaction_expires_tokens: bool
+    """Else continue tokens outlive a compaction until the server is restarted."""
+    streams_lists: bool
+    """Knows watches with sendInitialEvents; with etcd 3.4 it answers them, and any watch without a resourceVersion,
+    with an ERROR event. Else such a watch begins with what exists."""
+    service_fields: frozenset[str]
+    """Field selectors of Services beyond metadata.name and metadata.namespace."""
+    endpoints_warning: str = ""
+    """Header Warning on lists and watches of Endpoints."""
+    audits: bool = True
+    """Answers carry an Audit-Id."""
+    bad_version_status: int = 400
+    """The status of a list with a resourceVersion that is no number."""
+
+    def serves(self, group_version: str) -> bool:
+        """Whether a group is served in a version, like ``discovery.k8s.io/v1``."""
+        group, _, version = group_version.partition("/")
+        return any(name == group and version in versions for name, versions in self.groups)
+
+
+V1_36 = Version(
+    name="v1.36",
+    groups=(
+        ("apps", ("v1",)),
+        ("events.k8s.io", ("v1",)),
+        ("networking.k8s.io", ("v1",)),
+        ("discovery.k8s.io", ("v1",)),
+    ),
+    silent_after_410=False,
+    compaction_expires_tokens=False,
+    streams_lists=True,
+    service_fields=frozenset({"spec.clusterIP", "spec.type"}),
+    endpoints_warning='299 - "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"',
+)
+
+V1_20 = Version(
+    name="v1.20",
+    groups=(
+        ("apps", ("v1",)),
+        ("events.k8s.io", ("v1", "v1beta1")),
+        ("networking.k8s.io", ("v1", "v1beta1")),
+        ("discovery.k8s.io", ("v1beta1",)),
+    ),
+    silent_after_410=True,
+    compaction_expires_tokens=True,
+    streams_lists=False,
+    service_fields=frozenset(),
+    audits=False,
+    bad_version_status=500,
+)
+
+VERSIONS = {version.name: version for version in (V1_36, V1_20)}
