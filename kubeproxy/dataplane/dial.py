@@ -76,7 +76,8 @@ class Dial:
             self._fail()
             return
         self._timer = reactor.after(self._context.tune.dial_steps_s[0], self._on_step_over)
-        self._attempt()
+        # Like all that wakes somebody: at the end of the turn, when the whole batch has been accepted.
+        reactor.at_end(self._attempt)
 
     def abort(self) -> None:
         """End it now; the client sees a reset."""
@@ -84,6 +85,8 @@ class Dial:
 
     def _attempt(self) -> None:
         """Dial the next endpoints of this step, until one has not refused at once."""
+        if self not in self._context.live:
+            return
         while self._attempts < ATTEMPTS_PER_STEP:
             target = self._balancer.pick(self._client_address, self._context.reactor.now, self._tried)
             if target is None:

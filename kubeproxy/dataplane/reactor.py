@@ -65,8 +65,7 @@ class Reactor:
         self._again: list[Callable[[], None]] = []
         self._at_end: list[Callable[[], None]] = []
         self.at_end = self._at_end.append
-        """Call when everything that this turn's events, timers and helpings bring has been seen to. (Only from these:
-        between turns there is no end to wait for.)"""
+        """Call when everything that this turn's events, timers and helpings bring has been seen to."""
         self._closing: list[socket.socket] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._ticket = count()

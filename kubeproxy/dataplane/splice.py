@@ -88,6 +88,7 @@ class Flow:
 
     def on_event(self, what: int) -> None:
         """Something happened to this flow's source, which is the sink of the reverse flow."""
+        reverse = self.reverse  # to be had only until the connection ends, which it may do here
         if what & READABLE:
             if what & READ_ON:
                 self._read_on = True
@@ -98,8 +99,8 @@ class Flow:
                 self._more = True
             elif self.open:
                 self.pump()
-        if what & WRITABLE and self.reverse.blocked:
-            self.reverse.flush()
+        if what & WRITABLE and reverse.blocked:
+            reverse.flush()
 
     def pump(self) -> None:
         """Move what the source has to the sink, until one of them has had enough or it is the others' turn."""
@@ -320,8 +321,11 @@ class Connection:
             return
         self._context.live.discard(self)
         self._tally.active -= 1
-        self._up.stop()
-        self._down.stop()
+        up, down = self._up, self._down
+        up.stop()
+        down.stop()
+        # The three know each other; left so, only the garbage collector would find them.
+        del up.reverse, down.reverse, self._up, self._down
         self._context.reactor.close(self._client)
         self._context.reactor.close(self._endpoint)
         self._context.budget.give(2)
