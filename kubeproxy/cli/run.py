@@ -78,7 +78,7 @@ run = GoCommand(
     short="Serve: start the proxy and stay.",
     text=(
         "All flags of kube-proxy are taken by their names. With --config the file counts, and of the flags only those"
-        " that are said to win over it.\n\nSIGHUP reads the configuration again. SIGTERM lets open connections finish, then"
-        " ends; the packet filter keeps its rules unless --cleanup-on-exit."
+        " that are said to win over it.\n\nSIGHUP reads the configuration again. SIGTERM lets open connections finish,"
+        " then ends; the packet filter keeps its rules unless --cleanup-on-exit."
     ),
 )

@@ -7,7 +7,7 @@ over the file as those few do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
@@ -16,8 +16,9 @@ from msgspec import inspect
 
 from kubeproxy.config.convert import Findings, convert_flag, is_zero
 from kubeproxy.config.fields import Field, fields, plain
-from kubeproxy.config.values import Duration, HealthzAddress, MetricsAddress, ServerAddress
+from kubeproxy.config.values import Duration, ServerAddress
 from kubeproxy.config.words import describe
+from kubeproxy.model import parse_address
 
 _TEXT: Final = inspect.StrType()
 _SWITCH: Final = inspect.BoolType()
@@ -66,14 +67,16 @@ ACTIONS: Final = (
 )  # fmt: skip
 """What to do, rather than how to be."""
 
-_SPECIAL: Final = (
+_PORTS: Final = (
     Flag(
         "healthz-port", _PORT, "Deprecated: port for --healthz-bind-address; 0: none.", "healthzBindAddress", wins=False
     ),
     Flag(
         "metrics-port", _PORT, "Deprecated: port for --metrics-bind-address; 0: none.", "metricsBindAddress", wins=False
     ),
-    Flag("init-only", _SWITCH, "Of kube-proxy; there is no separate initialization here, so it must be false."),
+)
+_INIT_ONLY: Final = Flag(
+    "init-only", _SWITCH, "Of kube-proxy; the daemon needs no initialization by somebody else, so it must be false."
 )
 _WITHOUT_FIELD: Final = (
     _ignored("cleanup-ipvs", _SWITCH, "Of kube-proxy; removed rules include none of IPVS."),
@@ -103,7 +106,7 @@ def flags() -> Mapping[str, Flag]:
         for field in fields().values()
         if field.flag
     ]
-    return {flag.name: flag for flag in (*ACTIONS, *of_fields, *_SPECIAL, *_WITHOUT_FIELD)}
+    return {flag.name: flag for flag in (*ACTIONS, *of_fields, *_PORTS, _INIT_ONLY, *_WITHOUT_FIELD)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,8 @@ class CommandLine:
 
     settings: Mapping[str, Any]
     """Values by the path of their field, only of those flags that count."""
+    ports: Mapping[str, int]
+    """Ports for the servers whose fields these are, whatever their address; 0 turns one off."""
     actions: Mapping[str, str]
     """What to do, by the flag's name."""
     ignored: Sequence[str]
@@ -128,24 +133,30 @@ def read(given: Mapping[str, Sequence[str]], findings: Findings) -> CommandLine:
     with_file = bool(given.get("config", [""])[-1])
     beaten = []
     for name, flag in flags().items():
-        if name not in given or flag in _SPECIAL:
+        if name not in given:
             continue
         texts = list(given[name])
         if flag in ACTIONS:
             value = convert_flag(flag.kind, texts, flag.dashed, findings)
             actions[name] = str(value).lower() if isinstance(value, bool) else texts[-1]
+        elif flag in _PORTS:
+            pass  # together, below
         elif flag.ignored:
             convert_flag(flag.kind, texts, flag.dashed, findings)
+        elif flag is _INIT_ONLY:
+            if convert_flag(flag.kind, texts, flag.dashed, findings):
+                findings.fault(flag.dashed, "true", "false: the daemon needs no initialization by somebody else")
         else:
             value = _value(flag, fields()[flag.path], texts, findings)
             if value is not None and (flag.wins or not with_file):
                 settings[flag.path] = value
         if with_file and not flag.wins:
             beaten.append(flag.dashed)
-    beaten += _read_special(given, settings, findings, with_file=with_file)
+    ports = _read_ports(given, findings)
     if beaten:
         findings.warnings.append(f"ignored because of --config: {', '.join(beaten)}")
-    return CommandLine(settings, actions, [flag.dashed for flag in _WITHOUT_FIELD if flag.name in given])
+    ignored = [flag.dashed for flag in _WITHOUT_FIELD if flag.name in given]
+    return CommandLine(settings, {} if with_file else ports, actions, ignored)
 
 
 def _value(flag: Flag, field: Field, texts: list[str], findings: Findings) -> Any:
@@ -159,44 +170,30 @@ def _value(flag: Flag, field: Field, texts: list[str], findings: Findings) -> An
         return replace(value, nanoseconds=1) if field.zero_is_default and value and not value.nanoseconds else value
     if field.zero_is_default and is_zero(last):
         return None
-    if field.path == "hostnameOverride" and last:
-        last = last.strip().lower()
-        if not last:
-            findings.fault(flag.dashed, describe(texts[-1]), "a host's name")
-        return last
+    if field.path == "hostnameOverride":
+        name = last.strip().lower()
+        if last and not name:
+            findings.fault(flag.dashed, describe(last), "a host's name")
+        return name or None
     return convert_flag(flag.kind, texts, flag.dashed, findings)
 
 
-def _read_special(
-    given: Mapping[str, Sequence[str]], settings: dict[str, Any], findings: Findings, *, with_file: bool
-) -> Iterable[str]:
-    """Flags that bear on a field together with another flag. Returns those that do not count beside the file."""
-    beaten = []
-    servers: dict[str, tuple[type[ServerAddress], str]] = {
-        "healthz-port": (HealthzAddress, "healthz-bind-address"),
-        "metrics-port": (MetricsAddress, "metrics-bind-address"),
-    }
-    for flag in _SPECIAL:
-        if flag.name not in given:
-            continue
-        value = convert_flag(flag.kind, list(given[flag.name]), flag.dashed, findings)
-        if flag.name not in servers:
-            if value:
-                findings.fault(
-                    flag.dashed, "true", "false: there is no separate initialization; the daemon does its own"
-                )
-        elif with_file:
-            beaten.append(flag.dashed)
-        elif value is not None:
-            server, other = servers[flag.name]
-            _set_port(settings, flag.path, server, value, address=(given.get(other) or [""])[-1])
-    return beaten
+def _read_ports(given: Mapping[str, Sequence[str]], findings: Findings) -> dict[str, int]:
+    """The deprecated port flags that count: 0 turns a server off; a port given with its address wins over any other."""
+    ports = {}
+    for flag in _PORTS:
+        if flag.name in given:
+            port = convert_flag(flag.kind, list(given[flag.name]), flag.dashed, findings)
+            address = given.get(fields()[flag.path].flag)
+            if port == 0 or (port is not None and (address is None or _is_bare(address[-1]))):
+                ports[flag.path] = port
+    return ports
 
 
-def _set_port(settings: dict[str, Any], path: str, server: type[ServerAddress], port: int, *, address: str) -> None:
-    """The deprecated port flags: 0 turns the server off; a port given with the address wins."""
-    default: ServerAddress = fields()[path].default
-    current: ServerAddress = settings.get(path, default)
-    has_port = address and address not in (str(current.address), f"[{current.address}]")
-    if port == 0 or not has_port:
-        settings[path] = server(current.address, port)
+def _is_bare(address: str) -> bool:
+    """Whether a server's address comes without a port."""
+    try:
+        parse_address(address.strip("[]"))
+    except ValueError:
+        return False
+    return True

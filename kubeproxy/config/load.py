@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def load(given: Mapping[str, Sequence[str]]) -> Loaded:
     if path := command_line.actions.get("config"):
         settings = _read_file(Path(path), findings)
     settings |= command_line.settings
-    _complete(settings)
+    _complete(settings, command_line.ports)
     if not findings.faults:
         configuration = build(settings)
         validate(configuration, findings)
@@ -108,9 +108,12 @@ def _read_group(
             findings.fault(path, describe(value), f"a map of {', '.join(members(kind.cls))}")
 
 
-def _complete(settings: dict[str, Any]) -> None:
-    """kube-proxy's defaults that depend on another field: an IPv6 bind address takes the servers along."""
+def _complete(settings: dict[str, Any], ports: Mapping[str, int]) -> None:
+    """Values that depend on another field: as in kube-proxy, an IPv6 bind address takes the servers along."""
     bind = settings.get("bindAddress")
     if isinstance(bind, IP) and bind.family is Family.IPV6:
         settings.setdefault("healthzBindAddress", HealthzAddress.parse("[::]"))
         settings.setdefault("metricsBindAddress", MetricsAddress.parse("[::1]"))
+    for path, port in ports.items():
+        if address := settings.get(path, fields()[path].default):
+            settings[path] = replace(address, port=port)

@@ -18,6 +18,9 @@ from kubeproxy.errors import ConfigError
 _LONGEST_KEEPALIVE_S: Final = 32767
 """MAX_TCP_KEEPIDLE in the kernel's include/net/tcp.h."""
 
+_URL: Final = re.compile(r"(?:https?://)?(?:\[[0-9a-fA-F:.]+]|[^\s/:\[\]]+)(?::\d{1,5})?(?:/\S*)?", re.ASCII)
+"""As kubeconfig files have it: the scheme may be left out."""
+
 
 def validate(configuration: Configuration, findings: Findings) -> None:
     """Note every fault that shows only when fields are seen together."""
@@ -104,5 +107,5 @@ def _check_own(configuration: Configuration, findings: Findings) -> None:
             findings.fault(f"kubeproxy.manifests.paths[{place}]", "nothing", "a file, a directory, a URL or -")
         elif path in paths[:place]:
             findings.fault(f"kubeproxy.manifests.paths[{place}]", f"{describe(path)} again", "every path once")
-    if own.master and not re.fullmatch(r"(?:https?://)?[^\s/]+(?:/\S*)?", own.master):
+    if own.master and not _URL.fullmatch(own.master):
         findings.fault("kubeproxy.master", describe(own.master), "a URL, such as https://192.0.2.1:6443")

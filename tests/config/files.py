@@ -1,0 +1,37 @@
+"""Configuration files for tests, and what the loader says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kubeproxy.config.load import Loaded, load
+from kubeproxy.errors import ConfigError
+
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+
+def write(directory: Path, body: str, *, head: str = HEAD) -> str:
+    """A file with this body; its path."""
+    path = directory / "config.yaml"
+    path.write_text(head + body, encoding="utf-8")
+    return str(path)
+
+
+def loaded(directory: Path, body: str = "", **flags: str) -> Loaded:
+    """What comes of a file with this body and of these flags (`_` for `-`)."""
+    given = {name.replace("_", "-"): [text] for name, text in flags.items()}
+    return load({"config": [write(directory, body)], **given})
+
+
+def of_flags(**flags: str) -> Loaded:
+    """What comes of flags alone."""
+    return load({name.replace("_", "-"): [text] for name, text in flags.items()})
+
+
+def faults(directory: Path, body: str = "", **flags: str) -> list[str]:
+    """The faults of the same, without those parts of each that say what is allowed."""
+    try:
+        loaded(directory, body, **flags)
+    except ConfigError as error:
+        return [fault.partition("; allowed: ")[0] for fault in error.faults]
+    return []

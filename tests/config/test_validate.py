@@ -1,0 +1,65 @@
+"""Faults between fields, and what depends on the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kubeproxy.config.validate import demand_source, uses_kubernetes
+from kubeproxy.errors import ConfigError
+from tests.config.files import faults, of_flags
+
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("iptables: {syncPeriod: 1s, minSyncPeriod: 2s}", ["iptables.minSyncPeriod: found 2s"]),
+        ("iptables: {syncPeriod: 2s, minSyncPeriod: 2s}", []),
+        ("nftables: {syncPeriod: 500ms}", ["nftables.minSyncPeriod: found 1s"]),
+        ("ipvs: {syncPeriod: 1s, minSyncPeriod: 2s}", []),
+        ("mode: ipvs\nipvs: {syncPeriod: 1s, minSyncPeriod: 2s}", ["ipvs.minSyncPeriod: found 2s"]),
+        ("detectLocalMode: BridgeInterface", ["detectLocal.bridgeInterface: found nothing"]),
+        ("detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br0}", []),
+        ("detectLocalMode: InterfaceNamePrefix", ["detectLocal.interfaceNamePrefix: found nothing"]),
+        ("detectLocalMode: NodeCIDR", []),
+        ("metricsBindAddress: 127.0.0.1:10256", ["metricsBindAddress: found 127.0.0.1:10256"]),
+        ("metricsBindAddress: 127.0.0.1:5\nhealthzBindAddress: 192.0.2.1:5", []),
+        ("metricsBindAddress: 127.0.0.1:0\nhealthzBindAddress: 127.0.0.1:0", []),
+        ("kubeproxy: {keepalivePeriod: 500ms}", ["kubeproxy.keepalivePeriod: found 500ms"]),
+        ("kubeproxy: {keepalivePeriod: 10h}", ["kubeproxy.keepalivePeriod: found 10h0m0s"]),
+        ("kubeproxy: {manifests: {paths: [/a, '', /a]}}",
+         ["kubeproxy.manifests.paths[1]: found nothing", 'kubeproxy.manifests.paths[2]: found "/a" again']),
+        ("kubeproxy: {master: 'not a url'}", ['kubeproxy.master: found "not a url"']),
+        ("kubeproxy: {master: 'ftp://a'}", ['kubeproxy.master: found "ftp://a"']),
+        ("kubeproxy: {master: 'https://192.0.2.1:6443'}", []),
+        ("kubeproxy: {master: '192.0.2.1:8080'}", []),
+    ],
+)  # fmt: skip
+def test_faults_between_fields(tmp_path: Path, body: str, expected: list[str]) -> None:
+    assert faults(tmp_path, body) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "expected"),
+    [
+        ({}, {}, False),
+        ({}, POD, True),
+        ({"manifests": "/a"}, {}, False),
+        ({"kubeconfig": "/k"}, {}, True),
+        ({"master": "https://a"}, {}, True),
+        ({"kubernetes": "never", "kubeconfig": "/k"}, POD, False),
+        ({"kubernetes": "always"}, {}, True),
+    ],
+)
+def test_whether_there_is_an_api_server(flags: dict[str, str], environ: dict[str, str], expected: bool) -> None:
+    assert uses_kubernetes(of_flags(**flags).configuration, environ) is expected
+
+
+def test_something_has_to_be_served() -> None:
+    demand_source(of_flags(manifests="/a").configuration, {})
+    demand_source(of_flags().configuration, POD)
+    with pytest.raises(ConfigError, match="no source"):
+        demand_source(of_flags(kubernetes="never").configuration, POD)
