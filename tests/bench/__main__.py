@@ -98,7 +98,8 @@ def main(
     """Measure the daemon beside HAProxy and the direct path, in network namespaces of its own: one core for the proxy,
     the others for load and backends."""
     machine.require_programs()
-    # Ended by either signal, it takes its hosts and files along.
+    # Ended by either signal it takes its hosts, programs and files along, in the background of a shell too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     rounds = rounds or (3 if quick else 5)
     seconds = seconds or (1.0 if quick else 3.0)

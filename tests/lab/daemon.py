@@ -31,7 +31,7 @@ def environment(directory: Path) -> dict[str, str]:
 class Daemon:
     """`kubeproxy run` on `host`, serving the manifests in a directory. Ready when made; a context manager.
 
-    Its log goes to a file, for `log`. AssertionError, with that log, if it ends or is not ready in `ready_within_s`.
+    Its log goes to `log_path`. AssertionError, with that log, if it ends or is not ready in `ready_within_s`.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Daemon:
     ) -> None:
         self.host = host
         self._directory = Path(tempfile.mkdtemp(prefix="kubeproxy-lab-"))
-        self._log = self._directory / "log"
+        self.log_path = self._directory / "log"
         arguments = {
             "--manifests": str(manifests),
             "--netfilter": netfilter,
             "--healthz-bind-address": f"{HEALTHZ[0]}:{HEALTHZ[1]}",
             "--metrics-bind-address": f"{METRICS[0]}:{METRICS[1]}",
         }
-        with self._log.open("wb") as log:
+        with self.log_path.open("wb") as log:
             self.process: subprocess.Popen[Any] = host.popen(
                 [*command, "run", *(word for pair in arguments.items() for word in pair), *options],
                 stdout=log,
@@ -92,7 +92,7 @@ class Daemon:
 
     def log(self) -> str:
         """What it has logged so far."""
-        return self._log.read_text(errors="replace")
+        return self.log_path.read_text(errors="replace")
 
     def wait(self, within_s: float = 30.0) -> int:
         """Its exit status. AssertionError, with its log, if it does not end in time."""

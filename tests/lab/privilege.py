@@ -20,6 +20,8 @@ def in_user_namespace() -> bool:
 def require_hosts(module: str) -> None:
     """Back if this process can make hosts. If not, `python -m module` is started again, with the same arguments, as
     root of a user namespace; where that is not allowed either, exit status 1 and what would help."""
+    # ip, nft and haproxy stand where Debian does not look for ordinary users.
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     if can_make_hosts():
         return
     allowed = not in_user_namespace() and shutil.which("unshare") is not None

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.lab import Host, make_network
+from tests.lab import Host, make_network, service_manifest
 
 
 @pytest.mark.netns
@@ -36,3 +41,33 @@ def test_programs_and_settings_are_those_of_the_host() -> None:
             left.ip("link set lo up", "link set nosuch up")
     assert len(places | {home}) == 3
     assert os.readlink("/proc/thread-self/ns/net") == home
+
+
+@pytest.mark.netns
+def test_programs_die_with_a_process_that_is_killed() -> None:
+    script = """if True:
+        import os, signal
+        from tests.lab import Host
+        print(Host("left").popen(["sleep", "60"]).pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=30, check=False)
+    assert done.returncode == -signal.SIGKILL
+    sleeper = Path("/proc", done.stdout.strip(), "stat")
+    deadline = time.monotonic() + 10
+    while sleeper.exists() and sleeper.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline, "it still runs"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("endpoints", [[], ["10.3.0.2", "10.3.1.2"]])
+def test_the_manifest_says_what_was_asked_for(endpoints: list[str]) -> None:
+    text = service_manifest("web", cluster_ip="10.96.0.1", ports={"http": (80, 8080)}, endpoints=endpoints)
+    service, endpoint_slice = yaml.safe_load_all(text)
+    assert service["spec"] == {
+        "clusterIP": "10.96.0.1",
+        "ports": [{"name": "http", "port": 80, "targetPort": 8080}],
+    }
+    assert endpoint_slice["metadata"]["labels"] == {"kubernetes.io/service-name": "web"}
+    assert endpoint_slice["ports"] == [{"name": "http", "port": 8080}]
+    assert [endpoint["addresses"] for endpoint in endpoint_slice["endpoints"]] == [[ip] for ip in endpoints]
