@@ -34,6 +34,14 @@ def test_memory_is_bounded_and_what_was_said_longest_ago_goes_first() -> None:
     assert repeats.admit(996, 999.0) == 0
 
 
+def test_a_key_that_was_said_again_is_the_youngest() -> None:
+    repeats = Repeats(interval_s=60, capacity=2)
+    for key, now in (("a", 0.0), ("b", 1.0), ("a", 100.0), ("c", 101.0)):
+        assert repeats.admit(key, now) == 0
+    assert repeats.admit("a", 102.0) is None
+    assert repeats.admit("b", 102.0) == 0
+
+
 def test_what_is_over_is_news_when_it_comes_again() -> None:
     repeats = Repeats(interval_s=60)
     repeats.admit("refused", 0.0)

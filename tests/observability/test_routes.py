@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
 import pytest
@@ -205,27 +205,41 @@ async def test_scrapers_that_come_together_get_the_same(node: Node) -> None:
         assert [line for line in text.splitlines() if line.startswith("kubeproxy_connections")] == wanted
 
 
-async def test_the_loop_turns_while_ten_thousand_services_are_rendered(node: Node) -> None:
-    node.counters.update(
-        {FrontendName(ServicePortName("a", f"s{n}", "p"), Family.IPV4): Counters(accepted=n) for n in range(10_000)}
-    )
-    turns, rendering = 0, asyncio.Event()
+async def test_the_loop_turns_while_ten_thousand_services_are_written(state: State) -> None:
+    counters = {
+        FrontendName(ServicePortName("a", f"s{n}", "p"), Family.IPV4): Counters(accepted=n) for n in range(10_000)
+    }
+    turns, writing = 0, False
 
-    async def watch() -> None:
-        nonlocal turns
-        while not rendering.is_set():
-            turns += 1
-            await asyncio.sleep(0)
+    def read() -> Mapping[FrontendName, Counters]:
+        nonlocal writing
+        writing = True
+        return counters
 
-    async def render() -> bytes:
-        try:
-            return await node.exposition.render()
-        finally:
-            rendering.set()
-
-    text, _ = await asyncio.gather(render(), watch())
-    assert text.count(b"\n") > 60_000
+    exposition = Exposition(Metrics(), counters=read, picture=lambda: Picture(state))
+    rendering = asyncio.create_task(exposition.render())
+    while not rendering.done():
+        turns += writing
+        await asyncio.sleep(0)
+    assert rendering.result().count(b"\n") > 60_000
     assert turns > 100
+
+
+async def test_one_scrape_is_rendered_at_a_time(state: State) -> None:
+    story: list[str] = []
+
+    def read() -> Mapping[FrontendName, Counters]:
+        story.append("began")
+        return {}
+
+    exposition = Exposition(Metrics(), counters=read, picture=lambda: Picture(state))
+
+    async def scrape() -> None:
+        await exposition.render()
+        story.append("ended")
+
+    await asyncio.gather(*(scrape() for _ in range(3)))
+    assert story == ["began", "ended"] * 3
 
 
 async def test_a_long_answer_is_compressed_for_whoever_can_read_it(node: Node) -> None:

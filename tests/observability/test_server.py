@@ -97,10 +97,8 @@ async def test_a_silent_and_a_dripping_client_are_let_go(start: Start) -> None:
     silent, silent_writer = await asyncio.open_connection("127.0.0.1", server.port)
     dripping, dripping_writer = await asyncio.open_connection("127.0.0.1", server.port)
     dripping_writer.write(b"GET / HT")
-    began = time.monotonic()
     assert await ended(silent) == b""
     assert await ended(dripping) == b""
-    assert time.monotonic() - began >= 0.2
     silent_writer.close()
     dripping_writer.close()
 
@@ -144,6 +142,20 @@ async def test_a_hung_answer_and_a_silent_client_do_not_hold_up_the_end(start: S
     silent_writer.close()
     assert server.port is None
     await server.close()
+
+
+async def test_an_answer_that_nobody_takes_does_not_outlive_the_end(start: Start) -> None:
+    server = await start()
+    with closing(socket.create_connection(("127.0.0.1", server.port))) as client:
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_sendall(client, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        deadline = time.monotonic() + DEADLINE_S
+        while not server._open:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(5):
+            await server.close()
+        assert not server._open
 
 
 async def test_garbage_is_refused_and_not_logged(start: Start, caplog: pytest.LogCaptureFixture) -> None:
