@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.sources import translate, wire
+from kubeproxy.sources.manifests.text import body, split, split_list
+from kubeproxy.sources.manifests.values import SyntaxFault, Value, parse
 from kubeproxy.sources.translate import Fault, show
 
-T = TypeVar("T")
-
-MAX_EXPANSION = 10
-"""How many times larger than written a YAML document may become by its aliases, beyond `FREE_EXPANSION`."""
-FREE_EXPANSION = 100_000
-"""YAML nodes that aliases may always expand to."""
-MAX_DEPTH = 100
-"""How deep a YAML document may be nested; the composer recurses in C and would overrun its stack."""
 MAX_LIST_DEPTH = 5
 """How deep lists may lie in lists."""
 
@@ -40,13 +34,12 @@ class ObjectKind(StrEnum):
     ENDPOINTS = "Endpoints"
 
 
-_API_VERSIONS = {
-    ObjectKind.SERVICE: "v1",
-    ObjectKind.ENDPOINT_SLICE: "discovery.k8s.io/v1",
-    ObjectKind.ENDPOINTS: "v1",
-}
 _LISTS: dict[str, ObjectKind | None] = {"List": None} | {f"{kind}List": kind for kind in ObjectKind}
-_NO_FAULTS: tuple[Fault, ...] = ()
+"""The kinds of list that are opened, and what their items are where these do not say it."""
+_API_VERSIONS = {"List": "v1"} | {
+    kind: "discovery.k8s.io/v1" if kind.startswith(ObjectKind.ENDPOINT_SLICE) else "v1"
+    for kind in [*ObjectKind, *(f"{kind}List" for kind in ObjectKind)]
+}
 
 
 class ObjectName(NamedTuple):
@@ -96,6 +89,10 @@ class Entry:
         return self.service is not None or bool(self.slices)
 
 
+Items = tuple[tuple[str, Entry], ...]
+"""The objects of a document with their paths in it."""
+
+
 class Place(NamedTuple):
     """Where in a manifest an object stands."""
 
@@ -106,7 +103,7 @@ class Place(NamedTuple):
 
     def path(self, field_path: str) -> str:
         """A field's path from the document's root."""
-        return ".".join(part for part in (self.item, field_path) if part)
+        return _join(self.item, field_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +111,8 @@ class Reading:
     """A manifest, read."""
 
     entries: tuple[tuple[Place, Entry], ...] = ()
-    documents: Mapping[bytes, tuple[tuple[str, Entry], ...]] = field(default_factory=dict)
-    """By the digest of their text, the documents without syntax errors; what the next reading starts from."""
+    texts: Mapping[bytes, Items] = field(default_factory=dict)
+    """By the digest of their text, documents and items of lists; what the next reading starts from."""
 
 
 def read(data: bytes, namespaces: Namespaces, previous: Reading | None = None) -> Reading:
@@ -123,244 +120,72 @@ def read(data: bytes, namespaces: Namespaces, previous: Reading | None = None) -
 
     Entries equal to those of the `previous` reading are the same objects, so that a comparison is cheap.
     """
-    known = previous.documents if previous is not None else {}
+    reader = _Reader(namespaces, previous or Reading())
     entries: list[tuple[Place, Entry]] = []
-    documents: dict[bytes, tuple[tuple[str, Entry], ...]] = {}
-    standing = {entry.name: entry for _, entry in previous.entries} if previous is not None else {}
     index = 0
-    for line, text in _split(data):
-        digest = hashlib.blake2b(text, digest_size=16).digest()
-        items = known.get(digest)
-        if items is None:
-            items = tuple(
-                (path, _same(entry, standing.get(entry.name))) for path, entry in _document(text, line, namespaces)
-            )
+    for line, text in split(data):
+        items = reader.document(text, line)
         if items:
             index += 1
-        if not any(entry.broken for _, entry in items):  # a broken one's faults tell line numbers, which may shift
-            documents[digest] = items
         entries.extend((Place(index, path), entry) for path, entry in items)
-    return Reading(entries=tuple(entries), documents=documents)
+    return Reading(entries=tuple(entries), texts=reader.texts)
 
 
-def _same(entry: Entry, standing: Entry | None) -> Entry:
-    return standing if standing is not None and standing == entry else entry
+class _Reader:
+    """Reads documents, and does not parse again what was read before."""
 
+    def __init__(self, namespaces: Namespaces, previous: Reading) -> None:
+        self._namespaces = namespaces
+        self._known = previous.texts
+        self._standing = {entry.name: entry for _, entry in previous.entries}
+        self.texts: dict[bytes, Items] = {}
 
-# From text to documents
+    def document(self, text: bytes, line: int) -> Items:
+        """The objects of one document."""
+        return self._cached(b"", text, lambda: self._parts(text, line) or self._whole(body(text), line))
 
-
-_SEPARATOR = b"---"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-def _split(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The documents with the number of their first line, without those that are empty. A separator stands at the
-    beginning of a line, where neither YAML nor JSON can have it inside a string."""
-    data = data.removeprefix(_BYTE_ORDER_MARK)
-    line, start = 1, 0
-    while start < len(data):
-        end = start
-        while (end := data.find(b"\n" + _SEPARATOR, end)) >= 0:
-            end += 1
-            if _separated(data, end):
-                break
-        text = data[start : end if end >= 0 else len(data)]
-        if not _empty(text):
-            yield line, text
-        line += text.count(b"\n")
-        start += len(text)
-
-
-def _separated(data: bytes, start: int = 0) -> bool:
-    """Whether a document separator stands here, not just a text that begins like one."""
-    end = start + len(_SEPARATOR)
-    return data[start:end] == _SEPARATOR and (end == len(data) or data[end : end + 1].isspace())
-
-
-def _empty(text: bytes) -> bool:
-    """Nothing but white space, comments, directives and end marks."""
-    position = len(_SEPARATOR) if _separated(text) else 0
-    while position < len(text):
-        end = text.find(b"\n", position)
-        end = len(text) if end < 0 else end
-        line = text[position:end].strip()
-        if line and line != b"..." and not line.startswith((b"#", b"%")):
-            return False
-        position = end + 1
-    return True
-
-
-class _SyntaxFault(Exception):
-    """The text is no YAML and no JSON; says where and why."""
-
-    def __init__(self, line: int, message: str) -> None:
-        super().__init__(message)
-        self.fault = Fault(f"line {line}", message)
-
-
-def _document(text: bytes, line: int, namespaces: Namespaces) -> Iterator[tuple[str, Entry]]:
-    """The objects of one document with their paths."""
-    try:
-        for node in _parse(text, line):
-            yield from _objects(node, namespaces)
-    except _SyntaxFault as error:
-        yield "", Entry(faults=(error.fault,))
-
-
-class _Node(Protocol):
-    """A parsed value, whose parts are looked at as far as somebody asks."""
-
-    @property
-    def null(self) -> bool:
-        """It says nothing."""
-
-    def to(self, kind: type[T]) -> T:
-        """Decode; msgspec.MsgspecError where the types do not fit."""
-
-    def fields(self) -> dict[str, _Node]:
-        """The parts of a mapping."""
-
-    def elements(self) -> list[_Node]:
-        """The parts of a list."""
-
-
-@dataclass(frozen=True, slots=True)
-class _JsonNode:
-    raw: msgspec.Raw | bytes
-
-    @property
-    def null(self) -> bool:
-        return bytes(memoryview(self.raw)[:4]) == b"null"
-
-    def to(self, kind: type[T]) -> T:
-        return msgspec.json.decode(self.raw, type=kind)
-
-    def fields(self) -> dict[str, _Node]:
-        return {key: _JsonNode(raw) for key, raw in self.to(dict[str, msgspec.Raw]).items()}
-
-    def elements(self) -> list[_Node]:
-        return [_JsonNode(raw) for raw in self.to(list[msgspec.Raw])]
-
-
-@dataclass(frozen=True, slots=True)
-class _YamlNode:
-    value: object
-
-    @property
-    def null(self) -> bool:
-        return self.value is None
-
-    def to(self, kind: type[T]) -> T:
-        return msgspec.convert(self.value, kind)
-
-    def fields(self) -> dict[str, _Node]:
-        return {key: _YamlNode(value) for key, value in self.to(dict[str, Any]).items()}
-
-    def elements(self) -> list[_Node]:
-        return [_YamlNode(value) for value in self.to(list[Any])]
-
-
-def _parse(text: bytes, line: int) -> list[_Node]:
-    """One document's value; several where YAML's end mark divides it further."""
-    body = text[len(_SEPARATOR) :] if _separated(text) else text
-    if body.lstrip().startswith(b"{"):
+    def _whole(self, text: bytes, line: int, of_list: ObjectKind | None = None) -> Items:
         try:
-            msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-            return [_JsonNode(body)]
-        except (msgspec.MsgspecError, RecursionError):
-            pass  # YAML has mappings in braces too, and tells the line of what is wrong
-    try:
-        return [_YamlNode(value) for value in _load_yaml(text.decode())]
-    except UnicodeDecodeError as error:
-        at = line + text.count(b"\n", 0, error.start)
-        raise _SyntaxFault(at, f"byte {text[error.start]:#04x} is not UTF-8") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = error.problem or error.context or "not YAML"
-        raise _SyntaxFault(line + (mark.line if mark else 0), what) from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise _SyntaxFault(line, (str(error) or "not YAML").splitlines()[0]) from None
-    except RecursionError:
-        raise _SyntaxFault(line, "nested too deeply") from None
+            values = parse(text, line)
+        except SyntaxFault as error:
+            return (("", Entry(faults=(error.fault,))),)
+        found = (item for value in values for item in _objects(value, self._namespaces, of_list=of_list))
+        return tuple((path, self._same(entry)) for path, entry in found)
 
+    def _parts(self, text: bytes, line: int) -> Items:
+        """The objects of a YAML list, read item by item; empty where the text has to be parsed as a whole."""
+        parts = split_list(text)
+        if parts is None or b"&" in text:  # an anchor in one item may be referred to by another
+            return ()
+        head, items = parts
+        try:
+            (value,) = parse(body(head), line)
+            api_version, kind = _header(value.fields(), None)
+            if kind not in _LISTS:
+                return ()
+            _demand_version(api_version, kind)
+        except _Refused as refused:
+            return (("", Entry(faults=(refused.fault,))),)
+        except (SyntaxFault, ValueError, msgspec.MsgspecError, RecursionError):
+            return ()
+        found: list[tuple[str, Entry]] = []
+        for index, (lines, item) in enumerate(items):
+            inner = self._cached(kind.encode(), item, partial(self._whole, item, line + lines, _LISTS[kind]))
+            found.extend((_join(f"items[{index}]", path), entry) for path, entry in inner)
+        return tuple(found)
 
-class _Loader(yaml.CSafeLoader):
-    """Plain data with YAML 1.2's reading of plain scalars: null, true, false and decimal numbers. The rest is text, so
-    that ``no``, ``22:22`` and dates stay what was written."""
+    def _cached(self, context: bytes, text: bytes, work: Callable[[], Items]) -> Items:
+        digest = hashlib.blake2b(text, digest_size=16, key=context).digest()
+        items = self._known.get(digest)
+        if items is None:
+            items = work()
+        if not any(entry.broken for _, entry in items):  # a broken one's faults tell line numbers, which may shift
+            self.texts[digest] = items
+        return items
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - the base class's own way
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), [*"tTfF"]
-)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9]{0,18})$"), [*"-+0123456789"])
-_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"^<<$"), ["<"])
-
-
-def _load_yaml(text: str) -> list[object]:
-    _refuse_depth(text)
-    loader = _Loader(text)
-    try:
-        values = []
-        while loader.check_node():
-            node = loader.get_node()
-            if node is not None and "&" in text:  # without anchors there are no aliases
-                _refuse_bomb(node)
-            values.append(loader.construct_document(node))
-        return values
-    finally:
-        loader.dispose()
-
-
-def _refuse_depth(text: str) -> None:
-    """Raise where a document is nested deeper than `MAX_DEPTH`.
-
-    A level costs a bracket, or in block style a column at least: most texts are seen to be shallow by counting those.
-    """
-    brackets = text.count("[") + text.count("{")
-    if brackets + max(map(len, text.splitlines()), default=0) <= _SURELY_SHALLOW:
-        return
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise yaml.YAMLError(f"nested deeper than {MAX_DEPTH} levels")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-
-
-_SURELY_SHALLOW = 500
-"""Levels that the composer's stack has room for many times over; Python's own recursion limit guards what follows."""
-
-
-def _children(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
-    return node.value if isinstance(node, yaml.SequenceNode) else []
-
-
-def _refuse_bomb(root: yaml.Node) -> None:
-    """Raise where aliases make a document endless, or out of proportion to its text. Counts without expanding."""
-    sizes: dict[int, int] = {}
-    open_nodes: set[int] = set()
-    stack = [(root, False)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            open_nodes.discard(id(node))
-            sizes[id(node)] = 1 + sum(sizes[id(child)] for child in _children(node))
-        elif id(node) in open_nodes:
-            raise yaml.YAMLError("an alias contains itself")
-        elif id(node) not in sizes:
-            open_nodes.add(id(node))
-            stack.append((node, True))
-            stack.extend((child, False) for child in _children(node) if id(child) not in sizes)
-    if sizes[id(root)] > FREE_EXPANSION + MAX_EXPANSION * len(sizes):
-        raise yaml.YAMLError(f"aliases expand {len(sizes)} nodes to {sizes[id(root)]}")
+    def _same(self, entry: Entry) -> Entry:
+        standing = self._standing.get(entry.name)
+        return standing if standing is not None and standing == entry else entry
 
 
 # From documents to objects
@@ -384,32 +209,39 @@ class _Refused(Exception):
 
 
 def _objects(
-    node: _Node, namespaces: Namespaces, path: str = "", of_list: ObjectKind | None = None, depth: int = 0
+    value: Value, namespaces: Namespaces, path: str = "", of_list: ObjectKind | None = None, depth: int = 0
 ) -> Iterator[tuple[str, Entry]]:
     """The objects in a document: itself, or a list's items. Items of a typed list need not repeat its kind."""
-    if node.null:
+    if value.null:
         return
     try:
-        fields = node.fields()
-        api_version = _text(fields, "apiVersion") or (_API_VERSIONS[of_list] if of_list is not None else "")
-        kind = _text(fields, "kind") or of_list or ""
+        fields = value.fields()
+        api_version, kind = _header(fields, of_list)
         if kind not in _LISTS:
-            yield path, _entry(node, api_version, kind, namespaces)
+            yield path, _entry(value, api_version, kind, namespaces)
             return
-        item_kind = _LISTS[kind]
-        _demand_version(api_version, "v1" if item_kind is None else _API_VERSIONS[item_kind], kind)
+        _demand_version(api_version, kind)
         if depth == MAX_LIST_DEPTH:
             raise _Refused("kind", f"lists in lists in lists; allowed: {MAX_LIST_DEPTH} deep")
         elements = _elements(fields.get("items"))
     except (_Refused, msgspec.MsgspecError, RecursionError) as error:
-        yield path, Entry(faults=(_fault(error, node),))
+        yield path, Entry(faults=(_fault(error, value),))
         return
     for index, element in enumerate(elements):
-        here = f"items[{index}]"
-        yield from _objects(element, namespaces, f"{path}.{here}" if path else here, item_kind, depth + 1)
+        yield from _objects(element, namespaces, _join(path, f"items[{index}]"), _LISTS[kind], depth + 1)
 
 
-def _text(fields: Mapping[str, _Node], key: str) -> str:
+def _join(*paths: str) -> str:
+    return ".".join(path for path in paths if path)
+
+
+def _header(fields: Mapping[str, Value], of_list: ObjectKind | None) -> tuple[str, str]:
+    """The apiVersion and kind that an object says, or that the list around it says for it."""
+    api_version = _text(fields, "apiVersion") or (_API_VERSIONS[of_list] if of_list is not None else "")
+    return api_version, _text(fields, "kind") or of_list or ""
+
+
+def _text(fields: Mapping[str, Value], key: str) -> str:
     if key not in fields or fields[key].null:
         return ""
     try:
@@ -418,7 +250,7 @@ def _text(fields: Mapping[str, _Node], key: str) -> str:
         raise _Refused(key, _fault(error, fields[key]).message) from None
 
 
-def _elements(items: _Node | None) -> list[_Node]:
+def _elements(items: Value | None) -> list[Value]:
     if items is None or items.null:
         return []
     try:
@@ -427,12 +259,13 @@ def _elements(items: _Node | None) -> list[_Node]:
         raise _Refused("items", _fault(error, items).message) from None
 
 
-def _demand_version(found: str, wanted: str, kind: str) -> None:
+def _demand_version(found: str, kind: str) -> None:
+    wanted = _API_VERSIONS[kind]
     if found != wanted:
         raise _Refused("apiVersion", f"{show(found or None)} for {kind}; allowed: {wanted}")
 
 
-def _entry(node: _Node, api_version: str, kind: str, namespaces: Namespaces) -> Entry:
+def _entry(value: Value, api_version: str, kind: str, namespaces: Namespaces) -> Entry:
     """One object that is no list."""
     name: ObjectName | None = None
     try:
@@ -442,37 +275,37 @@ def _entry(node: _Node, api_version: str, kind: str, namespaces: Namespaces) -> 
             object_kind = ObjectKind(kind)
         except ValueError:
             return Entry(skipped=f"{api_version} {kind}")
-        _demand_version(api_version, _API_VERSIONS[object_kind], kind)
-        identity = node.to(_Headed).metadata or _Identity()
+        _demand_version(api_version, kind)
+        identity = value.to(_Headed).metadata or _Identity()
         if not identity.name:
             raise _Refused("metadata.name", "missing; required")
         namespace = identity.namespace or namespaces.enforced or namespaces.default
         if namespaces.enforced is not None and namespace != namespaces.enforced:
             raise _Refused("metadata.namespace", f"{show(namespace)}; allowed: only {namespaces.enforced!r} here")
         name = ObjectName(object_kind, namespace, identity.name)
-        return _translated(node, name)
+        return _translated(value, name)
     except (_Refused, msgspec.MsgspecError, RecursionError) as error:
-        return Entry(name=name, faults=(_fault(error, node),))
+        return Entry(name=name, faults=(_fault(error, value),))
 
 
-def _translated(node: _Node, name: ObjectName) -> Entry:
+def _translated(value: Value, name: ObjectName) -> Entry:
     if name.kind is ObjectKind.SERVICE:
-        raw_service = node.to(wire.Service)
+        raw_service = value.to(wire.Service)
         placed = msgspec.structs.replace(raw_service, metadata=_placed(raw_service.metadata, name))
         service, faults = translate.service(placed)
-        return Entry(name=name, service=service, faults=tuple(faults) or _NO_FAULTS)
+        return Entry(name=name, service=service, faults=tuple(faults))
     if name.kind is ObjectKind.ENDPOINT_SLICE:
-        raw_slice = node.to(wire.EndpointSlice)
+        raw_slice = value.to(wire.EndpointSlice)
         endpoint_slice, faults = translate.endpoint_slice(
             msgspec.structs.replace(raw_slice, metadata=_placed(raw_slice.metadata, name))
         )
         slices = (endpoint_slice,) if endpoint_slice is not None else ()
-        return Entry(name=name, slices=slices, faults=tuple(faults) or _NO_FAULTS)
-    raw_endpoints = node.to(wire.Endpoints)
+        return Entry(name=name, slices=slices, faults=tuple(faults))
+    raw_endpoints = value.to(wire.Endpoints)
     found, faults = translate.endpoints(
         msgspec.structs.replace(raw_endpoints, metadata=_placed(raw_endpoints.metadata, name))
     )
-    return Entry(name=name, slices=tuple(found), faults=tuple(faults) or _NO_FAULTS)
+    return Entry(name=name, slices=tuple(found), faults=tuple(faults))
 
 
 def _placed(meta: wire.ObjectMeta | None, name: ObjectName) -> wire.ObjectMeta:
@@ -488,7 +321,7 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 _WORDS = {"int": "a number", "str": "a text", "array": "a list", "object": "a mapping", "bool": "true or false"}
 
 
-def _fault(error: Exception, node: _Node) -> Fault:
+def _fault(error: Exception, value: Value) -> Fault:
     if isinstance(error, _Refused):
         return error.fault
     if isinstance(error, RecursionError):
@@ -500,15 +333,15 @@ def _fault(error: Exception, node: _Node) -> Fault:
     if mismatch is None:
         return Fault(path.lstrip(".") or "document", parts["what"])
     allowed = " or ".join(_WORDS.get(word, word) for word in mismatch["expected"].split(" | ") if word != "null")
-    return Fault(path.lstrip(".") or "document", f"{_found(node, path, mismatch['got'])}; allowed: {allowed}")
+    return Fault(path.lstrip(".") or "document", f"{_found(value, path, mismatch['got'])}; allowed: {allowed}")
 
 
-def _found(node: _Node, path: str, kind: str) -> str:
+def _found(value: Value, path: str, kind: str) -> str:
     """What stands at a path; only its kind where it is no single value."""
     try:
-        value: Any = node.to(object)
+        found: Any = value.to(object)
         for key, index in _STEP.findall(path):
-            value = value[key] if key else value[int(index)]
+            found = found[key] if key else found[int(index)]
     except (LookupError, TypeError, msgspec.MsgspecError, RecursionError):
         return _WORDS.get(kind, kind)
-    return _WORDS["array" if isinstance(value, list) else "object"] if isinstance(value, list | dict) else show(value)
+    return _WORDS["array" if isinstance(found, list) else "object"] if isinstance(found, list | dict) else show(found)

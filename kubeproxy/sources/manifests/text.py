@@ -1,0 +1,84 @@
+"""A manifest's bytes, cut into documents, and a long YAML list into its items, before anything is parsed. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_SEPARATOR = b"---"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def split(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The documents with the number of their first line, without those that are empty. A separator stands at the
+    beginning of a line, where neither YAML nor JSON can have it inside a string."""
+    data = data.removeprefix(_BYTE_ORDER_MARK)
+    line, start = 1, 0
+    while start < len(data):
+        end = start
+        while (end := data.find(b"\n" + _SEPARATOR, end)) >= 0:
+            end += 1
+            if _separated(data, end):
+                break
+        text = data[start : end if end >= 0 else len(data)]
+        if not _empty(text):
+            yield line, text
+        line += text.count(b"\n")
+        start += len(text)
+
+
+def body(text: bytes) -> bytes:
+    """A document without the separator before it."""
+    return text[len(_SEPARATOR) :] if _separated(text) else text
+
+
+def _separated(data: bytes, start: int = 0) -> bool:
+    """Whether a document separator stands here, not just a text that begins like one."""
+    end = start + len(_SEPARATOR)
+    return data[start:end] == _SEPARATOR and (end == len(data) or data[end : end + 1].isspace())
+
+
+def _empty(text: bytes) -> bool:
+    """Nothing but white space, comments, directives and end marks."""
+    position = len(_SEPARATOR) if _separated(text) else 0
+    while position < len(text):
+        end = text.find(b"\n", position)
+        end = len(text) if end < 0 else end
+        line = text[position:end].strip()
+        if line and line != b"..." and not line.startswith((b"#", b"%")):
+            return False
+        position = end + 1
+    return True
+
+
+_ITEMS = re.compile(rb"^items:[ \t]*(?:#[^\n]*)?\r?\n", re.MULTILINE)
+_FIRST_ITEM = re.compile(rb"(?:[ \t]*(?:#[^\n]*)?\r?\n)*( *)-(?=[ \r\n])")
+
+
+def split_list(text: bytes) -> tuple[bytes, list[tuple[int, bytes]]] | None:
+    """A YAML document whose top level has block-style ``items``: the rest of it, and the items, each a document of its
+    own, with the number of lines before it. None where it is written in another way.
+
+    By YAML's rules nothing else can begin a line with a dash at that column. A parsed document takes thirty times the
+    room of its text, and a list may be all that a cluster holds; so it is parsed, and kept, item by item.
+    """
+    key = _ITEMS.search(text)
+    first = _FIRST_ITEM.match(text, key.end()) if key is not None else None
+    if key is None or first is None:
+        return None
+    indent = len(first[1])
+    less = rb"" if indent == 0 else rb" {0,%d}[^\s#]|" % (indent - 1)
+    end = re.compile(rb"^(?:%s {%d}(?:[^\s#-]|-\S))" % (less, indent), re.MULTILINE).search(text, first.end())
+    stop = end.start() if end is not None else len(text)
+    starts = [first.end() - 1 - indent]
+    dash = b"\n" + b" " * indent + b"-"
+    position = first.end() - 1
+    while (position := text.find(dash, position, stop)) >= 0:
+        starts.append(position + 1)
+        position += len(dash)
+    items = []
+    lines = text.count(b"\n", 0, starts[0])
+    for start, following in zip(starts, [*starts[1:], stop], strict=True):
+        items.append((lines, b" " * (indent + 1) + text[start + indent + 1 : following]))
+        lines += text.count(b"\n", start, following)
+    return text[: key.end()] + text[stop:], items
