@@ -88,6 +88,8 @@ def status_of(args: Sequence[str]) -> int:
         sys.stdout.flush()
     except click.Abort:
         return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        return _fail(error.format_message(), status=ConfigError.EXIT_STATUS)
     except click.ClickException as error:
         return _fail(_of_click(error), status=ConfigError.EXIT_STATUS)
     except ConfigError as error:
