@@ -1,1 +1,319 @@
-"""The life story of the process: start, ready, reload, drain, stop."""
+"""The life story of the process: start, ready, reload, drain, stop. Read `Daemon.live` from top to bottom."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import structlog
+import uvloop
+
+from kubeproxy.config.dump import go_data
+from kubeproxy.config.reload import compare
+from kubeproxy.config.schema import Configuration
+from kubeproxy.config.validate import uses_kubernetes
+from kubeproxy.dataplane.local import LocalDataPlane
+from kubeproxy.dataplane.messages import Tune
+from kubeproxy.errors import ConfigError, KubeproxyError
+from kubeproxy.model import Address, Family, parse_address
+from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.select import select
+from kubeproxy.observability import logging
+from kubeproxy.observability.exposition import Exposition
+from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.metrics import Metrics
+from kubeproxy.observability.observer import SyncObserver
+from kubeproxy.observability.routes import health_routes, metrics_routes
+from kubeproxy.observability.server import HttpServer
+from kubeproxy.observability.views import Picture
+from kubeproxy.process import raise_descriptor_limit, set_oom_score_adj
+from kubeproxy.proxier.ports import PortRange
+from kubeproxy.proxier.proxier import Proxier
+from kubeproxy.proxier.schedule import Periods
+from kubeproxy.proxier.tracker import Tracker
+from kubeproxy.sources.kubernetes.access import ClientSettings
+from kubeproxy.sources.kubernetes.client import Client
+from kubeproxy.sources.kubernetes.source import KubernetesSource
+from kubeproxy.sources.manifests.source import ManifestSource
+from kubeproxy.tasks import TaskSet
+from kubeproxy.version import __version__
+
+log = structlog.get_logger(__name__)
+
+EXIT_FAILURE = 1
+RESTART_S = 1.0
+"""How long a part that ended by a fault of ours stays down before it is started again."""
+
+FAMILIES = (Family.IPV4,)
+
+
+def run(configuration: Configuration, *, reload: Callable[[], Configuration]) -> int:
+    """Serve until told to stop; the exit status.
+
+    `reload` reads the configuration again (ConfigError when it is faulty).
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(Daemon(configuration, reload).live())
+        except ConfigError:
+            raise
+        except KubeproxyError as error:
+            log.error("cannot start", reason=str(error))
+            return EXIT_FAILURE
+
+
+class Daemon:
+    """One process's life."""
+
+    def __init__(self, configuration: Configuration, reload: Callable[[], Configuration]) -> None:
+        self._configuration = configuration
+        self._read_configuration = reload
+        self._tasks = TaskSet(self._crashed)
+        self._reload_wanted = asyncio.Event()
+        self._stop_wanted = asyncio.Event()
+        self._stop_at_once = asyncio.Event()
+        self._landing = landing_addresses()
+        bind = configuration.bind_address
+        self._bind = {} if bind in ("0.0.0.0", "::") else {bind.family: bind.address}
+        self._manifests: ManifestSource | None = None
+        self._kubernetes: KubernetesSource | None = None
+
+    async def live(self) -> int:
+        """From start to stop."""
+        configuration = self._configuration
+        self._listen_to_signals()
+        log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._node_name())
+        raise_descriptor_limit()
+        set_oom_score_adj(configuration.oom_score_adj)
+        netfilter, why = await select(configuration.kubeproxy.netfilter)
+        log.info("packet filter", choice=why)
+
+        self._data_plane = LocalDataPlane()
+        await self._data_plane.send([_tune(configuration)])
+        self._metrics = Metrics(families=FAMILIES)
+        self._health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=FAMILIES)
+        self._tracker = Tracker(self._source_names())
+        self._proxier = self._make_proxier(netfilter)
+        async with AsyncExitStack() as self._closing:
+            self._closing.push_async_callback(netfilter.close)
+            for server in self._make_servers():
+                self._closing.push_async_callback(server.close)
+                await server.start()
+            self._closing.push_async_callback(self._tasks.close)
+            await self._start_sources()
+            self._tasks.start(_kept_running("proxier", self._proxier.run), name="proxier")
+            self._tasks.start(_kept_running("addresses", self._follow_addresses), name="addresses")
+            self._tasks.start(_kept_running("reload", self._follow_reloads), name="reload")
+            _settle_memory()
+            await self._stop_wanted.wait()
+            await self._drain()
+            await self._data_plane.close()
+            await self._proxier.stop(cleanup=self._configuration.kubeproxy.cleanup_on_exit)
+        log.info("kubeproxy has stopped")
+        return 0
+
+    # Start
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_wanted.set)
+
+    def _on_stop_signal(self, number: signal.Signals) -> None:
+        if self._stop_wanted.is_set():
+            log.info("told to stop again: at once", signal=number.name)
+            self._stop_at_once.set()
+        else:
+            log.info("told to stop", signal=number.name)
+            self._stop_wanted.set()
+
+    def _node_name(self) -> str:
+        """As kube-proxy has it: trimmed and in lower case."""
+        return (self._configuration.hostname_override or socket.gethostname()).strip().lower()
+
+    def _source_names(self) -> list[str]:
+        names = ["manifests"] if self._configuration.kubeproxy.manifests.paths else []
+        return [*names, "kubernetes"] if uses_kubernetes(self._configuration, os.environ) else names
+
+    def _make_proxier(self, netfilter: Netfilter) -> Proxier:
+        configuration = self._configuration
+        return Proxier(
+            tracker=self._tracker,
+            data_plane=self._data_plane,
+            netfilter=netfilter,
+            reserver=self._data_plane,
+            port_range=_port_range(configuration),
+            periods=_periods(configuration),
+            families=FAMILIES,
+            landing=self._landing,
+            bind=self._bind,
+            observer=SyncObserver(self._health, self._metrics, adapter=netfilter.name),
+        )
+
+    def _make_servers(self) -> list[HttpServer]:
+        configuration = self._configuration
+        exposition = Exposition(self._metrics, counters=self._data_plane.counters, picture=self._picture)
+        plans = (
+            ("health", configuration.healthz_bind_address, health_routes(self._health, self._metrics)),
+            ("metrics", configuration.metrics_bind_address, metrics_routes(exposition, self._configz)),
+        )
+        return [
+            HttpServer(
+                name=name,
+                host=address.address,
+                port=address.port,
+                routes=routes,
+                setting=f"{'healthz' if name == 'health' else name}BindAddress",
+                hard_fail=configuration.bind_address_hard_fail,
+            )
+            for name, address, routes in plans
+            if address.served
+        ]
+
+    async def _start_sources(self) -> None:
+        """ConfigError when an API server is wanted and what says where and who we are is no good."""
+        settings = self._configuration
+        if uses_kubernetes(settings, os.environ):
+            client = await Client.connect(
+                ClientSettings(
+                    kubeconfig=settings.client_connection.kubeconfig,
+                    master=settings.kubeproxy.master,
+                    qps=settings.client_connection.qps,
+                    burst=settings.client_connection.burst,
+                )
+            )
+            self._closing.push_async_callback(client.close)
+            self._kubernetes = KubernetesSource(client=client, sink=self._tracker, node_name=self._node_name())
+            self._tasks.start(_kept_running("kubernetes", self._kubernetes.run), name="kubernetes")
+        if (manifests := settings.kubeproxy.manifests).paths:
+            self._manifests = ManifestSource(
+                paths=manifests.paths,
+                recursive=manifests.recursive,
+                default_namespace=manifests.default_namespace,
+                enforced_namespace=manifests.namespace or None,
+                sink=self._tracker,
+                on_report=lambda report: None,
+            )
+            self._tasks.start(_kept_running("manifests", self._manifests.run), name="manifests")
+
+    # Life
+
+    async def _follow_addresses(self) -> None:
+        """The node's own addresses may change under us."""
+        while True:
+            await asyncio.sleep(self._configuration.sync_period_s)
+            landing = landing_addresses()
+            if landing != self._landing:
+                log.info("this node's address has changed", before=_words(self._landing), now=_words(landing))
+                self._landing = landing
+                self._proxier.set_landing(landing, self._bind)
+
+    async def _follow_reloads(self) -> None:
+        while True:
+            await self._reload_wanted.wait()
+            self._reload_wanted.clear()
+            self._reload()
+            if self._manifests is not None:
+                await self._manifests.reload()
+
+    def _reload(self) -> None:
+        """Read the configuration again, and take over what can be taken over. A faulty one is refused whole."""
+        try:
+            new = self._read_configuration()
+        except ConfigError as error:
+            for fault in error.faults:
+                log.error("configuration is faulty; the old one stays", fault=fault)
+            return
+        difference = compare(self._configuration, new)
+        self._configuration = new
+        logging.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
+        self._proxier.set_periods(_periods(new))
+        self._health.timeout_s = 2 * new.sync_period_s
+        self._tasks.start(self._data_plane.send([_tune(new)]), name="tune")
+        log.info("configuration reloaded", changed=list(difference.live))
+        if difference.restart:
+            log.warning("changed, but only after a restart", fields=list(difference.restart))
+
+    def _picture(self) -> Picture:
+        return Picture(
+            proxier=self._proxier.snapshot(),
+            watches=self._kubernetes.state() if self._kubernetes is not None else (),
+            manifests=self._manifests.state() if self._manifests is not None else None,
+        )
+
+    def _configz(self) -> Mapping[str, object]:
+        return go_data(self._configuration)
+
+    def _crashed(self, name: str, error: BaseException) -> None:
+        log.error("a background task ended by an internal error", task=name, exc_info=error)
+
+    # End
+
+    async def _drain(self) -> None:
+        """Let the connections that are open finish. The node has no other proxy, so new ones are still taken."""
+        self._health.draining()
+        grace_s = self._configuration.kubeproxy.shutdown_grace.seconds
+        drain = self._tasks.start(self._data_plane.drain(grace_s), name="drain")
+        hurry = self._tasks.start(self._stop_at_once.wait(), name="second signal")
+        log.info("draining", open=self._data_plane.open_connections, grace_s=grace_s)
+        await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+        if left := self._data_plane.open_connections:
+            log.warning("connections are cut off", open=left)
+
+
+def _tune(configuration: Configuration) -> Tune:
+    own = configuration.kubeproxy
+    return Tune(
+        dial_steps_s=tuple(step.seconds for step in own.dial_timeouts),
+        keepalive_s=max(1, round(own.keepalive_period.seconds)),
+    )
+
+
+def _periods(configuration: Configuration) -> Periods:
+    return Periods(min_sync_s=configuration.min_sync_period_s, sync_s=configuration.sync_period_s)
+
+
+def _port_range(configuration: Configuration) -> PortRange | None:
+    wanted = configuration.port_range
+    return PortRange(wanted.first, wanted.last) if wanted else None
+
+
+def _words(addresses: Mapping[Family, Address]) -> str:
+    return ", ".join(addresses.values()) or "none"
+
+
+def _settle_memory() -> None:
+    """What is there now stays: spare the collector from going through it again, and let it come less often. The byte
+    path leaves no cycles behind."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+async def _kept_running(name: str, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """A part that fails by a fault of ours is started again; what is served goes on meanwhile."""
+    while True:
+        try:
+            await part()
+            return
+        except KubeproxyError as error:
+            log.error("cannot go on; tries again", part=name, reason=str(error), retry_in_s=RESTART_S)
+        except Exception:
+            log.exception("internal error; starts again", part=name, retry_in_s=RESTART_S)
+        await asyncio.sleep(RESTART_S)
+
+
+def landing_addresses() -> dict[Family, Address]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return {}
+        return {Family.IPV4: parse_address(probe.getsockname()[0])}

@@ -31,3 +31,19 @@ def plain_data(value: Any) -> Any:
             return {key: plain_data(item) for key, item in value.items()}
         case _:
             return value
+
+
+def go_data(configuration: Configuration) -> dict[str, Any]:
+    """The same under the names of Go's fields, as kube-proxy's /configz shows it."""
+
+    def renamed(value: Any) -> Any:
+        match value:
+            case dict():
+                return {name[:1].upper() + name[1:]: renamed(item) for name, item in value.items()}
+            case list():
+                return [renamed(item) for item in value]
+            case _:
+                return value
+
+    gates = dict(configuration.feature_gates)
+    return {**renamed(plain_data(configuration)), "FeatureGates": gates}

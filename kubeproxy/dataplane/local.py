@@ -61,6 +61,11 @@ class LocalDataPlane:
         """A snapshot of every frontend's sums."""
         return self._engine.counters()
 
+    @property
+    def open_connections(self) -> int:
+        """Clients being served or dialed for."""
+        return len(self._context.live)
+
     async def drain(self, grace_s: float) -> int:
         """Wait for the connections open now, at most that long; how many are left."""
         begun = self._context.reactor.clock()
