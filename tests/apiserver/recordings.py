@@ -55,8 +55,8 @@ class Stream:
 
 def exchanges(pattern: str) -> list[Exchange]:
     """The single exchanges whose file matches."""
-    files = sorted(path for path in DATA.glob(pattern) if path.suffix in (".json", ".gz"))
-    found = [exchange(str(path.relative_to(DATA))) for path in files if ".meta." not in path.name]
+    files = sorted(path for path in DATA.glob(pattern) if ".json" in path.name and ".meta." not in path.name)
+    found = [exchange(str(path.relative_to(DATA))) for path in files]
     return [one for one in found if one is not None]
 
 

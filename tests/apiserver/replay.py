@@ -25,6 +25,7 @@ class ReplayServer:
         self._writers: set[asyncio.StreamWriter] = set()
         self.requests: list[tuple[str, Mapping[str, str]]] = []
         """Paths with their queries, and headers in lower case."""
+        self.connections = 0
         self.port = 0
 
     @property
@@ -47,6 +48,7 @@ class ReplayServer:
         await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         self._writers.add(writer)
         try:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
