@@ -17,12 +17,12 @@ import click
 from tests.bench import machine, report
 from tests.bench.cores import Cores
 from tests.bench.measures import MEASURES, Measure
-from tests.bench.peers import Direct, HAProxy, Kubeproxy, Peer, Streams
+from tests.bench.peers import Bare, Direct, HAProxy, Kubeproxy, Peer, Streams
 from tests.bench.stage import Stage, make_stage
 from tests.lab.privilege import require_hosts
 
 _MEASURES = tuple(measure.name for measure in MEASURES)
-_PEERS = ("direct", "haproxy", "streams", "kubeproxy")
+_PEERS = ("direct", "haproxy", "streams", "bare", "kubeproxy")
 _USUAL = ("direct", "haproxy", "kubeproxy")
 _QUICK_MEASURES = ("requests", "connections", "bulk8")
 
@@ -59,7 +59,7 @@ def measure_all(
 
 
 def _print_profile(path: Path) -> None:
-    print(f"\nWhere the daemon spent its time (all of it: python -m pstats {path}):")
+    print(f"\nWhere it spent its time (all of it: python -m pstats {path}):")
     pstats.Stats(str(path)).sort_stats("tottime").print_stats(25)
 
 
@@ -83,7 +83,7 @@ def _print_profile(path: Path) -> None:
 @click.option(
     "--profile",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Run the daemon under cProfile, write its profile there, and print its top; it is much slower then.",
+    help="Run ours under cProfile, write its profile there, and print its top; it is much slower then.",
 )
 def main(
     rounds: int | None,
@@ -101,19 +101,29 @@ def main(
     # Ended by either signal it takes its hosts, programs and files along, in the background of a shell too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    chosen = peers or _USUAL
+    if profile is not None and len({"bare", "kubeproxy"} & set(chosen)) != 1:
+        raise click.UsageError("--profile is for one of bare and kubeproxy: name it with --peers")
     rounds = rounds or (3 if quick else 5)
     seconds = seconds or (1.0 if quick else 3.0)
     names = only or (_QUICK_MEASURES if quick else _MEASURES)
     measures = [measure for measure in MEASURES if measure.name in names]
     known: dict[str, Peer] = {
-        peer.name: peer for peer in (Direct(), HAProxy(), Streams(), Kubeproxy(netfilter=netfilter, profile=profile))
+        peer.name: peer
+        for peer in (
+            Direct(),
+            HAProxy(),
+            Streams(),
+            Bare(profile=profile),
+            Kubeproxy(netfilter=netfilter, profile=profile),
+        )
     }
     cores = Cores.split()
     facts = machine.facts(cores)
     began = time.monotonic()
     with ExitStack() as stack:
         stages: list[tuple[Peer, Stage]] = []
-        for name in peers or _USUAL:
+        for name in chosen:
             stage = stack.enter_context(make_stage(name, cores))
             stack.callback(known[name].stop)
             known[name].start(stage)

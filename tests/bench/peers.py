@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.bench import streams
+from tests.bench import bare, streams
 from tests.bench.cores import pinned
 from tests.bench.stage import BACKENDS, BULK, HTTP, Stage, wait_for
 from tests.lab import Daemon, service_manifest, write_manifest
@@ -118,6 +118,31 @@ class Streams(Program):
         return [sys.executable, streams.__file__, NODE_V4, f"{HTTP},{BULK}", *BACKENDS]
 
 
+class Bare(Program):
+    """Our data plane alone (bare.py), listening as HAProxy does: what the byte path makes without the redirect."""
+
+    name = "bare"
+
+    def __init__(self, *, profile: Path | None = None) -> None:
+        super().__init__()
+        self._profile = profile
+
+    def command(self, directory: Path) -> list[str]:
+        """It needs no files."""
+        return [*_profiled(self._profile), bare.__file__, NODE_V4, f"{HTTP},{BULK}", *BACKENDS]
+
+    def stop(self) -> None:
+        """SIGTERM, so that a profile is written."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(30)
+
+
+def _profiled(profile: Path | None) -> list[str]:
+    """Python, under cProfile if the profile is to be written."""
+    return [sys.executable, *([] if profile is None else ["-m", "cProfile", "-o", str(profile.absolute())])]
+
+
 class Kubeproxy(Peer):
     """Ours, through its real redirect: the client speaks to a cluster IP, and pays for connection tracking."""
 
@@ -141,14 +166,11 @@ class Kubeproxy(Peer):
                 endpoints=BACKENDS,
             ),
         )
-        profiler = (
-            [] if self._profile is None else [sys.executable, "-m", "cProfile", "-o", str(self._profile.absolute())]
-        )
         self._daemon = Daemon(
             stage.node,
             manifests=manifests,
             netfilter=self._netfilter,
-            command=pinned(stage.cores.proxy, *profiler, KUBEPROXY),
+            command=pinned(stage.cores.proxy, *_profiled(self._profile), KUBEPROXY),
         )
         # The kernel's 120 s would fill its table (262,144 by default, for all namespaces together) with ended
         # connections within one run. The setting exists once something on this host tracks connections.

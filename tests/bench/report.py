@@ -9,7 +9,9 @@ from typing import Any
 
 from tests.bench.measures import Measure
 
-OURS, DIRECT = "kubeproxy", "direct"
+OURS = ("kubeproxy", "bare")
+"""The peers that are ours: the first of them that was measured is held beside all others."""
+DIRECT = "direct"
 _ADDED = "added_"
 
 
@@ -55,6 +57,15 @@ class Results:
     peers: Sequence[str]
     samples: list[Sample] = field(default_factory=list)
 
+    @property
+    def ours(self) -> str | None:
+        """The peer that is held beside the others."""
+        return next((name for name in OURS if name in self.peers), None)
+
+    def ratio_of_ours(self, measure: str, metric: str, beside: str) -> float | None:
+        """`ratio` of ours; None without us."""
+        return None if self.ours is None else self.ratio(measure, metric, self.ours, beside)
+
     def figures(self, measure: str, metric: str, peer: str) -> dict[int, float]:
         """By round; an `added_` metric is what the peer has more of than the direct path had in the same round."""
         if metric.startswith(_ADDED):
@@ -86,7 +97,7 @@ class Results:
 
 def table(results: Results, measures: Iterable[Measure], aims: Sequence[Aim] = AIMS) -> str:
     """For people: medians by peer, ours beside the others, and how that stands to the aims."""
-    others = [peer for peer in results.peers if peer != OURS] if OURS in results.peers else []
+    others = [] if results.ours is None else [peer for peer in results.peers if peer != results.ours]
     lines = [["", *results.peers, *(f"÷ {other}" for other in others), "aim" if others else ""]]
     for measure in measures:
         lines.append([measure.title])
@@ -94,12 +105,12 @@ def table(results: Results, measures: Iterable[Measure], aims: Sequence[Aim] = A
             medians = [results.median(measure.name, metric.key, peer) for peer in results.peers]
             if not metric.shown and not any(medians):
                 continue
-            ratios = [results.ratio(measure.name, metric.key, OURS, other) for other in others]
+            ratios = [results.ratio_of_ours(measure.name, metric.key, other) for other in others]
             verdicts = [
                 f"{aim}: {'met' if aim.met(ratio) else 'MISSED'}"
                 for aim in aims
                 if (aim.measure, aim.metric) == (measure.name, metric.key)
-                and (ratio := results.ratio(aim.measure, aim.metric, OURS, aim.beside)) is not None
+                and (ratio := results.ratio_of_ours(aim.measure, aim.metric, aim.beside)) is not None
             ]
             lines.append(
                 [
@@ -136,14 +147,14 @@ def document(results: Results, measures: Iterable[Measure], aims: Sequence[Aim] 
                 "title": metric.title,
                 "median": {peer: results.median(measure.name, metric.key, peer) for peer in results.peers},
                 "ratio": {
-                    other: results.ratio(measure.name, metric.key, OURS, other)
+                    other: results.ratio_of_ours(measure.name, metric.key, other)
                     for other in results.peers
-                    if other != OURS
+                    if other != results.ours
                 },
             }
     verdicts = []
     for aim in aims:
-        ratio = results.ratio(aim.measure, aim.metric, OURS, aim.beside)
+        ratio = results.ratio_of_ours(aim.measure, aim.metric, aim.beside)
         if ratio is not None:
             verdicts.append(
                 {
@@ -156,6 +167,7 @@ def document(results: Results, measures: Iterable[Measure], aims: Sequence[Aim] 
             )
     return {
         **facts,
+        "ours": results.ours,
         "peers": list(results.peers),
         "summary": summary,
         "aims": verdicts,

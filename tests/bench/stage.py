@@ -71,14 +71,16 @@ def make_stage(name: str, cores: Cores) -> Iterator[Stage]:
 
 
 def wait_for(host: Host, address: tuple[str, int], within_s: float = 10.0) -> None:
-    """Back when a connection from `host` to `address` is accepted; OSError when it is not in time."""
+    """Back when somebody sends an answer from `address` to `host`; OSError when nobody does in time."""
     deadline = time.monotonic() + within_s
     while True:
         try:
-            host.connect(address, timeout=1.0).close()
+            with host.connect(address, timeout=1.0) as connection:
+                connection.sendall(traffic.QUESTION)
+                if connection.recv(1):
+                    return
+            raise ConnectionAbortedError(f"{address}: closed without an answer")
         except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
-        else:
-            return

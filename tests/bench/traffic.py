@@ -16,7 +16,7 @@ import sys
 import time
 
 _CHUNK = 256 * 1024
-_QUESTION = b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n"
+QUESTION = b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n"
 
 
 def program(*arguments: str) -> list[str]:
@@ -73,7 +73,7 @@ def probe(address: str, port: int, seconds: float) -> None:
         now = time.perf_counter_ns()
         while now < end:
             asked = now
-            connection.sendall(_QUESTION)
+            connection.sendall(QUESTION)
             answer = connection.recv(4096)
             while not answer.endswith(b"\r\n\r\nok"):
                 more = connection.recv(4096)
