@@ -57,13 +57,8 @@ class ClientConnection(Group, frozen=True):
         str,
         unused("Content type of requests; always JSON here.", flag="kube-api-content-type", zero_is_default=True),
     ] = "application/vnd.kubernetes.protobuf"
-    qps: Annotated[
-        Rate, unused("Requests a second; this proxy holds two watches.", flag="kube-api-qps", zero_is_default=True)
-    ] = 5.0
-    burst: Annotated[
-        Natural,
-        unused("Requests in a burst; this proxy holds two watches.", flag="kube-api-burst", zero_is_default=True),
-    ] = 10
+    qps: Annotated[Rate, restart("Requests a second, on average.", flag="kube-api-qps", zero_is_default=True)] = 5.0
+    burst: Annotated[Natural, restart("Requests at once.", flag="kube-api-burst", zero_is_default=True)] = 10
 
 
 class LogOutput(Group, frozen=True):
@@ -289,7 +284,7 @@ class Configuration(Group, frozen=True):
     client_connection: ClientConnection = ClientConnection()
     logging: Logging = Logging()
     hostname_override: Annotated[
-        str, unused("Name of this node, if not the host's name.", flag="hostname-override")
+        str, restart("Name of this node, if not the host's name.", flag="hostname-override")
     ] = ""
     bind_address: Annotated[
         IP,

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kubeproxy.config.dump import dump
+from kubeproxy.config.dump import dump, go_data
 from kubeproxy.config.load import load
 from kubeproxy.config.schema import Configuration
 from tests.config.files import of_flags, write
@@ -53,3 +53,10 @@ def test_the_defaults_survive_without_a_warning(tmp_path: Path) -> None:
 
 def test_durations_are_written_as_durations() -> None:
     assert "  syncPeriod: 1m30s\n" in dump(of_flags(iptables_sync_period="90s").configuration)
+
+
+def test_configz_has_the_names_of_gos_fields() -> None:
+    shown = go_data(of_flags(feature_gates="someGate=true", bind_address="192.0.2.1").configuration)
+    assert shown["BindAddress"] == "192.0.2.1"
+    assert shown["ClientConnection"]["ContentType"] == "application/vnd.kubernetes.protobuf"
+    assert shown["FeatureGates"] == {"someGate": True}

@@ -222,6 +222,10 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, head: str, expected: li
     assert found == [line.format(path=path) for line in expected]
 
 
+def test_what_looks_like_a_date_is_text_as_in_kubernetes(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "hostnameOverride: 2026-01-02").configuration.hostname_override == "2026-01-02"
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for path, seen in (("none", "No such file or directory"), (".", "Is a directory"), ("binary", "not UTF-8")):
