@@ -280,7 +280,7 @@ class ApiServer:
             return self.cluster.version, "", limit
         version = self._version_number(asked)
         if version == 0:
-            return self.cluster.last_change(kind.resource), "", 0
+            return max(self.cluster.last_change(kind.resource), self.cluster.cached_from), "", 0
         if version > self.cluster.version:
             await asyncio.sleep(self._future_wait_s)
             raise Refusal(

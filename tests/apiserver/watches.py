@@ -95,14 +95,15 @@ class Watch:
         bookmarks = self._bookmark_times(loop.time(), end)
         next_bookmark = next(bookmarks)
         while True:
-            for at, kind, body in self._cluster.events(self.resource, position, self._selected):
-                await response.write(_line(kind, body))
-                told = at
-            # Not further than the cluster was: a version of the future is silence, not an error.
-            position = max(position, self._cluster.version)
             while self._breaks:
                 if await self._break(self._breaks.pop(0), request, response, end):
                     return
+            upto = self._cluster.version
+            for at, kind, body in self._cluster.events(self.resource, position, self._selected):
+                await response.write(_line(kind, body))
+                told = at
+            # A version of the future is silence, not an error.
+            position = max(position, upto, told)
             now = loop.time()
             if now >= end:
                 return
