@@ -142,7 +142,7 @@ class _Reader:
 
     def document(self, text: bytes, line: int) -> Items:
         """The objects of one document."""
-        return self._cached(b"", text, lambda: self._parts(text, line) or self._whole(body(text), line))
+        return self._parts(text, line) or self._cached(b"", text, partial(self._whole, body(text), line))
 
     def _whole(self, text: bytes, line: int, of_list: ObjectKind | None = None) -> Items:
         try:

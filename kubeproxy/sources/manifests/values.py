@@ -108,6 +108,8 @@ def parse(text: bytes, line: int) -> list[Value]:
         mark = error.problem_mark or error.context_mark
         what = error.problem or error.context or "not YAML"
         raise SyntaxFault(line + (mark.line if mark else 0), what) from None
+    except yaml.reader.ReaderError as error:
+        raise SyntaxFault(line + text.count(b"\n", 0, error.position), error.reason) from None
     except (yaml.YAMLError, ValueError) as error:
         raise SyntaxFault(line, (str(error) or "not YAML").splitlines()[0]) from None
     except RecursionError:
