@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import Counter
 from collections.abc import Mapping
@@ -78,16 +79,22 @@ class ApiServer:
         """Where it listens."""
         return f"{'https' if self._tls else 'http'}://{self.host}:{self.port}"
 
-    async def start(self, host: str | None = None, port: int | None = None) -> None:
-        """Listen; by default on 127.0.0.1, and on the port of the time before."""
+    async def start(
+        self, host: str | None = None, port: int | None = None, *, sock: socket.socket | None = None
+    ) -> None:
+        """Listen; by default on 127.0.0.1, and on the port of the time before; or take a socket that listens."""
         self.host = host or self.host
         app = web.Application(client_max_size=1 << 30)
         add_control(app, self)
         app.router.add_get("/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self.port if port is None else port, ssl_context=self._tls)
-        await site.start()
+        if sock is not None:
+            await web.SockSite(self._runner, sock, ssl_context=self._tls).start()
+            self.host, self.port = sock.getsockname()[:2]
+            return
+        port = self.port if port is None else port
+        await web.TCPSite(self._runner, self.host, port, ssl_context=self._tls).start()
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:

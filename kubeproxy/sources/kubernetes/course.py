@@ -40,7 +40,7 @@ class Pace:
     """A list with all its pages."""
     page: int = 500
     """Objects per page (client-go's)."""
-    batch: int = 256
+    batch: int = 64
     """Objects or events handled before others in the event loop get their turn."""
 
 
