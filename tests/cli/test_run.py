@@ -34,7 +34,7 @@ class FakeDaemon:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
     fake = FakeDaemon()
-    monkeypatch.setattr(daemon, "run", fake.run, raising=False)
+    monkeypatch.setattr(daemon, "run", fake.run)
     return fake
 
 

@@ -1,0 +1,17 @@
+"""No test of a command line may reach the machine that it runs on, whatever is broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy import daemon
+from kubeproxy.netfilter import cleanup
+
+
+@pytest.fixture(autouse=True)
+def _out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> int:
+        raise AssertionError("a test would have started the daemon, or changed the packet filter of this machine")
+
+    monkeypatch.setattr(daemon, "run", refuse)
+    monkeypatch.setattr(cleanup, "cleanup_all", refuse)
