@@ -15,7 +15,7 @@ import structlog
 import uvloop
 
 from kubeproxy.config.dump import go_data
-from kubeproxy.config.reload import compare
+from kubeproxy.config.reload import compare, take_over
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import uses_kubernetes
 from kubeproxy.dataplane.local import LocalDataPlane
@@ -232,7 +232,7 @@ class Daemon:
                 log.error("configuration is faulty; the old one stays", fault=fault)
             return
         difference = compare(self._configuration, new)
-        self._configuration = new
+        self._configuration = new = take_over(self._configuration, new)
         logging.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
         self._proxier.set_periods(_periods(new))
         self._health.timeout_s = 2 * new.sync_period_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kubeproxy.config.about import Effect
-from kubeproxy.config.fields import fields, flatten
+from kubeproxy.config.fields import build, fields, flatten
 from kubeproxy.config.schema import Configuration
 
 
@@ -27,3 +27,10 @@ def compare(old: Configuration, new: Configuration) -> Difference:
         live=tuple(field.path for field in changed if field.effect is Effect.LIVE),
         restart=tuple(field.path for field in changed if field.effect is Effect.RESTART),
     )
+
+
+def take_over(old: Configuration, new: Configuration) -> Configuration:
+    """What is in effect after a reload: the new values, but the old ones of fields that wait for the next start. So
+    those are named again at every reload, until there is a restart."""
+    before, after = flatten(old), flatten(new)
+    return build({path: (before if field.effect is Effect.RESTART else after)[path] for path, field in fields().items()})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubeproxy.config.reload import compare
+from kubeproxy.config.reload import compare, take_over
 from kubeproxy.config.schema import Configuration
 from tests.config.files import of_flags
 
@@ -17,3 +17,12 @@ def test_changes_are_sorted_by_what_they_take() -> None:
     difference = compare(Configuration(), new)
     assert difference.live == ("logging.verbosity", "kubeproxy.dialTimeouts")
     assert difference.restart == ("oomScoreAdj", "kubeproxy.netfilter")
+
+
+def test_what_waits_for_a_restart_keeps_its_old_value_until_then() -> None:
+    old = of_flags(oom_score_adj="-500").configuration
+    new = of_flags(oom_score_adj="0", dial_timeouts="1s").configuration
+    in_effect = take_over(old, new)
+    assert in_effect.oom_score_adj == -500
+    assert in_effect.kubeproxy.dial_timeouts == new.kubeproxy.dial_timeouts
+    assert compare(in_effect, new).restart == ("oomScoreAdj",)
