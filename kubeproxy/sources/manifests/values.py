@@ -107,7 +107,8 @@ def parse(text: bytes, line: int) -> list[Value]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = error.problem or error.context or "not YAML"
-        raise SyntaxFault(line + (mark.line if mark else 0), what) from None
+        last = text.rstrip().count(b"\n")  # what is missing at the end is missed on the line after it
+        raise SyntaxFault(line + min(mark.line if mark else 0, last), what) from None
     except yaml.reader.ReaderError as error:
         raise SyntaxFault(line + text.count(b"\n", 0, error.position), error.reason) from None
     except (yaml.YAMLError, ValueError) as error:

@@ -211,7 +211,7 @@ def test_namespaces() -> None:
         ("apiVersion: v1\nkind: List\nitems:\n- 7\n", "items[0].document: 7; allowed: a mapping"),
         ("just text\n", "document: 'just text'; allowed: a mapping"),
         ("[1, 2]\n", "document: a list; allowed: a mapping"),
-        ("a: [1\n", "line 13: "),
+        ("a: [1\n", "line 12: "),
         ("a: b: c\n", "line 12: mapping values are not allowed"),
         ("a: 1\n\tb: 2\n", "line 13: "),
         ("a: 1\nb: 2\na: 3\n", "line 14: key 'a' stands there twice"),
@@ -323,7 +323,7 @@ def test_the_same_items_in_another_kind_of_list_are_read_anew() -> None:
 def test_a_broken_document_that_moves_tells_its_new_line() -> None:
     before = read(join(service("a"), "a: [1\n").encode(), ANY)
     after = read(join("\n\n" + service("a"), "a: [1\n").encode(), ANY, before)
-    assert [entry.faults[0].path for _, entry in (before.entries[1], after.entries[1])] == ["line 10", "line 12"]
+    assert [entry.faults[0].path for _, entry in (before.entries[1], after.entries[1])] == ["line 9", "line 11"]
 
 
 # Whatever the bytes

@@ -1,0 +1,219 @@
+"""Several manifests' objects as one: last good versions, conflicts, differences."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
+from kubeproxy.sources.manifests.documents import Namespaces, read
+from kubeproxy.sources.manifests.inventory import Difference, Inventory
+from tests.sources.manifests.texts import endpoint_slice, join, service
+
+PARTLY = service("a") + "    name: x\n  - {name: y, port: 0}\n"
+"""One port of two is served."""
+
+
+class Told:
+    """What a sink knows by the differences alone."""
+
+    def __init__(self) -> None:
+        self.inventory = Inventory()
+        self.services: dict[ServiceName, Service] = {}
+        self.slices: dict[SliceName, EndpointSlice] = {}
+
+    def say(self, **texts: str | None) -> Difference:
+        """New texts of manifests, None for one that is gone."""
+        readings = {name: None if text is None else read(text.encode(), Namespaces()) for name, text in texts.items()}
+        difference = self.inventory.update(readings)
+        for name in difference.removed_services:
+            del self.services[name]
+        for slice_name in difference.removed_slices:
+            del self.slices[slice_name]
+        self.services |= {service.name: service for service in difference.services}
+        self.slices |= {endpoint_slice.name: endpoint_slice for endpoint_slice in difference.slices}
+        assert self.services == {service.name: service for service in self.inventory.services()}
+        assert self.slices == {endpoint_slice.name: endpoint_slice for endpoint_slice in self.inventory.slices()}
+        return difference
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Services with their first cluster IP."""
+        return {name.name: service.cluster_ips[0] for name, service in self.services.items()}
+
+    @property
+    def troubles(self) -> list[str]:
+        return [str(trouble) for trouble in self.inventory.troubles()]
+
+
+def test_new_changed_unchanged_gone() -> None:
+    told = Told()
+    assert len(told.say(m=join(service("a"), service("b"), endpoint_slice("a", "10.1.0.1")))) == 3
+    assert len(told.say(m=join(service("a"), service("b"), endpoint_slice("a", "10.1.0.1")))) == 0
+    difference = told.say(m=join(service("a", "10.0.0.9"), endpoint_slice("a", "10.1.0.1")))
+    assert [service.name.name for service in difference.services] == ["a"]
+    assert difference.removed_services == [ServiceName("default", "b")]
+    assert len(difference) == 2
+    assert len(told.say(m=None)) == 2
+    assert told.services == {}
+    assert told.slices == {}
+
+
+def test_a_faulty_document_keeps_its_last_good_version() -> None:
+    told = Told()
+    told.say(m=join(service("a"), service("b")))
+    told.say(m=join(service("a", port="http"), service("b", "10.0.0.9"), service("c")))
+    assert told.addresses == {"a": "10.0.0.1", "b": "10.0.0.9", "c": "10.0.0.1"}
+    assert told.troubles == [
+        "m document 1: spec.ports[0].port: 'http'; allowed: a number; the last good version goes on being served"
+    ]
+    told.say(m=join(service("a", "10.0.0.8"), service("b", "10.0.0.9")))
+    assert told.addresses == {"a": "10.0.0.8", "b": "10.0.0.9"}
+    assert told.troubles == []
+
+
+def test_what_is_faulty_from_the_start_is_served_as_far_as_it_goes() -> None:
+    told = Told()
+    told.say(m=PARTLY)
+    assert [port.name for port in told.services[ServiceName("default", "a")].ports] == ["x"]
+    told.say(m=PARTLY.replace("10.0.0.1", "10.0.0.2"))
+    assert told.addresses == {"a": "10.0.0.2"}
+    told.say(m=service("a", address="nowhere"))
+    assert told.addresses == {"a": "10.0.0.2"}
+
+
+def test_a_partly_faulty_version_does_not_replace_a_good_one() -> None:
+    told = Told()
+    told.say(m=service("a", "10.0.0.7"))
+    told.say(m=PARTLY)
+    assert told.addresses == {"a": "10.0.0.7"}
+
+
+def test_what_an_api_server_would_take_is_taken() -> None:
+    told = Told()
+    told.say(m=service("a"))
+    told.say(m=service("a", "10.0.0.2") + "    name: x\n  - {name: y, port: 81, protocol: SCTP}\n")
+    assert told.addresses == {"a": "10.0.0.2"}
+    assert "SCTP is not served" in told.troubles[0]
+
+
+def test_becoming_headless_withdraws() -> None:
+    told = Told()
+    told.say(m=service("a"))
+    told.say(m=service("a", address="None"))
+    assert told.services == {}
+    assert told.troubles == []
+    told.say(m=service("a", port=0))
+    assert told.services == {}
+    told.say(m=PARTLY)
+    assert told.addresses == {"a": "10.0.0.1"}
+
+
+def test_while_a_document_is_broken_nothing_is_withdrawn() -> None:
+    """The missing object may be that document."""
+    told = Told()
+    told.say(m=join(service("a"), service("b")))
+    told.say(m=join(service("a", "10.0.0.9"), "kind: Service\nmeta data: [\n"))
+    assert told.addresses == {"a": "10.0.0.9", "b": "10.0.0.1"}
+    told.say(m="this is no manifest")
+    assert told.addresses == {"a": "10.0.0.9", "b": "10.0.0.1"}
+    told.say(m=service("a"))
+    assert told.addresses == {"a": "10.0.0.1"}
+
+
+def test_an_empty_manifest_withdraws() -> None:
+    told = Told()
+    told.say(m=service("a"))
+    told.say(m="# nothing any more\n")
+    assert told.services == {}
+
+
+def test_the_same_object_twice_in_a_manifest() -> None:
+    told = Told()
+    told.say(m=join(service("b"), service("a"), service("a", "10.0.0.2")))
+    assert told.addresses == {"b": "10.0.0.1", "a": "10.0.0.1"}
+    assert told.troubles == [
+        "m document 3: metadata.name: Service default/a is defined in document 2 already, which is served"
+    ]
+
+
+def test_the_same_object_in_two_manifests() -> None:
+    told = Told()
+    told.say(one=join(service("x"), service("a", "10.0.0.1")))
+    assert len(told.say(two=service("a", "10.0.0.2"))) == 0
+    assert told.troubles == [
+        "two document 1: metadata.name: Service default/a is defined in one document 2 already, which is served"
+    ]
+    assert len(told.say(two=service("a", "10.0.0.3"))) == 0
+    difference = told.say(one=service("x"))
+    assert [service.cluster_ips for service in difference.services] == [("10.0.0.3",)]
+    assert difference.removed_services == []
+    assert told.troubles == []
+    told.say(one=join(service("x"), service("a", "10.0.0.1")))
+    assert told.addresses["a"] == "10.0.0.3"
+    assert told.troubles[0].startswith("one document 2")
+
+
+def test_an_object_that_moves_is_not_withdrawn_in_between() -> None:
+    told = Told()
+    told.say(one=join(service("a"), endpoint_slice("a", "10.1.0.1")))
+    assert len(told.say(one=None, two=join(service("a"), endpoint_slice("a", "10.1.0.1")))) == 0
+    assert len(told.say(one=join(service("a"), endpoint_slice("a", "10.1.0.1")), two="")) == 0
+    assert told.troubles == []
+
+
+def test_other_kinds_are_told_and_are_no_fault() -> None:
+    told = Told()
+    told.say(m=join("apiVersion: v1\nkind: ConfigMap\n", service("a")))
+    (trouble,) = told.inventory.troubles()
+    assert trouble.skipped
+    assert (
+        str(trouble) == "m document 1: kind: v1 ConfigMap is not taken; taken are Service, EndpointSlice and Endpoints"
+    )
+
+
+def test_endpoints_whose_subsets_change() -> None:
+    told = Told()
+    text = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\nsubsets:\n"
+    one, two = (
+        "- addresses: [{ip: 10.1.0.1}]\n  ports: [{port: 1}]\n",
+        "- addresses: [{ip: 10.1.0.2}]\n  ports: [{port: 2}]\n",
+    )
+    told.say(m=text + one + two)
+    assert len(told.slices) == 2
+    difference = told.say(m=text + one)
+    assert len(difference.removed_slices) == len(difference) == 1
+    assert told.say(m=text + one + "---\n" + service("b")).slices == []
+
+
+def test_a_trouble_keeps_its_key_when_documents_come_before_it() -> None:
+    told = Told()
+    told.say(m=service("a", port=0))
+    (before,) = told.inventory.troubles()
+    told.say(m=join(service("b"), service("a", port=0)))
+    (after,) = told.inventory.troubles()
+    assert before.key == after.key
+    assert (before.document, after.document) == (1, 2)
+
+
+DOCUMENTS = [
+    *[service(name, address) for name in "ab" for address in ("10.0.0.1", "10.0.0.2", "nowhere")],
+    service("a", port="http"), endpoint_slice("a", "10.1.0.1"), endpoint_slice("a", "10.1.0.2", "fd00::1"),
+    "a: [\n", "apiVersion: v1\nkind: ConfigMap\n", "",
+]  # fmt: skip
+TEXTS = st.none() | st.lists(st.sampled_from(DOCUMENTS), max_size=4).map(lambda documents: join(*documents))
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["one", "two", "three"]), TEXTS, min_size=1, max_size=3), max_size=8))
+def test_differences_add_up(steps: list[dict[str, str | None]]) -> None:
+    """`Told` compares the sum of all differences with the whole, after each step."""
+    told = Told()
+    for step in steps:
+        told.say(**step)
+    healthy = Told()
+    last: dict[str, str | None] = {}
+    for step in steps:
+        last |= step
+    told.say(**dict.fromkeys(last))
+    assert told.services == healthy.services == {}
+    assert told.troubles == []
