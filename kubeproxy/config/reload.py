@@ -33,4 +33,5 @@ def take_over(old: Configuration, new: Configuration) -> Configuration:
     """What is in effect after a reload: the new values, but the old ones of fields that wait for the next start. So
     those are named again at every reload, until there is a restart."""
     before, after = flatten(old), flatten(new)
-    return build({path: (before if field.effect is Effect.RESTART else after)[path] for path, field in fields().items()})
+    waits = {path for path, field in fields().items() if field.effect is Effect.RESTART}
+    return build({path: (before if path in waits else after)[path] for path in fields()})
