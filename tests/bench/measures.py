@@ -23,8 +23,10 @@ class Metric:
     key: str
     title: str
     digits: int = 0
-    shown: bool = True
-    """Whether it has a line in the table; it is in the JSON anyhow."""
+    rare: bool = False
+    """Whether it has a line in the table only where it is not zero; it is in the JSON anyhow."""
+    compared: bool = True
+    """Whether its ratios mean anything."""
 
 
 class Measure(ABC):
@@ -63,7 +65,7 @@ class Meter:
         return 100 * (busy_seconds(self._cores) - self._busy) / wall
 
 
-_BUSY = Metric("busy_percent", "proxy core busy, %")
+_BUSY = Metric("busy_percent", "proxy core busy, %", compared=False)
 
 # wrk's own output is for people; its done() hook hands the sums over exactly.
 _WRK_SUMS = """\
@@ -111,7 +113,7 @@ class Http(Measure):
             Metric("per_s", f"{self.name} per second"),
             Metric("cpu_s", f"proxy CPU s per {self._unit}", digits=2),
             _BUSY,
-            Metric("errors", "failed", shown=False),
+            Metric("errors", "failed", rare=True, compared=False),
         )
 
     def run(self, stage: Stage, peer: Peer, seconds: float) -> Mapping[str, float]:

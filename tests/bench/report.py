@@ -103,9 +103,11 @@ def table(results: Results, measures: Iterable[Measure], aims: Sequence[Aim] = A
         lines.append([measure.title])
         for metric in measure.metrics:
             medians = [results.median(measure.name, metric.key, peer) for peer in results.peers]
-            if not metric.shown and not any(medians):
+            if metric.rare and not any(medians):
                 continue
-            ratios = [results.ratio_of_ours(measure.name, metric.key, other) for other in others]
+            ratios = [
+                results.ratio_of_ours(measure.name, metric.key, other) if metric.compared else None for other in others
+            ]
             verdicts = [
                 f"{aim}: {'met' if aim.met(ratio) else 'MISSED'}"
                 for aim in aims
@@ -149,7 +151,7 @@ def document(results: Results, measures: Iterable[Measure], aims: Sequence[Aim] 
                 "ratio": {
                     other: results.ratio_of_ours(measure.name, metric.key, other)
                     for other in results.peers
-                    if other != results.ours
+                    if metric.compared and other != results.ours
                 },
             }
     verdicts = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -150,6 +151,8 @@ def tell(cast: Cast, *, netfilter: str, keep_running: bool) -> bool:
     began = time.monotonic()
     with Daemon(cast.node, manifests=cast.manifests, netfilter=netfilter) as daemon:
         narrator.seen(f"ready after {time.monotonic() - began:.1f} s")
+        if choice := re.search(r'packet filter choice="([^"]+)"', daemon.log()):
+            narrator.seen(f"packet filter: {choice[1]}")
         try:
             even_spread(narrator, cast)
             backend_dies(narrator, cast)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.lab import Host, make_network, service_manifest
+from tests.lab import Daemon, Host, get, make_network, service_manifest, write_manifest
+from tests.lab.daemon import METRICS
 
 
 @pytest.mark.netns
@@ -71,3 +72,31 @@ def test_the_manifest_says_what_was_asked_for(endpoints: list[str]) -> None:
     assert endpoint_slice["metadata"]["labels"] == {"kubernetes.io/service-name": "web"}
     assert endpoint_slice["ports"] == [{"name": "http", "port": 8080}]
     assert [endpoint["addresses"] for endpoint in endpoint_slice["endpoints"]] == [[ip] for ip in endpoints]
+
+
+@pytest.mark.netns
+def test_the_daemon_serves_a_manifest_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    with make_network(pods=1) as network:
+        server = [sys.executable, "-m", "http.server", "--bind", "10.3.0.2", "8080", "--directory", str(tmp_path)]
+        network.pods[0].popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        text = service_manifest("web", cluster_ip="10.96.0.1", ports={"http": (80, 8080)}, endpoints=["10.3.0.2"])
+        write_manifest(tmp_path / "web.yaml", text)
+        with Daemon(network.node, manifests=tmp_path) as daemon:
+            assert "connections_active" in daemon.get("/metrics", address=METRICS).body
+            deadline = time.monotonic() + 20
+            while True:
+                try:
+                    answer = get(network.client, ("10.96.0.1", 80), "/web.yaml")
+                    break
+                except OSError:
+                    assert time.monotonic() < deadline, daemon.log()
+                    time.sleep(0.02)
+            assert answer.body == text
+            assert daemon.terminate() == 0
+            assert daemon.cleanup().returncode == 0
+
+
+@pytest.mark.netns
+def test_a_daemon_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with Host("node") as node, pytest.raises(AssertionError, match=r"(?s)status 64.*--nonsense"):
+        Daemon(node, manifests=tmp_path, options=["--nonsense"])
