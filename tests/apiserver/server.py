@@ -265,6 +265,8 @@ class ApiServer:
         """A list's version, the key that it goes on behind, and its limit (0: none)."""
         limit = _number(query.get("limit", "0"), "limit")
         if text := query.get("continue"):
+            if query.get("resourceVersion", "") not in ("", "0"):
+                raise Refusal(400, "specifying resource version is not allowed when using continue")
             try:
                 token = ContinueToken.parse(text)
             except (ValueError, KeyError, TypeError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Self
@@ -88,21 +88,22 @@ class Client:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A JSON response of status 200. After a 401 or a TLS failure it is asked for once more, with credentials and
         certificates read again."""
-        link = self._link
-        try:
-            response = await self._ask(link, path, query, encoding, total_s, silence_s)
-        except (Unauthorized, Unreachable) as error:
-            stale = isinstance(error, Unauthorized) or error.cause == "tls"
-            if not stale or not await self._renew(link, error):
-                raise
-            link = self._link
-            response = await self._ask(link, path, query, encoding, total_s, silence_s)
-        async with link.use():
-            try:
-                yield response
-            finally:
-                # A body read to its end leaves a connection that can be used again.
-                response.release() if response.content.at_eof() else response.close()
+        for last in (False, True):
+            async with AsyncExitStack() as held:
+                link = self._link
+                await held.enter_async_context(link.use())
+                try:
+                    response = await self._ask(link, path, query, encoding, total_s, silence_s)
+                except (Unauthorized, Unreachable) as error:
+                    stale = isinstance(error, Unauthorized) or error.cause == "tls"
+                    if last or not stale or not await self._renew(link, error):
+                        raise
+                    continue
+                try:
+                    yield response
+                finally:
+                    _done_with(response)
+                return
 
     async def _ask(
         self,
@@ -115,17 +116,16 @@ class Client:
     ) -> aiohttp.ClientResponse:
         await asyncio.sleep(self._bucket.take(asyncio.get_running_loop().time()))
         headers = {"Accept-Encoding": encoding}
-        async with link.use():
-            if authorization := await self._authorization(link):
-                headers["Authorization"] = authorization
-            response = await link.get(path, query, headers=headers, total_s=total_s, silence_s=silence_s)
-            if response.status == 200 and response.content_type == "application/json":
-                return response
-            try:
-                body = await read_beginning(response, max_bytes=_MAX_ERROR_BYTES)
-            finally:
-                response.release() if response.content.at_eof() else response.close()
-            raise _refusal(response, body, where=link.base + path)
+        if authorization := await self._authorization(link):
+            headers["Authorization"] = authorization
+        response = await link.get(path, query, headers=headers, total_s=total_s, silence_s=silence_s)
+        if response.status == 200 and response.content_type == "application/json":
+            return response
+        try:
+            body = await read_beginning(response, max_bytes=_MAX_ERROR_BYTES)
+        finally:
+            _done_with(response)
+        raise _refusal(response, body, where=link.base + path)
 
     async def _authorization(self, link: Link) -> str:
         """The header's value. A renewal that fails is said once: the credentials in hand may still be good."""
@@ -156,6 +156,14 @@ class Client:
                 return False
         await stale.retire()
         return True
+
+
+def _done_with(response: aiohttp.ClientResponse) -> None:
+    """A body read to its end leaves a connection that can be used again; any other is closed with it."""
+    if response.content.at_eof():
+        response.release()
+    else:
+        response.close()
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -202,7 +202,9 @@ async def test_a_cache_that_fails_is_passed_over_for_pages_from_storage() -> Non
         async with at_work(server, pace=pace) as (_, sink):
             assert equal(server, sink)
             asked = [request.query for request in server.requests if request.path == "/api/v1/services"]
-            assert sum("continue" in query for query in asked) == 7
+            following = [query for query in asked if "continue" in query]
+            assert len(following) == 7
+            assert all(query["limit"] == "4" and "resourceVersion" not in query for query in following)
 
 
 @pytest.mark.parametrize("version", [V1_36, V1_20], ids=lambda version: version.name)
@@ -360,6 +362,24 @@ async def test_watches_that_end_at_once_are_not_asked_for_in_a_hot_loop() -> Non
         await asyncio.gather(task, return_exceptions=True)
         assert 2 <= len(server.requests) <= 7
         assert source.state()[0].failures["short watch"] >= 1
+
+
+async def test_watches_that_begin_well_and_fail_at_once_are_no_success() -> None:
+    failing = stream("v1.36/watch/services-rv0.ndjson")
+    assert b'"code":500' in failing.body
+    listed = exchange("v1.36/services/list-selector.json")
+    assert listed is not None
+    with capture_logs() as logs:
+        async with ReplayServer([listed, failing]) as server, connected(server.url) as client:
+            source = KubernetesSource(client=client, sink=(sink := Remembering()), node_name="node-a", pace=QUICK)
+            task = asyncio.ensure_future(source._reflectors[0].run())
+            await until(lambda: len(server.requests) > 15)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert source.state()[0].behind_s > 0
+    assert len(sink.services) > 20
+    assert not [log for log in logs if log["event"] == "API server back"]
+    assert len([log for log in logs if log["log_level"] == "warning"]) == 1
 
 
 # Objects with faults
