@@ -26,13 +26,15 @@ class Tally:
     """Plain sums of one frontend, added to on the byte path and read when asked. The bytes stand in lists of one, so
     that each direction can be handed its own."""
 
-    __slots__ = ("accepted", "active", "bytes_in", "bytes_out", "dial_retries", "failed")
+    __slots__ = ("accepted", "active", "bytes_in", "bytes_out", "dial_retries", "dropped", "evicted", "failed")
 
     def __init__(self) -> None:
         self.accepted = 0
         self.active = 0
         self.failed = 0
         self.dial_retries = 0
+        self.dropped = 0
+        self.evicted = 0
         self.bytes_in = [0]
         self.bytes_out = [0]
 

@@ -7,10 +7,11 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from kubeproxy.dataplane.context import Context
+from kubeproxy.dataplane.datagrams import DatagramListener, Sessions
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.dataplane.listener import Listener
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
-from kubeproxy.model import FrontendName
+from kubeproxy.model import FrontendName, Protocol
 
 
 class Engine:
@@ -23,7 +24,8 @@ class Engine:
         self._context = context
         self._open_socket = open_socket
         self._rng = rng
-        self._listeners: dict[FrontendName, Listener] = {}
+        self._sessions = Sessions(context)
+        self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
 
     def handle(self, messages: Sequence[Message]) -> dict[FrontendName, str]:
         """Put messages into effect, in order; what could not be done, by frontend."""
@@ -35,7 +37,7 @@ class Engine:
                         failures[message.frontend] = failure
                 case SetEndpoints(frontend=name):
                     if (listener := self._listeners.get(name)) is not None:
-                        listener.balancer.update(message.endpoints, message.affinity_timeout_s)
+                        listener.set_endpoints(message.endpoints, message.affinity_timeout_s)
                 case Retire(frontend=name):
                     if (listener := self._listeners.pop(name, None)) is not None:
                         listener.close()
@@ -48,9 +50,15 @@ class Engine:
             return None
         try:
             sock = self._open_socket(message)
-            self._listeners[message.frontend] = Listener(self._context, sock, rng=self._rng)
+            if message.protocol is Protocol.UDP:
+                listener: Listener | DatagramListener = DatagramListener(
+                    self._context, self._sessions, sock, rng=self._rng
+                )
+            else:
+                listener = Listener(self._context, sock, rng=self._rng)
         except OSError as error:
             return f"cannot listen on {message.address} port {message.port}: {error.strerror or error}"
+        self._listeners[message.frontend] = listener
         return None
 
     def counters(self) -> Mapping[FrontendName, Counters]:
@@ -61,6 +69,8 @@ class Engine:
                 active=tally.active,
                 failed=tally.failed,
                 dial_retries=tally.dial_retries,
+                dropped=tally.dropped,
+                evicted=tally.evicted,
                 bytes_in=tally.bytes_in[0],
                 bytes_out=tally.bytes_out[0],
             )

@@ -16,10 +16,15 @@ class Counters:
     """Plain sums of one frontend since it was first listened for."""
 
     accepted: int = 0
+    """Connections; UDP: sessions."""
     active: int = 0
     failed: int = 0
     """Connections for which no endpoint answered."""
     dial_retries: int = 0
+    dropped: int = 0
+    """UDP: datagrams that could not be passed on."""
+    evicted: int = 0
+    """UDP: sessions that made room for others."""
     bytes_in: int = 0
     """From clients to endpoints."""
     bytes_out: int = 0

@@ -10,6 +10,7 @@ from kubeproxy.dataplane.balancer import Balancer
 from kubeproxy.dataplane.context import Context, Tally
 from kubeproxy.dataplane.dial import Dial, set_stream_options
 from kubeproxy.dataplane.reactor import LEVEL, Timer
+from kubeproxy.model import Target
 
 BATCH = 32
 """Clients taken in one helping; the other listeners come before the next."""
@@ -38,6 +39,10 @@ class Listener:
         sock.setblocking(False)
         sock.listen(BACKLOG)
         context.reactor.add(sock.fileno(), self._on_clients, LEVEL)
+
+    def set_endpoints(self, endpoints: tuple[Target, ...], affinity_timeout_s: float | None) -> None:
+        """The endpoints are these from now on; running connections stay where they are."""
+        self.balancer.update(endpoints, affinity_timeout_s)
 
     def _on_clients(self, what: int) -> None:
         for _ in range(BATCH):

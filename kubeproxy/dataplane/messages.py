@@ -44,6 +44,11 @@ class Tune:
     """How long each attempt has before the next endpoint is tried (kube-proxy's EndpointDialTimeouts)."""
     keepalive_s: int = 15
     """TCP keepalive idle time and interval on both legs (Go's default, and so kube-proxy's)."""
+    udp_idle_s: float = 60.0
+    """How long a UDP session without datagrams lasts: twice conntrack's timeout for a lone datagram, half of that for
+    a stream, so that a slow answer is never lost (kube-proxy's 250 ms lost it)."""
+    udp_sessions_max: int = 16_384
+    """UDP sessions at once, over all frontends; beyond it the idlest one goes."""
 
 
 Message = Listen | SetEndpoints | Retire | Tune

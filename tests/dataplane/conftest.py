@@ -14,7 +14,7 @@ import uvloop
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.local import LocalDataPlane
 from kubeproxy.dataplane.messages import Listen, SetEndpoints
-from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
+from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target, family_of
 
 LOOPBACK = Address("127.0.0.1")
 
@@ -39,18 +39,23 @@ class Bench:
         self.plane = plane
 
     async def serve(
-        self, *endpoints: Target, name: str = "web", affinity_timeout_s: int | None = None
+        self,
+        *endpoints: Target,
+        name: str = "web",
+        affinity_timeout_s: int | None = None,
+        protocol: Protocol = Protocol.TCP,
+        address: Address = LOOPBACK,
     ) -> tuple[str, int]:
         """Serve a frontend with these endpoints; where it listens."""
-        held = self.plane.reserve(Protocol.TCP, LOOPBACK, 0)
+        held = self.plane.reserve(protocol, address, 0)
         failures = await self.plane.send(
             [
-                Listen(frontend=frontend(name), protocol=Protocol.TCP, address=LOOPBACK, port=held.port),
+                Listen(frontend=frontend(name), protocol=protocol, address=address, port=held.port),
                 SetEndpoints(frontend(name), endpoints, affinity_timeout_s),
             ]
         )
         assert not failures
-        return "127.0.0.1", held.port
+        return "127.0.0.1" if family_of(address) is Family.IPV4 else "::1", held.port
 
 
 @pytest.fixture

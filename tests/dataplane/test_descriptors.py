@@ -59,7 +59,7 @@ async def test_the_kernels_own_no_is_borne(bench: Bench, monkeypatch: pytest.Mon
         loop = asyncio.get_running_loop()
         # Nothing can be opened from here on.
         resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
-        fillers = []
+        fillers: list[socket.socket] = []
         try:
             with pytest.raises(OSError, match="Too many open files"):
                 fillers.extend(socket.socket() for _ in range(1000))
