@@ -19,7 +19,7 @@ import msgspec
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.sources import translate, wire
 from kubeproxy.sources.manifests.text import body, split, split_list
-from kubeproxy.sources.manifests.values import SyntaxFault, Value, parse
+from kubeproxy.sources.manifests.values import JsonValue, SyntaxFault, Value, is_json, parse
 from kubeproxy.sources.translate import Fault, show
 
 MAX_LIST_DEPTH = 5
@@ -142,7 +142,8 @@ class _Reader:
 
     def document(self, text: bytes, line: int) -> Items:
         """The objects of one document."""
-        return self._parts(text, line) or self._cached(b"", text, partial(self._whole, body(text), line))
+        inside = body(text)
+        return self._parts(inside, line) or self._cached(b"", inside, partial(self._whole, inside, line))
 
     def _whole(self, text: bytes, line: int, of_list: ObjectKind | None = None) -> Items:
         try:
@@ -153,20 +154,24 @@ class _Reader:
         return tuple((path, self._same(entry)) for path, entry in found)
 
     def _parts(self, text: bytes, line: int) -> Items:
-        """The objects of a YAML list, read item by item; empty where the text has to be parsed as a whole."""
-        parts = split_list(text)
-        if parts is None or b"&" in text:  # an anchor in one item may be referred to by another
-            return ()
-        head, items = parts
+        """The objects of a list, read item by item; empty where the text is none, or has to be parsed as a whole."""
         try:
-            (value,) = parse(body(head), line)
-            api_version, kind = _header(value.fields(), None)
-            if kind not in _LISTS:
-                return ()
-            _demand_version(api_version, kind)
+            if is_json(text):
+                fields = JsonValue(text).fields()
+                kind = _list_kind(fields)
+                items = [(0, bytes(item.raw)) for item in _elements(fields.get("items")) if isinstance(item, JsonValue)]
+            else:
+                parts = split_list(text)
+                if parts is None or b"&" in text:  # an anchor in one item may be referred to by another
+                    return ()
+                head, items = parts
+                (value,) = parse(head, line)
+                kind = _list_kind(value.fields())
         except _Refused as refused:
             return (("", Entry(faults=(refused.fault,))),)
         except (SyntaxFault, ValueError, msgspec.MsgspecError, RecursionError):
+            return ()
+        if kind not in _LISTS:
             return ()
         found: list[tuple[str, Entry]] = []
         for index, (lines, item) in enumerate(items):
@@ -239,6 +244,15 @@ def _header(fields: Mapping[str, Value], of_list: ObjectKind | None) -> tuple[st
     """The apiVersion and kind that an object says, or that the list around it says for it."""
     api_version = _text(fields, "apiVersion") or (_API_VERSIONS[of_list] if of_list is not None else "")
     return api_version, _text(fields, "kind") or of_list or ""
+
+
+def _list_kind(fields: Mapping[str, Value]) -> str:
+    """The kind where it is that of a list that is opened, else empty."""
+    api_version, kind = _header(fields, None)
+    if kind not in _LISTS:
+        return ""
+    _demand_version(api_version, kind)
+    return kind
 
 
 def _text(fields: Mapping[str, Value], key: str) -> str:

@@ -166,7 +166,7 @@ class PathMemory:
             del self._unsettled[path]
         gone = [path for path in missing if self._settled(path, None, SETTLE_GONE_S, now)]
         # A file that appears beside one that goes is that one under a new name: both at once, or its objects flicker.
-        renaming = len(gone) < len(missing) or any(path in self._unsettled for path in missing)
+        renaming = len(gone) < len(missing)
         changed = [
             path
             for path in differing

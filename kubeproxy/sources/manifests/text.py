@@ -67,9 +67,11 @@ def split_list(text: bytes) -> tuple[bytes, list[tuple[int, bytes]]] | None:
     if key is None or first is None:
         return None
     indent = len(first[1])
+    if indent > _LONGEST // 2:
+        return None
     less = rb"" if indent == 0 else rb" {0,%d}[^\s#]|" % (indent - 1)
-    end = re.compile(rb"^(?:%s {%d}(?:[^\s#-]|-\S))" % (less, indent), re.MULTILINE).search(text, first.end())
-    stop = end.start() if end is not None else len(text)
+    end = re.compile(rb"^(?:%s {%d}(?:[^\s#-]|-\S))" % (less, indent), re.MULTILINE)
+    stop = next(_search(end, text, first.end()), len(text))
     starts = [first.end() - 1 - indent]
     dash = b"\n" + b" " * indent + b"-"
     position = first.end() - 1
@@ -82,3 +84,16 @@ def split_list(text: bytes) -> tuple[bytes, list[tuple[int, bytes]]] | None:
         items.append((lines, b" " * (indent + 1) + text[start + indent + 1 : following]))
         lines += text.count(b"\n", start, following)
     return text[: key.end()] + text[stop:], items
+
+
+def _search(pattern: re.Pattern[bytes], text: bytes, start: int) -> Iterator[int]:
+    """Where the pattern is found, looked for piece by piece: one search through all of it would let no other thread
+    run for a third of a second."""
+    for piece in range(start, len(text), _PIECE):
+        if found := pattern.search(text, piece, piece + _PIECE + _LONGEST):
+            yield found.start()
+
+
+_PIECE = 1 << 20
+_LONGEST = 1 << 10
+"""More than the longest match, which may begin in one piece and end in the next."""

@@ -90,10 +90,18 @@ class YamlValue:
         return [YamlValue(value) for value in self.to(list[Any])]
 
 
+_BRACE = re.compile(rb"\s*\{")
+
+
+def is_json(text: bytes) -> bool:
+    """Whether this looks like JSON; it may be YAML in braces all the same."""
+    return _BRACE.match(text) is not None
+
+
 def parse(text: bytes, line: int) -> list[Value]:
     """One document's value; several where YAML's end mark divides it further. `line` is the number of its first line.
     Raises SyntaxFault."""
-    if text.lstrip().startswith(b"{"):
+    if is_json(text):
         try:
             msgspec.json.decode(text, type=dict[str, msgspec.Raw])
             return [JsonValue(text)]
