@@ -1,0 +1,186 @@
+"""EndpointSlices, and legacy Endpoints in their shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from sys import intern
+
+from kubeproxy.model import (
+    Address,
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    Family,
+    Protocol,
+    ServiceName,
+    SliceName,
+    family_of,
+)
+from kubeproxy.sources import wire
+from kubeproxy.sources.translate.checks import (
+    MAX_SUBDOMAIN,
+    SUBDOMAIN,
+    Fault,
+    address_in,
+    allowed,
+    foreign,
+    indexed,
+    object_name,
+    port_name,
+    port_number,
+    protocol_in,
+    reserved,
+    show,
+)
+
+
+def endpoint_slice(raw: wire.EndpointSlice) -> tuple[EndpointSlice | None, list[Fault]]:
+    """A slice as the model has it. None without faults: it belongs to no Service of ours (no service-name label,
+    headless, another proxy's) or holds names instead of addresses (FQDN); None with faults: nothing in it could be
+    served."""
+    faults: list[Fault] = []
+    meta = raw.metadata or wire.ObjectMeta()
+    labels = meta.labels
+    if labels is None or not labels.service_name or foreign(labels) or raw.address_type == "FQDN":
+        return None, faults
+    name = object_name(meta, faults, SUBDOMAIN, MAX_SUBDOMAIN)
+    if raw.address_type == "IPv4":
+        family = Family.IPV4
+    elif raw.address_type == "IPv6":
+        family = Family.IPV6
+    else:
+        faults.append(Fault("addressType", f"{show(raw.address_type)}; {allowed(('IPv4', 'IPv6', 'FQDN'))}"))
+        return None, faults
+    ports = _endpoint_ports("ports", raw.ports, faults)
+    endpoints = tuple(_slice_endpoints(raw.endpoints, family, faults))
+    if name is None or (raw.endpoints and not endpoints):
+        return None, faults
+    return (
+        EndpointSlice(
+            name=SliceName(*name),
+            service=ServiceName(name[0], labels.service_name),
+            family=family,
+            ports=ports,
+            endpoints=endpoints,
+            trigger_time=(meta.annotations and meta.annotations.trigger_time) or "",
+        ),
+        faults,
+    )
+
+
+def endpoints(raw: wire.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]:
+    """A legacy Endpoints object as slices, one per subset and family, named ``NAME/SUBSET/FAMILY``: a name that no API
+    object can have. Empty for those of headless Services and of another proxy's."""
+    faults: list[Fault] = []
+    meta = raw.metadata or wire.ObjectMeta()
+    if meta.labels is not None and foreign(meta.labels):
+        return [], faults
+    name = object_name(meta, faults, SUBDOMAIN, MAX_SUBDOMAIN)
+    if name is None:
+        return [], faults
+    slices = []
+    for index, subset in indexed(raw.subsets):
+        path = f"subsets[{index}]"
+        ports = _endpoint_ports(f"{path}.ports", subset.ports, faults)
+        found: dict[Address, Endpoint] = {}
+        _subset_endpoints(f"{path}.addresses", subset.addresses, True, found, faults)
+        _subset_endpoints(f"{path}.notReadyAddresses", subset.not_ready_addresses, False, found, faults)
+        for family in Family:
+            members = tuple(endpoint for endpoint in found.values() if family_of(endpoint.address) is family)
+            if members:
+                slices.append(
+                    EndpointSlice(
+                        name=SliceName(name[0], f"{name[1]}/{index}/{family}"),
+                        service=ServiceName(*name),
+                        family=family,
+                        ports=ports,
+                        endpoints=members,
+                        trigger_time=(meta.annotations and meta.annotations.trigger_time) or "",
+                    )
+                )
+    return slices, faults
+
+
+def _endpoint_ports(
+    path: str, raw_ports: list[wire.EndpointPort | None] | None, faults: list[Fault]
+) -> tuple[EndpointPort, ...]:
+    """The ports that can be dialed. A null port means all ports, which no service port can be mapped to; SCTP is the
+    Service's fault to tell."""
+    ports: dict[str, EndpointPort] = {}
+    for index, raw in indexed(raw_ports):
+        if raw.port is None:
+            continue
+        here = f"{path}[{index}]"
+        name = raw.name or ""
+        protocol = protocol_in(f"{here}.protocol", raw.protocol, faults)
+        good = port_number(f"{here}.port", raw.port, faults) and port_name(f"{here}.name", name, faults)
+        if not good or protocol is None or protocol is Protocol.SCTP:
+            continue
+        if name in ports:
+            faults.append(Fault(f"{here}.name", f"{show(name)} is another port's name too; names must differ"))
+        else:
+            ports[name] = EndpointPort(name=name, protocol=protocol, port=raw.port)
+    return tuple(ports.values())
+
+
+def _endpoint_address(path: str, text: str | None, faults: list[Fault]) -> Address | None:
+    """An address to dial. A loopback address is taken though an API server refuses it: on a host without a cluster a
+    backend on the host itself is ordinary, and in a cluster none gets past the API server."""
+    address = address_in(text)
+    if address is None:
+        faults.append(Fault(path, f"{show(text)} is no plain IP address; the endpoint is left out"))
+    elif special := reserved(address, loopback=False):
+        faults.append(Fault(path, f"{address} is {special}; the endpoint is left out"))
+    else:
+        return address
+    return None
+
+
+def _slice_endpoints(
+    raw_endpoints: list[wire.Endpoint | None] | None, family: Family, faults: list[Fault]
+) -> Iterator[Endpoint]:
+    for index, raw in indexed(raw_endpoints):
+        # Only the first address counts: the API gives the others no meaning, and kube-proxy never used them.
+        text = raw.addresses[0] if raw.addresses else None
+        path = f"endpoints[{index}].addresses[0]"
+        address = _endpoint_address(path, text, faults)
+        if address is None:
+            continue
+        if family_of(address) is not family:
+            message = f"{address} is {family_of(address)} in a slice of {family}; the endpoint is left out"
+            faults.append(Fault(path, message))
+            continue
+        conditions = raw.conditions or _NO_CONDITIONS
+        hints = raw.hints
+        yield Endpoint(
+            address=address,
+            ready=conditions.ready is not False,
+            serving=conditions.serving is not False,
+            terminating=conditions.terminating is True,
+            node=intern(raw.node_name or ""),
+            zone=intern(raw.zone or ""),
+            zone_hints=_hints(hints.for_zones) if hints is not None else _NO_HINTS,
+            node_hints=_hints(hints.for_nodes) if hints is not None else _NO_HINTS,
+        )
+
+
+_NO_CONDITIONS = wire.EndpointConditions()
+_NO_HINTS: frozenset[str] = frozenset()
+
+
+def _hints(raw_hints: list[wire.Hint | None] | None) -> frozenset[str]:
+    return frozenset(intern(hint.name) for _, hint in indexed(raw_hints) if hint.name) if raw_hints else _NO_HINTS
+
+
+def _subset_endpoints(
+    path: str,
+    raw_addresses: list[wire.EndpointAddress | None] | None,
+    ready: bool,
+    found: dict[Address, Endpoint],
+    faults: list[Fault],
+) -> None:
+    """Add a subset's addresses to those found; one that is listed as ready stays ready."""
+    for index, raw in indexed(raw_addresses):
+        address = _endpoint_address(f"{path}[{index}].ip", raw.ip, faults)
+        if address is not None and address not in found:
+            found[address] = Endpoint(address=address, ready=ready, serving=ready, node=intern(raw.node_name or ""))
