@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kubeproxy.dataplane.descriptors import DescriptorBudget
+from kubeproxy.dataplane.ladder import Ladder
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.dataplane.pipes import PipePool
 from kubeproxy.dataplane.reactor import Reactor
@@ -46,6 +47,7 @@ class Context:
         self.reactor = reactor
         self.budget = budget
         self.pipes = PipePool(budget)
+        self.ladder = Ladder(reactor)
         self.tune = Tune()
         self.live: set[Live] = set()
         self.buffer = bytearray(BUFFER_BYTES)

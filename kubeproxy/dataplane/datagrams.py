@@ -193,7 +193,7 @@ class Session:
 
     def _disconnect(self) -> None:
         if self._socket is not None:
-            self.listener.context.reactor.close(self._socket)
+            self.listener.context.reactor.close(self._socket.detach())
         self._socket = self._target = None
 
     def leave(self, endpoints: frozenset[Target]) -> None:

@@ -10,15 +10,15 @@ nobody to dial, the client is reset.
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
-from contextlib import suppress
 from functools import partial
 
 from kubeproxy.dataplane.balancer import Balancer
 from kubeproxy.dataplane.context import Context, Tally
-from kubeproxy.dataplane.reactor import Timer
-from kubeproxy.dataplane.splice import RESET_ON_CLOSE, Connection
+from kubeproxy.dataplane.fds import reset_on_close
+from kubeproxy.dataplane.splice import Connection
 from kubeproxy.model import Target
 
 ATTEMPTS_PER_STEP = 8
@@ -44,15 +44,12 @@ class Dial:
         "_context",
         "_step",
         "_tally",
-        "_timer",
         "_tried",
         "_waiting",
         "since",
     )
 
-    def __init__(
-        self, context: Context, tally: Tally, balancer: Balancer, *, client: socket.socket, client_address: str
-    ) -> None:
+    def __init__(self, context: Context, tally: Tally, balancer: Balancer, *, client: int, client_address: str) -> None:
         self.since = context.reactor.now
         self._context = context
         self._tally = tally
@@ -60,22 +57,21 @@ class Dial:
         self._client = client
         self._client_address = client_address
         self._client_events = 0
-        self._waiting: dict[socket.socket, Target] = {}
+        self._waiting: dict[int, Target] = {}
         self._tried: list[Target] = []
         self._step = 0
         self._attempts = 0
-        self._timer: Timer | None = None
 
     def start(self) -> None:
         """Begin with the first step of the ladder."""
         reactor = self._context.reactor
         self._context.live.add(self)
         try:
-            reactor.add(self._client.fileno(), self._on_client)
+            reactor.add(self._client, self._on_client)
         except OSError:
             self._fail()
             return
-        self._timer = reactor.after(self._context.tune.dial_steps_s[0], self._on_step_over)
+        self._context.ladder.step(self, self._context.tune.dial_steps_s[0])
         # Like all that wakes somebody: at the end of the turn, when the whole batch has been accepted.
         reactor.at_end(self._attempt)
 
@@ -104,47 +100,45 @@ class Dial:
         context = self._context
         if self._waiting and not context.budget.take(1):
             return False
+        # An error here (no route, no port, no room for a watch) is this host's, but as good as a refusal.
         try:
-            sock = socket.socket(
-                socket.AF_INET6 if ":" in target.address else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK
-            )
+            fd = begin_connecting(target, keepalive_s=context.tune.keepalive_s)
         except OSError:
             if self._waiting:
                 context.budget.give(1)
             return False
-        self._waiting[sock] = target
-        # An error here (no route, no port, no room for a watch) is this host's, but as good as a refusal.
-        with suppress(OSError):
-            set_stream_options(sock, keepalive_s=context.tune.keepalive_s)
-            if sock.connect_ex(target) in UNDER_WAY:
-                context.reactor.add(sock.fileno(), partial(self._on_endpoint, sock))
-                return True
-        self._drop(sock)
-        return False
+        self._waiting[fd] = target
+        try:
+            context.reactor.add(fd, partial(self._on_endpoint, fd))
+        except OSError:
+            self._drop(fd)
+            return False
+        return True
 
-    def _drop(self, sock: socket.socket) -> None:
-        del self._waiting[sock]
-        self._context.reactor.close(sock)
+    def _drop(self, fd: int) -> None:
+        del self._waiting[fd]
+        self._context.reactor.close(fd)
         if self._waiting:
             self._context.budget.give(1)
 
-    def _on_endpoint(self, sock: socket.socket, what: int) -> None:
-        target = self._waiting[sock]
-        if what & HUNG_UP or _is_own_echo(sock, target):
-            self._drop(sock)
+    def _on_endpoint(self, fd: int, what: int) -> None:
+        target = self._waiting[fd]
+        if what & HUNG_UP or (target.port >= EPHEMERAL_PORTS_FROM and _is_own_echo(fd)):
+            self._drop(fd)
             self._tally.dial_retries += 1
             self._attempt()
             return
-        for loser in [other for other in self._waiting if other is not sock]:
-            self._drop(loser)
+        if len(self._waiting) > 1:
+            for loser in [other for other in self._waiting if other != fd]:
+                self._drop(loser)
         self._waiting.clear()
-        self._leave()
+        self._context.live.discard(self)
         self._balancer.settle(self._client_address, target, self._context.reactor.now)
         Connection(
             self._context,
             self._tally,
             client=self._client,
-            endpoint=sock,
+            endpoint=fd,
             client_events=self._client_events,
             endpoint_events=what,
             since=self.since,
@@ -156,13 +150,16 @@ class Dial:
         else:
             self._client_events |= what
 
-    def _on_step_over(self) -> None:
+    def on_step_over(self) -> None:
+        """The present step is over: on to the next one, unless there is an endpoint (or no client) by now."""
+        if self not in self._context.live:
+            return
         tune = self._context.tune
         self._step += 1
         if self._step >= len(tune.dial_steps_s):
             self._fail()
             return
-        self._timer = self._context.reactor.after(tune.dial_steps_s[self._step], self._on_step_over)
+        self._context.ladder.step(self, tune.dial_steps_s[self._step])
         self._attempts = 0
         if len(self._tried) >= len(self._balancer):
             # All had their turn: once more, those that are silent last.
@@ -178,23 +175,39 @@ class Dial:
         self._end()
 
     def _end(self) -> None:
-        for sock in list(self._waiting):
-            self._drop(sock)
-        self._leave()
-        self._client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        for fd in list(self._waiting):
+            self._drop(fd)
+        self._context.live.discard(self)
+        reset_on_close(self._client)
         self._context.reactor.close(self._client)
         self._context.budget.give(2)
 
-    def _leave(self) -> None:
-        self._context.live.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
+
+def begin_connecting(target: Target, *, keepalive_s: int) -> int:
+    """A descriptor whose connection to an endpoint is under way. OSError when it could not even begin."""
+    family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        set_stream_options(sock, keepalive_s=keepalive_s)
+        error = sock.connect_ex(target)
+        if error not in UNDER_WAY:
+            raise OSError(error, os.strerror(error))
+    except BaseException:
+        sock.close()
+        raise
+    return sock.detach()
 
 
-def _is_own_echo(sock: socket.socket, target: Target) -> bool:
+def _is_own_echo(fd: int) -> bool:
     """Whether the kernel, by a simultaneous open, has connected the socket to itself: possible where a local endpoint
     is gone and its port lies in the ephemeral range."""
-    return target.port >= EPHEMERAL_PORTS_FROM and sock.getsockname()[:2] == sock.getpeername()[:2]
+    sock = socket.socket(fileno=fd)
+    try:
+        return bool(sock.getsockname() == sock.getpeername())
+    except OSError:
+        return False
+    finally:
+        sock.detach()
 
 
 def set_stream_options(sock: socket.socket, *, keepalive_s: int) -> None:

@@ -10,8 +10,8 @@ Rules of this house:
 - Edge-triggered: a handler reads until the kernel has no more (a short read says so too) or remembers that it stopped.
   An event with EPOLLRDHUP means that the end is in sight: read on to it, or a FIN that came with data is never seen.
 - Handlers bear spurious events, and never raise.
-- Sockets are closed through `close`: it forgets them at once, but gives the number back only at the end of the turn,
-  so that an event of this turn never reaches a newcomer by the same number.
+- Descriptors are closed through `close`: it forgets them at once, but gives the number back only at the end of the
+  turn, so that an event of this turn never reaches a newcomer by the same number.
 - A handler that could go on for ever stops after a while and asks, by `again`, for its next helping.
 
 The reactor has two drivers with the same turn: `attach` hangs it into an asyncio loop (its epoll descriptor is itself
@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import os
 import select
-import socket
 import time
 from collections.abc import Callable
 from itertools import count
@@ -66,7 +66,7 @@ class Reactor:
         self._at_end: list[Callable[[], None]] = []
         self.at_end = self._at_end.append
         """Call when everything that this turn's events, timers and helpings bring has been seen to."""
-        self._closing: list[socket.socket] = []
+        self._closing: list[int] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._ticket = count()
         self._driver: _AsyncioDriver | None = None
@@ -90,12 +90,12 @@ class Reactor:
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def close(self, sock: socket.socket) -> None:
-        """Forget a socket now, and close it at the end of this turn."""
-        self._handlers.pop(sock.fileno(), None)
+    def close(self, fd: int) -> None:
+        """Forget a descriptor now, and close it at the end of this turn."""
+        self._handlers.pop(fd, None)
         if not self._closing and self._driver is not None:
             self._driver.wake_soon()
-        self._closing.append(sock)
+        self._closing.append(fd)
 
     def again(self, callback: Callable[[], None]) -> None:
         """Call at the begin of the next turn, which follows without waiting."""
@@ -137,8 +137,8 @@ class Reactor:
                 callback()
             self._at_end.clear()
         if self._closing:
-            for sock in self._closing:
-                sock.close()
+            for fd in self._closing:
+                os.close(fd)
             self._closing.clear()
         return busy
 
@@ -172,12 +172,12 @@ class Reactor:
         self._driver = _AsyncioDriver(self, self._epoll.fileno(), loop)
 
     def shut(self) -> None:
-        """Let go of everything, including sockets still to be closed."""
+        """Let go of everything, including descriptors still to be closed."""
         if self._driver is not None:
             self._driver.detach()
             self._driver = None
-        for sock in self._closing:
-            sock.close()
+        for fd in self._closing:
+            os.close(fd)
         self._closing.clear()
         self._handlers.clear()
         self._epoll.close()

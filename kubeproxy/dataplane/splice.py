@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import os
 import select
-import socket
-import struct
 
-from kubeproxy.dataplane.context import BUFFER_BYTES, Context, Tally
+from kubeproxy.dataplane.context import Context, Tally
+from kubeproxy.dataplane.fds import finish_writing, reset_on_close
 from kubeproxy.dataplane.pipes import PIPE_BYTES, Pipe
 
 READABLE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -32,30 +31,28 @@ WRITABLE = select.EPOLLOUT
 BROKEN = select.EPOLLERR
 SPLICE_FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 
+READ_BYTES = 64 * 1024
 HELPING_BYTES = 1 << 20
 """One flow's share of a turn; the others come first before it gets the next."""
 FULL_READS_FOR_PIPE = 2
 SMALL_HELPINGS_FOR_COPY = 4
 
-RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-
 
 class Flow:
-    """One direction of a connection."""
+    """One direction of a connection, from descriptor to descriptor."""
 
     __slots__ = (
         "_backlog",
         "_connection",
         "_context",
-        "_full_reads",
         "_meter",
         "_more",
         "_pipe",
         "_piped",
         "_read_on",
         "_sink",
-        "_small_helpings",
         "_source",
+        "_streak",
         "blocked",
         "broken",
         "open",
@@ -63,10 +60,9 @@ class Flow:
     )
 
     reverse: Flow
+    """The other direction; to be had only until the connection ends."""
 
-    def __init__(
-        self, context: Context, connection: Connection, source: socket.socket, sink: socket.socket, meter: list[int]
-    ) -> None:
+    def __init__(self, context: Context, connection: Connection, source: int, sink: int, meter: list[int]) -> None:
         self._context = context
         self._connection = connection
         self._source = source
@@ -80,15 +76,15 @@ class Flow:
         """The source is dead: after what it still holds comes a reset."""
         self._read_on = False
         self._more = False
-        self._backlog: bytes = b""
+        self._backlog = b""
         self._pipe: Pipe | None = None
         self._piped = 0
-        self._full_reads = 0
-        self._small_helpings = 0
+        self._streak = 0
+        """Full reads in a row; with a pipe, small helpings in a row."""
 
     def on_event(self, what: int) -> None:
         """Something happened to this flow's source, which is the sink of the reverse flow."""
-        reverse = self.reverse  # to be had only until the connection ends, which it may do here
+        reverse = self.reverse
         if what & READABLE:
             if what & READ_ON:
                 self._read_on = True
@@ -107,57 +103,74 @@ class Flow:
         if self._pipe is not None:
             self._pump_piped(self._pipe)
             return
-        recv_into, send = self._source.recv_into, self._sink.send
-        buffer, view = self._context.buffer, self._context.view
         moved = 0
         while moved < HELPING_BYTES:
             try:
-                count = recv_into(buffer)
+                data = os.read(self._source, READ_BYTES)
             except BlockingIOError:
                 self._nothing_more()
                 return
             except OSError:
                 self._over(reset=True)
                 return
-            if not count:
+            if not data:
                 self._over(reset=self.broken)
                 return
+            count = len(data)
             self._meter[0] += count
-            if count < BUFFER_BYTES:
-                self._full_reads = 0
-                self._keep(view[:count], more=self._read_on)
+            self._backlog = data
+            self.blocked = True
+            if count < READ_BYTES:
+                self._streak = 0
+                self._more = self._read_on
                 self._context.reactor.at_end(self.flush)
                 return
-            try:
-                sent = send(view[:count])
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                self._sink_lost()
+            self._more = True
+            if not self._write_backlog():
                 return
-            if sent < count:
-                self._keep(view[sent:count], more=True)
-                return
-            self._full_reads += 1
-            if self._full_reads >= FULL_READS_FOR_PIPE and (pipe := self._context.pipes.take()) is not None:
+            self._streak += 1
+            if self._streak >= FULL_READS_FOR_PIPE and (pipe := self._context.pipes.take()) is not None:
                 self._pipe = pipe
+                self._streak = 0
                 self._pump_piped(pipe)
                 return
             moved += count
         self._context.reactor.again(self._go_on)
 
-    def _keep(self, data: memoryview, *, more: bool) -> None:
-        """The sink gets this first, and only then, if there is more, the source is read again."""
-        self._backlog = bytes(data)
-        self._more = more
-        self.blocked = True
+    def flush(self) -> None:
+        """Give the sink what waits for it, if anything still does, and then go on reading."""
+        if not self.blocked:
+            return
+        if self._backlog:
+            if not self._write_backlog():
+                return
+        elif self._pipe is not None and not self._empty_pipe(self._pipe):
+            return
+        self.blocked = False
+        if self._more:
+            self.pump()
+
+    def _write_backlog(self) -> bool:
+        """Whether the sink took all of it."""
+        try:
+            sent = os.write(self._sink, self._backlog)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._sink_lost()
+            return False
+        if sent < len(self._backlog):
+            self._backlog = self._backlog[sent:]
+            return False
+        self._backlog = b""
+        self.blocked = False
+        return True
 
     def _pump_piped(self, pipe: Pipe) -> None:
-        source, sink = self._source.fileno(), self._sink.fileno()
         moved = 0
         while moved < HELPING_BYTES:
             try:
-                count = os.splice(source, pipe.write_fd, PIPE_BYTES, flags=SPLICE_FLAGS)
+                count = os.splice(self._source, pipe.write_fd, PIPE_BYTES, flags=SPLICE_FLAGS)
             except BlockingIOError:
                 self._consider_copying(moved)
                 self._nothing_more()
@@ -171,16 +184,16 @@ class Flow:
             self._meter[0] += count
             moved += count
             self._piped = count
-            if not self._empty_pipe(pipe, sink):
+            if not self._empty_pipe(pipe):
                 return
-        self._small_helpings = 0
+        self._streak = 0
         self._context.reactor.again(self._go_on)
 
-    def _empty_pipe(self, pipe: Pipe, sink: int) -> bool:
+    def _empty_pipe(self, pipe: Pipe) -> bool:
         """Whether the sink took all of it."""
         while self._piped:
             try:
-                self._piped -= os.splice(pipe.read_fd, sink, self._piped, flags=SPLICE_FLAGS)
+                self._piped -= os.splice(pipe.read_fd, self._sink, self._piped, flags=SPLICE_FLAGS)
             except BlockingIOError:
                 self.blocked = self._more = True
                 return False
@@ -191,39 +204,18 @@ class Flow:
 
     def _consider_copying(self, moved: int) -> None:
         """Chat again? Then the pipe goes back, and with it two descriptors and two system calls per helping."""
-        if moved >= BUFFER_BYTES:
-            self._small_helpings = 0
+        if moved >= READ_BYTES:
+            self._streak = 0
             return
-        self._small_helpings += 1
-        if self._small_helpings >= SMALL_HELPINGS_FOR_COPY:
-            self._release_pipe()
+        self._streak += 1
+        if self._streak >= SMALL_HELPINGS_FOR_COPY:
+            self._release_pipe(self._pipe)
 
-    def _release_pipe(self) -> None:
-        if self._pipe is not None:
-            self._context.pipes.give(self._pipe, empty=self._piped == 0)
+    def _release_pipe(self, pipe: Pipe | None) -> None:
+        if pipe is not None:
+            self._context.pipes.give(pipe, empty=self._piped == 0)
             self._pipe = None
-            self._piped = self._full_reads = self._small_helpings = 0
-
-    def flush(self) -> None:
-        """Give the sink what waits for it, if anything still does, and then go on reading."""
-        if not self.blocked:
-            return
-        if self._backlog:
-            try:
-                sent = self._sink.send(self._backlog)
-            except BlockingIOError:
-                return
-            except OSError:
-                self._sink_lost()
-                return
-            self._backlog = self._backlog[sent:]
-            if self._backlog:
-                return
-        elif self._pipe is not None and not self._empty_pipe(self._pipe, self._sink.fileno()):
-            return
-        self.blocked = False
-        if self._more:
-            self.pump()
+            self._piped = self._streak = 0
 
     def _go_on(self) -> None:
         if self.open and not self.blocked:
@@ -255,22 +247,18 @@ class Flow:
             self._connection.abort()
         elif not self.reverse.open:
             self._connection.finish()
-        else:
-            try:
-                self._sink.shutdown(socket.SHUT_WR)
-            except OSError:
-                self.reverse.lost()
+        elif not finish_writing(self._sink):
+            self.reverse.lost()
 
     def stop(self) -> None:
         """Read no more, and drop what waits."""
-        self.open = False
-        self.blocked = False
+        self.open = self.blocked = False
         self._backlog = b""
-        self._release_pipe()
+        self._release_pipe(self._pipe)
 
 
 class Connection:
-    """A client and its endpoint. Owns both sockets and the claim on their two descriptors."""
+    """A client and its endpoint. Owns both descriptors and the claim on them."""
 
     __slots__ = ("_client", "_context", "_down", "_endpoint", "_tally", "_up", "since")
 
@@ -279,13 +267,13 @@ class Connection:
         context: Context,
         tally: Tally,
         *,
-        client: socket.socket,
-        endpoint: socket.socket,
+        client: int,
+        endpoint: int,
         client_events: int,
         endpoint_events: int,
         since: float,
     ) -> None:
-        """Both sockets are watched by the reactor already; the events are those that came before there was a
+        """Both descriptors are watched by the reactor already; the events are those that came before there was a
         connection to hear of them."""
         self.since = since
         self._context = context
@@ -297,8 +285,8 @@ class Connection:
         up.reverse, down.reverse = down, up
         tally.active += 1
         context.live.add(self)
-        context.reactor.hand_over(client.fileno(), up.on_event)
-        context.reactor.hand_over(endpoint.fileno(), down.on_event)
+        context.reactor.hand_over(client, up.on_event)
+        context.reactor.hand_over(endpoint, down.on_event)
         if client_events & READABLE:
             up.on_event(client_events)
         if endpoint_events & READABLE and down.open:
@@ -310,22 +298,20 @@ class Connection:
 
     def abort(self) -> None:
         """End it now; both sides see a reset."""
-        if self not in self._context.live:
-            return
-        for sock in (self._client, self._endpoint):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-        self._end()
+        if self in self._context.live:
+            reset_on_close(self._client)
+            reset_on_close(self._endpoint)
+            self._end()
 
     def _end(self) -> None:
-        if self not in self._context.live:
-            return
-        self._context.live.discard(self)
+        context = self._context
+        context.live.discard(self)
         self._tally.active -= 1
         up, down = self._up, self._down
         up.stop()
         down.stop()
         # The three know each other; left so, only the garbage collector would find them.
         del up.reverse, down.reverse, self._up, self._down
-        self._context.reactor.close(self._client)
-        self._context.reactor.close(self._endpoint)
-        self._context.budget.give(2)
+        context.reactor.close(self._client)
+        context.reactor.close(self._endpoint)
+        context.budget.give(2)

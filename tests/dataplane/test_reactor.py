@@ -49,7 +49,7 @@ def test_a_closed_socket_hears_nothing_more_and_keeps_its_number_for_the_turn() 
     number = left.fileno()
 
     def close_it() -> None:
-        reactor.close(left)
+        reactor.close(left.detach())
         newcomer = socket.socket()
         assert newcomer.fileno() != number
         newcomer.close()
