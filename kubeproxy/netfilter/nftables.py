@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Sequence
 from itertools import islice
 
@@ -12,6 +10,7 @@ import structlog
 
 from kubeproxy.errors import KernelError
 from kubeproxy.netfilter import nft_table
+from kubeproxy.netfilter.command import CommandFailed, run
 from kubeproxy.netfilter.nft_table import TABLE, Table
 from kubeproxy.netfilter.ruleset import RuleSet
 
@@ -92,37 +91,16 @@ class Nftables:
                 await self._run("-f", "-", commands="".join(batch))
 
     async def _run(self, *arguments: str, commands: str = "") -> bytes:
-        """Run nft; what it printed, or a KernelError that tells what it said."""
-        shown = " ".join((self._nft, *arguments))
         try:
-            process = await asyncio.create_subprocess_exec(
-                self._nft,
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, "LC_ALL": "C"},
-            )
-        except OSError as error:
-            raise KernelError(
-                f"cannot run {self._nft!r}: {error.strerror}; install nftables, or use --netfilter iptables"
-            ) from error
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                output, complaint = await process.communicate(commands.encode())
-        except TimeoutError as error:
-            raise KernelError(f"`{shown}` did not end within {self._timeout_s:g} s; it was killed") from error
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode == 0:
-            return output
-        said = complaint.decode(errors="replace").strip() or f"exit status {process.returncode}, without a word"
-        if "Operation not permitted" in said or "you must be root" in said:
-            raise KernelError(f"`{shown}`: {_first_line(said)}; it needs CAP_NET_ADMIN (root, or the capability)")
-        kind = _NotFound if "No such file or directory" in said else _TooLong if "Message too long" in said else None
-        raise (kind or KernelError)(f"`{shown}`: {_shorten(said)}")
+            return await run(self._nft, *arguments, commands=commands, timeout_s=self._timeout_s)
+        except CommandFailed as error:
+            if "Operation not permitted" in error.said or "you must be root" in error.said:
+                raise KernelError(f"{_shorten(error)}; it needs CAP_NET_ADMIN (root, or the capability)") from error
+            if "No such file or directory" in error.said:
+                raise _NotFound(_shorten(error)) from error
+            if "Message too long" in error.said:
+                raise _TooLong(_shorten(error)) from error
+            raise KernelError(_shorten(error)) from error
 
 
 class _NotFound(KernelError):
@@ -133,12 +111,7 @@ class _TooLong(KernelError):
     """The transaction does not fit in the socket's buffer."""
 
 
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
-
-
-def _shorten(text: str) -> str:
-    """nft repeats the faulty command, which may hold thousands of elements."""
-    lines = [line for line in text.splitlines() if line.startswith(("Error", "netlink", "internal", "/dev/stdin"))]
-    shown = "; ".join(lines[:3] or [_first_line(text)])
-    return shown[:500]
+def _shorten(error: CommandFailed) -> str:
+    """nft repeats the faulty command, which may hold thousands of elements, with marks below it."""
+    lines = [line for line in error.said.splitlines() if "Error" in line]
+    return f"{error.shown}: {'; '.join(lines[:3])}" if lines else str(error)

@@ -1,0 +1,88 @@
+"""Removing what proxies left on a node: ours by every adapter, and kube-proxy's userspace chains."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+
+from kubeproxy.errors import KernelError
+from kubeproxy.model import Family
+from kubeproxy.netfilter.command import run
+from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.iptables import Iptables
+from kubeproxy.netfilter.nftables import Nftables
+from kubeproxy.netfilter.xt_rules import OWN
+
+_TIMEOUT_S = 30.0
+_XTABLES_NFT = {Family.IPV4: "iptables-nft", Family.IPV6: "ip6tables-nft"}
+
+
+async def cleanup_all(*, keep: str | None = None) -> list[str]:
+    """Remove all of it and say what was removed, one line each; nothing to remove is fine, and so is a missing tool,
+    since what it would have made cannot be there.
+
+    `keep` names the adapter that is in use, whose rules stay: what another one left from an earlier run would drop
+    or divert packets beside it. KernelError with everything that could not be removed; the rest is removed all
+    the same.
+    """
+    removed: list[str] = []
+    failures: list[str] = []
+    if keep != "nftables" and shutil.which("nft"):
+        await _clean(Nftables(), "nftables: table inet kubeproxy", removed, failures)
+    if keep != "iptables":
+        await _clean(Iptables(), "iptables: chains KUBE-PORTALS-*, KUBE-PROXY-*, KUBE-NODEPORT-*", removed, failures)
+    for family, program in _XTABLES_NFT.items():
+        try:
+            removed += [f"{program}: {text}" for text in await _clean_iptables_nft(family, program)]
+        except KernelError as error:
+            failures.append(str(error))
+    if failures:
+        raise KernelError("; ".join([*failures, *(f"removed: {text}" for text in removed)]))
+    return removed
+
+
+async def _clean(netfilter: Netfilter, what: str, removed: list[str], failures: list[str]) -> None:
+    try:
+        if await netfilter.cleanup():
+            removed.append(what)
+    except KernelError as error:
+        failures.append(f"{netfilter.name}: {error}")
+    finally:
+        await netfilter.close()
+
+
+async def _clean_iptables_nft(family: Family, program: str) -> list[str]:
+    """kube-proxy writes through whatever ``iptables`` is on its host, and that may keep its rules in nftables."""
+    if shutil.which(f"{program}-save") is None or shutil.which(f"{program}-restore") is None:
+        return []
+    saved = (await run(f"{program}-save", timeout_s=_TIMEOUT_S)).decode(errors="replace")
+    commands, removed = removal(saved)
+    if commands:
+        await run(f"{program}-restore", "--noflush", commands=commands, timeout_s=_TIMEOUT_S)
+    return [f"{family} {text}" for text in removed]
+
+
+def removal(saved: str) -> tuple[str, list[str]]:
+    """From the text of ``iptables-save``: the input for ``iptables-restore --noflush`` that removes kube-proxy's
+    userspace chains and the jumps to them, and the names of those chains. Pure."""
+    commands: list[str] = []
+    removed: list[str] = []
+    table, chains, jumps = "", list[str](), list[str]()
+    for line in saved.splitlines():
+        match line.split():
+            case [word, *_] if word.startswith("*"):
+                table, chains, jumps = word[1:], [], []
+            case [word, *_] if word.startswith(":") and word[1:] in OWN.get(table, ()):
+                chains.append(word[1:])
+            case ["-A", chain, *_, "-j" | "-g", target] if target in OWN.get(table, ()) and chain not in OWN[table]:
+                jumps.append(f"-D{line[2:]}")
+            case ["COMMIT"] if chains:
+                commands += [f"*{table}", *jumps, *_each("-F", chains), *_each("-X", chains), "COMMIT"]
+                removed += (f"{table} {chain}" for chain in chains)
+            case _:
+                pass
+    return "".join(f"{line}\n" for line in commands), removed
+
+
+def _each(option: str, chains: Iterable[str]) -> list[str]:
+    return [f"{option} {chain}" for chain in chains]

@@ -1,0 +1,228 @@
+"""The iptables adapter: kube-proxy's chains in the legacy tables, through python-iptables.
+
+python-iptables lends its binding of libiptc, one commit of which replaces a table at once. The rest of it is left
+alone: it takes no lock, loses changes when it commits by itself, is not safe with threads, and reads rules back through
+the process's standard output. So: one thread for every call into it, the lock of iptables(8) around each transaction,
+and rules as bytes (`kubeproxy.netfilter.xt_entry`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib
+import random
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+import structlog
+
+from kubeproxy.errors import KernelError
+from kubeproxy.model import Family
+from kubeproxy.netfilter import xt_entry, xt_rules
+from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.xt_entry import Entry
+from kubeproxy.netfilter.xt_lock import xtables_lock
+from kubeproxy.netfilter.xt_rules import BUILTIN, FILTER, NAT, OWN, Chains, Difference
+
+log = structlog.get_logger(__name__)
+
+_ATTEMPTS = 4
+_RETRY_S = 0.02
+_NAMES = {Family.IPV4: Path("/proc/net/ip_tables_names"), Family.IPV6: Path("/proc/net/ip6_tables_names")}
+
+_Key = tuple[Family, str]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Iptables:
+    """Keeps kube-proxy's chains equal to a rule set. Needs CAP_NET_ADMIN, CAP_NET_RAW, the lock file, and a kernel
+    with the legacy tables."""
+
+    name = "iptables"
+
+    def __init__(self, *, lock_wait_s: float = 10.0) -> None:
+        self._lock_wait_s = lock_wait_s
+        self._thread = ThreadPoolExecutor(1, "iptables")
+        # What the kernel has as far as we know, by table; missing: unknown. Belongs to the thread.
+        self._believed: dict[_Key, Chains] = {}
+
+    async def probe(self) -> None:
+        """Open the tables; KernelError tells why that cannot be done. (Opening one has the kernel make it.)"""
+        await self._in_thread(self._probe)
+
+    async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
+        """See `Netfilter.apply`. All or nothing holds by table; the tables change in an order in which no client is
+        ever redirected to a port that is not yet, or not any more, guarded."""
+        return await self._in_thread(self._apply, wanted, verify)
+
+    async def cleanup(self) -> bool:
+        """See `Netfilter.cleanup`."""
+        if not any(_exists(family, table) for family in Family for table in OWN):
+            return False
+        return await self._in_thread(self._apply, None, True)
+
+    async def close(self) -> None:
+        """See `Netfilter.close`."""
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+
+    async def _in_thread(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *arguments, **named))
+
+    def _probe(self) -> None:
+        with xtables_lock(self._lock_wait_s):
+            for table in OWN:
+                _open(Family.IPV4, table).close()
+
+    def _apply(self, wanted: RuleSet | None, verify: bool) -> bool:
+        if verify:
+            self._believed.clear()
+        changed, failures = False, []
+        with xtables_lock(self._lock_wait_s):
+            # A family that fails (a kernel without IPv6 tables) does not keep the other from being served.
+            for family in Family:
+                try:
+                    changed |= self._apply_family(family, wanted)
+                except KernelError as error:
+                    failures.append(error)
+        if failures:
+            raise KernelError("; ".join(map(str, failures))) from failures[0]
+        return changed
+
+    def _apply_family(self, family: Family, wanted: RuleSet | None) -> bool:
+        if wanted is None:
+            want: Mapping[str, Chains] = {NAT: {}, FILTER: {}}
+            needed = True
+        else:
+            want, needed = xt_rules.chains_of(wanted, family), xt_rules.is_needed(wanted, family)
+        return any(
+            [
+                # Guards and refusals come before the redirects that need them, and go after them.
+                self._move(family, FILTER, lambda have: xt_rules.union(have, want[FILTER]) if needed or have else {}),
+                self._move(family, NAT, lambda have: want[NAT] if needed or have else {}),
+                self._move(family, FILTER, lambda have: want[FILTER] if needed or have else {}),
+            ]
+        )
+
+    def _move(self, family: Family, name: str, goal: Callable[[Chains], Chains]) -> bool:
+        """Bring a table to where `goal` leads from what it has; True if that took a commit."""
+        key = family, name
+        for attempt in range(_ATTEMPTS):
+            have = self._believed.pop(key, None)
+            if have is None and not goal({}) and not _exists(family, name):
+                have = {}
+            if have is not None and not xt_rules.difference(have, goal(have), table=name):
+                self._believed[key] = have
+                return False
+            table = _open(family, name)
+            try:
+                surplus: list[tuple[str, Entry]] = []
+                if have is None:
+                    have, surplus = _read(table, family, name)
+                difference = xt_rules.difference(have, goal(have), table=name)
+                if changed := bool(difference or surplus):
+                    _carry_out(table, difference, surplus)
+                    table.commit()
+            except _iptc().IPTCError as error:
+                if attempt == _ATTEMPTS - 1:
+                    raise KernelError(f"{family} table {name}: {error}; nothing was changed in it") from error
+                # Somebody who does not take the lock changed the table under our hands, or our belief was wrong.
+                log.warning(
+                    "commit refused, reading the table again", family=str(family), table=name, reason=str(error)
+                )
+                time.sleep(random.uniform(0.5, 1.5) * _RETRY_S * 2**attempt)
+                continue
+            finally:
+                table.close()
+            self._believed[key] = goal(have)
+            return changed
+        raise AssertionError("unreachable")
+
+
+@cache
+def _iptc() -> ModuleType:
+    """python-iptables. Importing it loads a kernel module and runs two programs: never at our own import."""
+    try:
+        return importlib.import_module("iptc")
+    except Exception as error:  # whatever it raises, from OSError to its own
+        raise KernelError(
+            f"python-iptables cannot be loaded: {error}; install libxtables, libip4tc and libip6tc (iptables)"
+        ) from error
+
+
+def _exists(family: Family, name: str) -> bool:
+    """Whether the kernel has this table. Opening one would make it, and show up in other people's tools."""
+    try:
+        return name in _NAMES[family].read_text().split()
+    except FileNotFoundError:
+        return False
+    except PermissionError:  # in a user namespace: then only opening it tells
+        return True
+
+
+def _open(family: Family, name: str) -> Any:
+    """A fresh snapshot of a table."""
+    module = _iptc()
+    try:
+        table = (module.Table if family is Family.IPV4 else module.Table6)(name, autocommit=False)
+        table.refresh()
+        return table
+    except module.IPTCError as error:
+        said = str(error)
+        hint = (
+            "it needs CAP_NET_ADMIN and CAP_NET_RAW"
+            if "ermission" in said
+            else "the kernel may have no legacy tables (CONFIG_NETFILTER_XTABLES_LEGACY): use --netfilter nftables"
+        )
+        raise KernelError(f"{family} table {name}: {said}; {hint}") from error
+
+
+def _read(table: Any, family: Family, name: str) -> tuple[Chains, list[tuple[str, Entry]]]:
+    """Our chains and our jumps to them in the built-in ones, and what stands there more than once."""
+    chains: dict[str, frozenset[Entry]] = {}
+    surplus: list[tuple[str, Entry]] = []
+    for chain in (*BUILTIN[name], *filter(table.is_chain, OWN[name])):
+        entries: set[Entry] = set()
+        rule = table.first_rule(chain)
+        while rule:
+            target = (table.get_target(rule) or b"").decode()
+            if chain in OWN[name] or target in OWN[name]:
+                entry = _bytes(family, rule, target)
+                if entry in entries:
+                    surplus.append((chain, entry))
+                entries.add(entry)
+            rule = table.next_rule(rule)
+        if entries or chain in OWN[name]:
+            chains[chain] = frozenset(entries)
+    return chains, surplus
+
+
+def _bytes(family: Family, rule: Any, target: str) -> Entry:
+    address = ctypes.addressof(rule)
+    size = xt_entry.size_of(family, ctypes.string_at(address, xt_entry.head_size(family)))
+    return xt_entry.canonical(family, ctypes.string_at(address, size), target)
+
+
+def _carry_out(table: Any, difference: Difference, surplus: list[tuple[str, Entry]]) -> None:
+    for chain in difference.create:
+        table.create_chain(chain)
+    for chain in (*difference.flush, *difference.drop):
+        table.flush_entries(chain)
+    for chain, entry in difference.add:
+        # Our jumps go first in the built-in chains: before a NAT rule or a firewall of somebody else.
+        if table.builtin_chain(chain):
+            table.insert_entry(chain, ctypes.create_string_buffer(entry, len(entry)), 0)
+        else:
+            table.append_entry(chain, ctypes.create_string_buffer(entry, len(entry)))
+    emptied = {*difference.flush, *difference.drop}
+    for chain, entry in (*difference.delete, *(extra for extra in surplus if extra[0] not in emptied)):
+        every_bit = ctypes.create_string_buffer(b"\xff" * len(entry), len(entry))
+        table.delete_entry(chain, ctypes.create_string_buffer(entry, len(entry)), every_bit)
+    for chain in difference.drop:
+        table.delete_chain(chain)

@@ -1,0 +1,141 @@
+"""Rules of the legacy tables as the kernel's own bytes (``struct ipt_entry``, ``struct ip6t_entry``). Pure.
+
+python-iptables can build these too, at 0.7 ms a rule, and reads them back through the process's standard output. Their
+layout is kernel ABI (linux/netfilter/x_tables.h, netfilter_ipv4/ip_tables.h, netfilter_ipv6/ip6_tables.h and
+the headers named below), so building them here costs microseconds, and reading them back a comparison of bytes.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from functools import lru_cache
+
+from kubeproxy.model import Address, Family, Protocol
+
+Entry = bytes
+"""A rule in canonical form: counters and kernel's notes zeroed, names padded with zeros, standard targets by name."""
+
+_PROTOCOL_NUMBER = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
+
+# ipt_entry: destination, its mask, protocol; nfcache, target_offset, next_offset, comefrom; counters.
+_ENTRY4 = struct.Struct("=4x4s4x4s64xHBx I HH I 16x")
+# ip6t_entry: the same with longer addresses, a type of service and padding.
+_ENTRY6 = struct.Struct("=16x16s16x16s64xHxBx3x I HH I 4x 16x")
+_HEADER = struct.Struct("=H29sB")  # xt_entry_match, xt_entry_target: size, name, revision
+_NOTES = {Family.IPV4: (84, 96, 112), Family.IPV6: (136, 148, 168)}
+"""Where nfcache starts, where comefrom and the counters start, and where the entry ends."""
+
+NEW, INVALID, UNTRACKED, DNAT = 1 << 3, 1 << 0, 1 << 8, 1 << 7
+"""States of a packet (linux/netfilter/xt_conntrack.h)."""
+
+
+def _element(name: str, data: bytes, revision: int = 0) -> bytes:
+    size = _HEADER.size + -(-len(data) // 8) * 8  # XT_ALIGN
+    return (_HEADER.pack(size, name.encode(), revision) + data).ljust(size, b"\0")
+
+
+def match_port(protocol: Protocol, port: int) -> bytes:
+    """``-m tcp --dport`` (xt_tcpudp.h)."""
+    ports = struct.pack("=HHHH", 0, 0xFFFF, port, port)
+    return _element(protocol.lower(), ports + bytes(4 if protocol is Protocol.TCP else 2))
+
+
+def match_state(states: int, *, invert: bool = False) -> bytes:
+    """``-m conntrack --ctstate`` (xt_conntrack.h, xt_conntrack_mtinfo3)."""
+    return _element("conntrack", struct.pack("=146xHHH12x", 1, int(invert), states), revision=3)
+
+
+def match_comment(text: str) -> bytes:
+    """``-m comment --comment`` (xt_comment.h)."""
+    return _element("comment", text.encode().ljust(256, b"\0"))
+
+
+def jump(chain: str) -> bytes:
+    """``-j`` to a chain of this table, or ``DROP``."""
+    return _element(chain, bytes(4))
+
+
+def redirect(family: Family, port: int) -> bytes:
+    """``-j REDIRECT --to-ports`` (nf_nat.h: nf_nat_ipv4_multi_range_compat, for IPv6 nf_nat_range)."""
+    big = port.to_bytes(2, "big") * 2
+    if family is Family.IPV4:
+        return _element("REDIRECT", struct.pack("=II8x4s", 1, _PORT_GIVEN, big))
+    return _element("REDIRECT", struct.pack("=I32x4s", _PORT_GIVEN, big))
+
+
+def dnat(to: Address, port: int) -> bytes:
+    """``-j DNAT --to-destination`` (nf_nat.h: nf_nat_range2, either family)."""
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in to else socket.AF_INET, to)
+    big = port.to_bytes(2, "big") * 2
+    return _element("DNAT", struct.pack("=I16s16s4s4x", _ADDRESS_GIVEN | _PORT_GIVEN, packed, packed, big), revision=2)
+
+
+def reject(family: Family, protocol: Protocol) -> bytes:
+    """``-j REJECT --reject-with tcp-reset`` for TCP, else port unreachable (ipt_REJECT.h, ip6t_REJECT.h)."""
+    reset, unreachable = (7, 3) if family is Family.IPV4 else (6, 4)
+    return _element("REJECT", struct.pack("=I", reset if protocol is Protocol.TCP else unreachable))
+
+
+_ADDRESS_GIVEN, _PORT_GIVEN = 1, 2
+
+
+@lru_cache(maxsize=1 << 15)
+def rule(
+    family: Family,
+    target: bytes,
+    *matches: bytes,
+    protocol: Protocol | None = None,
+    destination: Address | None = None,
+) -> Entry:
+    """A rule of these matches and target."""
+    size = 4 if family is Family.IPV4 else 16
+    inet = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
+    address, mask = (socket.inet_pton(inet, destination), b"\xff" * size) if destination else (bytes(size),) * 2
+    # IPv6 rules say that a protocol is given (IP6T_F_PROTO), IPv4 rules do not.
+    flags = int(protocol is not None and family is Family.IPV6)
+    layout = _ENTRY4 if family is Family.IPV4 else _ENTRY6
+    target_offset = layout.size + sum(map(len, matches))
+    head = layout.pack(
+        address,
+        mask,
+        _PROTOCOL_NUMBER[protocol] if protocol else 0,
+        flags,
+        0,
+        target_offset,
+        target_offset + len(target),
+        0,
+    )
+    return b"".join((head, *matches, target))
+
+
+def size_of(family: Family, head: bytes) -> int:
+    """The length of a whole entry, read from its first `head_size` bytes."""
+    return int.from_bytes(head[_NOTES[family][0] + 6 : _NOTES[family][0] + 8], sys.byteorder)
+
+
+def head_size(family: Family) -> int:
+    """The length of an entry without its matches and target."""
+    return _NOTES[family][2]
+
+
+def canonical(family: Family, raw: bytes, target: str) -> Entry:
+    """An entry as the kernel gave it, in canonical form; `target` is the name of the chain or verdict that it jumps
+    to, for entries with a standard target."""
+    notes, counters, end = _NOTES[family]
+    entry = bytearray(raw)
+    entry[notes : notes + 4] = bytes(4)
+    entry[counters - 4 : end] = bytes(end - counters + 4)
+    target_offset = int.from_bytes(raw[notes + 4 : notes + 6], sys.byteorder)
+    at = end
+    while at + _HEADER.size <= len(entry):
+        size, name, revision = _HEADER.unpack_from(entry, at)
+        if at == target_offset and not name.partition(b"\0")[0]:
+            return bytes(entry[:at]) + jump(target)
+        # The kernel writes a name without what lies behind it.
+        _HEADER.pack_into(entry, at, size, name.partition(b"\0")[0], revision)
+        if size < _HEADER.size:
+            break
+        at += size
+    return bytes(entry)

@@ -1,0 +1,93 @@
+"""An adapter in a process of its own, so that it works on whatever host that process was started on.
+
+    python -m tests.netfilter.driver ADAPTER
+
+Reads one JSON request per line and answers each with one line: ``{"do": "apply", "rules": {…}, "verify": bool}``,
+``{"do": "cleanup"}``, ``{"do": "cleanup_all", "keep": …}``, ``{"do": "select", "preference": …}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+from kubeproxy.errors import KernelError
+from kubeproxy.model import Destination, Family, Protocol, parse_address
+from kubeproxy.netfilter.cleanup import cleanup_all
+from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.iptables import Iptables
+from kubeproxy.netfilter.nftables import Nftables
+from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.netfilter.select import select
+
+
+def to_json(rules: RuleSet) -> dict[str, Any]:
+    """A rule set as the driver reads it."""
+    return {
+        "redirects": [[*destination, port] for destination, port in rules.redirects.items()],
+        "proxy_ports": [list(port) for port in rules.proxy_ports],
+        "refused": [list(port) for port in rules.refused],
+        "dropped": [list(port) for port in rules.dropped],
+        "landing": {str(family.value): address for family, address in rules.landing.items()},
+        "bind": {str(family.value): address for family, address in rules.bind.items()},
+    }
+
+
+def from_json(data: dict[str, Any]) -> RuleSet:
+    """The inverse of `to_json`."""
+
+    def ports(name: str) -> frozenset[ProxyPort]:
+        return frozenset(ProxyPort(Protocol(protocol), port) for protocol, port in data[name])
+
+    return RuleSet(
+        redirects={
+            Destination(parse_address(address), Protocol(protocol), port): proxy_port
+            for address, protocol, port, proxy_port in data["redirects"]
+        },
+        proxy_ports=ports("proxy_ports"),
+        refused=ports("refused"),
+        dropped=ports("dropped"),
+        landing={Family(int(family)): parse_address(text) for family, text in data["landing"].items()},
+        bind={Family(int(family)): parse_address(text) for family, text in data["bind"].items()},
+    )
+
+
+def make(adapter: str) -> Netfilter:
+    """An adapter by its name."""
+    return Nftables() if adapter == "nftables" else Iptables(lock_wait_s=3.0)
+
+
+async def answer(netfilter: Netfilter, request: dict[str, Any]) -> Any:
+    """Do what a request says."""
+    match request["do"]:
+        case "apply":
+            return await netfilter.apply(from_json(request["rules"]), verify=request["verify"])
+        case "cleanup":
+            return await netfilter.cleanup()
+        case "cleanup_all":
+            return await cleanup_all(keep=request["keep"])
+        case "select":
+            selected, why = await select(request["preference"])
+            await selected.close()
+            return [selected.name, why]
+    raise ValueError(f"unknown request {request}")
+
+
+async def main() -> None:
+    """Until the end of the input."""
+    netfilter = make(sys.argv[1])
+    for line in sys.stdin:
+        started = time.perf_counter()
+        try:
+            reply = {"result": await answer(netfilter, json.loads(line))}
+        except KernelError as error:
+            reply = {"error": str(error)}
+        print(json.dumps(reply | {"ms": (time.perf_counter() - started) * 1e3}), flush=True)
+    await netfilter.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

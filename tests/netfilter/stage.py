@@ -1,0 +1,171 @@
+"""What the tests of both adapters play on: an adapter on a node, something that answers there, and clients that try."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kubeproxy.model import Address, Destination, Family, Protocol, family_of
+from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from tests.lab import Host
+from tests.netfilter.driver import to_json
+
+IP_PKTINFO = 8  # linux/in.h; Python 3.11 does not name it
+ANSWERED, REFUSED, SILENT = "answered", "refused", "silent"
+
+
+class KernelRefusal(Exception):
+    """The adapter raised a KernelError; its text."""
+
+
+class Adapter:
+    """An adapter on a host."""
+
+    def __init__(self, host: Host, name: str, *, env: Mapping[str, str] | None = None) -> None:
+        self.host = host
+        self.name = name
+        self.ms = 0.0
+        """How long the last call took."""
+        self._process = host.popen(
+            [sys.executable, "-m", "tests.netfilter.driver", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **({"env": dict(env)} if env is not None else {}),
+        )
+
+    def apply(self, rules: RuleSet, *, verify: bool = False) -> bool:
+        """`Netfilter.apply`."""
+        changed = self.call({"do": "apply", "rules": to_json(rules), "verify": verify})
+        assert isinstance(changed, bool)
+        return changed
+
+    def cleanup(self) -> bool:
+        """`Netfilter.cleanup`."""
+        had = self.call({"do": "cleanup"})
+        assert isinstance(had, bool)
+        return had
+
+    def call(self, request: dict[str, Any]) -> Any:
+        """One request of the driver; KernelRefusal when it failed."""
+        self.send(request)
+        return self.receive()
+
+    def send(self, request: dict[str, Any]) -> None:
+        """The first half of `call`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+
+    def receive(self) -> Any:
+        """The second half of `call`."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the driver died"
+        reply = json.loads(line)
+        self.ms = reply["ms"]
+        if "error" in reply:
+            raise KernelRefusal(reply["error"])
+        return reply["result"]
+
+
+@contextlib.contextmanager
+def serving(host: Host, protocol: Protocol, port: int, family: Family, *, address: str | None = None) -> Iterator[None]:
+    """Something on a host that answers ``pong PORT`` on one port, as the data plane would (from the address asked)."""
+    inet = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
+    kind = socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM
+    sock = host.make_socket(inet, kind)
+    if inet == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+    else:
+        sock.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((address or ("0.0.0.0" if family is Family.IPV4 else "::"), port))
+    sock.settimeout(0.1)
+    if protocol is Protocol.TCP:
+        sock.listen(64)
+    stop = threading.Event()
+    thread = threading.Thread(target=_answer, args=(sock, protocol, f"pong {port}".encode(), stop))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        sock.close()
+
+
+def _answer(sock: socket.socket, protocol: Protocol, text: bytes, stop: threading.Event) -> None:
+    kept = contextlib.ExitStack()
+    with kept:
+        while not stop.is_set():
+            try:
+                if protocol is Protocol.TCP:
+                    connection, _ = sock.accept()
+                    kept.enter_context(connection)
+                    connection.sendall(text)
+                else:
+                    _, ancillary, _, sender = sock.recvmsg(100, 100)
+                    sock.sendmsg([text], [_from_where_asked(ancillary)], 0, sender)
+            except TimeoutError:
+                continue
+
+
+def _from_where_asked(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int, bytes]:
+    level, kind, data = ancillary[0]
+    if level == socket.IPPROTO_IP:
+        return level, kind, struct.pack("=I4s4s", 0, data[8:12], bytes(4))
+    return level, kind, data[:16] + struct.pack("=I", 0)
+
+
+def attempt(
+    host: Host, address: str, protocol: Protocol, port: int, *, answer: str = "pong", patience_s: float = 0.4
+) -> str:
+    """What a client on a host meets: ANSWERED, REFUSED or SILENT."""
+    inet = socket.AF_INET6 if ":" in address else socket.AF_INET
+    kind = socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM
+    with host.make_socket(inet, kind) as sock:
+        sock.settimeout(patience_s)
+        try:
+            sock.connect((address, port))
+            if protocol is Protocol.UDP:
+                sock.send(b"ping")
+            got = sock.recv(100).decode()
+        except ConnectionRefusedError:
+            return REFUSED
+        except TimeoutError:
+            return SILENT
+    assert got.startswith(answer), got
+    return ANSWERED
+
+
+def destination(address: str, protocol: Protocol, port: int = 80) -> Destination:
+    """A service address."""
+    return Destination(Address(address), protocol, port)
+
+
+def rule_set(
+    redirects: Mapping[Destination, int],
+    *,
+    refused: frozenset[ProxyPort] = frozenset(),
+    dropped: frozenset[ProxyPort] = frozenset(),
+    landing: tuple[str, ...] = (),
+    bind: tuple[str, ...] = (),
+) -> RuleSet:
+    """A rule set that guards every port that it redirects to."""
+    return RuleSet(
+        redirects=redirects,
+        proxy_ports=frozenset(ProxyPort(key.protocol, port) for key, port in redirects.items()),
+        refused=refused,
+        dropped=dropped,
+        landing={family_of(Address(text)): Address(text) for text in landing},
+        bind={family_of(Address(text)): Address(text) for text in bind},
+    )
