@@ -26,6 +26,8 @@ class SetEndpoints:
     frontend: FrontendName
     endpoints: tuple[Target, ...]
     affinity_timeout_s: int | None = None
+    preserve: frozenset[Target] = frozenset()
+    """Those that are dialed from the client's own address."""
 
 
 @dataclass(frozen=True, slots=True)

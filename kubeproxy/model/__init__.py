@@ -2,7 +2,8 @@
 
 from kubeproxy.model.address import Address, Family, family_of, parse_address
 from kubeproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice, SliceName
-from kubeproxy.model.frontend import Destination, Frontend, FrontendName, Scope, Target, Verdict
+from kubeproxy.model.frontend import NODE_PORTS, Destination, Frontend, FrontendName, Scope, Target, Verdict
+from kubeproxy.model.node import Node
 from kubeproxy.model.service import (
     Protocol,
     Service,
@@ -13,6 +14,7 @@ from kubeproxy.model.service import (
 )
 
 __all__ = [
+    "NODE_PORTS",
     "Address",
     "Destination",
     "Endpoint",
@@ -21,6 +23,7 @@ __all__ = [
     "Family",
     "Frontend",
     "FrontendName",
+    "Node",
     "Protocol",
     "Scope",
     "Service",

@@ -11,12 +11,15 @@ from kubeproxy.model.service import Protocol, ServicePortName
 
 
 class Scope(StrEnum):
-    """Whose traffic a frontend takes, when the two have to be told apart."""
+    """Whose traffic a frontend takes, where policies tell clients apart."""
 
     CLUSTER = "cluster"
     """Traffic under the Cluster policy; for most service ports the only frontend."""
     LOCAL = "local"
-    """Traffic under the Local policy: only this node's endpoints answer."""
+    """Traffic to cluster IPs under internalTrafficPolicy Local: only this node's endpoints answer."""
+    EXTERNAL = "external"
+    """Traffic to node ports, external and load balancer addresses under externalTrafficPolicy Local: only this node's
+    endpoints answer, and they are promised the client's own address."""
 
 
 class Verdict(StrEnum):
@@ -38,8 +41,12 @@ class FrontendName(NamedTuple):
         return f"{self.service_port} {self.family}{scope}"
 
 
+NODE_PORTS = {Family.IPV4: Address("0.0.0.0"), Family.IPV6: Address("::")}
+"""The address of a Destination that stands for every address of this node that takes node ports."""
+
+
 class Destination(NamedTuple):
-    """Where clients send to: a service address, before the redirect."""
+    """Where clients send to: a service address, before the redirect. A node port has the address `NODE_PORTS`."""
 
     address: Address
     protocol: Protocol
@@ -63,7 +70,17 @@ class Frontend:
     name: FrontendName
     protocol: Protocol
     destinations: frozenset[Destination]
+    """Taken from everybody, except what another frontend has among its `own_destinations`."""
+    own_destinations: frozenset[Destination] = frozenset()
+    """Taken only from this node itself and, where the cluster's own addresses are known, from pods: under
+    externalTrafficPolicy Local such clients may be served by any endpoint in the cluster."""
+    source_ranges: frozenset[str] = frozenset()
+    """CIDRs of this family that alone may reach the `ranged` destinations; empty: no restriction."""
+    ranged: frozenset[Destination] = frozenset()
+    """The load balancer addresses among the destinations."""
     endpoints: tuple[Target, ...] = ()
     """Sorted and without duplicates, so that equal sets are equal values."""
+    preserve: frozenset[Target] = frozenset()
+    """Endpoints that are dialed from the client's own address."""
     affinity_timeout_s: int | None = None
     when_empty: Verdict = Verdict.REFUSE

@@ -21,7 +21,24 @@ class RuleSet:
     """What the kernel is to do for us. Equal values, equal kernels, whichever the adapter."""
 
     redirects: Mapping[Destination, int] = field(default_factory=dict)
-    """Service address -> proxy port, for packets from other hosts (PREROUTING) and of this node (OUTPUT)."""
+    """Service address -> proxy port, for packets from other hosts (PREROUTING) and of this node (OUTPUT). A destination
+    with an address of `NODE_PORTS` stands for that port on every one of `node_addresses` of its family."""
+
+    own_redirects: Mapping[Destination, int] = field(default_factory=dict)
+    """The same, but only for packets of this node itself, and for those from `internal_sources`; wins over
+    `redirects`."""
+
+    internal_sources: frozenset[str] = frozenset()
+    """CIDRs of the cluster's pods, if known."""
+
+    node_addresses: frozenset[Address] = frozenset()
+    """This node's addresses that take node ports, of both families."""
+
+    allowed_sources: Mapping[Destination, frozenset[str]] = field(default_factory=dict)
+    """Destinations that only clients from these CIDRs may reach; packets of others are dropped."""
+
+    transparent: bool = False
+    """Whether endpoints are dialed from clients' addresses, so that their answers must be led back to our sockets."""
 
     proxy_ports: frozenset[ProxyPort] = frozenset()
     """Guarded: a packet that reaches one without having been redirected is dropped."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NewType, Protocol
 
-from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
+from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 
 SourceName = NewType("SourceName", str)
 """As it appears in messages and labels: ``kubernetes``, ``manifests``."""
@@ -44,3 +44,10 @@ class Sink(Protocol):
 
     def remove_slice(self, source: SourceName, name: SliceName) -> None:
         """An EndpointSlice is gone. Unknown names are fine."""
+
+
+class NodeSink(Protocol):
+    """Who wants to know of this node."""
+
+    def set_node(self, node: Node | None) -> None:
+        """This node is so described now; None: there is no such node."""

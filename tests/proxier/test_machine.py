@@ -125,8 +125,8 @@ class Model:
                         FrontendName(ServicePortName(*name, port.name), family),
                         port.protocol,
                         frozenset(Destination(ip, port.protocol, port.port) for ip in ips),
-                        tuple(sorted(ready or leaving)),
-                        service.affinity_timeout_s,
+                        endpoints=tuple(sorted(ready or leaving)),
+                        affinity_timeout_s=service.affinity_timeout_s,
                     )
                 )
         return found
