@@ -21,7 +21,9 @@ from typing import Any
 
 from kubeproxy.dataplane.balancer import Balancer
 from kubeproxy.dataplane.context import Context, Tally
+from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.reactor import LEVEL, Timer
+from kubeproxy.dataplane.transparent import bind_as, can_preserve
 from kubeproxy.model import Target
 
 BATCH = 256
@@ -157,6 +159,8 @@ class Session:
         except OSError:
             return None
         try:
+            if target in listener.preserve and can_preserve(client, target.address):
+                bind_as(sock, client)
             sock.connect(target)
             listener.context.reactor.add(sock.fileno(), self._on_answer, select.EPOLLIN)
         except OSError:
@@ -217,6 +221,7 @@ class DatagramListener:
         self.sessions = sessions
         self.balancer = Balancer(rng=rng)
         self.tally = Tally()
+        self.preserve: frozenset[Target] = frozenset()
         self._sock = sock
         self._sessions: dict[Key, Session] = {}
         self._ring: deque[Session] = deque()
@@ -226,10 +231,11 @@ class DatagramListener:
         _prepare(sock)
         context.reactor.add(sock.fileno(), self._on_datagrams, LEVEL)
 
-    def set_endpoints(self, endpoints: tuple[Target, ...], affinity_timeout_s: float | None) -> None:
+    def set_endpoints(self, message: SetEndpoints) -> None:
         """The endpoints are these from now on; nobody stays with one that has left."""
-        self.balancer.update(endpoints, affinity_timeout_s)
-        members = frozenset(endpoints)
+        self.balancer.update(message.endpoints, message.affinity_timeout_s)
+        self.preserve = message.preserve
+        members = frozenset(message.endpoints)
         for session in self._sessions.values():
             session.leave(members)
 

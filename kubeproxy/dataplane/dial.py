@@ -19,6 +19,7 @@ from kubeproxy.dataplane.balancer import Balancer
 from kubeproxy.dataplane.context import Context, Tally
 from kubeproxy.dataplane.fds import reset_on_close
 from kubeproxy.dataplane.splice import Connection
+from kubeproxy.dataplane.transparent import bind_as, can_preserve
 from kubeproxy.model import Target
 
 ATTEMPTS_PER_STEP = 8
@@ -42,6 +43,7 @@ class Dial:
         "_client_address",
         "_client_events",
         "_context",
+        "_preserve",
         "_step",
         "_tally",
         "_tried",
@@ -49,13 +51,23 @@ class Dial:
         "since",
     )
 
-    def __init__(self, context: Context, tally: Tally, balancer: Balancer, *, client: int, client_address: str) -> None:
+    def __init__(
+        self,
+        context: Context,
+        tally: Tally,
+        balancer: Balancer,
+        *,
+        client: int,
+        client_address: str,
+        preserve: frozenset[Target],
+    ) -> None:
         self.since = context.reactor.now
         self._context = context
         self._tally = tally
         self._balancer = balancer
         self._client = client
         self._client_address = client_address
+        self._preserve = preserve
         self._client_events = 0
         self._waiting: dict[int, Target] = {}
         self._tried: list[Target] = []
@@ -102,7 +114,7 @@ class Dial:
             return False
         # An error here (no route, no port, no room for a watch) is this host's, but as good as a refusal.
         try:
-            fd = begin_connecting(target, keepalive_s=context.tune.keepalive_s)
+            fd = begin_connecting(target, keepalive_s=context.tune.keepalive_s, client=self._speak_as(target))
         except OSError:
             if self._waiting:
                 context.budget.give(1)
@@ -114,6 +126,11 @@ class Dial:
             self._drop(fd)
             return False
         return True
+
+    def _speak_as(self, target: Target) -> str | None:
+        """Whose address the endpoint is to see; None: this node's."""
+        client = self._client_address
+        return client if target in self._preserve and can_preserve(client, target.address) else None
 
     def _drop(self, fd: int) -> None:
         del self._waiting[fd]
@@ -183,12 +200,15 @@ class Dial:
         self._context.budget.give(2)
 
 
-def begin_connecting(target: Target, *, keepalive_s: int) -> int:
-    """A descriptor whose connection to an endpoint is under way. OSError when it could not even begin."""
+def begin_connecting(target: Target, *, keepalive_s: int, client: str | None) -> int:
+    """A descriptor whose connection to an endpoint is under way, from the address of `client` if one is given. OSError
+    when it could not even begin."""
     family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         set_stream_options(sock, keepalive_s=keepalive_s)
+        if client is not None:
+            bind_as(sock, client)
         error = sock.connect_ex(target)
         if error not in UNDER_WAY:
             raise OSError(error, os.strerror(error))

@@ -37,7 +37,7 @@ class Engine:
                         failures[message.frontend] = failure
                 case SetEndpoints(frontend=name):
                     if (listener := self._listeners.get(name)) is not None:
-                        listener.set_endpoints(message.endpoints, message.affinity_timeout_s)
+                        listener.set_endpoints(message)
                 case Retire(frontend=name):
                     if (listener := self._listeners.pop(name, None)) is not None:
                         listener.close()

@@ -10,6 +10,7 @@ import socket
 from kubeproxy.dataplane.balancer import Balancer
 from kubeproxy.dataplane.context import Context, Tally
 from kubeproxy.dataplane.dial import Dial, set_stream_options
+from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.reactor import LEVEL, Timer
 from kubeproxy.model import Target
 
@@ -33,6 +34,7 @@ class Listener:
         self._sock = sock
         self._timer: Timer | None = None
         self._resting = False
+        self._preserve: frozenset[Target] = frozenset()
         self.balancer = Balancer(rng=rng)
         self.tally = Tally()
         set_stream_options(sock, keepalive_s=context.tune.keepalive_s)
@@ -40,9 +42,10 @@ class Listener:
         sock.listen(BACKLOG)
         context.reactor.add(sock.fileno(), self._on_clients, LEVEL)
 
-    def set_endpoints(self, endpoints: tuple[Target, ...], affinity_timeout_s: float | None) -> None:
+    def set_endpoints(self, message: SetEndpoints) -> None:
         """The endpoints are these from now on; running connections stay where they are."""
-        self.balancer.update(endpoints, affinity_timeout_s)
+        self.balancer.update(message.endpoints, message.affinity_timeout_s)
+        self._preserve = message.preserve
 
     def _on_clients(self, what: int) -> None:
         for _ in range(BATCH):
@@ -67,7 +70,14 @@ class Listener:
             return False
         os.set_blocking(fd, False)
         self.tally.accepted += 1
-        Dial(self._context, self.tally, self.balancer, client=fd, client_address=address[0]).start()
+        Dial(
+            self._context,
+            self.tally,
+            self.balancer,
+            client=fd,
+            client_address=address[0],
+            preserve=self._preserve,
+        ).start()
         return True
 
     def _rest(self) -> None:

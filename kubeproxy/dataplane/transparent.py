@@ -1,0 +1,44 @@
+"""Dialing an endpoint from the client's own address.
+
+The kernel lets a socket with IP_TRANSPARENT speak from an address that is not this host's. That the endpoint's answers
+find back to the socket is netfilter's and routing's part: they come in addressed to the client, and are led to us by a
+mark. It holds for endpoints whose answers pass through this node, which is to say its own pods.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from kubeproxy.model import Family
+
+IP_TRANSPARENT, IPV6_TRANSPARENT = 19, 75
+IP_BIND_ADDRESS_NO_PORT = 24
+"""linux/in.h, linux/in6.h; Python 3.11 has no names for them. The last one, which works for IPv6 too, leaves the choice
+of the port to connect(), where the same port can serve many destinations."""
+
+
+def can_preserve(client: str, endpoint: str) -> bool:
+    """Whether an endpoint can be dialed from this client's address: not if the client is on this host's loopback, which
+    no one else could answer, nor if it is the endpoint itself."""
+    return client != endpoint and not client.startswith("127.") and client != "::1"
+
+
+def bind_as(sock: socket.socket, client: str) -> None:
+    """Let a socket speak from this address. OSError (EPERM: neither CAP_NET_RAW nor CAP_NET_ADMIN)."""
+    if ":" in client:
+        sock.setsockopt(socket.IPPROTO_IPV6, IPV6_TRANSPARENT, 1)
+    else:
+        sock.setsockopt(socket.IPPROTO_IP, IP_TRANSPARENT, 1)
+    sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+    sock.bind((client, 0))
+
+
+def why_not(family: Family) -> str | None:
+    """Why this process cannot preserve clients' addresses; None if it can."""
+    kind, address = (socket.AF_INET6, "2001:db8::1") if family is Family.IPV6 else (socket.AF_INET, "192.0.2.1")
+    try:
+        with socket.socket(kind, socket.SOCK_STREAM) as sock:
+            bind_as(sock, address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
