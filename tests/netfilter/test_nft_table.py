@@ -1,0 +1,254 @@
+"""The nftables table as a value: what is rendered, recognized and changed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubeproxy.model import Address, Destination, Family, Protocol
+from kubeproxy.netfilter import nft_table
+from kubeproxy.netfilter.nft_table import Table, difference, parse, rules_of
+from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from tests.netfilter.stage import destination, rule_set
+
+WEB = destination("10.96.0.1", Protocol.TCP)
+DNS = destination("10.96.0.10", Protocol.UDP, 53)
+WEB6 = destination("fd96::1", Protocol.TCP)
+
+
+def have(rules: RuleSet) -> Table:
+    return Table.of(rules)
+
+
+def test_nothing_changes_nothing() -> None:
+    rules = rule_set({WEB: 7001, WEB6: 7002})
+    assert difference(have(rules), rules) == []
+
+
+def test_one_redirect_more_is_one_element_and_its_guard() -> None:
+    steps = difference(have(rule_set({WEB: 7001})), rule_set({WEB: 7001, DNS: 7002}))
+    assert steps == [
+        "add element inet kubeproxy guarded { udp . 7002 }\n",
+        "add element inet kubeproxy redirects4 { 10.96.0.10 . udp . 53 : 7002 }\n",
+    ]
+
+
+def test_guards_go_after_the_redirects_that_needed_them() -> None:
+    steps = difference(have(rule_set({WEB6: 7001})), RuleSet())
+    assert steps == [
+        "delete element inet kubeproxy redirects6 { fd96::1 . tcp . 80 : 7001 }\n",
+        "delete element inet kubeproxy guarded { tcp . 7001 }\n",
+    ]
+
+
+def test_a_redirect_is_replaced_within_one_step() -> None:
+    (step,) = difference(
+        have(RuleSet(redirects={WEB: 7001})),
+        RuleSet(redirects={WEB: 7002}),
+    )
+    assert step == (
+        "delete element inet kubeproxy redirects4 { 10.96.0.1 . tcp . 80 : 7001 }\n"
+        "add element inet kubeproxy redirects4 { 10.96.0.1 . tcp . 80 : 7002 }\n"
+    )
+
+
+def test_refusing_touches_no_redirect() -> None:
+    serving = rule_set({WEB: 7001})
+    port = frozenset({ProxyPort(Protocol.TCP, 7001)})
+    assert difference(have(serving), replace(serving, refused=port)) == [
+        "add element inet kubeproxy refused { tcp . 7001 }\n"
+    ]
+    assert difference(have(replace(serving, refused=port)), replace(serving, dropped=port)) == [
+        "add element inet kubeproxy dropped { tcp . 7001 }\n",
+        "delete element inet kubeproxy refused { tcp . 7001 }\n",
+    ]
+
+
+def test_another_landing_address_replaces_the_rules_of_one_chain() -> None:
+    (step,) = difference(have(rule_set({WEB: 7001})), rule_set({WEB: 7001}, landing=("10.2.0.1",)))
+    assert step.startswith("flush chain inet kubeproxy prerouting\n")
+    assert "dnat ip to 10.2.0.1 : ip daddr" in step
+    assert "flush chain inet kubeproxy output" not in step
+
+
+def test_landing_concerns_other_hosts_only_and_bind_everybody() -> None:
+    landing = rules_of(rule_set({}, landing=("10.2.0.1", "fd00::1")))
+    assert [rule.text.split(" } ")[1].split(" daddr")[0] for rule in landing["prerouting"]] == [
+        "dnat ip to 10.2.0.1 : ip",
+        "dnat ip6 to fd00::1 : ip6",
+    ]
+    assert all("redirect to :" in rule.text for rule in landing["output"])
+    bound = rules_of(rule_set({}, landing=("10.2.0.1",), bind=("10.9.9.9",)))
+    assert "dnat ip to 10.9.9.9 " in bound["prerouting"][0].text
+    assert "dnat ip to 10.9.9.9 " in bound["output"][0].text
+
+
+def test_many_elements_are_many_steps() -> None:
+    redirects = {destination(f"10.{i >> 8}.{i & 255}.1", Protocol.TCP): 7001 for i in range(2500)}
+    steps = difference(have(RuleSet()), RuleSet(redirects=redirects))
+    assert [step.count("tcp") for step in steps] == [1000, 1000, 500]
+
+
+destinations = st.builds(
+    Destination,
+    st.sampled_from(["10.96.0.1", "10.96.0.2", "fd96::1", "fd96::2"]).map(Address),
+    st.sampled_from([Protocol.TCP, Protocol.UDP]),
+    st.integers(1, 3),
+)
+proxy_ports = st.frozensets(
+    st.builds(ProxyPort, st.sampled_from([Protocol.TCP, Protocol.UDP]), st.integers(7001, 7003))
+)
+rule_sets = st.builds(
+    RuleSet,
+    redirects=st.dictionaries(destinations, st.integers(7001, 7003)),
+    proxy_ports=proxy_ports,
+    refused=proxy_ports,
+    dropped=proxy_ports,
+    landing=st.sampled_from([{}, {Family.IPV4: Address("10.2.0.1")}]),
+)
+
+
+class NaiveKernel:
+    """Does what nft's commands say, and complains as the kernel does."""
+
+    def __init__(self) -> None:
+        self.sets: dict[str, dict[str, str]] = {}
+
+    def obey(self, commands: str) -> None:
+        for line in commands.splitlines():
+            words = line.split(" ", 4)
+            match words[:2]:
+                case ["delete", "table"]:
+                    self.sets.clear()
+                case ["add", "set" | "map"]:
+                    self.sets[words[4].split()[0]] = {}
+                case [verb, "element"]:
+                    name, _, body = words[4].partition(" { ")
+                    for element in body.removesuffix(" }").split(", "):
+                        key, _, value = element.partition(" : ")
+                        if verb == "add":
+                            assert self.sets[name].get(key, value) == value, "EEXIST"
+                            self.sets[name][key] = value
+                        else:
+                            assert self.sets[name].pop(key) == value, "ENOENT"
+                case _:
+                    pass
+
+
+@given(first=rule_sets, second=rule_sets)
+def test_differences_lead_from_any_rule_set_to_any_other(first: RuleSet, second: RuleSet) -> None:
+    travelled, direct = NaiveKernel(), NaiveKernel()
+    travelled.obey("".join(difference(None, first)))
+    travelled.obey("".join(difference(have(first), second)))
+    direct.obey("".join(difference(None, second)))
+    assert travelled.sets == direct.sets
+
+
+def listing(rules: RuleSet) -> list[dict[str, Any]]:
+    """A table as nft lists it."""
+    of = {"table": "kubeproxy", "family": "inet", "handle": 1}
+    items: list[dict[str, Any]] = [
+        {"metainfo": {"version": "1.0.6", "json_schema_version": 1}},
+        {"table": {"family": "inet", "name": "kubeproxy", "handle": 1}},
+    ]
+    for name, address in (("redirects4", "ipv4_addr"), ("redirects6", "ipv6_addr")):
+        elements = [
+            [{"concat": [key.address, key.protocol.lower(), key.port]}, port]
+            for key, port in rules.redirects.items()
+            if (":" in key.address) is (name == "redirects6")
+        ]
+        kind = {"name": name, "type": [address, "inet_proto", "inet_service"], "map": "inet_service"}
+        items.append({"map": of | kind | ({"elem": elements} if elements else {})})
+    for name, ports in (("guarded", rules.guarded), ("refused", rules.refused), ("dropped", rules.dropped)):
+        elem = [{"concat": [port.protocol.lower(), port.port]} for port in ports]
+        items.append({"set": of | {"name": name, "type": ["inet_proto", "inet_service"], "elem": elem}})
+    for name, kind_, prio in (("prerouting", "nat", -105), ("output", "nat", -105), ("input", "filter", -5)):
+        items.append(
+            {"chain": of | {"name": name, "type": kind_, "hook": name, "prio": prio, "policy": "accept"}},
+        )
+    items.append({"chain": of | {"name": "guard"}})
+    for chain, made in rules_of(rules).items():
+        items += [{"rule": of | {"chain": chain, "comment": rule.comment, "expr": []}} for rule in made]
+    return items
+
+
+def encode(items: list[dict[str, Any]]) -> bytes:
+    return json.dumps({"nftables": items}).encode()
+
+
+FULL = rule_set(
+    {WEB: 7001, DNS: 7002, WEB6: 7003},
+    refused=frozenset({ProxyPort(Protocol.TCP, 7001)}),
+    dropped=frozenset({ProxyPort(Protocol.UDP, 7002)}),
+    landing=("10.2.0.1",),
+)
+
+
+def test_what_is_listed_is_recognized() -> None:
+    assert parse(encode(listing(FULL))) == Table.of(FULL)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["no chain", "another priority", "policy drop", "no set", "a set of another type", "a chain more", "a timeout"],
+)
+def test_a_table_of_another_make_is_made_anew(fault: str) -> None:
+    items = listing(FULL)
+    chain = next(item["chain"] for item in items if "chain" in item)
+    refused = next(item["set"] for item in items if "set" in item and item["set"]["name"] == "refused")
+    match fault:
+        case "no chain":
+            items = [item for item in items if item.get("chain") is not chain]
+        case "another priority":
+            chain["prio"] = -100
+        case "policy drop":
+            chain["policy"] = "drop"
+        case "no set":
+            items = [item for item in items if item.get("set") is not refused]
+        case "a set of another type":
+            refused["type"] = ["inet_service"]
+        case "a chain more":
+            items.append({"chain": chain | {"name": "mine", "hook": "forward"}})
+        case "a timeout":
+            refused["elem"] = [{"elem": {"val": refused["elem"][0], "timeout": 30}}]
+    steps = difference(parse(encode(items)), FULL)
+    assert steps[0].startswith(nft_table.DELETION + "add table inet kubeproxy\n")
+    assert steps[1:] == difference(None, FULL)[1:]
+
+
+@pytest.mark.parametrize("how", ["missing", "doubled", "foreign", "out of order"])
+def test_rules_that_somebody_changed_are_put_right(how: str) -> None:
+    items = listing(FULL)
+    guards = [item for item in items if item.get("rule", {}).get("chain") == "guard"]
+    match how:
+        case "missing":
+            items.remove(guards[0])
+        case "doubled":
+            items.append(guards[0])
+        case "foreign":
+            items.append({"rule": guards[0]["rule"] | {"comment": "mine"}})
+        case "out of order":
+            items.remove(guards[0])
+            items.append(guards[0])
+    (step,) = difference(parse(encode(items)), FULL)
+    assert step.startswith("flush chain inet kubeproxy guard\n")
+    assert step.count("add rule") == len(guards)
+
+
+def test_stale_elements_go() -> None:
+    steps = difference(parse(encode(listing(FULL))), rule_set({WEB: 7001}, landing=("10.2.0.1",)))
+    text = "".join(steps)
+    assert "delete element inet kubeproxy redirects6 { fd96::1 . tcp . 80 : 7003 }" in text
+    assert "delete element inet kubeproxy dropped { udp . 7002 }" in text
+    assert "add" not in text
+
+
+def test_what_nft_never_prints_is_an_error() -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        parse(b"<html>")

@@ -1,0 +1,115 @@
+"""Rules as the kernel's bytes: what iptables itself reads in them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from kubeproxy.model import Address, Family, Protocol
+from kubeproxy.netfilter import xt_entry
+from tests.lab import Host
+
+V4, V6 = Family.IPV4, Family.IPV6
+TCP, UDP = Protocol.TCP, Protocol.UDP
+
+
+def portal(family: Family, target: bytes, protocol: Protocol = TCP) -> bytes:
+    vip = Address("10.96.0.1" if family is V4 else "fd96::1")
+    return xt_entry.rule(family, target, xt_entry.match_port(protocol, 80), protocol=protocol, destination=vip)
+
+
+def closed(family: Family, target: bytes, protocol: Protocol) -> bytes:
+    return xt_entry.rule(family, target, xt_entry.match_port(protocol, 7001), protocol=protocol)
+
+
+def dropped(family: Family, *matches: bytes) -> bytes:
+    return xt_entry.rule(family, xt_entry.jump("DROP"), *matches)
+
+
+FIRST = xt_entry.match_state(xt_entry.NEW | xt_entry.INVALID | xt_entry.UNTRACKED)
+DIRECT = xt_entry.match_state(xt_entry.DNAT, invert=True)
+
+NAT_CASES = [
+    (
+        V4,
+        portal(V4, xt_entry.redirect(V4, 7001)),
+        "-d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 7001",
+    ),
+    (
+        V6,
+        portal(V6, xt_entry.redirect(V6, 7001)),
+        "-d fd96::1/128 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 7001",
+    ),
+    (
+        V4,
+        portal(V4, xt_entry.dnat(Address("10.2.0.1"), 7001), UDP),
+        "-d 10.96.0.1/32 -p udp -m udp --dport 80 -j DNAT --to-destination 10.2.0.1:7001",
+    ),
+    (
+        V6,
+        portal(V6, xt_entry.dnat(Address("fd00::1"), 7001), UDP),
+        "-d fd96::1/128 -p udp -m udp --dport 80 -j DNAT --to-destination [fd00::1]:7001",
+    ),
+]
+T, U = "-p tcp -m tcp --dport 7001", "-p udp -m udp --dport 7001"
+FILTER_CASES = [
+    (V4, closed(V4, xt_entry.jump("DROP"), UDP), f"{U} -j DROP"),
+    (V6, closed(V6, xt_entry.jump("DROP"), TCP), f"{T} -j DROP"),
+    (V4, closed(V4, xt_entry.reject(V4, TCP), TCP), f"{T} -j REJECT --reject-with tcp-reset"),
+    (V6, closed(V6, xt_entry.reject(V6, TCP), TCP), f"{T} -j REJECT --reject-with tcp-reset"),
+    (V4, closed(V4, xt_entry.reject(V4, UDP), UDP), f"{U} -j REJECT --reject-with icmp-port-unreachable"),
+    (V6, closed(V6, xt_entry.reject(V6, UDP), UDP), f"{U} -j REJECT --reject-with icmp6-port-unreachable"),
+    (V4, dropped(V4, DIRECT), "-m conntrack ! --ctstate DNAT -j DROP"),
+    (
+        V6,
+        dropped(V6, FIRST, xt_entry.match_comment("a word")),
+        '-m conntrack --ctstate INVALID,NEW,UNTRACKED -m comment --comment "a word" -j DROP',
+    ),
+]
+CASES = [("nat", *case) for case in NAT_CASES] + [("filter", *case) for case in FILTER_CASES]
+
+WRITER = """
+import ctypes, sys, iptc
+family, table, raw = sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3])
+table = (iptc.Table if family == "4" else iptc.Table6)(table, autocommit=False)
+table.append_entry("OUTPUT", ctypes.create_string_buffer(raw, len(raw)))
+table.commit()
+"""
+
+
+@pytest.mark.netns
+def test_iptables_reads_what_was_meant() -> None:
+    with Host("node") as node:
+        for table, family, entry, text in CASES:
+            node.run([sys.executable, "-c", WRITER, str(family.value), table, entry.hex()])
+            program = "iptables-legacy" if family is V4 else "ip6tables-legacy"
+            env = {"XTABLES_LOCKFILE": "/dev/null", "PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}
+            listed = node.run([program, "-t", table, "-S", "OUTPUT"], env=env).stdout.splitlines()
+            assert listed[-1] == f"-A OUTPUT {text}"
+
+
+@pytest.mark.parametrize("family", Family)
+def test_what_the_kernel_notes_in_a_rule_is_not_part_of_it(family: Family) -> None:
+    entry = portal(family, xt_entry.redirect(family, 7001))
+    noted = bytearray(entry)
+    end = xt_entry.head_size(family)
+    noted[end - 16 : end] = b"\x2a" * 16  # counters
+    noted[end - 20 - (4 if family is V6 else 0)] = 0x11  # comefrom
+    name = entry.index(b"REDIRECT\0")
+    noted[name + 9 : name + 29] = b"leftovers of a buffer"[:20]
+    assert xt_entry.size_of(family, bytes(noted[:end])) == len(entry)
+    assert xt_entry.canonical(family, bytes(noted), "REDIRECT") == entry
+
+
+def test_a_jump_comes_back_as_an_offset_and_is_named_again() -> None:
+    entry = xt_entry.rule(V4, xt_entry.jump("KUBE-PROXY-PORTS"), xt_entry.match_comment("why"))
+    offset = xt_entry.rule(V4, b"\x28\0" + bytes(30) + b"\x10\x02\0\0" + bytes(4), xt_entry.match_comment("why"))
+    assert xt_entry.canonical(V4, offset, "KUBE-PROXY-PORTS") == entry
+    assert xt_entry.canonical(V4, offset, "SOMEWHERE") != entry
+
+
+@pytest.mark.parametrize("cut", [113, 120, 144, 160])
+def test_bytes_that_are_no_rule_are_no_rule_of_ours(cut: int) -> None:
+    entry = portal(V4, xt_entry.redirect(V4, 7001))
+    assert xt_entry.canonical(V4, entry[:cut], "") != entry

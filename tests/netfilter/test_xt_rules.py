@@ -1,0 +1,115 @@
+"""A rule set as chains of the legacy tables: set differences, and nothing unguarded on the way."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from kubeproxy.model import Family, Protocol
+from kubeproxy.netfilter import xt_entry
+from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.netfilter.xt_rules import (
+    FILTER,
+    NAT,
+    OWN,
+    PORTALS_CONTAINER,
+    PORTALS_HOST,
+    PROXY_CLOSED,
+    PROXY_DIRECT,
+    Chains,
+    chains_of,
+    difference,
+    is_needed,
+    union,
+)
+from tests.netfilter.stage import destination, rule_set
+from tests.netfilter.test_nft_table import rule_sets
+
+WEB = destination("10.96.0.1", Protocol.TCP)
+WEB6 = destination("fd96::1", Protocol.TCP)
+
+
+def test_each_family_has_its_own_addresses() -> None:
+    rules = rule_set({WEB: 7001, WEB6: 7002})
+    for family, address in ((Family.IPV4, WEB.address), (Family.IPV6, WEB6.address)):
+        port = 7001 if family is Family.IPV4 else 7002
+        assert chains_of(rules, family)[NAT][PORTALS_CONTAINER] == {
+            xt_entry.rule(
+                family,
+                xt_entry.redirect(family, port),
+                xt_entry.match_port(Protocol.TCP, 80),
+                protocol=Protocol.TCP,
+                destination=address,
+            )
+        }
+
+
+def test_ipv6_tables_are_left_alone_until_there_is_an_ipv6_address() -> None:
+    assert not is_needed(rule_set({WEB: 7001}), Family.IPV6)
+    assert is_needed(rule_set({WEB6: 7001}), Family.IPV6)
+    assert is_needed(RuleSet(), Family.IPV4)
+
+
+def test_landing_changes_the_container_chain_and_bind_both() -> None:
+    plain = chains_of(rule_set({WEB: 7001}), Family.IPV4)[NAT]
+    landed = chains_of(rule_set({WEB: 7001}, landing=("10.2.0.1",)), Family.IPV4)[NAT]
+    bound = chains_of(rule_set({WEB: 7001}, bind=("10.2.0.1",)), Family.IPV4)[NAT]
+    assert landed[PORTALS_CONTAINER] == bound[PORTALS_CONTAINER] == bound[PORTALS_HOST]
+    assert landed[PORTALS_CONTAINER] != plain[PORTALS_CONTAINER]
+    assert landed[PORTALS_HOST] == plain[PORTALS_HOST] == plain[PORTALS_CONTAINER]
+
+
+def test_dropping_wins_over_refusing_and_both_are_guarded() -> None:
+    port = ProxyPort(Protocol.TCP, 7001)
+    chains = chains_of(RuleSet(refused=frozenset({port}), dropped=frozenset({port})), Family.IPV4)[FILTER]
+    drop = xt_entry.rule(Family.IPV4, xt_entry.jump("DROP"), xt_entry.match_port(*port), protocol=Protocol.TCP)
+    assert chains[PROXY_CLOSED] == chains[PROXY_DIRECT] == {drop}
+
+
+def follow(have: Chains, wanted: Chains, table: str) -> Chains:
+    """Do what a difference says, as libiptc would."""
+    todo = difference(have, wanted, table=table)
+    chains = {name: set(rules) for name, rules in have.items()}
+    for name in todo.create:
+        assert name not in chains
+        chains[name] = set()
+    for name in (*todo.flush, *todo.drop):
+        chains[name].clear()
+    for name, rule in todo.add:
+        assert rule not in chains.setdefault(name, set())
+        chains[name].add(rule)
+    for name, rule in todo.delete:
+        chains[name].remove(rule)
+    for name in todo.drop:
+        assert not chains.pop(name)
+    return {name: frozenset(rules) for name, rules in chains.items() if rules or name in OWN[table]}
+
+
+@given(first=rule_sets, second=rule_sets)
+def test_differences_lead_from_any_rule_set_to_any_other(first: RuleSet, second: RuleSet) -> None:
+    for family in Family:
+        for table in (NAT, FILTER):
+            old, new = chains_of(first, family)[table], chains_of(second, family)[table]
+            assert follow(old, new, table) == new
+            assert not difference(new, new, table=table)
+            assert follow(follow({}, new, table), {}, table) == {}
+            both = follow(old, union(old, new), table)
+            assert all(both[name] >= old[name] | new[name] for name in new)
+
+
+def test_a_chain_that_loses_most_is_filled_anew() -> None:
+    many = chains_of(
+        RuleSet(redirects={destination(f"10.96.0.{i}", Protocol.TCP): 7001 for i in range(9)}), Family.IPV4
+    )
+    few = chains_of(RuleSet(redirects={WEB: 7001}), Family.IPV4)
+    todo = difference(many[NAT], few[NAT], table=NAT)
+    assert set(todo.flush) == {PORTALS_CONTAINER, PORTALS_HOST}
+    assert not todo.delete
+
+
+def test_other_chains_of_ours_and_of_kube_proxys_go() -> None:
+    wanted = chains_of(rule_set({WEB: 7001}), Family.IPV4)[NAT]
+    jump = xt_entry.rule(Family.IPV4, xt_entry.jump("KUBE-NODEPORT-HOST"))
+    left = {**wanted, "KUBE-NODEPORT-HOST": frozenset[bytes](), "OUTPUT": wanted["OUTPUT"] | {jump}}
+    todo = difference(left, wanted, table=NAT)
+    assert todo.drop == ("KUBE-NODEPORT-HOST",)
+    assert todo.delete == (("OUTPUT", jump),)
