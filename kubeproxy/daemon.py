@@ -21,7 +21,9 @@ from kubeproxy.config.validate import uses_kubernetes
 from kubeproxy.dataplane.local import LocalDataPlane
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.errors import ConfigError, KubeproxyError
-from kubeproxy.model import Address, Family, parse_address
+from kubeproxy.model import Address, Family
+from kubeproxy.netfilter.addresses import landing_addresses
+from kubeproxy.netfilter.cleanup import cleanup_all
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.select import select
 from kubeproxy.observability import logging
@@ -110,6 +112,7 @@ class Daemon:
             self._tasks.start(_kept_running("proxier", self._proxier.run), name="proxier")
             self._tasks.start(_kept_running("addresses", self._follow_addresses), name="addresses")
             self._tasks.start(_kept_running("reload", self._follow_reloads), name="reload")
+            self._tasks.start(self._remove_rules_of_other_adapters(netfilter.name), name="other adapters")
             _settle_memory()
             await self._stop_wanted.wait()
             await self._drain()
@@ -204,6 +207,12 @@ class Daemon:
             self._tasks.start(_kept_running("manifests", self._manifests.run), name="manifests")
 
     # Life
+
+    async def _remove_rules_of_other_adapters(self, ours: str) -> None:
+        """An earlier run may have used another adapter; its rules would still catch clients. Not before we serve."""
+        await self._proxier.serving.wait()
+        for removed in await cleanup_all(keep=ours):
+            log.info("removed what an earlier run left", what=removed)
 
     async def _follow_addresses(self) -> None:
         """The node's own addresses may change under us."""
@@ -308,12 +317,3 @@ async def _kept_running(name: str, part: Callable[[], Coroutine[Any, Any, None]]
         except Exception:
             log.exception("internal error; starts again", part=name, retry_in_s=RESTART_S)
         await asyncio.sleep(RESTART_S)
-
-
-def landing_addresses() -> dict[Family, Address]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return {}
-        return {Family.IPV4: parse_address(probe.getsockname()[0])}

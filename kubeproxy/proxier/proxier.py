@@ -83,6 +83,8 @@ class Proxier:
         self._clock: Clock = clock or LoopClock()
         self._turn = asyncio.Lock()
         """One round at a time."""
+        self.serving = asyncio.Event()
+        """Set once everything known has been in effect for the first time."""
         self._wake = asyncio.Event()
         self._stopped = False
         self._tried = 0
@@ -281,6 +283,7 @@ class Proxier:
                     still_listing=[source for source, complete in self._tracker.sources().items() if not complete],
                 )
             self._settled_at, self._pending_since = self._clock.now(), None
+            self.serving.set()
             self._observer.settled(tuple(self._triggers))
             self._triggers.clear()
 
