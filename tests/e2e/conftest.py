@@ -1,0 +1,35 @@
+"""A stage for each module, swept before each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import kernel
+from tests.e2e.stage import Stage, make_stage
+
+ADAPTERS = ("nftables", "iptables")
+
+
+@pytest.fixture(scope="module")
+def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Hosts and backends; what daemons left of an earlier test may still be there."""
+    with make_stage(tmp_path_factory.mktemp("manifests")) as stage:
+        yield stage
+
+
+@pytest.fixture
+def stage(theatre: Stage) -> Iterator[Stage]:
+    """The same, without daemons, rules, connections and manifests."""
+    kernel.forget_connections(theatre.node)
+    yield theatre
+    theatre.clear()
+    kernel.reset_rules(theatre.node)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Where a configuration file may stand."""
+    return tmp_path / "config.yaml"
