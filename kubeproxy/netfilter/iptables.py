@@ -12,6 +12,7 @@ import asyncio
 import ctypes
 import importlib
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -131,10 +132,10 @@ class Iptables:
                     table.commit()
             except _iptc().IPTCError as error:
                 if attempt == _ATTEMPTS - 1:
-                    raise KernelError(f"{family} table {name}: {error}; nothing was changed in it") from error
+                    raise KernelError(f"{family} table {name}: {_said(error)}; nothing was changed in it") from error
                 # Somebody who does not take the lock changed the table under our hands, or our belief was wrong.
                 log.warning(
-                    "commit refused, reading the table again", family=str(family), table=name, reason=str(error)
+                    "commit refused, reading the table again", family=str(family), table=name, reason=_said(error)
                 )
                 time.sleep(random.uniform(0.5, 1.5) * _RETRY_S * 2**attempt)
                 continue
@@ -156,6 +157,11 @@ def _iptc() -> ModuleType:
         ) from error
 
 
+def _said(error: Exception) -> str:
+    """An error's text without the marks of the bytes that python-iptables puts into it."""
+    return re.sub(r"b'([^']*)'", r"\1", str(error))
+
+
 def _exists(family: Family, name: str) -> bool:
     """Whether the kernel has this table. Opening one would make it, and show up in other people's tools."""
     try:
@@ -174,7 +180,7 @@ def _open(family: Family, name: str) -> Any:
         table.refresh()
         return table
     except module.IPTCError as error:
-        said = str(error)
+        said = _said(error)
         hint = (
             "it needs CAP_NET_ADMIN and CAP_NET_RAW"
             if "ermission" in said

@@ -14,6 +14,8 @@ import sys
 import time
 from typing import Any
 
+import structlog
+
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Destination, Family, Protocol, parse_address
 from kubeproxy.netfilter.cleanup import cleanup_all
@@ -78,6 +80,7 @@ async def answer(netfilter: Netfilter, request: dict[str, Any]) -> Any:
 
 async def main() -> None:
     """Until the end of the input."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     netfilter = make(sys.argv[1])
     for line in sys.stdin:
         started = time.perf_counter()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kubeproxy.model import Address, Destination, Family, Protocol, family_of
@@ -28,13 +29,15 @@ class KernelRefusal(Exception):
 class Adapter:
     """An adapter on a host."""
 
-    def __init__(self, host: Host, name: str, *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, host: Host, name: str, *, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+    ) -> None:
         self.host = host
         self.name = name
         self.ms = 0.0
         """How long the last call took."""
         self._process = host.popen(
-            [sys.executable, "-m", "tests.netfilter.driver", name],
+            [*prefix, sys.executable, "-m", "tests.netfilter.driver", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -46,6 +49,10 @@ class Adapter:
         changed = self.call({"do": "apply", "rules": to_json(rules), "verify": verify})
         assert isinstance(changed, bool)
         return changed
+
+    def apply_later(self, rules: RuleSet) -> None:
+        """The first half of `apply`; `receive` is the other."""
+        self.send({"do": "apply", "rules": to_json(rules), "verify": False})
 
     def cleanup(self) -> bool:
         """`Netfilter.cleanup`."""
@@ -145,6 +152,23 @@ def attempt(
             return SILENT
     assert got.startswith(answer), got
     return ANSWERED
+
+
+def dump(host: Host) -> str:
+    """Every rule of a host, by nftables and in the legacy tables, without handles and counters."""
+    shown = [
+        host.run(command, env=None).stdout
+        for command in (["nft", "list", "ruleset"], ["iptables-legacy-save"], ["ip6tables-legacy-save"])
+    ]
+    lines = [
+        re.sub(r"\[\d+:\d+\]", "", line) for line in "".join(shown).splitlines() if line.strip() and line[0] != "#"
+    ]
+    return "\n".join(lines)
+
+
+def settled(text: str) -> str:
+    """A dump without the order in which sets and chains happen to be listed."""
+    return "\n".join(sorted(re.sub(r"elements = {|,| }$", "", line).strip() for line in text.splitlines()))
 
 
 def destination(address: str, protocol: Protocol, port: int = 80) -> Destination:

@@ -1,0 +1,56 @@
+"""Which adapter is chosen, and the words for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.netfilter.select import select
+from tests.lab import Network
+from tests.netfilter.stage import Adapter, KernelRefusal, dump
+
+NO_NFT = ["env", "PATH=/nowhere"]
+POWERLESS = ["setpriv", "--inh-caps=-all", "--bounding-set=-net_admin,-net_raw"]
+
+
+def choose(adapter: Adapter, preference: str) -> list[str]:
+    chosen = adapter.call({"do": "select", "preference": preference})
+    assert isinstance(chosen, list)
+    return chosen
+
+
+@pytest.mark.netns
+def test_nftables_comes_first_and_trying_leaves_nothing(network: Network, environment: dict[str, str]) -> None:
+    adapter = Adapter(network.node, "nftables", env=environment)
+    before = dump(network.node)
+    assert choose(adapter, "auto") == ["nftables", "nftables, because the kernel accepts it"]
+    assert choose(adapter, "nftables") == ["nftables", "nftables, as configured"]
+    assert dump(network.node) == before
+    network.node.run(["nft", "add table inet kubeproxy { chain input { }; }"])
+    assert choose(adapter, "auto")[0] == "nftables", "what another version left is no obstacle"
+    assert choose(adapter, "iptables") == ["iptables", "iptables, as configured"]
+
+
+@pytest.mark.netns
+def test_iptables_where_there_is_no_nft(network: Network, environment: dict[str, str]) -> None:
+    adapter = Adapter(network.node, "nftables", env=environment, prefix=NO_NFT)
+    name, why = choose(adapter, "auto")
+    assert name == "iptables"
+    assert why.startswith("iptables, because nftables does not work here (nftables: cannot run nft: No such file")
+    with pytest.raises(KernelRefusal, match=r"\(--netfilter nftables\): nftables: cannot run nft"):
+        choose(adapter, "nftables")
+
+
+@pytest.mark.netns
+def test_everything_that_was_seen_is_said_when_none_works(network: Network, environment: dict[str, str]) -> None:
+    adapter = Adapter(network.node, "nftables", env=environment, prefix=POWERLESS)
+    with pytest.raises(KernelRefusal) as caught:
+        choose(adapter, "auto")
+    text = str(caught.value)
+    assert text.startswith("no packet filter can be used (--netfilter auto): nftables: ")
+    assert "; iptables: IPv4 table " in text
+    assert text.count("CAP_NET_ADMIN") == 2
+
+
+async def test_none() -> None:
+    netfilter, why = await select("none")
+    assert (netfilter.name, why.partition(",")[0]) == ("none", "none")
