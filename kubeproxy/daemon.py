@@ -93,7 +93,7 @@ class Daemon:
         log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._node_name())
         raise_descriptor_limit()
         set_oom_score_adj(configuration.oom_score_adj)
-        netfilter, why = await select(configuration.kubeproxy.netfilter)
+        netfilter, why = await select(configuration.netfilter_order)
         log.info("packet filter", choice=why)
 
         self._data_plane = LocalDataPlane()

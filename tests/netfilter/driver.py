@@ -3,7 +3,7 @@
     python -m tests.netfilter.driver ADAPTER
 
 Reads one JSON request per line and answers each with one line: ``{"do": "apply", "rules": {…}, "verify": bool}``,
-``{"do": "cleanup"}``, ``{"do": "cleanup_all", "keep": …}``, ``{"do": "select", "preference": …}``.
+``{"do": "cleanup"}``, ``{"do": "cleanup_all", "keep": …}``, ``{"do": "select", "order": […]}``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def answer(netfilter: Netfilter, request: dict[str, Any]) -> Any:
         case "cleanup_all":
             return await cleanup_all(keep=request["keep"])
         case "select":
-            selected, why = await select(request["preference"])
+            selected, why = await select(request["order"])
             await selected.close()
             return [selected.name, why]
     raise ValueError(f"unknown request {request}")
