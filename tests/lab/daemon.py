@@ -29,7 +29,7 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 class Daemon:
-    """`kubeproxy run` on `host`, serving the manifests in a directory. Ready when made; a context manager.
+    """`kubeproxy run` on `host`, serving the manifests in a directory, if any. Ready when made; a context manager.
 
     Its log goes to `log_path`. AssertionError, with that log, if it ends or is not ready in `ready_within_s`.
     """
@@ -38,7 +38,7 @@ class Daemon:
         self,
         host: Host,
         *,
-        manifests: Path,
+        manifests: Path | None,
         netfilter: str = "auto",
         options: Sequence[str] = (),
         command: Sequence[str] = (KUBEPROXY,),
@@ -48,7 +48,7 @@ class Daemon:
         self._directory = Path(tempfile.mkdtemp(prefix="kubeproxy-lab-"))
         self.log_path = self._directory / "log"
         arguments = {
-            "--manifests": str(manifests),
+            **({"--manifests": str(manifests)} if manifests else {}),
             "--netfilter": netfilter,
             "--healthz-bind-address": f"{HEALTHZ[0]}:{HEALTHZ[1]}",
             "--metrics-bind-address": f"{METRICS[0]}:{METRICS[1]}",
