@@ -148,7 +148,7 @@ def test_guards_come_first_and_go_last(network: Network, environment: dict[str, 
     # A chain of ours that somebody else's chain leads to cannot be removed, so the nat table refuses its commit.
     blocked = "*nat\n:MINE - [0:0]\n:KUBE-NODEPORT-HOST - [0:0]\n-A MINE -j KUBE-NODEPORT-HOST\nCOMMIT\n"
     network.node.run(["iptables-legacy-restore"], input=blocked, env=environment)
-    with pytest.raises(KernelRefusal, match="IPv4 table nat: can.t delete chain KUBE-NODEPORT-HOST: "):
+    with pytest.raises(KernelRefusal, match=r"IPv4 table nat: can.t delete chain KUBE-NODEPORT-HOST: "):
         adapter.apply(rule_set({WEB: 7001}), verify=True)
     text = dump(network.node)
     assert "-A KUBE-PROXY-DIRECT -p tcp -m tcp --dport 7001 -j DROP" in text
