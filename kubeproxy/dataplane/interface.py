@@ -36,7 +36,8 @@ class DataPlane(Protocol):
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
         """Hand over messages in order; back when all are in effect. What could not be done is returned, by frontend,
-        as a text that says what was seen; the other messages are in effect all the same."""
+        as a text that says what was seen; the other messages are in effect all the same. A frontend that did not
+        listen before and whose Listen could not be done does not listen."""
 
     def counters(self) -> Mapping[FrontendName, Counters]:
         """A snapshot, summed over everything that serves."""

@@ -183,8 +183,8 @@ class Ledger:
             listener = self.listeners[name]
             if name not in failures:
                 listener.confirmed, listener.told = True, endpoints_of(self.wanted[name])
-            elif listener.ruled is None:
-                self._drop(name)
+            elif listener.told is None:
+                self._drop(name)  # it never stood, so nobody was led there
             else:
                 listener.confirmed = False  # it may have been lost over there: next time begin with Listen
         for name in step.close:

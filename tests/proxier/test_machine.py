@@ -39,12 +39,17 @@ from tests.proxier.node import Node
 
 SOURCES = ("kubernetes", "manifests")
 PORTS = PortRange(30000, 30003)
-NAMES = [ServiceName("default", text) for text in ("a", "b", "c")]
+NAMES = [ServiceName("default", text) for text in ("a", "b")]
 IPS = [Address("10.96.0.1"), Address("10.96.0.2"), Address("fd00::1")]
 ENDPOINTS = {Family.IPV4: [Address("10.0.0.1"), Address("10.0.0.2")], Family.IPV6: [Address("fd01::1")]}
 
 service_ports = st.lists(
-    st.builds(ServicePort, st.sampled_from(["x", "y"]), st.sampled_from(Protocol), st.sampled_from([80, 81])),
+    st.builds(
+        ServicePort,
+        st.sampled_from(["x", "y"]),
+        st.sampled_from([Protocol.TCP, Protocol.TCP, Protocol.UDP, Protocol.SCTP]),
+        st.sampled_from([80, 81]),
+    ),
     min_size=1,
     max_size=2,
     unique_by=(lambda port: port.name, lambda port: port.port),
@@ -66,7 +71,10 @@ def endpoint_slices(draw: st.DrawFn) -> EndpointSlice:
     endpoints = tuple(
         Endpoint(address, *draw(conditions)) for address in draw(st.sets(st.sampled_from(ENDPOINTS[family])))
     )
-    ports = (EndpointPort("x", Protocol.TCP, draw(st.sampled_from([8080, 8081]))), EndpointPort("y", Protocol.UDP, 53))
+    ports = tuple(
+        EndpointPort(port, protocol, draw(st.sampled_from([8080, 8081])))
+        for port, protocol in [("x", Protocol.TCP), ("y", Protocol.TCP), ("y", Protocol.UDP)]
+    )
     return EndpointSlice(SliceName("default", draw(st.sampled_from(["s", "t"]))), service, family, ports, endpoints)
 
 
@@ -319,7 +327,7 @@ class ProxierMachine(RuleBasedStateMachine):
 
 
 ProxierMachine.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=100,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
