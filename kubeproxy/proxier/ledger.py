@@ -195,7 +195,7 @@ class Ledger:
                 self.faults[name] = failures[name]
             else:
                 self._unsettled[name] = None
-        if step.close:
+        if any(name not in failures for name in step.close):
             self.retry()  # ports may have come free
 
     def applied(self, generation: int) -> None:
