@@ -20,11 +20,12 @@ class Wire(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class Labels(Wire, frozen=True):
-    """The labels that decide whose object this is."""
+    """The labels that decide whose object this is, and where a node stands."""
 
     service_name: str | None = msgspec.field(name="kubernetes.io/service-name", default=None)
     service_proxy_name: str | None = msgspec.field(name="service.kubernetes.io/service-proxy-name", default=None)
     headless: str | None = msgspec.field(name="service.kubernetes.io/headless", default=None)
+    zone: str | None = msgspec.field(name="topology.kubernetes.io/zone", default=None)
 
 
 class Annotations(Wire, frozen=True):
@@ -45,6 +46,7 @@ class ObjectMeta(Wire, frozen=True):
     namespace: str | None = None
     uid: str | None = None
     resource_version: str | None = None
+    deletion_timestamp: str | None = None
     labels: Labels | None = None
     annotations: Annotations | None = None
 
@@ -168,6 +170,34 @@ class Endpoints(Wire, frozen=True):
     subsets: list[EndpointSubset | None] | None = None
 
 
+# Node, v1
+
+
+class Taint(Wire, frozen=True):
+    key: str | None = None
+
+
+class NodeSpec(Wire, frozen=True):
+    taints: list[Taint | None] | None = None
+
+
+class NodeAddress(Wire, frozen=True):
+    type: str | None = None
+    address: str | None = None
+
+
+class NodeStatus(Wire, frozen=True):
+    addresses: list[NodeAddress | None] | None = None
+
+
+class Node(Wire, frozen=True):
+    """A v1 Node."""
+
+    metadata: ObjectMeta | None = None
+    spec: NodeSpec | None = None
+    status: NodeStatus | None = None
+
+
 # What lists, watches and errors are wrapped in
 
 
@@ -190,6 +220,7 @@ class ObjectList(Wire, Generic[T], frozen=True):
 ServiceList = ObjectList[Service]
 EndpointSliceList = ObjectList[EndpointSlice]
 EndpointsList = ObjectList[Endpoints]
+NodeList = ObjectList[Node]
 
 
 class WatchEvent(Wire, frozen=True):

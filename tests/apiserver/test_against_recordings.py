@@ -26,6 +26,7 @@ MATTER = {
     "X-Content-Type-Options",
 }
 TOKEN = "kube-proxy-token"
+RESOURCES = {"slices": "endpointslices", "node": "nodes", "services": "services"}
 
 
 def recorded(name: str) -> Exchange:
@@ -34,11 +35,17 @@ def recorded(name: str) -> Exchange:
     return found
 
 
+def resource_of(name: str) -> str:
+    """Whose watch this is, by the file's name."""
+    return next(resource for word, resource in RESOURCES.items() if word in name)
+
+
 def seeded(version: Version, *, at: int | None = None) -> Cluster:
     """The recorded cluster, its objects at their own versions."""
     cluster = Cluster()
     for kind in KINDS.values():
-        for one in exchanges(f"{version.name}/{kind.resource}/list-all.json"):
+        pattern = "node/list-own.json" if kind.resource == "nodes" else f"{kind.resource}/list-all.json"
+        for one in exchanges(f"{version.name}/{pattern}"):
             for item in sorted(one.json["items"], key=lambda item: int(item["metadata"]["resourceVersion"])):
                 cluster.put(kind.resource, item, version=int(item["metadata"]["resourceVersion"]))
             cluster.version = int(one.json["metadata"]["resourceVersion"])
@@ -91,6 +98,25 @@ async def test_lists_are_equal(version: Version, name: str, at: int) -> None:
         k: v for k, v in theirs.json.items() if k not in ("items", "metadata")
     }
     assert json.loads(body)["metadata"] == theirs.json["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "at"),
+    [
+        (V1_36, "v1.36/node/list-own.json", 312),
+        (V1_36, "v1.36/node/list-empty.json", 208),
+        (V1_20, "v1.20/node/list-own.json", 273),
+    ],
+)
+async def test_lists_of_one_node_are_equal(version: Version, name: str, at: int) -> None:
+    theirs = recorded(name)
+    cluster = seeded(version)
+    cluster.version = at
+    async with ApiServer(cluster, version=version, tokens={TOKEN}) as server:
+        status, headers, body = await ask(server, theirs.path, theirs.request_headers)
+    assert status == theirs.status
+    assert headers["Content-Type"] == theirs.headers["Content-Type"]
+    assert json.loads(body) == theirs.json
 
 
 @pytest.mark.parametrize(
@@ -211,10 +237,12 @@ async def test_discovery_is_equal_for_what_is_served(version: Version) -> None:
             assert headers["Content-Type"] == theirs.headers["Content-Type"]
 
 
-@pytest.mark.parametrize("name", ["v1.36/watch/services.ndjson", "v1.36/watch/endpointslices.ndjson"])
+@pytest.mark.parametrize(
+    "name", ["v1.36/watch/services.ndjson", "v1.36/watch/endpointslices.ndjson", "v1.36/watch/own-node.ndjson"]
+)
 async def test_a_watch_tells_the_recorded_changes_in_the_recorded_words(name: str) -> None:
     theirs = stream(name)
-    resource = "endpointslices" if "slices" in name else "services"
+    resource = resource_of(name)
     cluster = seeded(V1_36, at=329)
     wanted = [json.loads(line) for line in theirs.lines]
     for event in wanted:
@@ -224,7 +252,7 @@ async def test_a_watch_tells_the_recorded_changes_in_the_recorded_words(name: st
         elif event["type"] == "DELETED":
             cluster.version = at - 1
             if "labels" in item["metadata"] or resource == "services":
-                cluster.delete(resource, item["metadata"]["namespace"], item["metadata"]["name"])
+                cluster.delete(resource, item["metadata"].get("namespace", ""), item["metadata"]["name"])
     path = theirs.path.replace("timeoutSeconds=150", "timeoutSeconds=1")
     async with ApiServer(cluster) as server:
         status, headers, body = await ask(server, path, {})
@@ -243,12 +271,14 @@ async def test_a_watch_tells_the_recorded_changes_in_the_recorded_words(name: st
     [
         (V1_36, "v1.36/watch/services-timeout-10s-one-event.ndjson"),
         (V1_36, "v1.36/watch/endpointslices.ndjson"),
+        (V1_36, "v1.36/watch/own-node.ndjson"),
         (V1_20, "v1.20/watch/services.ndjson"),
+        (V1_20, "v1.20/watch/own-node.ndjson"),
     ],
 )
 async def test_bookmarks_are_as_hollow_as_the_recorded_ones(version: Version, name: str) -> None:
     theirs = next(json.loads(line) for line in stream(name).lines if b'"BOOKMARK"' in line)
-    resource = "endpointslices" if "slices" in name else "services"
+    resource = resource_of(name)
     kind = KINDS[resource]
     cluster = seeded(version, at=400)
     at = int(theirs["object"]["metadata"]["resourceVersion"])

@@ -24,7 +24,24 @@ _HOLLOW: dict[str, dict[str, object]] = {
     "services": {"spec": {}, "status": {"loadBalancer": {}}},
     "endpointslices": {"addressType": "", "endpoints": None, "ports": None},
     "endpoints": {"subsets": None},
-    "nodes": {"spec": {}, "status": {}},
+    "nodes": {
+        "spec": {},
+        "status": {
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": 0}},
+            "nodeInfo": {
+                "machineID": "",
+                "systemUUID": "",
+                "bootID": "",
+                "kernelVersion": "",
+                "osImage": "",
+                "containerRuntimeVersion": "",
+                "kubeletVersion": "",
+                "kubeProxyVersion": "",
+                "operatingSystem": "",
+                "architecture": "",
+            },
+        },
+    },
 }
 
 

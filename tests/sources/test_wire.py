@@ -26,12 +26,14 @@ def test_recorded_lists_decode(name: str, kind: type[wire.ObjectList[wire.Servic
     assert len(decoded.items or []) == count
 
 
-@pytest.mark.parametrize("kind", [wire.Service, wire.EndpointSlice, wire.Endpoints, wire.ServiceList, wire.Status])
+@pytest.mark.parametrize(
+    "kind", [wire.Service, wire.EndpointSlice, wire.Endpoints, wire.Node, wire.ServiceList, wire.Status]
+)
 def test_everything_may_be_absent(kind: type[wire.Wire]) -> None:
     assert msgspec.json.decode(b"{}", type=kind) == kind()
 
 
-@pytest.mark.parametrize("kind", [wire.Service, wire.EndpointSlice, wire.Endpoints])
+@pytest.mark.parametrize("kind", [wire.Service, wire.EndpointSlice, wire.Endpoints, wire.Node])
 def test_everything_may_be_null(kind: type[wire.Wire]) -> None:
     fields = msgspec.structs.fields(kind)
     nothing = msgspec.json.encode({field.encode_name: None for field in fields})

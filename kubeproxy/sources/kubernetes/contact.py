@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import structlog
 
 from kubeproxy.sources.kubernetes.errors import ApiError, Forbidden, Unauthorized
-from kubeproxy.sources.kubernetes.resource import SOURCE
+from kubeproxy.sources.kubernetes.resource import SOURCE, OwnNode
 
 log = structlog.get_logger(__name__)
 
@@ -24,6 +24,7 @@ class Contact:
         self._failures = 0
         self._since = 0.0
         self._ever = False
+        self._node_forbidden = False
 
     @property
     def lost(self) -> bool:
@@ -32,7 +33,19 @@ class Contact:
 
     def failed(self, resource: str, error: ApiError, *, since: float) -> None:
         """A request failed for a resource that has been behind since then (Unix seconds). The first of an outage is a
-        warning; after it only another cause is worth a line."""
+        warning; after it only another cause is worth a line. That this node may not be read is a story of its own: all
+        else can be served without."""
+        if resource == OwnNode.name and isinstance(error, Forbidden):
+            self._reached(resource)
+            if self._ever and not self._missing and not self._node_forbidden:
+                self._node_forbidden = True
+                log.warning(
+                    "this node's object may not be read; its zone, addresses and taints stay unknown",
+                    source=SOURCE,
+                    seen=str(error),
+                    hint="bind system:node-proxier, which may get, list and watch nodes",
+                )
+            return
         first = not self._missing
         if first:
             self._since = since
@@ -57,6 +70,12 @@ class Contact:
     def found(self, resource: str) -> None:
         """A resource is in step with the server."""
         self._ever = True
+        if resource == OwnNode.name and self._node_forbidden:
+            self._node_forbidden = False
+            log.info("this node's object may be read now", source=SOURCE)
+        self._reached(resource)
+
+    def _reached(self, resource: str) -> None:
         if resource not in self._missing:
             return
         self._missing.remove(resource)

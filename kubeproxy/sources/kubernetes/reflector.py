@@ -231,7 +231,7 @@ class Reflector:
 
     def _apply(self, resource: Resource[Any], event: Event) -> None:
         if event.type is EventType.DELETED:
-            self._faults.note(f"{event.metadata.namespace}/{event.metadata.name}", ())
+            self._faults.note(_name(event.metadata), ())
             resource.remove(event.metadata)
         elif event.type is not EventType.BOOKMARK:
             found = self._translate(resource, event.metadata, event.object)
@@ -246,7 +246,7 @@ class Reflector:
         self, resource: Resource[Any], metadata: wire.ObjectMeta, raw: msgspec.Raw, names: set[str] | None = None
     ) -> list[Any] | None:
         """What an object means; None when it is not even of the right shape: then a watch lets stand what it meant."""
-        name = f"{metadata.namespace}/{metadata.name}"
+        name = _name(metadata)
         if names is not None:
             names.add(name)
         try:
@@ -256,3 +256,8 @@ class Reflector:
             return None
         self._faults.note(name, faults)
         return found
+
+
+def _name(metadata: wire.ObjectMeta) -> str:
+    """For people; objects of the cluster's own have no namespace."""
+    return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else str(metadata.name)

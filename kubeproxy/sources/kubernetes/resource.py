@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
+from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.sources import translate, wire
-from kubeproxy.sources.sink import Sink, SourceName
+from kubeproxy.sources.sink import NodeSink, Sink, SourceName
 from kubeproxy.sources.translate import Fault
 
 SOURCE = SourceName("kubernetes")
@@ -140,3 +140,30 @@ class Endpoints(Resource[EndpointSlice]):
 
     def remove(self, metadata: wire.ObjectMeta) -> None:
         self.put(metadata, [])
+
+
+class OwnNode(Resource[Node]):
+    """The one v1 Node that this proxy runs on. It is listed and watched rather than read, so that it may come, change
+    and go; kube-proxy's role allows all three."""
+
+    name = "nodes"
+    path = "/api/v1/nodes"
+    query: Mapping[str, str]
+
+    def __init__(self, sink: NodeSink, node_name: str) -> None:
+        self._sink = sink
+        self._decode = msgspec.json.Decoder(wire.Node).decode
+        self.query = {"fieldSelector": f"metadata.name={node_name}"}
+
+    def translate(self, raw: msgspec.Raw) -> tuple[list[Node], list[Fault]]:
+        node, faults = translate.node(self._decode(raw))
+        return [node] if node is not None else [], faults
+
+    def replace(self, found: Iterable[Node]) -> None:
+        self._sink.set_node(next(iter(found), None))
+
+    def put(self, metadata: wire.ObjectMeta, found: list[Node]) -> None:
+        self.replace(found)
+
+    def remove(self, metadata: wire.ObjectMeta) -> None:
+        self._sink.set_node(None)

@@ -1,8 +1,9 @@
-"""The Kubernetes source: Services and their endpoints from an API server, into a sink."""
+"""The Kubernetes source: Services, their endpoints and this node from an API server, into sinks."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from random import Random
 from time import time
 from typing import Any
@@ -15,8 +16,8 @@ from kubeproxy.sources.kubernetes.course import Pace
 from kubeproxy.sources.kubernetes.errors import ApiError, Garbage
 from kubeproxy.sources.kubernetes.events import excerpt
 from kubeproxy.sources.kubernetes.reflector import Reflector, ReflectorState
-from kubeproxy.sources.kubernetes.resource import Endpoints, Resource, Services, Slices
-from kubeproxy.sources.sink import Sink
+from kubeproxy.sources.kubernetes.resource import Endpoints, OwnNode, Resource, Services, Slices
+from kubeproxy.sources.sink import NodeSink, Sink
 
 
 class _Version(msgspec.Struct, rename="camel"):
@@ -32,11 +33,24 @@ class _GroupList(msgspec.Struct):
     groups: list[_Group] | None = None
 
 
+Choice = Callable[[], Awaitable[Resource[Any]]]
+
+
 class KubernetesSource:
-    """Watches Services, and EndpointSlices or, where the server has none, Endpoints."""
+    """Watches Services, EndpointSlices or, where the server has none, Endpoints, and this node's own object.
+
+    Who may not read Nodes is served without: `node_sink` then hears nothing, which is told once in the log.
+    """
 
     def __init__(
-        self, *, client: Client, sink: Sink, node_name: str, pace: Pace | None = None, random: Random | None = None
+        self,
+        *,
+        client: Client,
+        sink: Sink,
+        node_name: str,
+        node_sink: NodeSink | None = None,
+        pace: Pace | None = None,
+        random: Random | None = None,
     ) -> None:
         self._client = client
         self.node_name = node_name
@@ -46,9 +60,12 @@ class KubernetesSource:
         self._contact = Contact(server=client.server, clock=time)
         pace = pace or Pace()
         random = random or Random()
+        choices: dict[str, Choice] = {Services.name: _always(self._services), Slices.name: self._choose_slices}
+        if node_sink is not None:
+            choices[OwnNode.name] = _always(OwnNode(node_sink, node_name))
         self._reflectors = tuple(
             Reflector(client=client, name=name, choose=choose, contact=self._contact, pace=pace, random=random)
-            for name, choose in ((Services.name, self._choose_services), (Slices.name, self._choose_slices))
+            for name, choose in choices.items()
         )
 
     async def run(self) -> None:
@@ -60,9 +77,6 @@ class KubernetesSource:
     def state(self) -> tuple[ReflectorState, ...]:
         """How each reflector is faring."""
         return tuple(reflector.state() for reflector in self._reflectors)
-
-    async def _choose_services(self) -> Resource[Any]:
-        return self._services
 
     async def _choose_slices(self) -> Resource[Any]:
         """What the list of API groups says. It is looked up there, and not by trying the group's own path, because to
@@ -80,3 +94,10 @@ class KubernetesSource:
             raise Garbage(f"/apis is not a list of API groups ({error}): {excerpt(body)}", cause="garbage") from error
         served = {version.group_version for group in groups for version in group.versions or []}
         return self._slices if "discovery.k8s.io/v1" in served else self._endpoints
+
+
+def _always(resource: Resource[Any]) -> Choice:
+    async def choose() -> Resource[Any]:
+        return resource
+
+    return choose

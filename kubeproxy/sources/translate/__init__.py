@@ -5,7 +5,8 @@ is served. A fault says where (`path`) and what was found beside what is allowed
 """
 
 from kubeproxy.sources.translate.checks import Fault, show
+from kubeproxy.sources.translate.nodes import node
 from kubeproxy.sources.translate.services import service
 from kubeproxy.sources.translate.slices import endpoint_slice, endpoints
 
-__all__ = ["Fault", "endpoint_slice", "endpoints", "service", "show"]
+__all__ = ["Fault", "endpoint_slice", "endpoints", "node", "service", "show"]

@@ -17,7 +17,7 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_SUBDOMAIN = 253
 LABEL_RULE = "allowed: up to 63 lower-case letters, digits and '-', beginning and ending with a letter or digit"
-_SUBDOMAIN_RULE = (
+SUBDOMAIN_RULE = (
     "allowed: up to 253 lower-case letters, digits, '-' and '.', each part beginning and ending with a letter or digit"
 )
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -74,7 +74,7 @@ def object_name(
         faults.append(Fault("metadata.namespace", f"{show(meta.namespace)}; {LABEL_RULE}"))
         good = False
     if len(name) > longest or not pattern.fullmatch(name):
-        rule = LABEL_RULE if pattern is LABEL else _SUBDOMAIN_RULE
+        rule = LABEL_RULE if pattern is LABEL else SUBDOMAIN_RULE
         faults.append(Fault("metadata.name", f"{show(meta.name)}; {rule}"))
         good = False
     return (namespace, name) if good else None

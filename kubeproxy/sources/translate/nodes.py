@@ -1,0 +1,54 @@
+"""Nodes: addresses, zone, and whether load balancers may count on one."""
+
+from __future__ import annotations
+
+from kubeproxy.model import Address, Node
+from kubeproxy.sources import wire
+from kubeproxy.sources.translate.checks import (
+    MAX_SUBDOMAIN,
+    SUBDOMAIN,
+    SUBDOMAIN_RULE,
+    Fault,
+    address_in,
+    indexed,
+    reserved,
+    show,
+)
+
+LEAVING = "ToBeDeletedByClusterAutoscaler"
+"""The taint of a node that the cluster autoscaler is about to remove (KEP-3836), whatever its value or effect."""
+
+_TYPES = ("InternalIP", "ExternalIP")
+"""Of the addresses in a status, those that are IP addresses; the most trusted first."""
+
+
+def node(raw: wire.Node) -> tuple[Node | None, list[Fault]]:
+    """A Node as the model has it; None and a fault where it has no name that a Node can have."""
+    faults: list[Fault] = []
+    meta = raw.metadata or wire.ObjectMeta()
+    name = meta.name or ""
+    addresses = _addresses(raw.status or wire.NodeStatus(), faults)
+    if len(name) > MAX_SUBDOMAIN or not SUBDOMAIN.fullmatch(name):
+        faults.append(Fault("metadata.name", f"{show(meta.name)}; {SUBDOMAIN_RULE}"))
+        return None, faults
+    taints = raw.spec.taints if raw.spec is not None else None
+    leaving = meta.deletion_timestamp is not None or any(taint.key == LEAVING for _, taint in indexed(taints))
+    zone = (meta.labels.zone if meta.labels is not None else None) or ""
+    return Node(name=name, addresses=addresses, zone=zone, eligible=not leaving), faults
+
+
+def _addresses(status: wire.NodeStatus, faults: list[Fault]) -> tuple[Address, ...]:
+    found: dict[Address, None] = {}
+    for kind in _TYPES:
+        for index, entry in indexed(status.addresses):
+            if entry.type != kind:
+                continue
+            path = f"status.addresses[{index}].address"
+            address = address_in(entry.address)
+            if address is None:
+                faults.append(Fault(path, f"{show(entry.address)} is no plain IP address"))
+            elif special := reserved(address, loopback=False):
+                faults.append(Fault(path, f"{address} is {special}, no {kind}"))
+            else:
+                found[address] = None
+    return tuple(found)
