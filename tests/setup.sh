@@ -41,6 +41,6 @@ fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-"$venv/bin/python" -m pip install --quiet --require-hashes -r requirements-dev.lock
+"$venv/bin/python" -m pip install --quiet --use-pep517 --require-hashes -r requirements-dev.lock
 "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
 echo "setup: $venv is ready"
