@@ -167,10 +167,12 @@ class Stage:
     def await_answers(self, *pods: int, address: tuple[str, int] = (VIP, 80)) -> None:
         """Back as soon as the client is answered by exactly these pods, each in its turn."""
 
+        # Before there is a rule the client would wait for nothing.
+        until(lambda: address in kernel.redirects(self.node), f"a rule for {address}")
+
         def answered() -> bool:
             try:
-                # Not for long: what was sent before there was a rule never meets one.
-                seen = ask_often(self.client, address, max(3, 2 * len(pods)), timeout_s=0.5)
+                seen = ask_often(self.client, address, max(3, 2 * len(pods)), timeout_s=2.0)
             except OSError:
                 return False
             return set(seen) == {f"pod-{pod}" for pod in pods}
