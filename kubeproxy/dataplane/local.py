@@ -51,7 +51,7 @@ class LocalDataPlane:
         held = self._held.get((message.protocol, message.address, message.port))
         if held is None:
             raise OSError(errno.EINVAL, "it was not reserved")
-        return held.sock
+        return held.lend()
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
         """Put messages into effect; what could not be done, by frontend."""

@@ -11,7 +11,7 @@ KINDS = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
 
 
 class HeldPort:
-    """A bound socket. Whoever listens on it borrows `sock`; the port is free again after `release`."""
+    """A bound socket. Whoever listens on it borrows it by `lend`; the port is free again after `release`."""
 
     def __init__(
         self, protocol: Protocol, address: Address, port: int, *, on_release: Callable[[HeldPort], None]
@@ -29,10 +29,20 @@ class HeldPort:
                 # A connection of ours that lingers in TIME_WAIT must not keep its port from us after a restart.
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.sock.bind((address, port))
+            if protocol is Protocol.TCP:
+                # And while nobody listens, Linux lets any socket that says the same bind here too, and even listen.
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         except BaseException:
             self.sock.close()
             raise
         self.port: int = self.sock.getsockname()[1]
+
+    def lend(self) -> socket.socket:
+        """The socket, to be listened on now: then nobody else gets the port anyway, and the connections accepted here
+        inherit that they do not keep it from us after a restart."""
+        if self.protocol is Protocol.TCP:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return self.sock
 
     def release(self) -> None:
         """Give it back. Twice is fine."""

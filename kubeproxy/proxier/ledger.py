@@ -8,18 +8,32 @@ message states a wanted condition, so repeating one is harmless.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
 from kubeproxy.dataplane.messages import Listen, Message, Retire
-from kubeproxy.model import Address, Family, Frontend, FrontendName, Protocol, ServiceName, Target
+from kubeproxy.model import (
+    NODE_PORTS,
+    Address,
+    Destination,
+    Family,
+    Frontend,
+    FrontendName,
+    Protocol,
+    Service,
+    ServiceName,
+    Target,
+    family_of,
+)
+from kubeproxy.proxier.claims import Claims
+from kubeproxy.proxier.facts import NOWHERE, NodeFacts, Preserve
 from kubeproxy.proxier.plan import Listener, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.ports import NoPort, Ports
-from kubeproxy.proxier.resolve import resolve
+from kubeproxy.proxier.resolve import barred, health, resolve
 from kubeproxy.proxier.rules import Rules
-from kubeproxy.proxier.tracker import Change
+from kubeproxy.proxier.tracker import Change, View
 
 V = TypeVar("V")
 
@@ -42,16 +56,28 @@ class Step:
 class Ledger:
     """Not for two tasks at once."""
 
-    def __init__(self, *, ports: Ports, families: Iterable[Family], protocols: Iterable[Protocol]) -> None:
+    def __init__(
+        self, *, ports: Ports, claims: Claims, families: Iterable[Family], protocols: Iterable[Protocol]
+    ) -> None:
         self.ports = ports
+        self.claims = claims
         self.rules = Rules()
         self.wanted: dict[FrontendName, Frontend] = {}
+        """Without what their claims were denied."""
         self.listeners: dict[FrontendName, Listener] = {}
         self.owners: dict[ServiceName, str] = {}
+        self.health: dict[ServiceName, tuple[int, int]] = {}
+        """Health check node ports, and how many ready endpoints this node has."""
         self.faults: dict[FrontendName, str] = {}
         """Frontends whose last move failed, and why. They are left alone until `retry`."""
         self._families = frozenset(families)
         self._protocols = frozenset(protocols)
+        self._facts = NOWHERE
+        self._views: dict[ServiceName, View] = {}
+        self._stale: dict[ServiceName, None] = {}
+        """To be resolved again, because facts changed that they depend on."""
+        self._asked: dict[FrontendName, Frontend] = {}
+        """As resolved."""
         self._frontends_of: dict[ServiceName, tuple[FrontendName, ...]] = {}
         self._remarks: dict[ServiceName, tuple[str, ...]] = {}
         self._unsettled: dict[FrontendName, None] = {}
@@ -69,37 +95,90 @@ class Ledger:
     @property
     def settled(self) -> bool:
         """Whether everything absorbed is in effect, but for the faults."""
-        return not (self._unsettled or self._in_flight or self._waiting or self.rules_pending)
+        return not (self._stale or self._unsettled or self._in_flight or self._waiting or self.rules_pending)
+
+    @property
+    def denied(self) -> set[FrontendName | Destination]:
+        """What could not be had: frontends without a listener or untold, and ports that others use."""
+        return {*self.faults, *self.claims.faults}
 
     # What is wanted.
 
-    def absorb(self, changes: Sequence[Change]) -> None:
+    def absorb(self, changes: Iterable[Change]) -> None:
         """Services changed: find out what they want now."""
         for change in changes:
-            service, source = change.after.service, change.after.owner
-            frontends = () if service is None else resolve(service, change.after.slices)
-            served = tuple(f for f in frontends if f.protocol in self._protocols and f.name.family in self._families)
-            self._want(change.name, served)
-            remarks = [
-                f"port {port.name or port.port}: {port.protocol} is not served"
-                for port in (() if service is None else service.ports)
-                if port.protocol not in self._protocols
-            ]
-            remarks += [f"also defined by {other}; the one of {source} stays" for other in change.after.refused]
-            _set_or_drop(self._remarks, change.name, tuple(remarks))
-            _set_or_drop(self.owners, change.name, source)
+            if change.after.service is None:
+                self._views.pop(change.name, None)
+            else:
+                self._views[change.name] = change.after
+            self._resolve(change.name, change.after)
+
+    def use_facts(self, facts: NodeFacts) -> None:
+        """This node is so now. Services that depend on what is new are resolved again by `refresh`."""
+        before, self._facts = self._facts, facts
+        self.rules.use_facts(facts)
+        affected = [name for name, view in self._views.items() if _depends(view, before, facts)]
+        self._stale.update(dict.fromkeys(affected))
+
+    def refresh(self, limit: int) -> int:
+        """Resolve up to `limit` Services again that the facts have overtaken; how many."""
+        names = list(islice(self._stale, limit))
+        for name in names:
+            self._resolve(name, self._views[name])
+        return len(names)
+
+    def _resolve(self, name: ServiceName, view: View) -> None:
+        self._stale.pop(name, None)
+        service = view.service
+        frontends = () if service is None else resolve(service, view.slices, self._facts)
+        served = tuple(f for f in frontends if f.protocol in self._protocols and f.name.family in self._families)
+        self._want(name, served)
+        remarks = [] if service is None else list(self._unserved(service))
+        remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
+        _set_or_drop(self._remarks, name, tuple(remarks))
+        _set_or_drop(self.owners, name, view.owner)
+        _set_or_drop(self.health, name, None if service is None else health(service, view.slices, self._facts))
+
+    def _unserved(self, service: Service) -> Iterator[str]:
+        for port in service.ports:
+            if port.protocol not in self._protocols:
+                yield f"port {port.name or port.port}: {port.protocol} is not served"
+        for address in barred(service):
+            yield (
+                f"load balancer address {address} is not served: loadBalancerSourceRanges has no {family_of(address)}"
+                " range, so nobody may reach it"
+            )
 
     def _want(self, service: ServiceName, frontends: tuple[Frontend, ...]) -> None:
         names = tuple(frontend.name for frontend in frontends)
+        granted: set[FrontendName] = set()
         for name in self._frontends_of.get(service, ()):
             if name not in names:
-                del self.wanted[name]
+                del self._asked[name], self.wanted[name]
                 self._unsettled[name] = None
+                granted |= self.claims.want(name, frozenset())
         for frontend in frontends:
-            if self.wanted.get(frontend.name) != frontend:
-                self.wanted[frontend.name] = frontend
-                self._unsettled[frontend.name] = None
+            self._asked[frontend.name] = frontend
+            destinations = frontend.destinations | frontend.own_destinations
+            granted |= self.claims.want(frontend.name, frozenset(filter(self._facts.is_claimed, destinations)))
         _set_or_drop(self._frontends_of, service, names)
+        self._grant((*names, *sorted(granted.intersection(self._asked).difference(names))))
+
+    def _grant(self, names: Iterable[FrontendName]) -> None:
+        """Of what these asked for they get what others have not taken."""
+        for name in names:
+            asked, denied = self._asked[name], self.claims.denied(name)
+            frontend = asked
+            if denied:
+                frontend = replace(
+                    asked,
+                    destinations=asked.destinations - denied,
+                    own_destinations=asked.own_destinations - denied,
+                    ranged=asked.ranged - denied,
+                )
+            if self.wanted.get(name) != frontend:
+                self.wanted[name] = frontend
+                self._unsettled[name] = None
 
     def use_addresses(self, landing: Mapping[Family, Address], bind: Mapping[Family, Address]) -> None:
         """Where the rules lead to, and where listeners listen; one that listens elsewhere is opened anew."""
@@ -110,6 +189,7 @@ class Ledger:
     def retry(self) -> None:
         """Look again at what failed."""
         self._unsettled.update(dict.fromkeys(self.faults))
+        self._grant(sorted(self.claims.retry()))
 
     # What to do about it.
 
@@ -202,11 +282,14 @@ class Ledger:
         """These rules are in force."""
         self._applied = generation
         self._unsettled.update(dict.fromkeys(self._waiting))
+        if not self.rules_pending:  # else what the kernel leads to is not what the rules say by now
+            self._grant(sorted(self.claims.release(self.rules.leads)))
 
     def close(self) -> None:
         """Give all ports back."""
         for name in list(self.listeners):
             self._drop(name)
+        self.claims.close()
 
     # What is wrong.
 
@@ -216,15 +299,35 @@ class Ledger:
         for name, fault in self.faults.items():
             service = name.service_port.service
             found[service] = (*found.get(service, ()), f"{name}: {fault}")
+        for destination, fault in self.claims.faults.items():
+            for service in sorted({name.service_port.service for name in self.claims.users(destination)}):
+                found[service] = (*found.get(service, ()), fault)
         for destination, holder, others in self.rules.contests():
-            address = f"{destination.protocol} {Target(destination.address, destination.port)}"
             for name in others:
                 service = name.service_port.service
-                found[service] = (*found.get(service, ()), f"{name}: {address} belongs to {holder}")
+                found[service] = (*found.get(service, ()), f"{name}: {_words(destination)} belongs to {holder}")
         return found
 
 
-def _set_or_drop(book: dict[ServiceName, V], service: ServiceName, value: V) -> None:
+def _depends(view: View, before: NodeFacts, now: NodeFacts) -> bool:
+    """Whether what a Service wants may have changed with the facts."""
+    if (before.name, before.zone, before.preserve) != (now.name, now.zone, now.preserve):
+        return True
+    moved = (before.own_addresses | before.node_addresses) ^ (now.own_addresses | now.node_addresses)
+    if view.service is None or not moved:
+        return False
+    if not moved.isdisjoint(view.service.external_ips + view.service.load_balancer_ips):
+        return True
+    return now.preserve is not Preserve.NEVER and any(e.address in moved for s in view.slices for e in s.endpoints)
+
+
+def _words(destination: Destination) -> str:
+    if destination.address in NODE_PORTS.values():
+        return f"{destination.protocol} node port {destination.port}"
+    return f"{destination.protocol} {Target(destination.address, destination.port)}"
+
+
+def _set_or_drop(book: dict[ServiceName, V], service: ServiceName, value: V | None) -> None:
     """An entry that says nothing is none."""
     if value:
         book[service] = value

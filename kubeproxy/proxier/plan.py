@@ -117,7 +117,7 @@ def next_move(wanted: Frontend | None, listener: Listener | None, *, address: Ad
 
 def endpoints_of(frontend: Frontend) -> SetEndpoints:
     """What the data plane has to know of a frontend."""
-    return SetEndpoints(frontend.name, frontend.endpoints, frontend.affinity_timeout_s)
+    return SetEndpoints(frontend.name, frontend.endpoints, frontend.affinity_timeout_s, frontend.preserve)
 
 
 def bind_address(bind: Mapping[Family, Address], family: Family) -> Address:

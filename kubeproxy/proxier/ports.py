@@ -61,6 +61,10 @@ class Ports:
             self._range = port_range
             self._pools.clear()
 
+    def holds(self, protocol: Protocol, port: int) -> bool:
+        """Whether a number is one of ours."""
+        return (protocol, port) in self._held
+
     def reserve(self, protocol: Protocol, address: Address) -> Reservation:
         """A port for a listener at `address`; NoPort says why there is none."""
         if self._range is None:

@@ -23,9 +23,11 @@ import structlog
 
 from kubeproxy.dataplane.interface import DataPlane, PortReserver
 from kubeproxy.errors import KubeproxyError
-from kubeproxy.model import Address, Family, FrontendName, Protocol, ServiceName
+from kubeproxy.model import Address, Destination, Family, FrontendName, Protocol, ServiceName
 from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.proxier.claims import Claims
 from kubeproxy.proxier.clock import Clock, LoopClock
+from kubeproxy.proxier.facts import NOWHERE, NodeFacts
 from kubeproxy.proxier.ledger import Ledger
 from kubeproxy.proxier.observer import NoObserver, ProxierObserver
 from kubeproxy.proxier.ports import PortRange, Ports
@@ -63,8 +65,9 @@ class Proxier:
         reserver: PortReserver,
         port_range: PortRange | None = None,
         periods: Periods = Periods(),  # noqa: B008 - frozen
-        families: Iterable[Family] = (Family.IPV4,),
-        protocols: Iterable[Protocol] = (Protocol.TCP,),
+        families: Iterable[Family] = tuple(Family),
+        protocols: Iterable[Protocol] = (Protocol.TCP, Protocol.UDP),
+        facts: NodeFacts = NOWHERE,
         landing: Mapping[Family, Address] | None = None,
         bind: Mapping[Family, Address] | None = None,
         observer: ProxierObserver | None = None,
@@ -74,7 +77,10 @@ class Proxier:
         self._tracker = tracker
         self._data_plane = data_plane
         self._netfilter = netfilter
-        self._ledger = Ledger(ports=Ports(reserver, port_range), families=families, protocols=protocols)
+        ports = Ports(reserver, port_range)
+        claims = Claims(reserver, is_proxy_port=ports.holds)
+        self._ledger = Ledger(ports=ports, claims=claims, families=families, protocols=protocols)
+        self._ledger.use_facts(facts)
         self._ledger.use_addresses(landing or {}, bind or {})
         self._schedule = Schedule(periods, jitter)
         self._retry = Backoff(jitter)
@@ -145,6 +151,11 @@ class Proxier:
         self._ledger.use_addresses(landing, bind)
         self._changed()
 
+    def set_facts(self, facts: NodeFacts) -> None:
+        """This node is so now; what depends on it follows."""
+        self._ledger.use_facts(facts)
+        self._changed()
+
     def snapshot(self) -> Snapshot:
         """What is wanted, what stands and what is wrong, as of now."""
         ledger, tracker = self._ledger, self._tracker
@@ -176,13 +187,13 @@ class Proxier:
         now = self._clock.now()
         if self._stopped or self._tracker.ready_at(now) > now:
             return
-        faults, retrying = set(self._ledger.faults), now >= self._retry.retry_at
+        denied, retrying = self._ledger.denied, now >= self._retry.retry_at
         if retrying or full:
             self._ledger.retry()
         told = await self._tell()
         if (full or self._transaction_at() <= self._clock.now()) and await self._program(full=full):
             told = await self._tell() and told
-        self._pace_retries(told=told, retrying=retrying, faults_before=faults)
+        self._pace_retries(told=told, retrying=retrying, denied_before=denied)
         self._account()
 
     async def _tell(self) -> bool:
@@ -194,6 +205,7 @@ class Proxier:
             self._ledger.absorb(changes)
             for change in changes:
                 self._triggers += change.trigger_times()
+            refreshed = self._ledger.refresh(BATCH)
             step = self._ledger.next_step(BATCH)
             if step is not None:
                 try:
@@ -202,7 +214,7 @@ class Proxier:
                     self._failed(_DATA_PLANE, error)
                     return False
                 self._ledger.done(step, failures)
-            elif changes:
+            elif changes or refreshed:
                 await asyncio.sleep(0)
             else:
                 self._recovered(_DATA_PLANE)
@@ -249,12 +261,12 @@ class Proxier:
             return ready_at
         return min(self._transaction_at(), self._retry.retry_at)
 
-    def _pace_retries(self, *, told: bool, retrying: bool, faults_before: set[FrontendName]) -> None:
+    def _pace_retries(self, *, told: bool, retrying: bool, denied_before: set[FrontendName | Destination]) -> None:
         """One timer for everything that was denied: it starts anew when something new is, and is slower each time."""
-        faults = self._ledger.faults.keys()
-        if told and not faults:
+        denied = self._ledger.denied
+        if told and not denied:
             self._retry.reset()
-        elif faults - faults_before or (not told and not self._retry.failures):
+        elif denied - denied_before or (not told and not self._retry.failures):
             self._retry.reset()
             self._retry.failed(self._clock.now())
         elif retrying:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
+from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 
 START_GRACE_S = 5.0
 """How long the complete sources wait for the others at start. They must not wait for ever: on a host whose manifests
@@ -77,7 +77,7 @@ class _Store:
 
 
 class Tracker:
-    """A `Sink` for every source named, and the memory of what changed.
+    """A `Sink` for every source named, a `NodeSink`, and the memory of what changed.
 
     Like the sources it belongs to the event loop's thread.
     """
@@ -90,6 +90,9 @@ class Tracker:
         """What changed, with the view that was last taken."""
         self._complete_at = math.inf
         self._on_change: Callable[[], None] = _nobody
+        self._on_node: Callable[[], None] = _nobody
+        self.node: Node | None = None
+        """This node, as it was last described; None: unknown, or there is no such node."""
         self.service_changes = Tally()
         self.slice_changes = Tally()
 
@@ -97,7 +100,17 @@ class Tracker:
         """Call `on_change` whenever there may be something to take, or a source became complete."""
         self._on_change = on_change
 
+    def notify_node(self, on_node: Callable[[], None]) -> None:
+        """Call `on_node` whenever `node` has changed: whoever makes the proxier's `NodeFacts` makes them anew."""
+        self._on_node = on_node
+
     # What the sources say.
+
+    def set_node(self, node: Node | None) -> None:
+        """This node is so described now; None: there is no such node."""
+        if node != self.node:
+            self.node = node
+            self._on_node()
 
     def replace_services(self, source: str, services: Iterable[Service]) -> None:
         """All Services of this source, as of now; those not named are gone."""
