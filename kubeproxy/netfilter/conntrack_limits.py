@@ -1,0 +1,79 @@
+"""The kernel's connection tracking, sized as kube-proxy does it at start: room in its table, and its timeouts.
+
+Every redirected connection is an entry there. What is set stays after the process has ended, as with kube-proxy.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DIRECTORY = Path("/proc/sys/net/netfilter")
+"""Of the network namespace that the process is in. Missing until the kernel's module nf_conntrack is loaded."""
+
+_MAX, _BUCKETS = "nf_conntrack_max", "nf_conntrack_buckets"
+_ENTRIES_PER_BUCKET = 4
+"""What kube-proxy keeps to (cmd/kube-proxy/app/conntrack.go); fewer buckets make every look-up a longer walk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConntrackLimits:
+    """What is wanted, as KubeProxyConfiguration has it; 0 leaves a setting as the host has it."""
+
+    max_per_core: int = 0
+    min: int = 0
+    """Without effect where `max_per_core` is 0."""
+    tcp_established_s: float = 0.0
+    tcp_close_wait_s: float = 0.0
+    udp_s: float = 0.0
+    """For UDP that nobody has answered yet."""
+    udp_stream_s: float = 0.0
+    """For UDP that went both ways."""
+    tcp_be_liberal: bool = False
+    """True takes packets out of the window for valid; false leaves that setting as the host has it."""
+
+    def table_size(self, cores: int) -> int:
+        """How many connections the table is to hold at least; 0: as many as it does."""
+        return max(self.min, self.max_per_core * cores) if self.max_per_core > 0 else 0
+
+    def settings(self) -> Mapping[str, int]:
+        """The sysctls that are to have exactly these values."""
+        timeouts = {
+            "nf_conntrack_tcp_timeout_established": self.tcp_established_s,
+            "nf_conntrack_tcp_timeout_close_wait": self.tcp_close_wait_s,
+            "nf_conntrack_udp_timeout": self.udp_s,
+            "nf_conntrack_udp_timeout_stream": self.udp_stream_s,
+        }
+        wanted = {name: math.ceil(seconds) for name, seconds in timeouts.items() if seconds > 0}
+        return {**wanted, "nf_conntrack_tcp_be_liberal": 1} if self.tcp_be_liberal else wanted
+
+
+def apply(limits: ConntrackLimits, *, cores: int | None = None, directory: Path = DIRECTORY) -> list[str]:
+    """Make it so, as far as the kernel lets us; what could not be set, a line each.
+
+    The table only ever grows. It belongs to the first network namespace: in any other its size cannot be set, and need
+    not be for a host to work. `cores`: those that this process may run on, unless given.
+    """
+    failures = [_set(directory / name, value, at_least=False) for name, value in limits.settings().items()]
+    if size := limits.table_size(cores or len(os.sched_getaffinity(0))):
+        failures.append(_set(directory / _MAX, size, at_least=True))
+        failures.append(_set(directory / _BUCKETS, size // _ENTRIES_PER_BUCKET, at_least=True))
+    return [failure for failure in failures if failure]
+
+
+def _set(path: Path, wanted: int, *, at_least: bool) -> str:
+    """Write one sysctl where it is not as wanted; why that failed, empty if it did not."""
+    found = "nothing"
+    try:
+        found = path.read_text().strip()
+        if (int(found) < wanted) if at_least else (int(found) != wanted):
+            path.write_text(f"{wanted}\n")
+    except FileNotFoundError:
+        return f"{path.name}: {wanted} is wanted, but the kernel has no such setting; is nf_conntrack loaded?"
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a number"
+        return f"{path.name}: {wanted} is wanted, {found} is there and stays: {reason}"
+    return ""
