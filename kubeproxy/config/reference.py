@@ -64,6 +64,9 @@ _DIFFERENCES: Final = """\
 - `--healthz-port` and `--metrics-port` set the port where the address is given without one, or not at all. Port 0 turns
   either server off, and can be written in the file as well: `metricsBindAddress: 127.0.0.1:0`.
 - `--iptables-min-sync-period=0` means no wait, and is written to a file as `1ns`, since there 0 stands for the default.
+- `nodePortAddresses` that is empty stands for all addresses of the node, in mode `nftables` as well; and
+  `iptables.localhostNodePorts` counts in every mode, for ::1 as for 127.0.0.1.
+- `conntrack.maxPerCore` and `conntrack.min` let the kernel's table grow, never shrink.
 - Feature gates are accepted whatever their names.
 - `--init-only` is refused: there is no initialization apart from that of the daemon.
 """

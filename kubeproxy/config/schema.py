@@ -20,6 +20,7 @@ from kubeproxy.config.values import (
     ClusterCIDR,
     Duration,
     HealthzAddress,
+    LabelValue,
     MetricsAddress,
     Namespace,
     NanosecondsOrDuration,
@@ -38,6 +39,7 @@ Scheduler = Literal["", "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "
 LogFormat = Literal["text", "json"]
 NetfilterChoice = Literal["auto", "nftables", "iptables", "none"]
 KubernetesChoice = Literal["auto", "always", "never"]
+Preserve = Literal["never", "external-local", "local"]
 
 Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MarkBit = Annotated[int, Meta(ge=0, le=31)]
@@ -117,7 +119,11 @@ class IPTables(Group, frozen=True):
         unused("SNAT of all Service traffic; every connection leaves from the node anyway.", flag="masquerade-all"),
     ] = False
     localhost_node_ports: Annotated[
-        bool, unused("Node ports on 127.0.0.1 in kube-proxy's iptables mode.", flag="iptables-localhost-nodeports")
+        bool,
+        restart(
+            "Where nodePortAddresses takes all addresses, whether 127.0.0.1 and ::1 are among them, in every mode.",
+            flag="iptables-localhost-nodeports",
+        ),
     ] = True
     snat_node_internal_ip: Annotated[bool, unused("SNAT to the node's InternalIP.")] = field(
         default=False, name="snatNodeInternalIP"
@@ -195,27 +201,34 @@ class DetectLocal(Group, frozen=True):
 
 
 class Conntrack(Group, frozen=True):
-    """Kernel settings that kube-proxy makes at start; here they are left as the host has them."""
+    """Kernel settings made at start. What the kernel does not let us set, as in a container, is told and left."""
 
     max_per_core: Annotated[
-        Natural, unused("Connections tracked per core; left as the host has it.", flag="conntrack-max-per-core")
+        Natural,
+        restart(
+            "Connections tracked per core: the kernel's table is made at least so large. 0: it is left as it is.",
+            flag="conntrack-max-per-core",
+        ),
     ] = 32768
-    min: Annotated[
-        Natural, unused("Least size of the connection table; left as the host has it.", flag="conntrack-min")
-    ] = 131072
+    min: Annotated[Natural, restart("Least size of that table, however few the cores.", flag="conntrack-min")] = 131072
     tcp_established_timeout: Annotated[
-        Duration, unused("Timeout of established connections.", flag="conntrack-tcp-timeout-established")
+        Duration,
+        restart("Timeout of established connections; 0: left as it is.", flag="conntrack-tcp-timeout-established"),
     ] = Duration.of(seconds=86400)
     tcp_close_wait_timeout: Annotated[
-        Duration, unused("Timeout of half-closed connections.", flag="conntrack-tcp-timeout-close-wait")
+        Duration,
+        restart("Timeout of half-closed connections; 0: left as it is.", flag="conntrack-tcp-timeout-close-wait"),
     ] = Duration.of(seconds=3600)
     tcp_be_liberal: Annotated[
-        bool, unused("Take packets out of the window for valid.", flag="conntrack-tcp-be-liberal")
+        bool,
+        restart("Take packets out of the window for valid; false: left as it is.", flag="conntrack-tcp-be-liberal"),
     ] = False
-    udp_timeout: Annotated[Duration, unused("Timeout of unanswered UDP.", flag="conntrack-udp-timeout")] = Duration(0)
-    udp_stream_timeout: Annotated[Duration, unused("Timeout of answered UDP.", flag="conntrack-udp-timeout-stream")] = (
-        Duration(0)
-    )
+    udp_timeout: Annotated[
+        Duration, restart("Timeout of unanswered UDP; 0: left as it is.", flag="conntrack-udp-timeout")
+    ] = Duration(0)
+    udp_stream_timeout: Annotated[
+        Duration, restart("Timeout of answered UDP; 0: left as it is.", flag="conntrack-udp-timeout-stream")
+    ] = Duration(0)
 
 
 class Manifests(Group, frozen=True):
@@ -262,6 +275,29 @@ class Own(Group, frozen=True):
         Meta(min_length=1),
         live("How long each attempt to reach an endpoint may take before the next is tried.", flag="dial-timeouts"),
     ] = tuple(PositiveDuration.of(seconds=step) for step in (0.25, 0.5, 1, 2))
+    udp_sessions: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000),
+        live("UDP sessions at once, each a descriptor; beyond it the idlest one goes.", flag="udp-sessions"),
+    ] = 16384
+    preserve_client_address: Annotated[
+        Preserve,
+        restart(
+            "Which endpoints see the client's own address: those on this node under externalTrafficPolicy Local, all on"
+            " this node, or none.",
+            flag="preserve-client-address",
+        ),
+    ] = "external-local"
+    node_addresses: Annotated[
+        tuple[IP, ...],
+        restart(
+            "This node's addresses, the primary one of each family first, for hosts without a Node object.",
+            flag="node-addresses",
+        ),
+    ] = ()
+    node_zone: Annotated[
+        LabelValue, restart("This node's zone, for hosts without a Node object.", flag="node-zone")
+    ] = LabelValue("")
     keepalive_period: Annotated[
         PositiveDuration, live("TCP keepalive, towards clients and endpoints.", flag="keepalive-period")
     ] = PositiveDuration.of(seconds=15)
@@ -284,7 +320,11 @@ class Configuration(Group, frozen=True):
     client_connection: ClientConnection = ClientConnection()
     logging: Logging = Logging()
     hostname_override: Annotated[
-        str, restart("Name of this node, if not the host's name.", flag="hostname-override")
+        str,
+        restart(
+            "Name of this node, by which its Node object and its endpoints are known; empty: the host's name.",
+            flag="hostname-override",
+        ),
     ] = ""
     bind_address: Annotated[
         IP,
@@ -329,11 +369,21 @@ class Configuration(Group, frozen=True):
         ""
     )
     detect_local: DetectLocal = DetectLocal()
-    cluster_cidr: Annotated[ClusterCIDR, unused("The pods' addresses.", flag="cluster-cidr")] = field(
-        default=ClusterCIDR(""), name="clusterCIDR"
-    )
+    cluster_cidr: Annotated[
+        ClusterCIDR,
+        restart(
+            "The pods' addresses. Pods from there, as the node itself, may be served by any endpoint where"
+            " externalTrafficPolicy Local keeps other clients to the node's own.",
+            flag="cluster-cidr",
+        ),
+    ] = field(default=ClusterCIDR(""), name="clusterCIDR")
     node_port_addresses: Annotated[
-        tuple[NodePortAddress, ...], unused("The node's addresses that take node ports.", flag="nodeport-addresses")
+        tuple[NodePortAddress, ...],
+        restart(
+            "The node's addresses that take node ports: those in address blocks, and by word: primary (the Node's first"
+            " of each family), localhost (127.0.0.1 and ::1), all. Empty: all, in every mode.",
+            flag="nodeport-addresses",
+        ),
     ] = ()
     oom_score_adj: Annotated[
         int,
@@ -354,7 +404,7 @@ class Configuration(Group, frozen=True):
     ] = PortRange()
     udp_idle_timeout: Annotated[
         PositiveDuration,
-        unused(
+        live(
             "How long a UDP session without datagrams lasts. kube-proxy's default, 250ms, loses every slower answer.",
             flag="udp-timeout",
             zero_is_default=True,

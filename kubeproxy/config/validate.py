@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 from typing import Final
 
 from kubeproxy.config.about import Effect
@@ -107,5 +108,12 @@ def _check_own(configuration: Configuration, findings: Findings) -> None:
             findings.fault(f"kubeproxy.manifests.paths[{place}]", "nothing", "a file, a directory, a URL or -")
         elif path in paths[:place]:
             findings.fault(f"kubeproxy.manifests.paths[{place}]", f"{describe(path)} again", "every path once")
+    for place, address in enumerate(own.node_addresses):
+        path = f"kubeproxy.nodeAddresses[{place}]"
+        parsed = ip_address(address)
+        if parsed.is_unspecified or parsed.is_multicast or parsed.is_loopback or parsed.is_link_local:
+            findings.fault(path, describe(address), "an address at which other hosts reach this node")
+        elif address in own.node_addresses[:place]:
+            findings.fault(path, f"{describe(address)} again", "every address once")
     if own.master and not _URL.fullmatch(own.master):
         findings.fault("kubeproxy.master", describe(own.master), "a URL, such as https://192.0.2.1:6443")

@@ -274,6 +274,11 @@ class ClusterCIDR(str):
             raise ValueError(text)
         return cls(",".join(blocks))
 
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Block by block."""
+        return tuple(self.split(",")) if self else ()
+
 
 class NodePortAddress(str):
     """Which of the node's addresses take node ports: an address block, or one of kube-proxy's words."""
@@ -287,6 +292,21 @@ class NodePortAddress(str):
     def parse(cls, text: str) -> Self:
         """From a block or a word."""
         return cls(text if text in cls.WORDS else CIDR.parse(text))
+
+
+class LabelValue(str):
+    """A label's value, such as a zone's name; empty for none."""
+
+    __slots__ = ()
+    NOTATION: ClassVar[str] = "NAME"
+    ALLOWED: ClassVar[str] = "at most 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From such a text or nothing."""
+        if text and not re.fullmatch(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", text):
+            raise ValueError(text)
+        return cls(text)
 
 
 class Quantity(str):

@@ -34,6 +34,10 @@ FLAGS: dict[str, st.SearchStrategy[str]] = {
     "kubeconfig": st.text(st.characters(exclude_categories=["Cc"]), max_size=8),
     "manifests": st.text(st.characters(exclude_categories=["Cc"]), min_size=1, max_size=8),
     "dial-timeouts": st.sampled_from(["1s", "250ms,1h"]),
+    "node-addresses": st.sampled_from(["192.0.2.1", "192.0.2.1,2001:db8::1"]),
+    "node-zone": st.sampled_from(["", "eu-1.a_B"]),
+    "preserve-client-address": st.sampled_from(["never", "local"]),
+    "conntrack-udp-timeout": st.sampled_from(["0", "90s"]),
     "shutdown-grace": st.sampled_from(["0", "1m"]),
 }
 

@@ -128,7 +128,8 @@ udpIdleTimeout: 5
 configSyncPeriod: -1s
 logging: {vmodule: {a: 1}, verbosity: -1}
 conntrack: {min: many}
-kubeproxy: {netfilter: ebpf, dialTimeouts: [], manifests: {paths: /a, namespace: A_b}}
+kubeproxy: {netfilter: ebpf, dialTimeouts: [], manifests: {paths: /a, namespace: A_b}, udpSessions: 0,
+  preserveClientAddress: always, nodeAddresses: [node-a], nodeZone: -a}
 """
 
 
@@ -154,6 +155,10 @@ def test_all_faults_are_reported_each_on_a_line_of_its_own(tmp_path: Path) -> No
         "kubeproxy.dialTimeouts: found a list of 0",
         'kubeproxy.manifests.paths: found "/a"',
         'kubeproxy.manifests.namespace: found "A_b"',
+        "kubeproxy.udpSessions: found 0",
+        'kubeproxy.preserveClientAddress: found "always"',
+        'kubeproxy.nodeAddresses[0]: found "node-a"',
+        'kubeproxy.nodeZone: found "-a"',
     ]
 
 
@@ -235,9 +240,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_what_has_no_effect_is_named_once_if_it_was_set(tmp_path: Path) -> None:
     found = loaded(
-        tmp_path, "mode: ipvs\nipvs: {scheduler: rr, syncPeriod: 30s}\nconntrack: {min: 1}\n", log_dir="/var"
+        tmp_path, "mode: ipvs\nipvs: {scheduler: rr, syncPeriod: 30s}\nenableProfiling: true\n", log_dir="/var"
     )
-    assert found.warnings == ("accepted, but without effect here: ipvs.scheduler, conntrack.min, mode, --log-dir",)
+    assert found.warnings == ("accepted, but without effect here: enableProfiling, ipvs.scheduler, mode, --log-dir",)
 
 
 ANYTHING = st.recursive(

@@ -36,6 +36,12 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
         ("kubeproxy: {master: 'ftp://a'}", ['kubeproxy.master: found "ftp://a"']),
         ("kubeproxy: {master: 'https://192.0.2.1:6443'}", []),
         ("kubeproxy: {master: '192.0.2.1:8080'}", []),
+        ("kubeproxy: {nodeAddresses: [192.0.2.1, '2001:DB8::1']}", []),
+        ("kubeproxy: {nodeAddresses: ['2001:DB8::1', '2001:db8:0::1']}",
+         ['kubeproxy.nodeAddresses[1]: found "2001:db8::1" again']),
+        ("kubeproxy: {nodeAddresses: [127.0.0.1, 0.0.0.0, '::', 'fe80::1', 'ff02::1']}",
+         [f'kubeproxy.nodeAddresses[{place}]: found "{address}"'
+          for place, address in enumerate(("127.0.0.1", "0.0.0.0", "::", "fe80::1", "ff02::1"))]),
     ],
 )  # fmt: skip
 def test_faults_between_fields(tmp_path: Path, body: str, expected: list[str]) -> None:

@@ -12,6 +12,7 @@ from kubeproxy.config.values import (
     ClusterCIDR,
     Duration,
     HealthzAddress,
+    LabelValue,
     Leaf,
     MetricsAddress,
     Namespace,
@@ -30,6 +31,7 @@ LEAVES: tuple[type[Leaf], ...] = (
     Duration,
     HealthzAddress,
     MetricsAddress,
+    LabelValue,
     Namespace,
     NanosecondsOrDuration,
     NodePortAddress,
@@ -190,6 +192,8 @@ def test_each_server_has_its_port() -> None:
         (Namespace, "", ""),
         (Namespace, "kube-system", "kube-system"),
         (Namespace, "a" * 63, "a" * 63),
+        (LabelValue, "", ""),
+        (LabelValue, "eu-1.a_B", "eu-1.a_B"),
         (Quantity, "64Ki", "64Ki"),
         (Quantity, "1.5M", "1.5M"),
     ],
@@ -217,12 +221,20 @@ def test_other_leaves(leaf: type[Leaf], text: str, printed: str) -> None:
         (Namespace, "Upper"),
         (Namespace, "-a"),
         (Namespace, "a\n"),
+        (LabelValue, "a" * 64),
+        (LabelValue, "a-"),
+        (LabelValue, "a b"),
         (Quantity, "64kib"),
     ],
 )
 def test_no_such_leaves(leaf: type[Leaf], text: str) -> None:
     with pytest.raises(ValueError):
         leaf.parse(text)
+
+
+def test_the_blocks_of_the_cluster() -> None:
+    assert ClusterCIDR.parse("").blocks == ()
+    assert ClusterCIDR.parse("10.0.0.0/8, fde4::/16").blocks == ("10.0.0.0/8", "fde4::/16")
 
 
 @given(st.sampled_from(LEAVES), st.text() | st.from_regex(r"[\d.:/a-fmshnu+\-\[\]]*"))
