@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kubeproxy.errors import KernelError
-from kubeproxy.model import Destination
+from kubeproxy.model import Address, Destination
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.netfilter.trace import Trace, trace
 
@@ -33,9 +33,18 @@ class FakeNetfilter:
         """Somebody flushes our rules, and nobody tells the adapter."""
         self.kernel = RuleSet()
 
-    def trace(self, destination: Destination, *, for_this_host: bool = False) -> Trace:
-        """What meets a client that sends to `destination` now."""
-        return trace(self.kernel, destination, for_this_host=for_this_host)
+    def trace(
+        self,
+        destination: Destination,
+        *,
+        source: Address | None = None,
+        from_this_host: bool = False,
+        for_this_host: bool = False,
+    ) -> Trace:
+        """What meets a client that sends to `destination` now; see `kubeproxy.netfilter.trace.trace`."""
+        return trace(
+            self.kernel, destination, source=source, from_this_host=from_this_host, for_this_host=for_this_host
+        )
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`."""

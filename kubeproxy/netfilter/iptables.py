@@ -14,6 +14,7 @@ import importlib
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -29,7 +30,7 @@ from kubeproxy.netfilter import xt_entry, xt_rules
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.netfilter.xt_entry import Entry
 from kubeproxy.netfilter.xt_lock import xtables_lock
-from kubeproxy.netfilter.xt_rules import BUILTIN, FILTER, NAT, OWN, Chains, Difference
+from kubeproxy.netfilter.xt_rules import BUILTIN, FILTER, NAT, OWN, Chains, Difference, Rules
 
 log = structlog.get_logger(__name__)
 
@@ -190,22 +191,22 @@ def _open(family: Family, name: str) -> Any:
 
 
 def _read(table: Any, family: Family, name: str) -> tuple[Chains, list[tuple[str, Entry]]]:
-    """Our chains and our jumps to them in the built-in ones, and what stands there more than once."""
-    chains: dict[str, frozenset[Entry]] = {}
+    """Our chains and our jumps to them in the built-in ones, and what stands in our chains more than once."""
+    chains: dict[str, Rules] = {}
     surplus: list[tuple[str, Entry]] = []
     for chain in (*BUILTIN[name], *filter(table.is_chain, OWN[name])):
-        entries: set[Entry] = set()
+        entries: list[Entry] = []
         rule = table.first_rule(chain)
         while rule:
             target = (table.get_target(rule) or b"").decode()
             if chain in OWN[name] or target in OWN[name]:
-                entry = _bytes(family, rule, target)
-                if entry in entries:
-                    surplus.append((chain, entry))
-                entries.add(entry)
+                entries.append(_bytes(family, rule, target))
             rule = table.next_rule(rule)
-        if entries or chain in OWN[name]:
+        if chain in OWN[name]:
             chains[chain] = frozenset(entries)
+            surplus += [(chain, entry) for entry, count in Counter(entries).items() for _ in range(count - 1)]
+        elif entries:
+            chains[chain] = tuple(entries)
     return chains, surplus
 
 
@@ -220,15 +221,18 @@ def _carry_out(table: Any, difference: Difference, surplus: list[tuple[str, Entr
         table.create_chain(chain)
     for chain in (*difference.flush, *difference.drop):
         table.flush_entries(chain)
-    for chain, entry in difference.add:
-        # Our jumps go first in the built-in chains: before a NAT rule or a firewall of somebody else.
-        if table.builtin_chain(chain):
-            table.insert_entry(chain, ctypes.create_string_buffer(entry, len(entry)), 0)
-        else:
-            table.append_entry(chain, ctypes.create_string_buffer(entry, len(entry)))
     emptied = {*difference.flush, *difference.drop}
     for chain, entry in (*difference.delete, *(extra for extra in surplus if extra[0] not in emptied)):
         every_bit = ctypes.create_string_buffer(b"\xff" * len(entry), len(entry))
         table.delete_entry(chain, ctypes.create_string_buffer(entry, len(entry)), every_bit)
+    position: dict[str, int] = {}
+    for chain, entry in difference.add:
+        rule = ctypes.create_string_buffer(entry, len(entry))
+        # Our first jumps go before a NAT rule or a firewall of somebody else.
+        if table.builtin_chain(chain) and not xt_rules.comes_last(entry):
+            table.insert_entry(chain, rule, position.get(chain, 0))
+            position[chain] = position.get(chain, 0) + 1
+        else:
+            table.append_entry(chain, rule)
     for chain in difference.drop:
         table.delete_chain(chain)

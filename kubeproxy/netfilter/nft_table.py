@@ -10,21 +10,43 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from kubeproxy.model import Destination, Family, Protocol
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.model import NODE_PORTS, Destination, Family, Protocol
+from kubeproxy.netfilter.ranges import disjoint, of_family
+from kubeproxy.netfilter.ruleset import RuleSet
 
 TABLE = "inet kubeproxy"
 
-_MAPS = {
-    "redirects4": ["ipv4_addr", "inet_proto", "inet_service"],
-    "redirects6": ["ipv6_addr", "inet_proto", "inet_service"],
+
+class Kind(NamedTuple):
+    """How a map or set is declared: what its keys are made of, and whether they hold ranges of addresses."""
+
+    key: tuple[str, ...]
+    ranges: bool = False
+
+
+_ADDRESS = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
+_PORT = ("inet_proto", "inet_service")
+
+_MAPS: Mapping[str, Kind] = {
+    **{f"own_redirects{family.value}": Kind((_ADDRESS[family], *_PORT)) for family in Family},
+    **{f"redirects{family.value}": Kind((_ADDRESS[family], *_PORT)) for family in Family},
+    **{f"own_node_ports{family.value}": Kind(_PORT) for family in Family},
+    **{f"node_ports{family.value}": Kind(_PORT) for family in Family},
 }
-_SETS = ("guarded", "refused", "dropped")
-_SET_TYPE = ["inet_proto", "inet_service"]
+"""All of them lead to a proxy port."""
+
+_SETS: Mapping[str, Kind] = {
+    "guarded": Kind(_PORT),
+    "undisguised": Kind(_PORT),
+    "refused": Kind(_PORT),
+    "dropped": Kind(_PORT),
+    **{f"node_addresses{family.value}": Kind((_ADDRESS[family],)) for family in Family},
+    **{f"internal_sources{family.value}": Kind((_ADDRESS[family],), ranges=True) for family in Family},
+}
 
 # Five before the usual priorities: service addresses are ours before another NAT table (hostports, Docker) can take
 # the packet, and a refusal is said before a host firewall could swallow it. Numbers, because nft knows the name
@@ -40,6 +62,9 @@ _CHUNK = 1000
 """Elements of one step: small enough for the netlink buffer of an unprivileged user namespace."""
 
 _PROTOCOLS = {"tcp": Protocol.TCP, "udp": Protocol.UDP, "sctp": Protocol.SCTP}
+
+Element = tuple[str | int, ...]
+"""A key: addresses, ranges and protocols as text, ports as numbers. A `ProxyPort` is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +88,8 @@ class Table:
     chains: Mapping[str, tuple[str, ...]]
     """The comments of each chain's rules, in order."""
     redirects: Mapping[Destination, int]
-    guarded: frozenset[ProxyPort]
-    refused: frozenset[ProxyPort]
-    dropped: frozenset[ProxyPort]
+    own_redirects: Mapping[Destination, int]
+    sets: Mapping[str, frozenset[Element]]
     sound: bool = True
     """Whether its maps, sets and chains are as this version declares them; otherwise the table is made anew."""
 
@@ -75,13 +99,26 @@ class Table:
         return cls(
             chains={chain: tuple(rule.comment for rule in rules) for chain, rules in rules_of(wanted).items()},
             redirects=wanted.redirects,
-            guarded=wanted.guarded,
-            refused=wanted.refused,
-            dropped=wanted.dropped,
+            own_redirects=wanted.own_redirects,
+            sets=_sets_of(wanted),
         )
 
 
-EMPTY = Table(chains={}, redirects={}, guarded=frozenset(), refused=frozenset(), dropped=frozenset(), sound=False)
+EMPTY = Table(chains={}, redirects={}, own_redirects={}, sets=dict.fromkeys(_SETS, frozenset()), sound=False)
+
+
+def _sets_of(wanted: RuleSet) -> dict[str, frozenset[Element]]:
+    sets: dict[str, frozenset[Element]] = {
+        "guarded": wanted.guarded,
+        "undisguised": wanted.undisguised,
+        "refused": wanted.refused,
+        "dropped": wanted.dropped,
+    }
+    for family in Family:
+        number = family.value
+        sets[f"node_addresses{number}"] = frozenset((it,) for it in of_family(wanted.node_addresses, family))
+        sets[f"internal_sources{number}"] = frozenset((it,) for it in disjoint(wanted.internal_sources, family))
+    return sets
 
 
 def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
@@ -89,10 +126,10 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
     remote = {family: wanted.bind.get(family) or wanted.landing.get(family) for family in Family}
     return {
         "prerouting": tuple(
-            _redirection(family, remote[family], f"{family} clients on other hosts") for family in Family
+            rule for family in Family for rule in _redirections(family, remote[family], from_this_host=False)
         ),
         "output": tuple(
-            _redirection(family, wanted.bind.get(family), f"{family} clients on this host") for family in Family
+            rule for family in Family for rule in _redirections(family, wanted.bind.get(family), from_this_host=True)
         ),
         # The only rule that packets of running connections meet; it ends at its first match for them.
         "input": (
@@ -104,7 +141,7 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
         "guard": (
             # An untracked packet has no ct status to look at, so the next rule would not see it.
             Rule("ct state invalid,untracked drop", "belongs to no connection"),
-            Rule("ct status & dnat == 0 drop", "came to a proxy port directly"),
+            Rule("ct status & dnat == 0 meta l4proto . th dport != @undisguised drop", "came to a proxy port directly"),
             Rule("meta l4proto . th dport @dropped drop", "no local endpoint"),
             Rule("meta l4proto tcp meta l4proto . th dport @refused reject with tcp reset", "no endpoint"),
             Rule("meta l4proto . th dport @refused reject with icmpx port-unreachable", "no endpoint"),
@@ -112,18 +149,38 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
     }
 
 
-def _redirection(family: Family, to: str | None, why: str) -> Rule:
-    ip, netfilter_family = ("ip", "ipv4") if family is Family.IPV4 else ("ip6", "ipv6")
-    port = f"{ip} daddr . meta l4proto . th dport map @redirects{family.value}"
-    action = f"redirect to :{port}" if to is None else f"dnat {ip} to {to} : {port}"
-    return Rule(f"meta nfproto {netfilter_family} meta l4proto {{ tcp, udp }} {action}", why)
+def _redirections(family: Family, to: str | None, *, from_this_host: bool) -> Iterator[Rule]:
+    """What redirects the first packets of a hook: the first rule whose map knows where they go."""
+    number = family.value
+    ip = "ip" if family is Family.IPV4 else "ip6"
+    who = f"{family} clients on {'this host' if from_this_host else 'other hosts'}"
+    own, others = ("", "") if from_this_host else (f"{ip} saddr @internal_sources{number} ", "pods' ")
+    on_node = f"{ip} daddr @node_addresses{number} "
+    if not from_this_host:
+        # Redirected it would be a packet like any other; left alone, the kernel drops it as a martian.
+        on_node += f"{ip} daddr != {'127.0.0.0/8' if family is Family.IPV4 else '::1'} "
+
+    def rule(name: str, key: str, condition: str, why: str) -> Rule:
+        port = f"{key} map @{name}{number}"
+        action = f"redirect to :{port}" if to is None else f"dnat {ip} to {to} : {port}"
+        return Rule(f"meta nfproto ipv{number} {condition}meta l4proto {{ tcp, udp }} {action}", f"{who}{why}")
+
+    address, port = f"{ip} daddr . meta l4proto . th dport", "meta l4proto . th dport"
+    yield rule("own_redirects", address, own, f", {others}own way")
+    yield rule("redirects", address, "", "")
+    yield rule("own_node_ports", port, own + on_node, f", {others}own way to node ports")
+    yield rule("node_ports", port, on_node, ", node ports")
 
 
 def creation() -> str:
     """Commands that make the table with its maps, sets and chains, all of them empty."""
     lines = [f"add table {TABLE}"]
-    lines += [f"add map {TABLE} {name} {{ type {' . '.join(key)} : inet_service; }}" for name, key in _MAPS.items()]
-    lines += [f"add set {TABLE} {name} {{ type {' . '.join(_SET_TYPE)}; }}" for name in _SETS]
+    lines += [
+        f"add map {TABLE} {name} {{ type {' . '.join(kind.key)} : inet_service; }}" for name, kind in _MAPS.items()
+    ]
+    for name, kind in _SETS.items():
+        flags = " flags interval;" if kind.ranges else ""
+        lines.append(f"add set {TABLE} {name} {{ type {' . '.join(kind.key)};{flags} }}")
     for chain, hook in _HOOKS.items():
         base = " {{ type {} hook {} priority {}; policy {}; }}".format(*hook) if hook else ""
         lines.append(f"add chain {TABLE} {chain}{base}")
@@ -144,13 +201,26 @@ def difference(have: Table | None, wanted: RuleSet) -> list[str]:
         steps.append((DELETION if have is not None else "") + creation())
         have = EMPTY
     steps += _chain_steps(have.chains, rules_of(wanted))
-    sets = [(name, getattr(have, name), getattr(wanted, name)) for name in _SETS]
-    for name, old, new in sets:
-        steps += (f"add element {TABLE} {name} {{ {text} }}\n" for text in _chunks(_ports(new - old)))
-    steps += _redirect_steps(have.redirects, wanted.redirects)
-    for name, old, new in sets:
-        steps += (f"delete element {TABLE} {name} {{ {text} }}\n" for text in _chunks(_ports(old - new)))
-    return steps
+    removals: list[str] = []
+    for name, new in _sets_of(wanted).items():
+        removal = list(_element_steps("delete", name, have.sets[name] - new))
+        # A range cannot be added beside one that it overlaps.
+        (steps if _SETS[name].ranges else removals).extend(removal)
+        steps += _element_steps("add", name, new - have.sets[name])
+    steps += _redirect_steps("own_", have.own_redirects, wanted.own_redirects)
+    steps += _redirect_steps("", have.redirects, wanted.redirects)
+    return steps + removals
+
+
+def _element_steps(verb: str, name: str, elements: Iterable[Element]) -> Iterator[str]:
+    texts = (_text(element) for element in sorted(elements))
+    while chunk := list(islice(texts, _CHUNK)):
+        yield f"{verb} element {TABLE} {name} {{ {', '.join(chunk)} }}\n"
+
+
+def _text(element: Element) -> str:
+    # Only protocols have capital letters.
+    return " . ".join(map(str, element)).lower()
 
 
 def _chain_steps(have: Mapping[str, tuple[str, ...]], want: Mapping[str, tuple[Rule, ...]]) -> Iterator[str]:
@@ -163,34 +233,37 @@ def _chain_steps(have: Mapping[str, tuple[str, ...]], want: Mapping[str, tuple[R
         yield "".join(lines)
 
 
-def _redirect_steps(have: Mapping[Destination, int], want: Mapping[Destination, int]) -> Iterator[str]:
+def _redirect_steps(prefix: str, have: Mapping[Destination, int], want: Mapping[Destination, int]) -> Iterator[str]:
     if have is want:
         return
-    changed = [key for key, port in want.items() if have.get(key) != port]
-    gone = [key for key in have if key not in want]
-    for name in _MAPS:
-        mark = name == "redirects6"
-        keys = iter([key for key in (*changed, *gone) if (":" in key.address) is mark])
-        while chunk := list(islice(keys, _CHUNK)):
+    by_map: dict[str, list[Destination]] = {}
+    for key, port in want.items():
+        if have.get(key) != port:
+            by_map.setdefault(_map_of(key), []).append(key)
+    for key in have:
+        if key not in want:
+            by_map.setdefault(_map_of(key), []).append(key)
+    for name, keys in by_map.items():
+        rest = iter(keys)
+        while chunk := list(islice(rest, _CHUNK)):
             # The port belongs to the element: without it nft 1.0.6 takes the key alone, newer ones want it equal.
             old = ", ".join(f"{_key(key)} : {have[key]}" for key in chunk if key in have)
             new = ", ".join(f"{_key(key)} : {want[key]}" for key in chunk if key in want)
-            yield (f"delete element {TABLE} {name} {{ {old} }}\n" if old else "") + (
-                f"add element {TABLE} {name} {{ {new} }}\n" if new else ""
+            yield (f"delete element {TABLE} {prefix}{name} {{ {old} }}\n" if old else "") + (
+                f"add element {TABLE} {prefix}{name} {{ {new} }}\n" if new else ""
             )
 
 
+def _map_of(destination: Destination) -> str:
+    number = 6 if ":" in destination.address else 4
+    return f"node_ports{number}" if destination.address in _ANY_ADDRESS else f"redirects{number}"
+
+
 def _key(destination: Destination) -> str:
-    return f"{destination.address} . {destination.protocol.lower()} . {destination.port}"
+    return _text(destination[1:] if destination.address in _ANY_ADDRESS else destination)
 
 
-def _ports(ports: Iterable[ProxyPort]) -> Iterator[str]:
-    return (f"{port.protocol.lower()} . {port.port}" for port in sorted(ports))
-
-
-def _chunks(texts: Iterator[str]) -> Iterator[str]:
-    while chunk := list(islice(texts, _CHUNK)):
-        yield ", ".join(chunk)
+_ANY_ADDRESS = frozenset(NODE_PORTS.values())
 
 
 # What `nft -j list table` prints, to the fields in use (libnftables-json(5)).
@@ -251,27 +324,52 @@ def parse(listing: bytes) -> Table:
     try:
         return Table(
             chains={name: tuple(texts) for name, texts in comments.items()},
-            redirects={
-                Destination(address, _PROTOCOLS[protocol], port): proxy_port
-                for name in _MAPS
-                for (address, protocol, port), proxy_port in ((key["concat"], value) for key, value in sets[name].elem)
+            redirects=_parse_redirects("", sets),
+            own_redirects=_parse_redirects("own_", sets),
+            sets={
+                name: frozenset(_parse_element(kind.key, value) for value in sets[name].elem)
+                for name, kind in _SETS.items()
             },
-            guarded=_parse_ports(sets["guarded"].elem),
-            refused=_parse_ports(sets["refused"].elem),
-            dropped=_parse_ports(sets["dropped"].elem),
         )
     except (KeyError, TypeError, ValueError):
         # Elements of another shape (with timeouts, comments, counters, foreign protocols) were never added by us.
         return EMPTY
 
 
-def _parse_ports(elements: Iterable[Any]) -> frozenset[ProxyPort]:
-    return frozenset(
-        ProxyPort(_PROTOCOLS[protocol], port) for protocol, port in (element["concat"] for element in elements)
+def _parse_redirects(prefix: str, sets: Mapping[str, _Set]) -> dict[Destination, int]:
+    found: dict[Destination, int] = {}
+    for family in Family:
+        for key, port in sets[f"{prefix}redirects{family.value}"].elem:
+            address, protocol, number = key["concat"]
+            found[Destination(address, _PROTOCOLS[protocol], number)] = port
+        for key, port in sets[f"{prefix}node_ports{family.value}"].elem:
+            protocol, number = key["concat"]
+            found[Destination(NODE_PORTS[family], _PROTOCOLS[protocol], number)] = port
+    return found
+
+
+def _parse_element(key: Sequence[str], value: Any) -> Element:
+    fields = value["concat"] if len(key) > 1 else [value]
+    return tuple(
+        _PROTOCOLS[field] if kind == "inet_proto" else _parse_field(field)
+        for kind, field in zip(key, fields, strict=True)
     )
 
 
+def _parse_field(field: Any) -> str | int:
+    if isinstance(field, dict):
+        prefix = field["prefix"]
+        return f"{prefix['addr']}/{prefix['len']}"
+    if not isinstance(field, str | int):
+        raise TypeError(field)
+    return field
+
+
+def _kind(kind: Kind) -> tuple[Any, Any]:
+    return (list(kind.key) if len(kind.key) > 1 else kind.key[0]), ["interval"] if kind.ranges else None
+
+
 _KINDS: Mapping[str, Any] = {
-    **{name: (key, "inet_service", None) for name, key in _MAPS.items()},
-    **dict.fromkeys(_SETS, (_SET_TYPE, None, None)),
+    **{name: (_kind(kind)[0], "inet_service", _kind(kind)[1]) for name, kind in _MAPS.items()},
+    **{name: (_kind(kind)[0], None, _kind(kind)[1]) for name, kind in _SETS.items()},
 }

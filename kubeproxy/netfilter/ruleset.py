@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kubeproxy.model import Address, Destination, Family, Protocol
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol
 
 
 class ProxyPort(NamedTuple):
@@ -56,6 +56,20 @@ class RuleSet:
 
     bind: Mapping[Family, Address] = field(default_factory=dict)
     """Where the proxy ports listen, if not on the wildcard address: both hooks redirect there."""
+
+    @property
+    def undisguised(self) -> frozenset[ProxyPort]:
+        """Proxy ports to which a redirect may lead without changing the packet, because the Service has the same port
+        number on an address of this node. Nothing tells these packets from such that were sent to the proxy port, so
+        these ports cannot be guarded. A node port that is held by a socket never is one; an external address that is
+        the node's own may be."""
+        own = {*self.node_addresses, *self.landing.values(), *self.bind.values(), *NODE_PORTS.values()}
+        return frozenset(
+            ProxyPort(key.protocol, port)
+            for redirects in (self.redirects, self.own_redirects)
+            for key, port in redirects.items()
+            if key.port == port and key.address in own
+        )
 
     @property
     def guarded(self) -> frozenset[ProxyPort]:

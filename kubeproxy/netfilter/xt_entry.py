@@ -19,10 +19,10 @@ Entry = bytes
 
 _PROTOCOL_NUMBER = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
 
-# ipt_entry: destination, its mask, protocol; nfcache, target_offset, next_offset, comefrom; counters.
-_ENTRY4 = struct.Struct("=4x4s4x4s64xHBx I HH I 16x")
+# ipt_entry: source, destination, their masks, protocol, flags; nfcache, target_offset, next_offset, comefrom; counters.
+_ENTRY4 = struct.Struct("=4s4s4s4s64xHBx I HH I 16x")
 # ip6t_entry: the same with longer addresses, a type of service and padding.
-_ENTRY6 = struct.Struct("=16x16s16x16s64xHxBx3x I HH I 4x 16x")
+_ENTRY6 = struct.Struct("=16s16s16s16s64xHxBx3x I HH I 4x 16x")
 _HEADER = struct.Struct("=H29sB")  # xt_entry_match, xt_entry_target: size, name, revision
 _NOTES = {Family.IPV4: (84, 96, 112), Family.IPV6: (136, 148, 168)}
 """Where nfcache starts, where comefrom and the counters start, and where the entry ends."""
@@ -88,17 +88,19 @@ def rule(
     *matches: bytes,
     protocol: Protocol | None = None,
     destination: Address | None = None,
+    source: str | None = None,
 ) -> Entry:
-    """A rule of these matches and target."""
-    size = 4 if family is Family.IPV4 else 16
-    inet = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
-    address, mask = (socket.inet_pton(inet, destination), b"\xff" * size) if destination else (bytes(size),) * 2
+    """A rule of these matches and target; `source` is an address or a CIDR."""
+    source_address, source_mask = _packed(family, source)
+    address, mask = _packed(family, destination)
     # IPv6 rules say that a protocol is given (IP6T_F_PROTO), IPv4 rules do not.
     flags = int(protocol is not None and family is Family.IPV6)
     layout = _ENTRY4 if family is Family.IPV4 else _ENTRY6
     target_offset = layout.size + sum(map(len, matches))
     head = layout.pack(
+        source_address,
         address,
+        source_mask,
         mask,
         _PROTOCOL_NUMBER[protocol] if protocol else 0,
         flags,
@@ -108,6 +110,16 @@ def rule(
         0,
     )
     return b"".join((head, *matches, target))
+
+
+def _packed(family: Family, cidr: str | None) -> tuple[bytes, bytes]:
+    size = 4 if family is Family.IPV4 else 16
+    if cidr is None:
+        return bytes(size), bytes(size)
+    address, _, length = cidr.partition("/")
+    bits = int(length) if length else 8 * size
+    mask = ((1 << bits) - 1) << (8 * size - bits)
+    return socket.inet_pton(socket.AF_INET if size == 4 else socket.AF_INET6, address), mask.to_bytes(size, "big")
 
 
 def size_of(family: Family, head: bytes) -> int:

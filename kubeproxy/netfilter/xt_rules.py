@@ -1,29 +1,44 @@
 """A rule set as chains of the legacy tables, and the difference between two of them. Pure.
 
-Names and comments are those of kube-proxy's userspace mode, so that one takes over what the other left. Our rules in a
-chain exclude one another, so their order does not matter, and a chain is a set. ``docs/netfilter.md`` shows them.
+Names and comments are those of kube-proxy's userspace mode, so that one takes over what the other left. The rules in
+a chain of ours exclude one another, so their order does not matter, and a chain is a set. ``docs/netfilter.md`` shows
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kubeproxy.model import Address, Family
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family
 from kubeproxy.netfilter import xt_entry
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ranges import disjoint, is_loopback, of_family
+from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from kubeproxy.netfilter.xt_entry import Entry
 
 NAT, FILTER = "nat", "filter"
 
 PORTALS_CONTAINER = "KUBE-PORTALS-CONTAINER"
 PORTALS_HOST = "KUBE-PORTALS-HOST"
+PORTALS_INTERNAL = "KUBE-PORTALS-INTERNAL"
+NODEPORT_CONTAINER = "KUBE-NODEPORT-CONTAINER"
+NODEPORT_HOST = "KUBE-NODEPORT-HOST"
+NODEPORT_INTERNAL = "KUBE-NODEPORT-INTERNAL"
+PORTS_CONTAINER = "KUBE-PORTS-CONTAINER"
+PORTS_HOST = "KUBE-PORTS-HOST"
+PORTS_INTERNAL = "KUBE-PORTS-INTERNAL"
 PROXY_PORTS = "KUBE-PROXY-PORTS"
 PROXY_DIRECT = "KUBE-PROXY-DIRECT"
 PROXY_CLOSED = "KUBE-PROXY-CLOSED"
 
 OWN: Mapping[str, frozenset[str]] = {
-    NAT: frozenset({PORTALS_CONTAINER, PORTALS_HOST, "KUBE-NODEPORT-CONTAINER", "KUBE-NODEPORT-HOST"}),
+    NAT: frozenset(
+        {
+            *(PORTALS_CONTAINER, PORTALS_HOST, PORTALS_INTERNAL),
+            *(NODEPORT_CONTAINER, NODEPORT_HOST, NODEPORT_INTERNAL),
+            *(PORTS_CONTAINER, PORTS_HOST, PORTS_INTERNAL),
+        }
+    ),
     FILTER: frozenset({PROXY_PORTS, PROXY_DIRECT, PROXY_CLOSED, "KUBE-NODEPORT-NON-LOCAL"}),
 }
 """Our chains in each table, those that kube-proxy's userspace mode had besides included: it left them on purpose."""
@@ -32,77 +47,137 @@ BUILTIN: Mapping[str, tuple[str, ...]] = {NAT: ("PREROUTING", "OUTPUT"), FILTER:
 """Where those are jumped to from."""
 
 _PORTALS_COMMENT = "handle ClusterIPs; NOTE: this must be before the NodePort rules"
+_NODEPORTS_COMMENT = "handle service NodePorts; NOTE: this must be the last rule in the chain"
+_INTERNAL_COMMENT = "the cluster's own way to services; NOTE: this must be before everybody's"
 _PORTS_COMMENT = "guard proxy ports, refuse clients of services without endpoints"
 
-Chains = Mapping[str, frozenset[Entry]]
+Rules = frozenset[Entry] | tuple[Entry, ...]
+"""The rules of a chain: without order in our own chains, in order in the built-in ones, of which it is our jumps."""
+
+Chains = Mapping[str, Rules]
 """Our chains with their rules, and the built-in ones with our jumps in them."""
 
 
 def chains_of(wanted: RuleSet, family: Family) -> dict[str, Chains]:
     """What a rule set comes to in each table of a family. The chains and jumps are there also when they have nothing
     to do: with the last rule that needs connection tracking, the kernel would end it, and every running connection
-    with it."""
-    redirects = {key: port for key, port in wanted.redirects.items() if (":" in key.address) is (family == 6)}
+    with it. (Chains for node ports and for the cluster's own way are there when they have something to do.)"""
+    return {NAT: _nat(wanted, family), FILTER: _filter(wanted, family)}
+
+
+def _nat(wanted: RuleSet, family: Family) -> Chains:
     bind = wanted.bind.get(family)
     landing = bind or wanted.landing.get(family)
+    exact, on_node = _by_kind(wanted.redirects, family)
+    own_exact, own_on_node = _by_kind(wanted.own_redirects, family)
+    addresses = of_family(wanted.node_addresses, family)
+    # Redirected, packets from outside to a loopback address would be like any other; left alone, the kernel drops
+    # them as martians.
+    outside = [address for address in addresses if not is_loopback(address)]
+    internal = disjoint(wanted.internal_sources, family)
 
-    def portals(to: Address | None) -> frozenset[Entry]:
+    def portals(redirects: Mapping[Destination, int], to: Address | None) -> Rules:
         return frozenset(
             xt_entry.rule(
                 family,
                 xt_entry.dnat(to, port) if to else xt_entry.redirect(family, port),
                 xt_entry.match_port(key.protocol, key.port),
                 protocol=key.protocol,
-                destination=key.address,
+                destination=None if key.address == NODE_PORTS[family] else key.address,
             )
             for key, port in redirects.items()
         )
 
+    def jumps(chain: str, comment: str, *, sources: Iterable[str | None] = (None,)) -> list[Entry]:
+        match = xt_entry.match_comment(comment)
+        return [xt_entry.rule(family, xt_entry.jump(chain), match, source=source) for source in sources]
+
+    def on(addresses: Iterable[Address], chain: str) -> Rules:
+        return frozenset(xt_entry.rule(family, xt_entry.jump(chain), destination=address) for address in addresses)
+
+    prerouting, output = jumps(PORTALS_CONTAINER, _PORTALS_COMMENT), jumps(PORTALS_HOST, _PORTALS_COMMENT)
+    chains = {
+        PORTALS_CONTAINER: portals(exact, landing),
+        PORTALS_HOST: portals({**exact, **own_exact}, bind),
+    }
+    if internal and own_exact:
+        prerouting = [*jumps(PORTALS_INTERNAL, _INTERNAL_COMMENT, sources=internal), *prerouting]
+        chains[PORTALS_INTERNAL] = portals(own_exact, landing)
+    if internal and own_on_node and outside:
+        prerouting += jumps(NODEPORT_INTERNAL, _INTERNAL_COMMENT, sources=internal)
+        chains[NODEPORT_INTERNAL] = on(outside, PORTS_INTERNAL)
+        chains[PORTS_INTERNAL] = portals(own_on_node, landing)
+    if on_node and outside:
+        prerouting += jumps(NODEPORT_CONTAINER, _NODEPORTS_COMMENT)
+        chains[NODEPORT_CONTAINER] = on(outside, PORTS_CONTAINER)
+        chains[PORTS_CONTAINER] = portals(on_node, landing)
+    if (on_node or own_on_node) and addresses:
+        output += jumps(NODEPORT_HOST, _NODEPORTS_COMMENT)
+        chains[NODEPORT_HOST] = on(addresses, PORTS_HOST)
+        chains[PORTS_HOST] = portals({**on_node, **own_on_node}, bind)
+    return {"PREROUTING": tuple(prerouting), "OUTPUT": tuple(output), **chains}
+
+
+def _by_kind(redirects: Mapping[Destination, int], family: Family) -> tuple[dict[Destination, int], ...]:
+    """Those of one family: to addresses of their own, and to node ports."""
+    exact: dict[Destination, int] = {}
+    on_node: dict[Destination, int] = {}
+    for key, port in redirects.items():
+        if (":" in key.address) is (family == 6):
+            (on_node if key.address == NODE_PORTS[family] else exact)[key] = port
+    return exact, on_node
+
+
+def _filter(wanted: RuleSet, family: Family) -> Chains:
+    def on_port(target: bytes, port: ProxyPort) -> Entry:
+        return xt_entry.rule(family, target, xt_entry.match_port(*port), protocol=port.protocol)
+
     def jump(chain: str, *matches: bytes) -> Entry:
         return xt_entry.rule(family, xt_entry.jump(chain), *matches)
 
+    closed = {
+        port: on_port(xt_entry.jump("DROP") if port in wanted.dropped else xt_entry.reject(family, port.protocol), port)
+        for port in wanted.refused | wanted.dropped
+    }
+    undisguised = wanted.undisguised
     first_packets = xt_entry.match_state(xt_entry.NEW | xt_entry.INVALID | xt_entry.UNTRACKED)
     return {
-        NAT: {
-            "PREROUTING": frozenset({jump(PORTALS_CONTAINER, xt_entry.match_comment(_PORTALS_COMMENT))}),
-            "OUTPUT": frozenset({jump(PORTALS_HOST, xt_entry.match_comment(_PORTALS_COMMENT))}),
-            PORTALS_CONTAINER: portals(landing),
-            PORTALS_HOST: portals(bind),
-        },
-        FILTER: {
-            "INPUT": frozenset({jump(PROXY_PORTS, first_packets, xt_entry.match_comment(_PORTS_COMMENT))}),
-            PROXY_PORTS: frozenset(
-                {
-                    jump(PROXY_CLOSED, xt_entry.match_state(xt_entry.DNAT)),
-                    jump(PROXY_DIRECT, xt_entry.match_state(xt_entry.DNAT, invert=True)),
-                }
-            ),
-            PROXY_DIRECT: frozenset(
-                xt_entry.rule(family, xt_entry.jump("DROP"), xt_entry.match_port(*port), protocol=port.protocol)
-                for port in wanted.guarded
-            ),
-            PROXY_CLOSED: frozenset(
-                xt_entry.rule(
-                    family,
-                    xt_entry.jump("DROP") if port in wanted.dropped else xt_entry.reject(family, port.protocol),
-                    xt_entry.match_port(*port),
-                    protocol=port.protocol,
-                )
-                for port in wanted.refused | wanted.dropped
-            ),
-        },
+        "INPUT": (jump(PROXY_PORTS, first_packets, xt_entry.match_comment(_PORTS_COMMENT)),),
+        PROXY_PORTS: frozenset(
+            {
+                jump(PROXY_CLOSED, xt_entry.match_state(xt_entry.DNAT)),
+                jump(PROXY_DIRECT, xt_entry.match_state(xt_entry.DNAT, invert=True)),
+            }
+        ),
+        PROXY_DIRECT: frozenset(
+            {
+                *(on_port(xt_entry.jump("DROP"), port) for port in wanted.guarded - undisguised),
+                *(closed[port] for port in undisguised if port in closed),
+            }
+        ),
+        PROXY_CLOSED: frozenset(closed.values()),
     }
 
 
 def is_needed(wanted: RuleSet, family: Family) -> bool:
     """Whether a family's tables have to be touched if there is nothing of ours in them. Touching loads them into the
     kernel, so IPv6's are only for IPv6 addresses; an IPv4 listener's proxy port cannot be reached by IPv6 anyway."""
-    return family is Family.IPV4 or any(":" in key.address for key in wanted.redirects)
+    redirects = (*wanted.redirects, *wanted.own_redirects)
+    return family is Family.IPV4 or any(":" in key.address for key in redirects)
 
 
 def union(have: Chains, wanted: Chains) -> Chains:
     """What is there and what is wanted, together."""
-    return {name: have.get(name, frozenset()) | wanted.get(name, frozenset()) for name in have.keys() | wanted.keys()}
+    return {
+        name: _together(have.get(name, frozenset()), wanted.get(name, frozenset()))
+        for name in have.keys() | wanted.keys()
+    }
+
+
+def _together(have: Rules, wanted: Rules) -> Rules:
+    if isinstance(have, frozenset) and isinstance(wanted, frozenset):
+        return have | wanted
+    return tuple(dict.fromkeys((*wanted, *have)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +186,9 @@ class Difference:
 
     create: tuple[str, ...]
     flush: tuple[str, ...]
-    add: tuple[tuple[str, Entry], ...]
     delete: tuple[tuple[str, Entry], ...]
+    add: tuple[tuple[str, Entry], ...]
+    """In a built-in chain in the order in which they are to stand there."""
     drop: tuple[str, ...]
 
     def __bool__(self) -> bool:
@@ -121,26 +197,39 @@ class Difference:
 
 def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
     """What turns one into the other."""
-    nothing: frozenset[Entry] = frozenset()
     own = OWN[table]
     drop = [name for name in have if name not in wanted and name in own]
     flush, add, delete = [], [], []
     for name in {**have, **wanted}:
+        old, new = have.get(name, ()), wanted.get(name, ())
         if name in drop:
             continue
-        old, new = have.get(name, nothing), wanted.get(name, nothing)
-        gone = old - new
+        if name not in own:
+            # In a built-in chain the order counts, and it is a handful of jumps.
+            if tuple(old) != tuple(new):
+                delete += [(name, entry) for entry in old]
+                add += [(name, entry) for entry in new]
+            continue
+        more, gone = frozenset(new) - frozenset(old), frozenset(old) - frozenset(new)
         # Finding a rule to delete takes a walk through its chain, so a chain that loses most is filled anew.
-        if len(gone) > len(new) and name in own:
+        if len(gone) > len(new):
             flush.append(name)
             add += [(name, entry) for entry in new]
         else:
-            add += [(name, entry) for entry in new - old]
+            add += [(name, entry) for entry in more]
             delete += [(name, entry) for entry in gone]
     return Difference(
         create=tuple(name for name in wanted if name not in have and name in own),
         flush=tuple(flush),
-        add=tuple(add),
         delete=tuple(delete),
+        add=tuple(add),
         drop=tuple(drop),
     )
+
+
+def comes_last(entry: Entry) -> bool:
+    """Whether a jump stands at the end of a built-in chain; the others stand at its start."""
+    return entry.endswith(_LAST)
+
+
+_LAST = tuple(xt_entry.jump(chain) for chain in (NODEPORT_CONTAINER, NODEPORT_HOST, NODEPORT_INTERNAL))

@@ -30,6 +30,11 @@ def to_json(rules: RuleSet) -> dict[str, Any]:
     """A rule set as the driver reads it."""
     return {
         "redirects": [[*destination, port] for destination, port in rules.redirects.items()],
+        "own_redirects": [[*destination, port] for destination, port in rules.own_redirects.items()],
+        "internal_sources": sorted(rules.internal_sources),
+        "node_addresses": sorted(rules.node_addresses),
+        "allowed_sources": [[*destination, sorted(cidrs)] for destination, cidrs in rules.allowed_sources.items()],
+        "transparent": rules.transparent,
         "proxy_ports": [list(port) for port in rules.proxy_ports],
         "refused": [list(port) for port in rules.refused],
         "dropped": [list(port) for port in rules.dropped],
@@ -44,11 +49,19 @@ def from_json(data: dict[str, Any]) -> RuleSet:
     def ports(name: str) -> frozenset[ProxyPort]:
         return frozenset(ProxyPort(Protocol(protocol), port) for protocol, port in data[name])
 
+    def destinations(name: str) -> dict[Destination, Any]:
+        return {
+            Destination(parse_address(address), Protocol(protocol), port): value
+            for address, protocol, port, value in data[name]
+        }
+
     return RuleSet(
-        redirects={
-            Destination(parse_address(address), Protocol(protocol), port): proxy_port
-            for address, protocol, port, proxy_port in data["redirects"]
-        },
+        redirects=destinations("redirects"),
+        own_redirects=destinations("own_redirects"),
+        internal_sources=frozenset(data["internal_sources"]),
+        node_addresses=frozenset(map(parse_address, data["node_addresses"])),
+        allowed_sources={key: frozenset(cidrs) for key, cidrs in destinations("allowed_sources").items()},
+        transparent=data["transparent"],
         proxy_ports=ports("proxy_ports"),
         refused=ports("refused"),
         dropped=ports("dropped"),

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kubeproxy.model import Address, Destination, Family, Protocol, family_of
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.lab import Host
 from tests.netfilter.driver import to_json
@@ -176,18 +176,32 @@ def destination(address: str, protocol: Protocol, port: int = 80) -> Destination
     return Destination(Address(address), protocol, port)
 
 
+def node_port(family: Family, protocol: Protocol, port: int) -> Destination:
+    """A port on every address of the node that takes node ports."""
+    return Destination(NODE_PORTS[family], protocol, port)
+
+
 def rule_set(
     redirects: Mapping[Destination, int],
     *,
+    own: Mapping[Destination, int] | None = None,
+    internal: tuple[str, ...] = (),
+    node_addresses: tuple[str, ...] = (),
+    allowed: Mapping[Destination, tuple[str, ...]] | None = None,
     refused: frozenset[ProxyPort] = frozenset(),
     dropped: frozenset[ProxyPort] = frozenset(),
     landing: tuple[str, ...] = (),
     bind: tuple[str, ...] = (),
 ) -> RuleSet:
     """A rule set that guards every port that it redirects to."""
+    own = own or {}
     return RuleSet(
         redirects=redirects,
-        proxy_ports=frozenset(ProxyPort(key.protocol, port) for key, port in redirects.items()),
+        own_redirects=own,
+        internal_sources=frozenset(internal),
+        node_addresses=frozenset(map(Address, node_addresses)),
+        allowed_sources={key: frozenset(cidrs) for key, cidrs in (allowed or {}).items()},
+        proxy_ports=frozenset(ProxyPort(key.protocol, port) for key, port in (*redirects.items(), *own.items())),
         refused=refused,
         dropped=dropped,
         landing={family_of(Address(text)): Address(text) for text in landing},

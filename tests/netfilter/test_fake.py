@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.errors import KernelError
-from kubeproxy.model import Protocol
+from kubeproxy.model import Address, Destination, Family, Protocol
 from kubeproxy.netfilter.fake import FakeNetfilter
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.none import NoNetfilter
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from kubeproxy.netfilter.trace import Fate, Trace, trace
-from tests.netfilter.stage import destination, rule_set
+from tests.netfilter.stage import destination, node_port, rule_set
 
 WEB = destination("10.96.0.1", Protocol.TCP)
 OTHER = destination("10.96.0.2", Protocol.TCP)
@@ -68,3 +68,44 @@ async def test_none_touches_nothing() -> None:
     assert not await none.apply(rule_set({WEB: 7001}), verify=True)
     assert not await none.cleanup()
     await none.close()
+
+
+NODE = "10.2.0.1"
+PORT_OF_NODE = node_port(Family.IPV4, Protocol.TCP, 30080)
+AT_NODE = destination(NODE, Protocol.TCP, 30080)
+AT_HOME = destination("127.0.0.1", Protocol.TCP, 30080)
+
+
+@pytest.mark.parametrize(
+    ("to", "source", "from_this_host", "port"),
+    [
+        (AT_NODE, "10.2.0.2", False, 7001),
+        (AT_NODE, "10.3.0.2", False, 7002),
+        (AT_NODE, None, True, 7002),
+        (AT_HOME, "10.2.0.2", False, None),
+        (AT_HOME, None, True, 7002),
+        (destination("10.2.0.9", Protocol.TCP, 30080), "10.2.0.2", False, None),
+        (destination(NODE, Protocol.UDP, 30080), "10.2.0.2", False, None),
+        (PORT_OF_NODE, "10.2.0.2", False, None),
+        (WEB, "10.2.0.2", False, 7003),
+        (WEB, "10.3.0.2", False, 7003),
+        (OTHER, "10.2.0.2", False, None),
+        (OTHER, "10.3.0.2", False, 7004),
+        (OTHER, None, True, 7004),
+        (destination(NODE, Protocol.TCP, 30081), None, True, 7005),
+    ],
+)
+def test_whose_packet_goes_where(to: Destination, source: str | None, from_this_host: bool, port: int | None) -> None:
+    rules = rule_set(
+        {
+            PORT_OF_NODE: 7001,
+            WEB: 7003,
+            node_port(Family.IPV4, Protocol.TCP, 30081): 7006,
+            destination(NODE, Protocol.TCP, 30081): 7005,
+        },
+        own={PORT_OF_NODE: 7002, OTHER: 7004, node_port(Family.IPV4, Protocol.TCP, 30081): 7007},
+        node_addresses=(NODE, "127.0.0.1"),
+        internal=("10.3.0.0/16", "fd00:3::/32"),
+    )
+    met = trace(rules, to, source=Address(source) if source else None, from_this_host=from_this_host)
+    assert met == (Trace(Fate.PASSED) if port is None else Trace(Fate.PROXIED, port))

@@ -15,11 +15,13 @@ from kubeproxy.model import Address, Destination, Family, Protocol
 from kubeproxy.netfilter import nft_table
 from kubeproxy.netfilter.nft_table import Table, difference, parse, rules_of
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from tests.netfilter.stage import destination, rule_set
+from tests.netfilter.stage import destination, node_port, rule_set
 
 WEB = destination("10.96.0.1", Protocol.TCP)
 DNS = destination("10.96.0.10", Protocol.UDP, 53)
 WEB6 = destination("fd96::1", Protocol.TCP)
+NODE_PORT = node_port(Family.IPV4, Protocol.TCP, 30080)
+NODE_PORT6 = node_port(Family.IPV6, Protocol.UDP, 30053)
 
 
 def have(rules: RuleSet) -> Table:
@@ -79,14 +81,14 @@ def test_another_landing_address_replaces_the_rules_of_one_chain() -> None:
 
 def test_landing_concerns_other_hosts_only_and_bind_everybody() -> None:
     landing = rules_of(rule_set({}, landing=("10.2.0.1", "fd00::1")))
-    assert [rule.text.split(" } ")[1].split(" daddr")[0] for rule in landing["prerouting"]] == [
-        "dnat ip to 10.2.0.1 : ip",
-        "dnat ip6 to fd00::1 : ip6",
-    ]
+    assert {rule.text.split(" } ")[1].split(" : ")[0] for rule in landing["prerouting"]} == {
+        "dnat ip to 10.2.0.1",
+        "dnat ip6 to fd00::1",
+    }
     assert all("redirect to :" in rule.text for rule in landing["output"])
     bound = rules_of(rule_set({}, landing=("10.2.0.1",), bind=("10.9.9.9",)))
-    assert "dnat ip to 10.9.9.9 " in bound["prerouting"][0].text
-    assert "dnat ip to 10.9.9.9 " in bound["output"][0].text
+    for chain in ("prerouting", "output"):
+        assert ["dnat ip to 10.9.9.9 " in rule.text for rule in bound[chain]] == [True] * 4 + [False] * 4
 
 
 def test_many_elements_are_many_steps() -> None:
@@ -97,16 +99,21 @@ def test_many_elements_are_many_steps() -> None:
 
 destinations = st.builds(
     Destination,
-    st.sampled_from(["10.96.0.1", "10.96.0.2", "fd96::1", "fd96::2"]).map(Address),
+    st.sampled_from(["10.96.0.1", "10.2.0.1", "0.0.0.0", "fd96::1", "fd00::1", "::"]).map(Address),
     st.sampled_from([Protocol.TCP, Protocol.UDP]),
-    st.integers(1, 3),
+    st.sampled_from([1, 2, 7001]),
 )
+addresses = st.sampled_from(["10.2.0.1", "127.0.0.1", "fd00::1", "::1"]).map(Address)
+cidrs = st.frozensets(st.sampled_from(["10.3.0.0/16", "10.3.7.0/24", "10.4.0.0/16", "10.9.9.9/32", "fd00:3::/32"]))
 proxy_ports = st.frozensets(
     st.builds(ProxyPort, st.sampled_from([Protocol.TCP, Protocol.UDP]), st.integers(7001, 7003))
 )
 rule_sets = st.builds(
     RuleSet,
     redirects=st.dictionaries(destinations, st.integers(7001, 7003)),
+    own_redirects=st.dictionaries(destinations, st.integers(7001, 7003), max_size=2),
+    internal_sources=cidrs,
+    node_addresses=st.frozensets(addresses),
     proxy_ports=proxy_ports,
     refused=proxy_ports,
     dropped=proxy_ports,
@@ -150,6 +157,15 @@ def test_differences_lead_from_any_rule_set_to_any_other(first: RuleSet, second:
     assert travelled.sets == direct.sets
 
 
+PORT = ["inet_proto", "inet_service"]
+
+
+def prefixed(cidr: str) -> Any:
+    """A range as nft lists it."""
+    address, _, length = cidr.partition("/")
+    return {"prefix": {"addr": address, "len": int(length)}} if length else address
+
+
 def listing(rules: RuleSet) -> list[dict[str, Any]]:
     """A table as nft lists it."""
     of = {"table": "kubeproxy", "family": "inet", "handle": 1}
@@ -157,17 +173,31 @@ def listing(rules: RuleSet) -> list[dict[str, Any]]:
         {"metainfo": {"version": "1.0.6", "json_schema_version": 1}},
         {"table": {"family": "inet", "name": "kubeproxy", "handle": 1}},
     ]
-    for name, address in (("redirects4", "ipv4_addr"), ("redirects6", "ipv6_addr")):
-        elements = [
-            [{"concat": [key.address, key.protocol.lower(), key.port]}, port]
-            for key, port in rules.redirects.items()
-            if (":" in key.address) is (name == "redirects6")
-        ]
-        kind = {"name": name, "type": [address, "inet_proto", "inet_service"], "map": "inet_service"}
-        items.append({"map": of | kind | ({"elem": elements} if elements else {})})
-    for name, ports in (("guarded", rules.guarded), ("refused", rules.refused), ("dropped", rules.dropped)):
-        elem = [{"concat": [port.protocol.lower(), port.port]} for port in ports]
-        items.append({"set": of | {"name": name, "type": ["inet_proto", "inet_service"], "elem": elem}})
+    for prefix, redirects in (("own_redirects", rules.own_redirects), ("redirects", rules.redirects)):
+        for number, address in ((4, "ipv4_addr"), (6, "ipv6_addr")):
+            elements = [
+                [{"concat": [key.address, key.protocol.lower(), key.port]}, port]
+                for key, port in redirects.items()
+                if (":" in key.address) is (number == 6) and key.address not in ("0.0.0.0", "::")
+            ]
+            kind = {"name": f"{prefix}{number}", "type": [address, *PORT], "map": "inet_service"}
+            items.append({"map": of | kind | ({"elem": elements} if elements else {})})
+            elements = [
+                [{"concat": [key.protocol.lower(), key.port]}, port]
+                for key, port in redirects.items()
+                if key.address == ("::" if number == 6 else "0.0.0.0")
+            ]
+            kind = {"name": f"{prefix.replace('redirects', 'node_ports')}{number}", "type": PORT, "map": "inet_service"}
+            items.append({"map": of | kind | ({"elem": elements} if elements else {})})
+    for name in ("guarded", "undisguised", "refused", "dropped"):
+        elem = [{"concat": [port.protocol.lower(), port.port]} for port in getattr(rules, name)]
+        items.append({"set": of | {"name": name, "type": PORT, "elem": elem}})
+    for number, address in ((4, "ipv4_addr"), (6, "ipv6_addr")):
+        found = [it for it in sorted(rules.node_addresses) if (":" in it) is (number == 6)]
+        items.append({"set": of | {"name": f"node_addresses{number}", "type": address, "elem": found}})
+        sources = [prefixed(it) for it in sorted(rules.internal_sources) if (":" in it) is (number == 6)]
+        kind = {"name": f"internal_sources{number}", "type": address, "flags": ["interval"], "elem": sources}
+        items.append({"set": of | kind})
     for name, kind_, prio in (("prerouting", "nat", -105), ("output", "nat", -105), ("input", "filter", -5)):
         items.append(
             {"chain": of | {"name": name, "type": kind_, "hook": name, "prio": prio, "policy": "accept"}},
@@ -183,9 +213,12 @@ def encode(items: list[dict[str, Any]]) -> bytes:
 
 
 FULL = rule_set(
-    {WEB: 7001, DNS: 7002, WEB6: 7003},
+    {WEB: 7001, DNS: 7002, WEB6: 7003, NODE_PORT: 7001, NODE_PORT6: 7003},
     refused=frozenset({ProxyPort(Protocol.TCP, 7001)}),
     dropped=frozenset({ProxyPort(Protocol.UDP, 7002)}),
+    own={WEB: 7004, NODE_PORT: 7005},
+    node_addresses=("10.2.0.1", "127.0.0.1", "fd00:2::1"),
+    internal=("10.3.0.0/16", "10.9.9.9", "fd00:3::/32"),
     landing=("10.2.0.1",),
 )
 
@@ -242,8 +275,17 @@ def test_rules_that_somebody_changed_are_put_right(how: str) -> None:
 
 
 def test_stale_elements_go() -> None:
-    steps = difference(parse(encode(listing(FULL))), rule_set({WEB: 7001}, landing=("10.2.0.1",)))
+    rest = replace(
+        FULL,
+        redirects={WEB: 7001},
+        own_redirects={},
+        proxy_ports=frozenset({ProxyPort(Protocol.TCP, 7001)}),
+        refused=frozenset(),
+        dropped=frozenset(),
+    )
+    steps = difference(parse(encode(listing(FULL))), rest)
     text = "".join(steps)
+    assert "delete element inet kubeproxy own_node_ports4 { tcp . 30080 : 7005 }" in text
     assert "delete element inet kubeproxy redirects6 { fd96::1 . tcp . 80 : 7003 }" in text
     assert "delete element inet kubeproxy dropped { udp . 7002 }" in text
     assert "add" not in text

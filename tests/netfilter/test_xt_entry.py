@@ -60,6 +60,9 @@ FILTER_CASES = [
     (V6, closed(V6, xt_entry.reject(V6, TCP), TCP), f"{T} -j REJECT --reject-with tcp-reset"),
     (V4, closed(V4, xt_entry.reject(V4, UDP), UDP), f"{U} -j REJECT --reject-with icmp-port-unreachable"),
     (V6, closed(V6, xt_entry.reject(V6, UDP), UDP), f"{U} -j REJECT --reject-with icmp6-port-unreachable"),
+    (V4, xt_entry.rule(V4, xt_entry.jump("DROP"), source="10.3.0.0/23"), "-s 10.3.0.0/23 -j DROP"),
+    (V6, xt_entry.rule(V6, xt_entry.jump("DROP"), source="fd00:8000::/17"), "-s fd00:8000::/17 -j DROP"),
+    (V6, xt_entry.rule(V6, xt_entry.jump("DROP"), source="fd00::1"), "-s fd00::1/128 -j DROP"),
     (V4, dropped(V4, DIRECT), "-m conntrack ! --ctstate DNAT -j DROP"),
     (
         V6,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 
 from kubeproxy.model import Family, Protocol
@@ -10,18 +12,22 @@ from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from kubeproxy.netfilter.xt_rules import (
     FILTER,
     NAT,
+    NODEPORT_CONTAINER,
+    NODEPORT_INTERNAL,
     OWN,
     PORTALS_CONTAINER,
     PORTALS_HOST,
+    PORTALS_INTERNAL,
     PROXY_CLOSED,
     PROXY_DIRECT,
     Chains,
     chains_of,
+    comes_last,
     difference,
     is_needed,
     union,
 )
-from tests.netfilter.stage import destination, rule_set
+from tests.netfilter.stage import destination, node_port, rule_set
 from tests.netfilter.test_nft_table import rule_sets
 
 WEB = destination("10.96.0.1", Protocol.TCP)
@@ -32,15 +38,14 @@ def test_each_family_has_its_own_addresses() -> None:
     rules = rule_set({WEB: 7001, WEB6: 7002})
     for family, address in ((Family.IPV4, WEB.address), (Family.IPV6, WEB6.address)):
         port = 7001 if family is Family.IPV4 else 7002
-        assert chains_of(rules, family)[NAT][PORTALS_CONTAINER] == {
-            xt_entry.rule(
-                family,
-                xt_entry.redirect(family, port),
-                xt_entry.match_port(Protocol.TCP, 80),
-                protocol=Protocol.TCP,
-                destination=address,
-            )
-        }
+        rule = xt_entry.rule(
+            family,
+            xt_entry.redirect(family, port),
+            xt_entry.match_port(Protocol.TCP, 80),
+            protocol=Protocol.TCP,
+            destination=address,
+        )
+        assert chains_of(rules, family)[NAT][PORTALS_CONTAINER] == frozenset({rule})
 
 
 def test_ipv6_tables_are_left_alone_until_there_is_an_ipv6_address() -> None:
@@ -62,26 +67,31 @@ def test_dropping_wins_over_refusing_and_both_are_guarded() -> None:
     port = ProxyPort(Protocol.TCP, 7001)
     chains = chains_of(RuleSet(refused=frozenset({port}), dropped=frozenset({port})), Family.IPV4)[FILTER]
     drop = xt_entry.rule(Family.IPV4, xt_entry.jump("DROP"), xt_entry.match_port(*port), protocol=Protocol.TCP)
-    assert chains[PROXY_CLOSED] == chains[PROXY_DIRECT] == {drop}
+    assert chains[PROXY_CLOSED] == chains[PROXY_DIRECT] == frozenset({drop})
 
 
 def follow(have: Chains, wanted: Chains, table: str) -> Chains:
     """Do what a difference says, as libiptc would."""
     todo = difference(have, wanted, table=table)
-    chains = {name: set(rules) for name, rules in have.items()}
+    chains = {name: set(rules) for name, rules in have.items() if name in OWN[table]}
+    built_in = {name: list(rules) for name, rules in have.items() if name not in OWN[table]}
     for name in todo.create:
         assert name not in chains
         chains[name] = set()
     for name in (*todo.flush, *todo.drop):
         chains[name].clear()
-    for name, rule in todo.add:
-        assert rule not in chains.setdefault(name, set())
-        chains[name].add(rule)
     for name, rule in todo.delete:
-        chains[name].remove(rule)
+        (built_in[name] if name in built_in else chains[name]).remove(rule)
+    for name, rule in todo.add:
+        if name in OWN[table]:
+            assert rule not in chains[name]
+            chains[name].add(rule)
+        else:
+            built_in.setdefault(name, []).append(rule)
     for name in todo.drop:
         assert not chains.pop(name)
-    return {name: frozenset(rules) for name, rules in chains.items() if rules or name in OWN[table]}
+    rest = {name: tuple(rules) for name, rules in built_in.items() if rules}
+    return {name: frozenset(rules) for name, rules in chains.items()} | rest
 
 
 @given(first=rule_sets, second=rule_sets)
@@ -93,7 +103,7 @@ def test_differences_lead_from_any_rule_set_to_any_other(first: RuleSet, second:
             assert not difference(new, new, table=table)
             assert follow(follow({}, new, table), {}, table) == {}
             both = follow(old, union(old, new), table)
-            assert all(both[name] >= old[name] | new[name] for name in new)
+            assert all(set(both[name]) >= {*old.get(name, ()), *new[name]} for name in new)
 
 
 def test_a_chain_that_loses_most_is_filled_anew() -> None:
@@ -109,7 +119,52 @@ def test_a_chain_that_loses_most_is_filled_anew() -> None:
 def test_other_chains_of_ours_and_of_kube_proxys_go() -> None:
     wanted = chains_of(rule_set({WEB: 7001}), Family.IPV4)[NAT]
     jump = xt_entry.rule(Family.IPV4, xt_entry.jump("KUBE-NODEPORT-HOST"))
-    left = {**wanted, "KUBE-NODEPORT-HOST": frozenset[bytes](), "OUTPUT": wanted["OUTPUT"] | {jump}}
-    todo = difference(left, wanted, table=NAT)
-    assert todo.drop == ("KUBE-NODEPORT-HOST",)
-    assert todo.delete == (("OUTPUT", jump),)
+    left = {**wanted, "KUBE-NODEPORT-HOST": frozenset[bytes](), "OUTPUT": (jump, *wanted["OUTPUT"])}
+    assert difference(left, wanted, table=NAT).drop == ("KUBE-NODEPORT-HOST",)
+    assert follow(left, wanted, NAT) == wanted
+
+
+def test_node_ports_cost_a_rule_for_each_port_and_one_for_each_address() -> None:
+    redirects = {node_port(Family.IPV4, Protocol.TCP, port): 7001 for port in range(30000, 30100)}
+    rules = rule_set(redirects, node_addresses=("10.2.0.1", "10.3.0.1", "127.0.0.1", "::1"))
+    nat = chains_of(rules, Family.IPV4)[NAT]
+    assert {name: len(chain) for name, chain in nat.items() if "PORTAL" not in name} == {
+        "PREROUTING": 2,
+        "OUTPUT": 2,
+        "KUBE-NODEPORT-CONTAINER": 2,
+        "KUBE-PORTS-CONTAINER": 100,
+        "KUBE-NODEPORT-HOST": 3,
+        "KUBE-PORTS-HOST": 100,
+    }
+    assert not any("NODEPORT" in name for name in chains_of(replace(rules, redirects={}), Family.IPV4)[NAT])
+
+
+def test_the_clusters_own_way_comes_before_everybodys_and_node_ports_last() -> None:
+    node = node_port(Family.IPV4, Protocol.TCP, 30080)
+    rules = rule_set(
+        {WEB: 7001, node: 7001},
+        own={WEB: 7002, node: 7002},
+        internal=("10.3.0.0/24", "10.3.1.0/24"),
+        node_addresses=("10.2.0.1",),
+    )
+    jumps = chains_of(rules, Family.IPV4)[NAT]["PREROUTING"]
+    targets = [entry[-38:].partition(b"\0")[0].decode() for entry in jumps]
+    assert targets == [PORTALS_INTERNAL, PORTALS_CONTAINER, NODEPORT_INTERNAL, NODEPORT_CONTAINER]
+    assert [comes_last(entry) for entry in jumps] == [False, False, True, True]
+
+
+def test_a_proxy_port_that_is_the_services_own_is_not_guarded_but_refuses() -> None:
+    port = ProxyPort(Protocol.TCP, 7001)
+    same = destination("10.2.0.1", Protocol.TCP, 7001)
+    rules = rule_set({same: 7001, WEB: 7002}, node_addresses=("10.2.0.1",))
+    assert rules.undisguised == {port}
+    assert rule_set({destination("10.9.9.9", Protocol.TCP, 7001): 7001}).undisguised == frozenset()
+    drop = {
+        number: xt_entry.rule(
+            Family.IPV4, xt_entry.jump("DROP"), xt_entry.match_port(Protocol.TCP, number), protocol=Protocol.TCP
+        )
+        for number in (7001, 7002)
+    }
+    assert chains_of(rules, Family.IPV4)[FILTER][PROXY_DIRECT] == frozenset({drop[7002]})
+    rules = replace(rules, dropped=frozenset({port}))
+    assert chains_of(rules, Family.IPV4)[FILTER][PROXY_DIRECT] == frozenset(drop.values())
