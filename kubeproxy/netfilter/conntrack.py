@@ -1,0 +1,221 @@
+"""UDP flows that the kernel goes on translating as rules of yesterday said: which they are. Pure.
+
+Only a flow's first packet meets the redirects; what they said then is kept for as long as the client goes on sending.
+A TCP client is told by a reset and comes again, a UDP client that keeps its socket stays in a black hole. So after the
+rules have changed, the flows that contradict them are deleted, and their next packets meet the rules as they are.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
+from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+
+
+class Conntrack(typing.Protocol):
+    """The kernel's table of UDP flows. Its calls are made one at a time."""
+
+    async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
+        """Delete every UDP flow that contradicts the rules `now` in force; how many that were.
+
+        `before` are the rules that flows were last reconciled with; with None that is unknown (at start, or when
+        somebody else had changed our rules). Nothing is asked of the kernel when no difference between the two could
+        have left a stale flow behind. KernelError when the kernel refuses: flows may be left, so the next call is to
+        be given the same `before` again.
+        """
+
+
+class NoConntrack:
+    """For ``--netfilter none``: who brings the packets looks after their flows."""
+
+    async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
+        """See `Conntrack.reconcile`."""
+        return 0
+
+
+class Flow(NamedTuple):
+    """A UDP flow that the kernel tracks: where its client sent to, and where that leads."""
+
+    source: Address
+    source_port: int
+    address: Address
+    port: int
+    target: Address
+    """Where the answers are to come from: the destination itself, or what it was translated to."""
+    target_port: int
+    record: bytes = b""
+    """The kernel's own, by which it knows the flow again."""
+
+    @property
+    def is_translated(self) -> bool:
+        """Whether it leads elsewhere than the client wanted."""
+        return self.target != self.address or self.target_port != self.port
+
+
+Key = tuple[Address, int]
+"""A UDP destination."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UdpRules:
+    """What a rule set says about UDP."""
+
+    redirects: Mapping[Key, int] = field(default_factory=dict)
+    own_redirects: Mapping[Key, int] = field(default_factory=dict)
+    internal_sources: frozenset[str] = frozenset()
+    node_addresses: frozenset[Address] = frozenset()
+    allowed_sources: Mapping[Key, frozenset[str]] = field(default_factory=dict)
+    landing: Mapping[Family, Address] = field(default_factory=dict)
+    bind: Mapping[Family, Address] = field(default_factory=dict)
+    guarded: frozenset[int] = frozenset()
+    closed: frozenset[int] = frozenset()
+    """Refused or dropped."""
+
+    @classmethod
+    def of(cls, rules: RuleSet) -> _UdpRules:
+        """The UDP part; all alike where there is none."""
+        redirects, own_redirects = _udp(rules.redirects), _udp(rules.own_redirects)
+        guarded, closed = _udp_ports(rules.guarded), _udp_ports(rules.refused | rules.dropped)
+        if not redirects and not own_redirects:
+            return cls(guarded=guarded, closed=closed)
+        return cls(
+            redirects=redirects,
+            own_redirects=own_redirects,
+            internal_sources=rules.internal_sources,
+            node_addresses=rules.node_addresses,
+            allowed_sources=_udp(rules.allowed_sources),
+            landing=rules.landing,
+            bind=rules.bind,
+            guarded=guarded,
+            closed=closed,
+        )
+
+    @property
+    def steering(self) -> tuple[Any, ...]:
+        """All that decides where a flow is to lead."""
+        return (
+            self.redirects,
+            self.own_redirects,
+            self.internal_sources,
+            self.node_addresses,
+            self.allowed_sources,
+            self.landing,
+            self.bind,
+        )
+
+    @property
+    def families(self) -> frozenset[Family]:
+        """Those of the destinations."""
+        addresses = {address for address, _ in (*self.redirects, *self.own_redirects)}
+        return frozenset(map(family_of, addresses))
+
+    @property
+    def proxy_ports(self) -> frozenset[int]:
+        """Every proxy port that is named."""
+        return self.guarded.union(self.redirects.values(), self.own_redirects.values())
+
+    def destination(self, flow: Flow, local: frozenset[Address]) -> tuple[Key, int] | None:
+        """The destination by which a flow's first packet would be redirected, and its proxy port."""
+        keys: tuple[Key, ...] = ((flow.address, flow.port),)
+        if flow.address in self.node_addresses:
+            keys = (*keys, (NODE_PORTS[family_of(flow.address)], flow.port))
+        for redirects in (self.own_redirects, self.redirects):
+            for key in keys:
+                port = redirects.get(key)
+                if port is not None and (redirects is self.redirects or self._is_own(flow.source, local)):
+                    return key, port
+        return None
+
+    def listens_on(self, address: Address, local: frozenset[Address]) -> bool:
+        """Whether proxy ports are served on an address."""
+        family = family_of(address)
+        bind = self.bind.get(family)
+        return address == bind if bind else address in local or address == self.landing.get(family)
+
+    def _is_own(self, source: Address, local: frozenset[Address]) -> bool:
+        return source in local or source.startswith("127.") or _is_within(source, self.internal_sources)
+
+
+class Transition:
+    """From the rules `before` (None: unknown) to those in force `now`: which flows it leaves stale."""
+
+    def __init__(self, before: RuleSet | None, now: RuleSet) -> None:
+        self._before = None if before is None else _UdpRules.of(before)
+        self._now = _UdpRules.of(now)
+        known = (self._now,) if self._before is None else (self._now, self._before)
+        self._home = frozenset().union(*(each.values() for rules in known for each in (rules.landing, rules.bind)))
+        """Addresses that we have redirected to, whether or not they are this node's still."""
+        self._proxy_ports = frozenset().union(*(rules.proxy_ports for rules in known))
+
+    @property
+    def families(self) -> frozenset[Family]:
+        """Those in which it can have left any; mostly none."""
+        now, before = self._now, self._before or _UdpRules()
+        if now.steering == before.steering and now.guarded <= before.guarded and now.closed <= before.closed:
+            return frozenset()
+        return now.families | before.families
+
+    def stale(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+        """Those that contradict the rules in force, on a node with the `local` addresses.
+
+        A flow to a destination that is redirected now is stale
+
+        - if it is not translated: the client spoke before the Service existed;
+        - if it leads to another of this node's ports or addresses than the rules: those of an earlier run or Service;
+        - if its client may not reach the destination, or the proxy port refuses or drops: only first packets are told;
+        - if it leads to another host, and the destination was not ours before. If it was, somebody's translation comes
+          before ours, and would again.
+
+        Any other flow is stale if it was translated to a proxy port of ours (its Service has gone), or was sent there
+        directly (it is older than the guard). Everything else stays.
+        """
+        home = self._home | local
+        return [flow for flow in flows if self._is_stale(flow, local, home)]
+
+    def _is_stale(self, flow: Flow, local: frozenset[Address], home: frozenset[Address]) -> bool:
+        now = self._now
+        found = now.destination(flow, local)
+        if found is None:
+            if flow.target_port in self._proxy_ports and flow.is_translated:
+                return flow.target in home
+            return flow.port in now.guarded and flow.address in local
+        if flow.is_translated and flow.target not in home:
+            return self._before is None or self._before.destination(flow, local) is None
+        key, port = found
+        allowed = now.allowed_sources.get(key)
+        return (
+            port in now.closed
+            or (allowed is not None and not _is_within(flow.source, allowed))
+            or flow.target_port != port
+            or not now.listens_on(flow.target, local)
+        )
+
+
+_Value = TypeVar("_Value")
+
+
+def _udp(mapping: Mapping[Destination, _Value]) -> dict[Key, _Value]:
+    udp = Protocol.UDP
+    return {(address, port): value for (address, protocol, port), value in mapping.items() if protocol is udp}
+
+
+def _udp_ports(ports: Iterable[ProxyPort]) -> frozenset[int]:
+    return frozenset(port for protocol, port in ports if protocol is Protocol.UDP)
+
+
+def _is_within(source: Address, cidrs: frozenset[str]) -> bool:
+    if not cidrs:
+        return False
+    address = ipaddress.ip_address(source)
+    return any(address in _network(cidr) for cidr in cidrs)
+
+
+@lru_cache(maxsize=4096)
+def _network(cidr: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    return ipaddress.ip_network(cidr, strict=False)

@@ -1,0 +1,122 @@
+"""The kernel's own table of flows, by ctnetlink: what is stale is found and deleted in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+import socket
+from collections.abc import Iterator, Sequence
+
+import structlog
+
+from kubeproxy.errors import KernelError
+from kubeproxy.model import Family
+from kubeproxy.netfilter import conntrack_wire as wire
+from kubeproxy.netfilter.addresses import local_addresses
+from kubeproxy.netfilter.conntrack import Flow, Transition
+from kubeproxy.netfilter.ruleset import RuleSet
+
+log = structlog.get_logger(__name__)
+
+_NETLINK_NETFILTER = 12
+"""linux/netlink.h; Python has no name for it."""
+_BATCH = 64
+"""Deletions asked for at once: their answers fit in a socket's buffer of any size."""
+_BUFFER_BYTES = 1 << 17
+
+_ADVICE = {
+    errno.EPERM: "it needs CAP_NET_ADMIN (root, or the capability)",
+    errno.ENOBUFS: "its answers did not fit in the socket's buffer",
+    errno.EINVAL: "the kernel has no ctnetlink: load the module nf_conntrack_netlink (CONFIG_NF_CT_NETLINK)",
+    errno.EPROTONOSUPPORT: "the kernel has no netfilter netlink (CONFIG_NETFILTER_NETLINK)",
+    errno.EBUSY: "somebody has handed them over to a flow table, which lets go of them when they are idle",
+}
+
+
+class KernelConntrack:
+    """`Conntrack` of this network namespace. Needs CAP_NET_ADMIN."""
+
+    def __init__(self, *, timeout_s: float = 10.0) -> None:
+        self._timeout_s = timeout_s
+
+    async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
+        """See `Conntrack.reconcile`."""
+        if before is now:
+            return 0
+        return await asyncio.to_thread(self._reconcile, before, now)
+
+    def _reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
+        transition = Transition(before, now)
+        families = transition.families
+        if not families:
+            return 0
+        local = frozenset(it.address for it in local_addresses())
+        try:
+            with _Ctnetlink(self._timeout_s) as ctnetlink:
+                flows = (flow for family in sorted(families) for flow in ctnetlink.dump(family))
+                deleted, failed = ctnetlink.delete(transition.stale(flows, local=local))
+        except OSError as error:
+            raise _explained("cannot look for stale UDP flows by ctnetlink", error.errno, str(error)) from error
+        if deleted:
+            log.info("deleted stale UDP flows", count=deleted)
+        if failed:
+            number = failed[0]
+            raise _explained(f"cannot delete {len(failed)} stale UDP flows by ctnetlink", number, os.strerror(number))
+        return deleted
+
+
+class _Ctnetlink:
+    """A ctnetlink socket, for one thread."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
+        self._socket.settimeout(timeout_s)
+        self._sequence = itertools.count(1)
+
+    def __enter__(self) -> _Ctnetlink:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._socket.close()
+
+    def dump(self, family: Family) -> Iterator[Flow]:
+        """Every UDP flow of a family; OSError when the kernel does not tell."""
+        sequence = next(self._sequence)
+        self._socket.send(wire.dump_request(family, sequence))
+        while True:
+            for message in wire.messages(self._socket.recv(_BUFFER_BYTES)):
+                if message.sequence != sequence:
+                    continue
+                if message.kind in (wire.NLMSG_DONE, wire.NLMSG_ERROR):
+                    if message.error:
+                        raise OSError(message.error, os.strerror(message.error))
+                    return
+                flow = wire.parse_flow(message)
+                if flow is not None:
+                    yield flow
+
+    def delete(self, flows: Sequence[Flow]) -> tuple[int, list[int]]:
+        """Delete just these; how many were, and the errors met. One that is gone already is neither."""
+        deleted, failed = 0, list[int]()
+        requests = [request for flow in flows if (request := wire.delete_request(flow, next(self._sequence)))]
+        for at in range(0, len(requests), _BATCH):
+            batch = requests[at : at + _BATCH]
+            self._socket.send(b"".join(batch))
+            answers = 0
+            while answers < len(batch):
+                for message in wire.messages(self._socket.recv(_BUFFER_BYTES)):
+                    if message.kind != wire.NLMSG_ERROR:
+                        continue
+                    answers += 1
+                    if not message.error:
+                        deleted += 1
+                    elif message.error != errno.ENOENT:
+                        failed.append(message.error)
+        return deleted, failed
+
+
+def _explained(what: str, number: int | None, why: str) -> KernelError:
+    advice = _ADVICE.get(number or 0)
+    return KernelError(f"{what}: {why}{'; ' + advice if advice else ''}")

@@ -1,0 +1,169 @@
+"""What ctnetlink is told and says, as bytes (linux/netfilter/nfnetlink_conntrack.h). Pure.
+
+Thousands of flows are read, and few of them are ever deleted: so each is read by one match of the shape in which the
+kernel writes a UDP flow, and only a record that is to be deleted is taken apart.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from kubeproxy.model import Address, Family
+from kubeproxy.netfilter.conntrack import Flow
+
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+_NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_DUMP = 0x1, 0x4, 0x300
+_NEW, _GET, _DELETE = 0x100, 0x101, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*
+_NESTED = 0x8000
+
+_TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25  # CTA_*
+_TUPLE_IP, _TUPLE_PROTO = 1, 2
+_PROTO_NUM, _PROTO_SRC_PORT, _PROTO_DST_PORT = 1, 2, 3
+_FILTER_ORIG_FLAGS, _BY_PROTO_NUM = 1, 1 << 3
+
+_NLMSG = struct.Struct("=IHHII")  # length, type, flags, sequence, sender
+_NFGEN = struct.Struct("=BBH")  # family, version, resource
+_ATTRIBUTE = struct.Struct("=HH")  # length, type
+_PAYLOAD_AT = _NLMSG.size + _NFGEN.size
+
+_INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_IP_SRC_DST = {Family.IPV4: (1, 2, 4), Family.IPV6: (3, 4, 16)}
+"""CTA_IP_*_SRC, CTA_IP_*_DST, and how long an address is."""
+
+
+class Message(NamedTuple):
+    """One of the kernel's."""
+
+    kind: int
+    sequence: int
+    body: bytes
+    """What comes after the netlink header."""
+
+    @property
+    def error(self) -> int:
+        """The errno that an answer of kind NLMSG_ERROR or NLMSG_DONE tells; 0 for none."""
+        return -int.from_bytes(self.body[:4], sys.byteorder, signed=True)
+
+
+def messages(data: bytes) -> Iterator[Message]:
+    """Those of one read of the socket."""
+    at = 0
+    while at + _NLMSG.size <= len(data):
+        length, kind, _, sequence, _ = _NLMSG.unpack_from(data, at)
+        if length < _NLMSG.size:
+            return
+        yield Message(kind, sequence, data[at + _NLMSG.size : at + length])
+        at += _align(length)
+
+
+def dump_request(family: Family, sequence: int) -> bytes:
+    """Ask for every UDP flow of a family. Kernels before 5.8 do not know the filter, and tell the other flows too."""
+    udp = _nest(_TUPLE_ORIG, _nest(_TUPLE_PROTO, _attribute(_PROTO_NUM, bytes([socket.IPPROTO_UDP]))))
+    by_protocol = _nest(_FILTER, _attribute(_FILTER_ORIG_FLAGS, struct.pack("=I", _BY_PROTO_NUM)))
+    return _request(_GET, _NLM_F_DUMP, family, sequence, udp + by_protocol)
+
+
+def delete_request(flow: Flow, sequence: int) -> bytes | None:
+    """Ask to delete just this flow, not one that has come into its place. None for one that is tracked in a zone other
+    than the default one: whoever made the zone (a virtual switch) does its translations too."""
+    found = dict(_attributes(flow.record))
+    if _ZONE in found:
+        return None
+    family = Family.IPV6 if ":" in flow.address else Family.IPV4
+    original = _nest(_TUPLE_ORIG, found[_TUPLE_ORIG])
+    return _request(_DELETE, _NLM_F_ACK, family, sequence, original + _attribute(_ID, found[_ID]))
+
+
+def parse_flow(message: Message) -> Flow | None:
+    """A flow that was asked for by `dump_request`; None when it is not one of UDP (or its tuples are of a zone)."""
+    if message.kind != _NEW:
+        return None
+    record = message.body[_NFGEN.size :]
+    match = _SHAPE4.match(record) or _SHAPE6.match(record)
+    if match is None:
+        return None
+    source, address, source_port, port, target, target_port = match.groups()
+    number = int.from_bytes
+    return Flow(
+        _text(source),
+        number(source_port, "big"),
+        _text(address),
+        number(port, "big"),
+        _text(target),
+        number(target_port, "big"),
+        record,
+    )
+
+
+@lru_cache(maxsize=8192)
+def _text(packed: bytes) -> Address:
+    return Address(str(ipaddress.ip_address(packed)))
+
+
+def _request(kind: int, flags: int, family: Family, sequence: int, attributes: bytes) -> bytes:
+    length = _PAYLOAD_AT + len(attributes)
+    header = _NLMSG.pack(length, kind, _NLM_F_REQUEST | flags, sequence, 0)
+    return header + _NFGEN.pack(_INET[family], 0, 0) + attributes
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+def _nest(kind: int, value: bytes) -> bytes:
+    return _attribute(kind | _NESTED, value)
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + _ATTRIBUTE.size <= len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, at)
+        if length < _ATTRIBUTE.size:
+            return
+        yield kind & ~_NESTED, data[at + _ATTRIBUTE.size : at + length]
+        at += _align(length)
+
+
+def _align(length: int) -> int:
+    return (length + 3) & ~3
+
+
+def _shape(family: Family) -> re.Pattern[bytes]:
+    """Matches a record that begins with the two tuples of a UDP flow: its source and destination, their ports, and the
+    source of the answers with its port."""
+    src, dst, size = _IP_SRC_DST[family]
+    ip_length = 2 * (_ATTRIBUTE.size + size)
+    proto_length = 3 * (_ATTRIBUTE.size + 4)
+
+    def head(kind: int, length: int) -> bytes:
+        return re.escape(_ATTRIBUTE.pack(_ATTRIBUTE.size + length, kind))
+
+    def one(kind: int, groups: tuple[bytes, bytes, bytes, bytes]) -> bytes:
+        source, destination, source_port, destination_port = groups
+        return b"".join(
+            [
+                head(kind | _NESTED, 2 * _ATTRIBUTE.size + ip_length + proto_length),
+                head(_TUPLE_IP | _NESTED, ip_length),
+                head(src, size) + source,
+                head(dst, size) + destination,
+                head(_TUPLE_PROTO | _NESTED, proto_length),
+                head(_PROTO_NUM, 1) + re.escape(bytes([socket.IPPROTO_UDP])) + b"...",
+                head(_PROTO_SRC_PORT, 2) + source_port + b"..",
+                head(_PROTO_DST_PORT, 2) + destination_port + b"..",
+            ]
+        )
+
+    address, port = b".{%d}" % size, b".."
+    original = one(_TUPLE_ORIG, (b"(%b)" % address, b"(%b)" % address, b"(%b)" % port, b"(%b)" % port))
+    reply = one(_TUPLE_REPLY, (b"(%b)" % address, address, b"(%b)" % port, port))
+    return re.compile(original + reply, re.DOTALL)
+
+
+_SHAPE4, _SHAPE6 = _shape(Family.IPV4), _shape(Family.IPV6)
