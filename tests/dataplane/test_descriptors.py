@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 import socket
 
 import pytest
 
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.local import LocalDataPlane
-from kubeproxy.model import Protocol
+from kubeproxy.model import Protocol, Target
 from tests.dataplane.conftest import LOOPBACK, Bench, echo, endpoint, eventually, frontend
 
 
@@ -47,32 +48,31 @@ async def test_clients_beyond_the_budget_wait_and_are_served_when_there_is_room(
     await plane.close()
 
 
-async def test_the_kernels_own_no_is_borne(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_kernels_own_no_is_borne(bench: Bench) -> None:
     """EMFILE in spite of the budget (others in the process use descriptors too): rest, and try again."""
-    import resource
-
-    async with endpoint(echo) as target:
-        address = await bench.serve(target)
-        client = socket.socket()
+    loop = asyncio.get_running_loop()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        server.setblocking(False)
         client.setblocking(False)
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        loop = asyncio.get_running_loop()
-        # Nothing can be opened from here on.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
+        address = await bench.serve(Target(LOOPBACK, server.getsockname()[1]))
         fillers: list[socket.socket] = []
         try:
+            # Nothing can be opened from here on.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
             with pytest.raises(OSError, match="Too many open files"):
                 fillers.extend(socket.socket() for _ in range(1000))
             await loop.sock_connect(client, address)
-            await asyncio.sleep(0.3)
+            await eventually(lambda: bench.plane._context.budget.used == 1)
             assert bench.plane.counters()[frontend()].accepted == 0
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             for filler in fillers:
                 filler.close()
-        await loop.sock_sendall(client, b"still there?")
-        assert await asyncio.wait_for(loop.sock_recv(client, 100), 5) == b"still there?"
-        client.close()
+        client.send(b"still there?")
+        accepted, _ = await asyncio.wait_for(loop.sock_accept(server), 10)
+        with accepted:
+            assert await asyncio.wait_for(loop.sock_recv(accepted, 100), 5) == b"still there?"
 
 
 async def test_a_port_in_use_is_said(bench: Bench) -> None:
