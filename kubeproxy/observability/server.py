@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, cast
 
 import structlog
@@ -38,7 +38,8 @@ class HttpServer:
     """Serves `routes` on one address until it is closed.
 
     `setting` names the configuration field that holds the address, for messages. With `hard_fail` an address that
-    cannot be had fails the start (kube-proxy's bindAddressHardFail); otherwise it is tried again until it can.
+    cannot be had fails the start (kube-proxy's bindAddressHardFail); otherwise it is tried again until it can, and
+    `on_failure` is told why, once. `dualstack`: the unspecified IPv6 address takes IPv4 as well, as in Go.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class HttpServer:
         routes: Iterable[web.AbstractRouteDef],
         setting: str,
         hard_fail: bool = False,
+        dualstack: bool = True,
+        on_failure: Callable[[str], None] | None = None,
         retry_s: float = RETRY_S,
         connection_s: float = CONNECTION_S,
         connections: int = CONNECTIONS,
@@ -59,6 +62,8 @@ class HttpServer:
         self._port = port
         self._setting = setting
         self._hard_fail = hard_fail
+        self._dualstack = dualstack
+        self._on_failure = on_failure
         self._retry_s = retry_s
         self._connection_s = connection_s
         self._limit = connections
@@ -105,6 +110,8 @@ class HttpServer:
                 setting=self._setting,
                 retry_s=self._retry_s,
             )
+            if self._on_failure is not None:
+                self._on_failure(f"cannot listen on {self._address}: {_reason(error)}")
             self._tasks.start(self._keep_trying(), name=f"{self._name}: bind {self._address}")
 
     async def close(self) -> None:
@@ -121,9 +128,9 @@ class HttpServer:
 
     async def _listen(self) -> None:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        # As Go does: the unspecified IPv6 address takes IPv4 as well.
+        dualstack = self._dualstack and self._host == "::"
         listening = socket.create_server(
-            (self._host, self._port), family=family, backlog=BACKLOG, dualstack_ipv6=self._host == "::"
+            (self._host, self._port), family=family, backlog=BACKLOG, dualstack_ipv6=dualstack
         )
         try:
             listening.setblocking(False)
