@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
 from kubeproxy.errors import KernelError
-from kubeproxy.model import Address, FrontendName
+from kubeproxy.model import NODE_PORTS, Address, Family, FrontendName, family_of
 from kubeproxy.model import Protocol as Transport
 
 
@@ -92,6 +92,8 @@ class FakePortReserver:
 
     def __init__(self, *, kernel_choice: Iterator[int] | None = None) -> None:
         self.held: dict[tuple[Transport, Address, int], FakeReservation] = {}
+        self._addresses: dict[tuple[Transport, Family, int], list[Address]] = {}
+        """At which addresses a port is held."""
         self.taken: set[tuple[Transport, int]] = set()
         """Ports of other processes."""
         self.error: OSError | None = None
@@ -103,14 +105,25 @@ class FakePortReserver:
         if self.error is not None:
             raise self.error
         offers = iter((port,)) if port else self._kernel_choice
-        chosen = next(
-            (p for p in offers if (protocol, p) not in self.taken and (protocol, address, p) not in self.held), 0
-        )
+        chosen = next((port for port in offers if self._is_free(protocol, address, port)), 0)
         if not chosen:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         reservation = FakeReservation(self, protocol, address, chosen)
         self.held[protocol, address, chosen] = reservation
+        self._addresses.setdefault((protocol, family_of(address), chosen), []).append(address)
         return reservation
+
+    def _is_free(self, protocol: Transport, address: Address, port: int) -> bool:
+        """The wildcard address stands for all of its family."""
+        family = family_of(address)
+        rivals = self._addresses.get((protocol, family, port), [])
+        clash = address in rivals or (rivals and NODE_PORTS[family] in (address, *rivals))
+        return (protocol, port) not in self.taken and not clash
+
+    def give_back(self, protocol: Transport, address: Address, port: int) -> None:
+        """Nobody holds it any more; KeyError when nobody did."""
+        del self.held[protocol, address, port]
+        self._addresses[protocol, family_of(address), port].remove(address)
 
 
 class FakeReservation:
@@ -127,4 +140,4 @@ class FakeReservation:
 
     def release(self) -> None:
         """Give it back; KeyError when that was done before."""
-        del self._reserver.held[self._key]
+        self._reserver.give_back(*self._key)
