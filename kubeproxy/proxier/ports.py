@@ -107,9 +107,14 @@ class Ports:
 
     def _from_kernel(self, protocol: Protocol, address: Address) -> Reservation:
         unsuitable: list[Reservation] = []
+        refusal: OSError | None = None
         try:
-            for _ in range(_ATTEMPTS):
-                reservation = self._reserver.reserve(protocol, address, 0)
+            while refusal is None and len(unsuitable) < _ATTEMPTS:
+                try:
+                    reservation = self._reserver.reserve(protocol, address, 0)
+                except OSError as error:
+                    refusal = error
+                    continue
                 key = (protocol, reservation.port)
                 if key not in self._held and key not in self._recent:
                     return reservation
@@ -117,12 +122,11 @@ class Ports:
             for i, reservation in enumerate(unsuitable):
                 if (protocol, reservation.port) not in self._held:
                     return unsuitable.pop(i)
-        except OSError as error:
-            raise NoPort(f"the kernel gives no {protocol} port at {address}: {error}") from error
         finally:
             for reservation in unsuitable:
                 reservation.release()
-        raise NoPort(f"the kernel offers only {protocol} ports that are held in the other family; widen its port range")
+        why = refusal or "all that it offers are held for the other family; widen net.ipv4.ip_local_port_range"
+        raise NoPort(f"the kernel gives no {protocol} port at {address}: {why}") from refusal
 
 
 class _Pool:

@@ -1,0 +1,99 @@
+"""When netfilter may be spoken to next."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kubeproxy.proxier.schedule import RETRY_JITTER, RETRY_LIMIT_S, Backoff, Periods, Schedule
+
+
+def even() -> float:
+    """No chance at all."""
+    return 0.0
+
+
+class TestBackoff:
+    def test_delays_double_up_to_a_limit(self) -> None:
+        backoff = Backoff(even)
+        delays = []
+        for _ in range(9):
+            backoff.failed(now=100.0)
+            delays.append(backoff.retry_at - 100.0)
+        assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+    def test_it_never_overflows_nor_exceeds_its_limit(self) -> None:
+        backoff = Backoff(lambda: 1.0)
+        for _ in range(5000):
+            backoff.failed(now=0.0)
+        assert backoff.retry_at == RETRY_LIMIT_S * (1 + RETRY_JITTER)
+
+    def test_success_resets_it(self) -> None:
+        backoff = Backoff(even)
+        for _ in range(5):
+            backoff.failed(now=0.0)
+        backoff.reset()
+        assert (backoff.retry_at, backoff.failures) == (math.inf, 0)
+        backoff.failed(now=0.0)
+        assert backoff.retry_at == 0.5
+
+
+class TestSchedule:
+    def schedule(self, *, at: float = 100.0, full: bool = True) -> Schedule:
+        """One whose last transaction succeeded at a time."""
+        schedule = Schedule(Periods(min_sync_s=1.0, sync_s=30.0), even)
+        schedule.started()
+        schedule.succeeded(at, full=full)
+        return schedule
+
+    def test_the_first_is_at_once_and_full(self) -> None:
+        schedule = Schedule(Periods(), even)
+        assert schedule.next_at(pending=False, new=False) == -math.inf
+        assert schedule.full_due(0.0)
+
+    @pytest.mark.parametrize(("pending", "expected"), [(True, 101.0), (False, 130.0)])
+    def test_changes_are_apart_and_full_syncs_regular(self, pending: bool, expected: float) -> None:
+        assert self.schedule().next_at(pending=pending, new=pending) == expected
+
+    def test_only_a_full_sync_counts_as_one(self) -> None:
+        schedule = self.schedule()
+        schedule.started()
+        schedule.succeeded(120.0, full=False)
+        assert schedule.next_at(pending=False, new=False) == 130.0
+        assert not schedule.full_due(129.0)
+        assert schedule.full_due(130.0)
+
+    def test_a_failure_is_retried_with_backoff_and_full(self) -> None:
+        schedule = self.schedule()
+        expected = [110.5, 111.0, 112.0]
+        for retry_at in expected:
+            schedule.started()
+            schedule.failed(110.0)
+            assert schedule.next_at(pending=True, new=False) == retry_at
+        assert schedule.full_due(110.0)
+        assert schedule.failures == 3
+
+    def test_a_new_change_after_failures_may_be_the_cure(self) -> None:
+        schedule = self.schedule()
+        for _ in range(7):
+            schedule.failed(110.0)
+        assert schedule.next_at(pending=True, new=False) == 140.0
+        assert schedule.next_at(pending=True, new=True) == 111.0
+
+    def test_success_ends_it(self) -> None:
+        schedule = self.schedule()
+        schedule.failed(110.0)
+        schedule.succeeded(111.0, full=True)
+        assert schedule.next_at(pending=False, new=False) == 141.0
+
+    def test_one_that_was_cancelled_leaves_nobody_certain(self) -> None:
+        schedule = self.schedule()
+        schedule.started()
+        assert schedule.full_due(101.0)
+
+    def test_periods_change_at_run_time(self) -> None:
+        schedule = self.schedule()
+        schedule.periods = Periods(min_sync_s=0.0, sync_s=10.0)
+        assert schedule.next_at(pending=True, new=True) == 100.0
+        assert schedule.next_at(pending=False, new=False) == 110.0
