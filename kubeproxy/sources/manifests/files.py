@@ -18,6 +18,9 @@ SETTLE_GONE_S = 0.3
 """The same for one that is gone or empty: editors move the old file away, or cut it, before they write the new one."""
 SETTLE_AT_MOST_S = 5.0
 """A file that never stays the same is read all the same."""
+REPLACED_AT_MOST_S = 0.5
+"""The same for one that is replaced by a whole new file again and again: the longer wait is for pieces, which there a
+writer does not leave behind."""
 
 
 class Signature(NamedTuple):
@@ -185,11 +188,12 @@ class PathMemory:
 
     def _settled(self, path: str, state: Signature | None, patience_s: float, now: float) -> bool:
         """Whether a file's new state may be believed."""
-        seen, since, first = self._unsettled.get(path, (state, now, now))
-        if seen != state:
-            seen, since = state, now
-        self._unsettled[path] = (seen, since, first)
-        if now - since < patience_s and now - first < SETTLE_AT_MOST_S:
+        before, since, first = self._unsettled.get(path, (state, now, now))
+        if before != state:
+            since = now
+        replaced = before is not None and state is not None and before.inode != state.inode
+        self._unsettled[path] = (state, since, first)
+        if now - since < patience_s and now - first < (REPLACED_AT_MOST_S if replaced else SETTLE_AT_MOST_S):
             return False
         del self._unsettled[path]
         return True

@@ -13,8 +13,8 @@ from kubeproxy.sources.manifests.files import Identity, Listing, PathMemory, Rea
 HERE = Identity(1, 1)
 
 
-def sign(version: int, *, size: int = 10) -> Signature:
-    return Signature(1, version, size, version)
+def sign(version: int, *, size: int = 10, inode: int | None = None) -> Signature:
+    return Signature(1, version if inode is None else inode, size, version)
 
 
 def listing(directory: Identity | None = HERE, **versions: int) -> Listing:
@@ -53,14 +53,18 @@ def test_a_change_is_believed_once_it_stays() -> None:
     assert not looker.memory.settling
 
 
-def test_a_file_that_never_stays_is_read_all_the_same() -> None:
+@pytest.mark.parametrize(
+    ("inode", "at_most_s"), [(7, files.SETTLE_AT_MOST_S), (None, files.REPLACED_AT_MOST_S)], ids=["written", "replaced"]
+)
+def test_a_file_that_never_stays_is_read_all_the_same(inode: int | None, at_most_s: float) -> None:
     looker = Looker(listing(a=1))
     version, read = 1, False
     while not read:
         version += 1
-        read = looker.look(listing(a=version), after=files.SETTLE_S / 2)[0] == ["/d/a"]
-        assert version < 2 * files.SETTLE_AT_MOST_S / files.SETTLE_S + 5
-    assert version > files.SETTLE_AT_MOST_S / files.SETTLE_S
+        changing = Listing(files={"/d/a": sign(version, inode=inode)}, directory=HERE)
+        read = looker.look(changing, after=files.SETTLE_S / 2)[0] == ["/d/a"]
+        assert version < 2 * at_most_s / files.SETTLE_S + 5
+    assert version > at_most_s / files.SETTLE_S
 
 
 def test_a_change_that_is_taken_back_is_none() -> None:
