@@ -55,8 +55,9 @@ def ruleset(host: Host) -> str:
 
 
 def ours(host: Host) -> list[str]:
-    """The lines of it that name us."""
-    return [line for line in ruleset(host).splitlines() if "kube" in line.lower()]
+    """What of it is ours: all of our nftables table, and the lines of the legacy tables that name our chains."""
+    table = host.run(["nft", "-a", "list", "table", "inet", "kubeproxy"], check=False).stdout
+    return table.splitlines() + [line for line in xtables(host) if "KUBE-" in line]
 
 
 NOWHERE = """

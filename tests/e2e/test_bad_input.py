@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import yaml
@@ -43,10 +46,8 @@ ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", ARGUMENTS)
-def test_wrong_arguments(stage: Stage, case: str) -> None:
-    arguments, lines = ARGUMENTS[case]
-    refuse(stage, arguments, lines)
+def test_wrong_arguments(stage: Stage) -> None:
+    refuse(stage, ARGUMENTS)
 
 
 FILES: dict[str, tuple[str, list[str]]] = {
@@ -64,24 +65,32 @@ FILES: dict[str, tuple[str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", FILES)
-def test_wrong_files(stage: Stage, config: Path, case: str) -> None:
-    text, lines = FILES[case]
-    config.write_text(text)
-    refuse(stage, [f"--config={config}"], lines)
+def test_wrong_files(stage: Stage, tmp_path: Path) -> None:
+    cases: dict[str, tuple[list[str], list[str]]] = {}
+    for name, (text, lines) in FILES.items():
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text)
+        cases[name] = ([f"--config={path}"], lines)
+    refuse(stage, cases)
 
 
-def refuse(stage: Stage, arguments: list[str], lines: list[str]) -> None:
-    """`kubeproxy run` ends with 64, says these lines and no other, and touches nothing."""
+def refuse(stage: Stage, cases: Mapping[str, tuple[list[str], list[str]]]) -> None:
+    """Each time `kubeproxy run` ends with 64, says these lines and no other, and touches nothing."""
     before, listening = kernel.ruleset(stage.node), kernel.listening(stage.node)
-    done = stage.node.run([KUBEPROXY, "run", *arguments], check=False)
-    assert done.returncode == 64, done.stderr
-    said = [line for line in done.stderr.splitlines() if not line.startswith("warning: ") and " info " not in line]
-    assert "Traceback" not in done.stderr
-    assert len(said) == len(lines), said
-    for line in lines:
-        assert any(line in seen for seen in said), (line, said)
-    assert done.stdout == ""
+
+    def start(arguments: list[str]) -> CompletedProcess[str]:
+        return stage.node.run([KUBEPROXY, "run", *arguments], check=False)
+
+    with ThreadPoolExecutor(4) as pool:
+        ends = pool.map(start, [arguments for arguments, _ in cases.values()])
+    for (case, (_, lines)), done in zip(cases.items(), ends, strict=True):
+        assert done.returncode == 64, (case, done.stderr)
+        assert "Traceback" not in done.stderr, (case, done.stderr)
+        assert done.stdout == "", case
+        said = [line for line in done.stderr.splitlines() if not line.startswith("warning: ") and " info " not in line]
+        assert len(said) == len(lines), (case, said)
+        for line in lines:
+            assert any(line in seen for seen in said), (case, line, said)
     assert (kernel.ruleset(stage.node), kernel.listening(stage.node)) == (before, listening)
 
 

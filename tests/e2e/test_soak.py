@@ -20,7 +20,7 @@ from tests.lab import Daemon, Host
 pytestmark = pytest.mark.netns
 
 SEED = int(os.environ.get("KUBEPROXY_SEED", random.randrange(1 << 32)))
-CHANGES_S = 9.0
+CHANGES_S = 8.0
 """How long there are changes, with each adapter."""
 LIVE_S = 4.0
 """A change is live after so long at the latest, on a machine that has other things to do."""
