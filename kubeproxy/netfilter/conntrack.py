@@ -79,26 +79,24 @@ class _UdpRules:
 
     @classmethod
     def of(cls, rules: RuleSet) -> _UdpRules:
-        """The UDP part; all alike where there is none."""
-        redirects, own_redirects = _udp(rules.redirects), _udp(rules.own_redirects)
-        guarded, closed = _udp_ports(rules.guarded), _udp_ports(rules.refused | rules.dropped)
-        if not redirects and not own_redirects:
-            return cls(guarded=guarded, closed=closed)
+        """The UDP part."""
         return cls(
-            redirects=redirects,
-            own_redirects=own_redirects,
+            redirects=_udp(rules.redirects),
+            own_redirects=_udp(rules.own_redirects),
             internal_sources=rules.internal_sources,
             node_addresses=rules.node_addresses,
             allowed_sources=_udp(rules.allowed_sources),
             landing=rules.landing,
             bind=rules.bind,
-            guarded=guarded,
-            closed=closed,
+            guarded=_udp_ports(rules.guarded),
+            closed=_udp_ports(rules.refused | rules.dropped),
         )
 
     @property
     def steering(self) -> tuple[Any, ...]:
-        """All that decides where a flow is to lead."""
+        """All that decides where a flow is to lead; the rest says nothing where there is no redirect."""
+        if not self.redirects and not self.own_redirects:
+            return ()
         return (
             self.redirects,
             self.own_redirects,
@@ -157,7 +155,9 @@ class Transition:
     def families(self) -> frozenset[Family]:
         """Those in which it can have left any; mostly none."""
         now, before = self._now, self._before or _UdpRules()
-        if now.steering == before.steering and now.guarded <= before.guarded and now.closed <= before.closed:
+        if not now.guarded <= before.guarded:
+            return frozenset(Family)  # whichever family somebody sent to that port by
+        if now.steering == before.steering and now.closed <= before.closed:
             return frozenset()
         return now.families | before.families
 
@@ -182,8 +182,8 @@ class Transition:
         now = self._now
         found = now.destination(flow, local)
         if found is None:
-            if flow.target_port in self._proxy_ports and flow.is_translated:
-                return flow.target in home
+            if flow.is_translated:
+                return flow.target_port in self._proxy_ports and flow.target in home
             return flow.port in now.guarded and flow.address in local
         if flow.is_translated and flow.target not in home:
             return self._before is None or self._before.destination(flow, local) is None
