@@ -61,3 +61,12 @@ class SyncObserver:
     def troubled(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
         """Some Services are not wholly served. The proxier's snapshot tells how many when a scraper asks; the node as
         a whole is no less healthy for it."""
+
+    def reconciled(self, *, duration_s: float, deleted: int) -> None:
+        """Stale UDP flows were deleted."""
+
+    def conntrack_failed(self, error: KubeproxyError) -> None:
+        """Stale UDP flows may be left until the next transaction; the rules are in force."""
+
+    def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
+        """Health check node ports are served elsewhere."""

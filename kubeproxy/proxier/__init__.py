@@ -3,9 +3,12 @@
 The nouns, in the order in which a change meets them:
 
 Tracker     what every source says, which of them owns a Service, and what changed since somebody last looked
-resolve     one Service and its slices -> the frontends that it asks for
+NodeFacts   this node, as far as the answers depend on it
+resolve     one Service and its slices -> the frontends that it asks for, one per family and scope
+endpoints   who may answer: ready or leaving, here or anywhere, near or far
 Ledger      which frontends are wanted, which listeners stand, which ports they hold; it knows what may be done next
 plan        one look at wanted and standing -> what to open, tell, take out of the rules, close
+Claims      node ports and ports at the node's own addresses, held against other processes
 Ports       the proxy ports: from a range or from the kernel
 Rules       serving frontends -> RuleSet
 Schedule    when netfilter may be spoken to next
@@ -14,6 +17,7 @@ Proxier     the only one here that awaits: carries out what the others decided
 Everything but the Proxier is synchronous and has no clock: it is told what time it is.
 """
 
+from kubeproxy.proxier.facts import NodeFacts, Preserve
 from kubeproxy.proxier.observer import ProxierObserver
 from kubeproxy.proxier.ports import PortRange
 from kubeproxy.proxier.proxier import Proxier
@@ -24,8 +28,10 @@ from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
 __all__ = [
     "START_GRACE_S",
     "FrontendStatus",
+    "NodeFacts",
     "Periods",
     "PortRange",
+    "Preserve",
     "Proxier",
     "ProxierObserver",
     "Snapshot",

@@ -24,11 +24,21 @@ class ProxierObserver(Protocol):
         """A netfilter transaction succeeded. `full`: what the kernel really has was looked at; `changed`: it had to be
         corrected or to learn something."""
 
+    def reconciled(self, *, duration_s: float, deleted: int) -> None:
+        """After a transaction the kernel's UDP flows agree with the rules; so many had to be deleted for it."""
+
+    def conntrack_failed(self, error: KubeproxyError) -> None:
+        """They could not be looked at or deleted. The rules are in force all the same; it will be tried again."""
+
     def failed(self, error: KubeproxyError) -> None:
         """A netfilter transaction, or the handing over to the data plane, failed. It will be tried again."""
 
     def troubled(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
         """The Services that are not, or not wholly, served are now these, and why. Said when it changes."""
+
+    def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
+        """Load balancers ask for the health of these Services, each at the port of its own (healthCheckNodePort), and
+        this node has so many ready endpoints of it. Said when it changes."""
 
 
 class NoObserver:
@@ -43,8 +53,17 @@ class NoObserver:
     def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
         """Not told."""
 
+    def reconciled(self, *, duration_s: float, deleted: int) -> None:
+        """Not told."""
+
+    def conntrack_failed(self, error: KubeproxyError) -> None:
+        """Not told."""
+
     def failed(self, error: KubeproxyError) -> None:
         """Not told."""
 
     def troubled(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
+        """Not told."""
+
+    def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
         """Not told."""

@@ -3,7 +3,7 @@
 One round, always in this order:
 
 1. tell the data plane all that may be told now: new listeners first, endpoints of standing ones at once;
-2. if it is time, make netfilter follow in one transaction;
+2. if it is time, make netfilter follow in one transaction, and then the flows that the kernel translates already;
 3. only if that succeeded: tell the data plane what had to wait for it - endpoints that are gone altogether, listeners
    that no rule leads to any more - and give their ports back.
 
@@ -24,7 +24,9 @@ import structlog
 from kubeproxy.dataplane.interface import DataPlane, PortReserver
 from kubeproxy.errors import KubeproxyError
 from kubeproxy.model import Address, Destination, Family, FrontendName, Protocol, ServiceName
+from kubeproxy.netfilter.conntrack import Conntrack, NoConntrack
 from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier.claims import Claims
 from kubeproxy.proxier.clock import Clock, LoopClock
 from kubeproxy.proxier.facts import NOWHERE, NodeFacts
@@ -46,6 +48,7 @@ _TRIGGERS = 10_000
 
 _DATA_PLANE = "data plane"
 _NETFILTER = "netfilter"
+_CONNTRACK = "conntrack"
 """What can fail as a whole."""
 
 
@@ -62,6 +65,7 @@ class Proxier:
         tracker: Tracker,
         data_plane: DataPlane,
         netfilter: Netfilter,
+        conntrack: Conntrack | None = None,
         reserver: PortReserver,
         port_range: PortRange | None = None,
         periods: Periods = Periods(),  # noqa: B008 - frozen
@@ -77,6 +81,9 @@ class Proxier:
         self._tracker = tracker
         self._data_plane = data_plane
         self._netfilter = netfilter
+        self._conntrack: Conntrack = conntrack or NoConntrack()
+        self._reconciled: RuleSet | None = None
+        """The rules that the kernel's flows last agreed with; None: unknown."""
         ports = Ports(reserver, port_range)
         claims = Claims(reserver, is_proxy_port=ports.holds)
         self._ledger = Ledger(ports=ports, claims=claims, families=families, protocols=protocols)
@@ -97,6 +104,7 @@ class Proxier:
         """The generation of the rules that netfilter was last asked for."""
         self._triggers: deque[str] = deque(maxlen=_TRIGGERS)
         self._problems: dict[ServiceName, tuple[str, ...]] = {}
+        self._health: dict[ServiceName, tuple[int, int]] = {}
         self._failing: dict[str, str] = {}
         self._pending_since: float | None = None
         self._settled_at: float | None = None
@@ -118,7 +126,7 @@ class Proxier:
         all is in effect; false if enough is not known yet to serve, or if something failed (it will be retried)."""
         async with self._turn:
             await self._round(full=True)
-            if self._ledger.rules_pending and not self._failing:
+            if self._ledger.rules_pending and self._failing.keys() <= {_CONNTRACK}:
                 await self._round(full=True)  # a listener had to be closed before it could be opened anew
             return self._settled_at is not None and self._pending_since is None and self._ledger.settled
 
@@ -167,6 +175,7 @@ class Proxier:
                 for name, frontend in ledger.wanted.items()
             ),
             problems=self._problems,
+            service_health=self._health,
             sources=tracker.sources(),
             owners=ledger.owners.copy(),
             netfilter=self._netfilter.name,
@@ -238,7 +247,24 @@ class Proxier:
         self._schedule.succeeded(ended_at, full=full)
         self._recovered(_NETFILTER)
         self._observer.programmed(duration_s=ended_at - started_at, full=full, changed=changed)
+        if changed and ruleset == self._reconciled:
+            self._reconciled = None  # somebody had taken our rules away, and flows began without them
+        await self._reconcile(ruleset)
         return True
+
+    async def _reconcile(self, ruleset: RuleSet) -> None:
+        """Have the flows deleted that contradict the rules now in force. If that fails, the rules are in force all the
+        same, and the flows are looked at again after the next transaction."""
+        started_at = self._clock.now()
+        try:
+            deleted = await self._conntrack.reconcile(self._reconciled, ruleset)
+        except KubeproxyError as error:
+            self._fails(_CONNTRACK, error)
+            self._observer.conntrack_failed(error)
+            return
+        self._reconciled = ruleset
+        self._recovered(_CONNTRACK)
+        self._observer.reconciled(duration_s=self._clock.now() - started_at, deleted=deleted)
 
     # When the next one is.
 
@@ -286,6 +312,9 @@ class Proxier:
                     log.info("service has no problem any more", service=str(service))
             self._problems = problems
             self._observer.troubled(problems)
+        if self._ledger.health != self._health:
+            self._health = self._ledger.health.copy()
+            self._observer.service_health(self._health)
         if self._ledger.settled and not self._tracker.untaken:
             if self._settled_at is None:
                 log.info(
@@ -301,6 +330,9 @@ class Proxier:
 
     def _failed(self, part: str, error: KubeproxyError) -> None:
         self._observer.failed(error)
+        self._fails(part, error)
+
+    def _fails(self, part: str, error: KubeproxyError) -> None:
         reason = f"{part}: {error}"
         if self._failing.get(part) != reason:
             log.error("cannot be brought up to date; what works goes on working", part=part, reason=str(error))

@@ -25,13 +25,15 @@ class Snapshot:
     """Whether enough is known to serve at all."""
     frontends: Sequence[FrontendStatus]
     problems: Mapping[ServiceName, Sequence[str]]
+    service_health: Mapping[ServiceName, tuple[int, int]]
+    """Health check node ports, and how many ready endpoints of the Service this node has."""
     sources: Mapping[str, bool]
     """Every source, and whether it has listed everything."""
     owners: Mapping[ServiceName, str]
     """Which source each Service is served from."""
     netfilter: str
     failing: str | None
-    """Why netfilter or the data plane cannot be brought up to date; None: they can."""
+    """Why netfilter, conntrack or the data plane cannot be brought up to date; None: they can."""
     failures: int
     """Netfilter transactions that failed in a row."""
     pending_since: float | None

@@ -93,6 +93,7 @@ def test_the_other_rooms_values_fit(collector: StateCollector) -> None:
         ready=True,
         frontends=(FrontendStatus(frontend, None),),
         problems={},
+        service_health={},
         sources={"kubernetes": True},
         owners={},
         netfilter="fake",

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from kubeproxy.dataplane.fake import FakeDataPlane, FakePortReserver
 from kubeproxy.errors import KubeproxyError
 from kubeproxy.model import Family, FrontendName, Protocol, ServiceName, Target
+from kubeproxy.netfilter.conntrack import Conntrack
 from kubeproxy.netfilter.fake import FakeNetfilter
 from kubeproxy.netfilter.trace import Fate
-from kubeproxy.proxier import Periods, PortRange, Proxier, Tracker
+from kubeproxy.proxier import NodeFacts, Periods, PortRange, Proxier, Tracker
 from kubeproxy.tasks import TaskSet
 from tests.proxier.builders import destination
 
@@ -65,6 +66,7 @@ class Diary:
         self.entries: list[str] = []
         self.trigger_times: list[str] = []
         self.problems: Mapping[ServiceName, Sequence[str]] = {}
+        self.health: Mapping[ServiceName, tuple[int, int]] = {}
 
     def queued(self) -> None:
         self.entries.append("queued")
@@ -82,6 +84,16 @@ class Diary:
     def troubled(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
         self.problems = problems
 
+    def reconciled(self, *, duration_s: float, deleted: int) -> None:
+        if deleted:
+            self.entries.append(f"reconciled {deleted}")
+
+    def conntrack_failed(self, error: KubeproxyError) -> None:
+        self.entries.append(f"conntrack failed: {error}")
+
+    def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
+        self.health = wanted
+
 
 class Node:
     """Everything that a test of the proxier needs, and a few ways to look at it."""
@@ -94,6 +106,8 @@ class Node:
         periods: Periods = Periods(),  # noqa: B008 - frozen
         families: Iterable[Family] = (Family.IPV4,),
         protocols: Iterable[Protocol] = (Protocol.TCP,),
+        facts: NodeFacts = NodeFacts(),  # noqa: B008 - frozen
+        conntrack: Conntrack | None = None,
     ) -> None:
         self.tracker = Tracker(sources)
         self.data_plane = FakeDataPlane()
@@ -112,6 +126,8 @@ class Node:
             periods=periods,
             families=families,
             protocols=protocols,
+            facts=facts,
+            conntrack=conntrack,
             observer=self.diary,
             clock=self.clock,
             jitter=lambda: 0.0,
