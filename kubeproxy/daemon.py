@@ -20,10 +20,14 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import uses_kubernetes
 from kubeproxy.dataplane.local import LocalDataPlane
 from kubeproxy.dataplane.messages import Tune
+from kubeproxy.dataplane.transparent import why_not
 from kubeproxy.errors import ConfigError, KubeproxyError
-from kubeproxy.model import Address, Family
-from kubeproxy.netfilter.addresses import landing_addresses
+from kubeproxy.model import Address, Family, ServiceName
+from kubeproxy.netfilter import conntrack_limits
+from kubeproxy.netfilter.addresses import landing_addresses, local_addresses
 from kubeproxy.netfilter.cleanup import cleanup_all
+from kubeproxy.netfilter.conntrack_kernel import KernelConntrack
+from kubeproxy.netfilter.conntrack_limits import ConntrackLimits
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.select import select
 from kubeproxy.observability import logging
@@ -33,8 +37,10 @@ from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.observer import SyncObserver
 from kubeproxy.observability.routes import health_routes, metrics_routes
 from kubeproxy.observability.server import HttpServer
+from kubeproxy.observability.service_health import ServiceHealthServers
 from kubeproxy.observability.views import Picture
 from kubeproxy.process import raise_descriptor_limit, set_oom_score_adj
+from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.ports import PortRange
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.schedule import Periods
@@ -45,6 +51,7 @@ from kubeproxy.sources.kubernetes.source import KubernetesSource
 from kubeproxy.sources.manifests.source import ManifestSource
 from kubeproxy.tasks import TaskSet
 from kubeproxy.version import __version__
+from kubeproxy.whereabouts import node_facts, node_of
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +59,8 @@ EXIT_FAILURE = 1
 RESTART_S = 1.0
 """How long a part that ended by a fault of ours stays down before it is started again."""
 
-FAMILIES = (Family.IPV4,)
+ADDRESS_LOOK_S = 5.0
+"""How often we look whether this node's addresses have changed: a few system calls."""
 
 
 def run(configuration: Configuration, *, reload: Callable[[], Configuration]) -> int:
@@ -80,7 +88,11 @@ class Daemon:
         self._reload_wanted = asyncio.Event()
         self._stop_wanted = asyncio.Event()
         self._stop_at_once = asyncio.Event()
+        self._families = _families()
         self._landing = landing_addresses()
+        self._can_preserve = False
+        self._service_health_wanted: Mapping[ServiceName, tuple[int, int]] = {}
+        self._service_health_changed = asyncio.Event()
         bind = configuration.bind_address
         self._bind = {} if bind in ("0.0.0.0", "::") else {bind.family: bind.address}
         self._manifests: ManifestSource | None = None
@@ -93,14 +105,17 @@ class Daemon:
         log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._node_name())
         raise_descriptor_limit()
         set_oom_score_adj(configuration.oom_score_adj)
+        for failure in conntrack_limits.apply(_conntrack_limits(configuration)):
+            log.info("cannot size connection tracking; goes on as it is", reason=failure)
         netfilter, why = await select(configuration.netfilter_order)
         log.info("packet filter", choice=why)
 
         self._data_plane = LocalDataPlane()
         await self._data_plane.send([_tune(configuration)])
-        self._metrics = Metrics(families=FAMILIES)
-        self._health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=FAMILIES)
+        self._metrics = Metrics(families=self._families)
+        self._health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=self._families)
         self._tracker = Tracker(self._source_names())
+        self._can_preserve = self._look_whether_addresses_can_be_preserved()
         self._proxier = self._make_proxier(netfilter)
         async with AsyncExitStack() as self._closing:
             self._closing.push_async_callback(netfilter.close)
@@ -112,6 +127,7 @@ class Daemon:
             self._tasks.start(_kept_running("proxier", self._proxier.run), name="proxier")
             self._tasks.start(_kept_running("addresses", self._follow_addresses), name="addresses")
             self._tasks.start(_kept_running("reload", self._follow_reloads), name="reload")
+            self._tasks.start(_kept_running("service health", self._serve_service_health), name="service health")
             self._tasks.start(self._remove_rules_of_other_adapters(netfilter.name), name="other adapters")
             _settle_memory()
             await self._stop_wanted.wait()
@@ -154,10 +170,14 @@ class Daemon:
             reserver=self._data_plane,
             port_range=_port_range(configuration),
             periods=_periods(configuration),
-            families=FAMILIES,
+            families=self._families,
+            facts=self._facts(),
             landing=self._landing,
             bind=self._bind,
-            observer=SyncObserver(self._health, self._metrics, adapter=netfilter.name),
+            conntrack=KernelConntrack() if netfilter.name != "none" else None,
+            observer=_Observer(
+                self._health, self._metrics, adapter=netfilter.name, on_service_health=self._service_health
+            ),
         )
 
     def _make_servers(self) -> list[HttpServer]:
@@ -193,7 +213,10 @@ class Daemon:
                 )
             )
             self._closing.push_async_callback(client.close)
-            self._kubernetes = KubernetesSource(client=client, sink=self._tracker, node_name=self._node_name())
+            self._kubernetes = KubernetesSource(
+                client=client, sink=self._tracker, node_sink=self._tracker, node_name=self._node_name()
+            )
+            self._tracker.notify_node(self._on_node)
             self._tasks.start(_kept_running("kubernetes", self._kubernetes.run), name="kubernetes")
         if (manifests := settings.kubeproxy.manifests).paths:
             self._manifests = ManifestSource(
@@ -216,13 +239,58 @@ class Daemon:
 
     async def _follow_addresses(self) -> None:
         """The node's own addresses may change under us."""
+        known = self._facts()
         while True:
-            await asyncio.sleep(self._configuration.sync_period_s)
-            landing = landing_addresses()
+            await asyncio.sleep(ADDRESS_LOOK_S)
+            landing, facts = landing_addresses(), self._facts()
             if landing != self._landing:
                 log.info("this node's address has changed", before=_words(self._landing), now=_words(landing))
                 self._landing = landing
                 self._proxier.set_landing(landing, self._bind)
+            if facts != known:
+                known = facts
+                self._proxier.set_facts(facts)
+                self._service_health_changed.set()
+
+    def _facts(self) -> NodeFacts:
+        node = node_of(self._configuration, self._node_name(), self._tracker.node)
+        return node_facts(self._configuration, node, local_addresses(), can_preserve=self._can_preserve)
+
+    def _on_node(self) -> None:
+        """The Node object has changed."""
+        node = self._tracker.node
+        self._health.node_eligible(node is not None and node.eligible)
+        self._proxier.set_facts(self._facts())
+
+    def _look_whether_addresses_can_be_preserved(self) -> bool:
+        wanted = self._configuration.kubeproxy.preserve_client_address
+        reasons = [f"{family}: {reason}" for family in self._families if (reason := why_not(family)) is not None]
+        if wanted == "never" or not reasons:
+            return wanted != "never"
+        log.warning(
+            "cannot dial endpoints from clients' addresses; they will see this node's",
+            reason="; ".join(reasons),
+            remedy="CAP_NET_ADMIN or CAP_NET_RAW, or --preserve-client-address=never",
+        )
+        return False
+
+    def _service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
+        """Load balancers ask after these Services."""
+        self._service_health_wanted = wanted
+        self._service_health_changed.set()
+
+    async def _serve_service_health(self) -> None:
+        servers = ServiceHealthServers(
+            health=self._health, addresses=self._facts().node_addresses, on_failure=lambda service, text: None
+        )
+        try:
+            while True:
+                await self._service_health_changed.wait()
+                self._service_health_changed.clear()
+                await servers.set_addresses(self._facts().node_addresses)
+                await servers.sync(self._service_health_wanted)
+        finally:
+            await servers.close()
 
     async def _follow_reloads(self) -> None:
         while True:
@@ -277,12 +345,54 @@ class Daemon:
             log.warning("connections are cut off", open=left)
 
 
+class _Observer(SyncObserver):
+    """Tells the daemon, too, what it has to act upon."""
+
+    def __init__(
+        self,
+        health: ProxyHealth,
+        metrics: Metrics,
+        *,
+        adapter: str,
+        on_service_health: Callable[[Mapping[ServiceName, tuple[int, int]]], None],
+    ) -> None:
+        super().__init__(health, metrics, adapter=adapter)
+        self._on_service_health = on_service_health
+
+    def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
+        self._on_service_health(wanted)
+
+
 def _tune(configuration: Configuration) -> Tune:
     own = configuration.kubeproxy
     return Tune(
         dial_steps_s=tuple(step.seconds for step in own.dial_timeouts),
         keepalive_s=max(1, round(own.keepalive_period.seconds)),
+        udp_idle_s=configuration.udp_idle_timeout.seconds,
+        udp_sessions_max=own.udp_sessions,
     )
+
+
+def _conntrack_limits(configuration: Configuration) -> ConntrackLimits:
+    wanted = configuration.conntrack
+    return ConntrackLimits(
+        max_per_core=wanted.max_per_core,
+        min=wanted.min,
+        tcp_established_s=wanted.tcp_established_timeout.seconds,
+        tcp_close_wait_s=wanted.tcp_close_wait_timeout.seconds,
+        udp_s=wanted.udp_timeout.seconds,
+        udp_stream_s=wanted.udp_stream_timeout.seconds,
+        tcp_be_liberal=wanted.tcp_be_liberal,
+    )
+
+
+def _families() -> tuple[Family, ...]:
+    """Those that this kernel has: IPv6 may be built out, or switched off at boot."""
+    try:
+        socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
+    except OSError:
+        return (Family.IPV4,)
+    return tuple(Family)
 
 
 def _periods(configuration: Configuration) -> Periods:
