@@ -19,7 +19,6 @@ from kubeproxy.config.reload import compare, take_over
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import uses_kubernetes
 from kubeproxy.dataplane.local import LocalDataPlane
-from kubeproxy.dataplane.messages import Tune
 from kubeproxy.dataplane.transparent import why_not
 from kubeproxy.errors import ConfigError, KubeproxyError
 from kubeproxy.model import Address, Family, ServiceName
@@ -27,7 +26,6 @@ from kubeproxy.netfilter import conntrack_limits
 from kubeproxy.netfilter.addresses import landing_addresses, local_addresses
 from kubeproxy.netfilter.cleanup import cleanup_all
 from kubeproxy.netfilter.conntrack_kernel import KernelConntrack
-from kubeproxy.netfilter.conntrack_limits import ConntrackLimits
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.select import select
 from kubeproxy.observability import logging
@@ -41,10 +39,10 @@ from kubeproxy.observability.service_health import ServiceHealthServers
 from kubeproxy.observability.views import Picture
 from kubeproxy.process import raise_descriptor_limit, set_oom_score_adj
 from kubeproxy.proxier.facts import NodeFacts
-from kubeproxy.proxier.ports import PortRange
 from kubeproxy.proxier.proxier import Proxier
-from kubeproxy.proxier.schedule import Periods
 from kubeproxy.proxier.tracker import Tracker
+from kubeproxy.settings import conntrack_limits as wanted_conntrack_limits
+from kubeproxy.settings import periods, port_range, tune
 from kubeproxy.sources.kubernetes.access import ClientSettings
 from kubeproxy.sources.kubernetes.client import Client
 from kubeproxy.sources.kubernetes.source import KubernetesSource
@@ -105,13 +103,13 @@ class Daemon:
         log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._node_name())
         raise_descriptor_limit()
         set_oom_score_adj(configuration.oom_score_adj)
-        for failure in conntrack_limits.apply(_conntrack_limits(configuration)):
+        for failure in conntrack_limits.apply(wanted_conntrack_limits(configuration)):
             log.info("cannot size connection tracking; goes on as it is", reason=failure)
         netfilter, why = await select(configuration.netfilter_order)
         log.info("packet filter", choice=why)
 
         self._data_plane = LocalDataPlane()
-        await self._data_plane.send([_tune(configuration)])
+        await self._data_plane.send([tune(configuration)])
         self._metrics = Metrics(families=self._families)
         self._health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=self._families)
         self._tracker = Tracker(self._source_names())
@@ -168,8 +166,8 @@ class Daemon:
             data_plane=self._data_plane,
             netfilter=netfilter,
             reserver=self._data_plane,
-            port_range=_port_range(configuration),
-            periods=_periods(configuration),
+            port_range=port_range(configuration),
+            periods=periods(configuration),
             families=self._families,
             facts=self._facts(),
             landing=self._landing,
@@ -311,9 +309,9 @@ class Daemon:
         difference = compare(self._configuration, new)
         self._configuration = new = take_over(self._configuration, new)
         logging.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
-        self._proxier.set_periods(_periods(new))
+        self._proxier.setperiods(periods(new))
         self._health.timeout_s = 2 * new.sync_period_s
-        self._tasks.start(self._data_plane.send([_tune(new)]), name="tune")
+        self._tasks.start(self._data_plane.send([tune(new)]), name="tune")
         log.info("configuration reloaded", changed=list(difference.live))
         if difference.restart:
             log.warning("changed, but only after a restart", fields=list(difference.restart))
@@ -363,29 +361,6 @@ class _Observer(SyncObserver):
         self._on_service_health(wanted)
 
 
-def _tune(configuration: Configuration) -> Tune:
-    own = configuration.kubeproxy
-    return Tune(
-        dial_steps_s=tuple(step.seconds for step in own.dial_timeouts),
-        keepalive_s=max(1, round(own.keepalive_period.seconds)),
-        udp_idle_s=configuration.udp_idle_timeout.seconds,
-        udp_sessions_max=own.udp_sessions,
-    )
-
-
-def _conntrack_limits(configuration: Configuration) -> ConntrackLimits:
-    wanted = configuration.conntrack
-    return ConntrackLimits(
-        max_per_core=wanted.max_per_core,
-        min=wanted.min,
-        tcp_established_s=wanted.tcp_established_timeout.seconds,
-        tcp_close_wait_s=wanted.tcp_close_wait_timeout.seconds,
-        udp_s=wanted.udp_timeout.seconds,
-        udp_stream_s=wanted.udp_stream_timeout.seconds,
-        tcp_be_liberal=wanted.tcp_be_liberal,
-    )
-
-
 def _families() -> tuple[Family, ...]:
     """Those that this kernel has: IPv6 may be built out, or switched off at boot."""
     try:
@@ -393,15 +368,6 @@ def _families() -> tuple[Family, ...]:
     except OSError:
         return (Family.IPV4,)
     return tuple(Family)
-
-
-def _periods(configuration: Configuration) -> Periods:
-    return Periods(min_sync_s=configuration.min_sync_period_s, sync_s=configuration.sync_period_s)
-
-
-def _port_range(configuration: Configuration) -> PortRange | None:
-    wanted = configuration.port_range
-    return PortRange(wanted.first, wanted.last) if wanted else None
 
 
 def _words(addresses: Mapping[Family, Address]) -> str:
