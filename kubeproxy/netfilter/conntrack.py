@@ -7,14 +7,13 @@ rules have changed, the flows that contradict them are deleted, and their next p
 
 from __future__ import annotations
 
-import ipaddress
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
+from kubeproxy.netfilter.ranges import hold, is_loopback
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 
 
@@ -73,7 +72,9 @@ class _UdpRules:
     allowed_sources: Mapping[Key, frozenset[str]] = field(default_factory=dict)
     landing: Mapping[Family, Address] = field(default_factory=dict)
     bind: Mapping[Family, Address] = field(default_factory=dict)
+    proxy_ports: frozenset[int] = frozenset()
     guarded: frozenset[int] = frozenset()
+    """Those that nobody reaches directly."""
     closed: frozenset[int] = frozenset()
     """Refused or dropped."""
 
@@ -88,7 +89,8 @@ class _UdpRules:
             allowed_sources=_udp(rules.allowed_sources),
             landing=rules.landing,
             bind=rules.bind,
-            guarded=_udp_ports(rules.guarded),
+            proxy_ports=_udp_ports(rules.guarded),
+            guarded=_udp_ports(rules.guarded - rules.undisguised),
             closed=_udp_ports(rules.refused | rules.dropped),
         )
 
@@ -113,21 +115,18 @@ class _UdpRules:
         addresses = {address for address, _ in (*self.redirects, *self.own_redirects)}
         return frozenset(map(family_of, addresses))
 
-    @property
-    def proxy_ports(self) -> frozenset[int]:
-        """Every proxy port that is named."""
-        return self.guarded.union(self.redirects.values(), self.own_redirects.values())
-
     def destination(self, flow: Flow, local: frozenset[Address]) -> tuple[Key, int] | None:
         """The destination by which a flow's first packet would be redirected, and its proxy port."""
         keys: tuple[Key, ...] = ((flow.address, flow.port),)
         if flow.address in self.node_addresses:
             keys = (*keys, (NODE_PORTS[family_of(flow.address)], flow.port))
-        for redirects in (self.own_redirects, self.redirects):
-            for key in keys:
-                port = redirects.get(key)
-                if port is not None and (redirects is self.redirects or self._is_own(flow.source, local)):
-                    return key, port
+        for key in keys:
+            port = self.own_redirects.get(key)
+            if port is not None and self._is_own(flow.source, local):
+                return key, port
+            port = self.redirects.get(key)
+            if port is not None:
+                return key, port
         return None
 
     def listens_on(self, address: Address, local: frozenset[Address]) -> bool:
@@ -137,7 +136,7 @@ class _UdpRules:
         return address == bind if bind else address in local or address == self.landing.get(family)
 
     def _is_own(self, source: Address, local: frozenset[Address]) -> bool:
-        return source in local or source.startswith("127.") or _is_within(source, self.internal_sources)
+        return source in local or is_loopback(source) or hold(self.internal_sources, source)
 
 
 class Transition:
@@ -155,7 +154,7 @@ class Transition:
     def families(self) -> frozenset[Family]:
         """Those in which it can have left any; mostly none."""
         now, before = self._now, self._before or _UdpRules()
-        if not now.guarded <= before.guarded:
+        if not (now.proxy_ports <= before.proxy_ports and now.guarded <= before.guarded):
             return frozenset(Family)  # whichever family somebody sent to that port by
         if now.steering == before.steering and now.closed <= before.closed:
             return frozenset()
@@ -191,7 +190,7 @@ class Transition:
         allowed = now.allowed_sources.get(key)
         return (
             port in now.closed
-            or (allowed is not None and not _is_within(flow.source, allowed))
+            or (allowed is not None and not hold(allowed, flow.source))
             or flow.target_port != port
             or not now.listens_on(flow.target, local)
         )
@@ -207,15 +206,3 @@ def _udp(mapping: Mapping[Destination, _Value]) -> dict[Key, _Value]:
 
 def _udp_ports(ports: Iterable[ProxyPort]) -> frozenset[int]:
     return frozenset(port for protocol, port in ports if protocol is Protocol.UDP)
-
-
-def _is_within(source: Address, cidrs: frozenset[str]) -> bool:
-    if not cidrs:
-        return False
-    address = ipaddress.ip_address(source)
-    return any(address in _network(cidr) for cidr in cidrs)
-
-
-@lru_cache(maxsize=4096)
-def _network(cidr: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    return ipaddress.ip_network(cidr, strict=False)

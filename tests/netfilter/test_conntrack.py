@@ -54,7 +54,12 @@ def is_stale(it: Flow, before: RuleSet | None, now: RuleSet) -> bool:
 SERVED = rules({udp(VIP): 7001, udp(VIP6): 7001})
 NOTHING = RuleSet()
 NODE_PORT = rules({udp(NODE_PORTS[Family.IPV4], 30053): 7001}, node_addresses=frozenset({NODE, LOOPBACK}))
-OWN = rules({udp(VIP): 7001}, own_redirects={udp(VIP): 7002}, internal_sources=frozenset({"10.3.0.0/16", "fd03::/16"}))
+OWN = rules(
+    {udp(VIP): 7001},
+    own_redirects={udp(VIP): 7002},
+    internal_sources=frozenset({"10.3.0.0/16", "fd03::/16"}),
+    proxy_ports=ports(7001, 7002),
+)
 RANGED = rules({udp(VIP): 7001}, allowed_sources={udp(VIP): frozenset({"10.2.0.0/30", "fd00::/8"})})
 
 
@@ -205,7 +210,7 @@ destinations = st.builds(
     Destination,
     st.sampled_from([VIP, OTHER_VIP, NODE_PORTS[Family.IPV4]]),
     st.sampled_from([Protocol.UDP, Protocol.UDP, Protocol.TCP]),
-    st.sampled_from([53, 54]),
+    st.sampled_from([53, 54, 7001]),
 )
 redirects = st.dictionaries(destinations, st.sampled_from(PROXY_PORTS), max_size=4)
 some_networks = st.frozensets(st.sampled_from(NETWORKS), max_size=2)
@@ -245,12 +250,17 @@ def inside(source: Address, cidrs: frozenset[str]) -> bool:
 def redirected_by(kernel: RuleSet, source: Address, address: Address, port: int) -> tuple[Destination, int] | None:
     """The first rule that takes a packet, of all the rules in their order, one for each address."""
     own = source in LOCAL or source.startswith("127.") or inside(source, kernel.internal_sources)
-    for table, is_for in ((kernel.own_redirects, own), (kernel.redirects, True)):
-        exact = [(d.address, d, to) for d, to in table.items() if d.address != "0.0.0.0"]
-        node = [(a, d, to) for d, to in table.items() if d.address == "0.0.0.0" for a in kernel.node_addresses]
-        for rule_address, destination, to in exact + node:
-            if is_for and (rule_address, destination.protocol, destination.port) == (address, Protocol.UDP, port):
-                return destination, to
+    everything = [
+        (rule_address, destination, to)
+        for node_ports in (False, True)
+        for table in ([kernel.own_redirects] if own else []) + [kernel.redirects]
+        for destination, to in table.items()
+        if (destination.address == "0.0.0.0") is node_ports
+        for rule_address in (kernel.node_addresses if node_ports else [destination.address])
+    ]
+    for rule_address, destination, to in everything:
+        if (rule_address, destination.protocol, destination.port) == (address, Protocol.UDP, port):
+            return destination, to
     return None
 
 
@@ -258,7 +268,7 @@ def ways(kernel: RuleSet, it: Flow) -> set[tuple[Address, int]]:
     """Where the kernel would lead it, were it new; nowhere at all if it is refused or dropped."""
     found = redirected_by(kernel, it.source, it.address, it.port)
     if found is None:
-        direct = it.address in LOCAL and ProxyPort(Protocol.UDP, it.port) in kernel.guarded
+        direct = it.address in LOCAL and ProxyPort(Protocol.UDP, it.port) in kernel.guarded - kernel.undisguised
         return set() if direct else {(it.address, it.port)}
     destination, port = found
     if ProxyPort(Protocol.UDP, port) in kernel.refused | kernel.dropped:
@@ -274,15 +284,13 @@ def model(it: Flow, before: RuleSet | None, now: RuleSet) -> bool:
     known = [each for each in (before, now) if each is not None]
     addresses = LOCAL.union(*(set(each.landing.values()) | set(each.bind.values()) for each in known))
     ours = now.guarded.union(*(each.guarded for each in known))
-    tables = [table for each in known for table in (each.redirects, each.own_redirects)]
-    redirected_to = {to for table in tables for key, to in table.items() if key.protocol is Protocol.UDP}
     translated = (it.target, it.target_port) != (it.address, it.port)
     is_now = redirected_by(now, it.source, it.address, it.port) is not None
     was = before is not None and redirected_by(before, it.source, it.address, it.port) is not None
     if translated and it.target not in addresses:
         return is_now and not was
     if translated and not is_now:
-        return ProxyPort(Protocol.UDP, it.target_port) in ours or it.target_port in redirected_to
+        return ProxyPort(Protocol.UDP, it.target_port) in ours
     return (it.target, it.target_port) not in ways(now, it)
 
 
