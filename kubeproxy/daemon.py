@@ -309,7 +309,7 @@ class Daemon:
         difference = compare(self._configuration, new)
         self._configuration = new = take_over(self._configuration, new)
         logging.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
-        self._proxier.setperiods(periods(new))
+        self._proxier.set_periods(periods(new))
         self._health.timeout_s = 2 * new.sync_period_s
         self._tasks.start(self._data_plane.send([tune(new)]), name="tune")
         log.info("configuration reloaded", changed=list(difference.live))
