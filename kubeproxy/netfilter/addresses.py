@@ -14,20 +14,17 @@ from dataclasses import dataclass
 
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Address, Family, parse_address
+from kubeproxy.netfilter.rtnetlink import attributes, dump, open_netlink
 
 _RTM_GETLINK, _RTM_GETADDR = 18, 22
-_NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
-_NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
 _IFLA_IFNAME = 3
 _IFF_UP = 0x1
 _RT_SCOPE_UNIVERSE = 0
 _UNUSABLE = 0x40 | 0x08 | 0x20  # IFA_F_TENTATIVE, IFA_F_DADFAILED, IFA_F_DEPRECATED
 
-_NLMSG = struct.Struct("=IHHII")  # length, type, flags, sequence, sender
 _IFADDR = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, interface
 _IFINFO = struct.Struct("=BxHiII")  # family, type, interface, flags, change
-_ATTRIBUTE = struct.Struct("=HH")  # length, type
 
 _INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _ELSEWHERE = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}
@@ -54,9 +51,9 @@ class LocalAddress:
 def local_addresses() -> tuple[LocalAddress, ...]:
     """Every address of this network namespace, in the kernel's order; KernelError when it does not tell."""
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as netlink:
-            links = dict(_parse_links(_dump(netlink, _RTM_GETLINK)))
-            return tuple(_parse_addresses(_dump(netlink, _RTM_GETADDR), links))
+        with open_netlink() as netlink:
+            links = dict(_parse_links(dump(netlink, _RTM_GETLINK)))
+            return tuple(_parse_addresses(dump(netlink, _RTM_GETADDR), links))
     except OSError as error:
         raise KernelError(f"cannot list the node's addresses by netlink: {error.strerror}") from error
 
@@ -87,44 +84,11 @@ def _source_of_default_route(family: Family) -> Address | None:
     return address if not address.startswith(("127.", "fe80:")) and address not in ("0.0.0.0", "::", "::1") else None
 
 
-def _dump(netlink: socket.socket, kind: int) -> Iterator[bytes]:
-    """The payloads that answer a dump request."""
-    netlink.send(_NLMSG.pack(_NLMSG.size + 4, kind, _NLM_F_REQUEST | _NLM_F_DUMP, kind, 0) + bytes(4))
-    while True:
-        data = netlink.recv(1 << 16)
-        at = 0
-        while at + _NLMSG.size <= len(data):
-            length, answer, _, sequence, _ = _NLMSG.unpack_from(data, at)
-            payload = data[at + _NLMSG.size : at + length]
-            if sequence == kind and answer == _NLMSG_DONE:
-                return
-            if sequence == kind and answer == _NLMSG_ERROR:
-                number = -int.from_bytes(payload[:4], sys.byteorder, signed=True)
-                raise OSError(number, "the kernel refused the request")
-            if sequence == kind:
-                yield payload
-            at += _align(length)
-
-
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, at)
-        if length < _ATTRIBUTE.size:
-            return
-        yield kind, data[at + _ATTRIBUTE.size : at + length]
-        at += _align(length)
-
-
-def _align(length: int) -> int:
-    return (length + 3) & ~3
-
-
 def _parse_links(payloads: Iterable[bytes]) -> Iterator[tuple[int, tuple[str, bool]]]:
     """Interface number -> its name, and whether it is up."""
     for payload in payloads:
         _, _, index, flags, _ = _IFINFO.unpack_from(payload)
-        names = [value for kind, value in _attributes(payload[_IFINFO.size :]) if kind == _IFLA_IFNAME]
+        names = [value for kind, value in attributes(payload[_IFINFO.size :]) if kind == _IFLA_IFNAME]
         yield index, (names[0].rstrip(b"\0").decode(errors="replace") if names else str(index), bool(flags & _IFF_UP))
 
 
@@ -133,7 +97,7 @@ def _parse_addresses(payloads: Iterable[bytes], links: Mapping[int, tuple[str, b
         inet, _, short_flags, scope, index = _IFADDR.unpack_from(payload)
         if inet not in (socket.AF_INET, socket.AF_INET6):
             continue
-        found = dict(_attributes(payload[_IFADDR.size :]))
+        found = dict(attributes(payload[_IFADDR.size :]))
         # On a point-to-point link IFA_ADDRESS is the other end.
         packed = found.get(_IFA_LOCAL) or found.get(_IFA_ADDRESS)
         if packed is None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Family
+from kubeproxy.netfilter import routing
 from kubeproxy.netfilter.command import run
-from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables import Iptables
 from kubeproxy.netfilter.nftables import Nftables
 from kubeproxy.netfilter.xt_rules import OWN
@@ -21,9 +21,9 @@ async def cleanup_all(*, keep: str | None = None) -> list[str]:
     """Remove all of it and say what was removed, one line each; nothing to remove is fine, and so is a missing tool,
     since what it would have made cannot be there.
 
-    `keep` names the adapter that is in use, whose rules stay: what another one left from an earlier run would drop
-    or divert packets beside it. KernelError with everything that could not be removed; the rest is removed all
-    the same.
+    `keep` names the adapter that is in use, whose rules stay, and the routing rules with them: what another one left
+    from an earlier run would drop or divert packets beside it. KernelError with everything that could not be removed;
+    the rest is removed all the same.
     """
     removed: list[str] = []
     failures: list[str] = []
@@ -31,6 +31,11 @@ async def cleanup_all(*, keep: str | None = None) -> list[str]:
         await _clean(Nftables(), "nftables: table inet kubeproxy", removed, failures)
     if keep != "iptables":
         await _clean(Iptables(), "iptables: chains KUBE-PORTALS-*, KUBE-PROXY-*, KUBE-NODEPORT-*", removed, failures)
+    if keep is None:
+        try:
+            removed += ["routing rules and table of transparent connections"] if routing.remove() else []
+        except KernelError as error:
+            failures.append(str(error))
     for family, program in _XTABLES_NFT.items():
         try:
             removed += [f"{program}: {text}" for text in await _clean_iptables_nft(family, program)]
@@ -41,7 +46,7 @@ async def cleanup_all(*, keep: str | None = None) -> list[str]:
     return removed
 
 
-async def _clean(netfilter: Netfilter, what: str, removed: list[str], failures: list[str]) -> None:
+async def _clean(netfilter: Nftables | Iptables, what: str, removed: list[str], failures: list[str]) -> None:
     try:
         if await netfilter.cleanup():
             removed.append(what)

@@ -23,6 +23,8 @@ class FakeNetfilter:
         self.verifications = 0
         self.failures: list[str] = []
         """Each makes one apply or cleanup fail with this text and change nothing, first first."""
+        self.not_transparent: str | None = None
+        """What `why_not_transparent` says."""
         self.closed = False
 
     def fail(self, text: str = "the kernel said no", *, times: int = 1) -> None:
@@ -57,6 +59,10 @@ class FakeNetfilter:
         self.kernel = wanted
         self.history.append(wanted)
         return True
+
+    async def why_not_transparent(self) -> str | None:
+        """See `Netfilter.why_not_transparent`."""
+        return self.not_transparent
 
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""

@@ -22,6 +22,9 @@ class Netfilter(Protocol):
         left is removed. Rules that are not ours are never touched. True if anything had to be changed.
         """
 
+    async def why_not_transparent(self) -> str | None:
+        """Why this host cannot do what `RuleSet.transparent` asks for; None if it can. Leaves nothing behind."""
+
     async def cleanup(self) -> bool:
         """Remove everything of ours. True if there was anything."""
 

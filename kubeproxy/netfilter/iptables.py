@@ -30,7 +30,7 @@ from kubeproxy.netfilter import xt_entry, xt_rules
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.netfilter.xt_entry import Entry
 from kubeproxy.netfilter.xt_lock import xtables_lock
-from kubeproxy.netfilter.xt_rules import BUILTIN, FILTER, NAT, OWN, Chains, Difference, Rules
+from kubeproxy.netfilter.xt_rules import BUILTIN, FILTER, MANGLE, NAT, OWN, PROXY_DIVERT, Chains, Difference, Rules
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +59,11 @@ class Iptables:
         """Open the tables; KernelError tells why that cannot be done. (Opening one has the kernel make it.)"""
         await self._in_thread(self._probe)
 
+    async def probe_transparent(self) -> None:
+        """Make what a transparent rule set needs besides, without leading any packet to it, and remove it again;
+        KernelError tells why that cannot be done."""
+        await self._in_thread(self._probe_transparent)
+
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`. All or nothing holds by table; the tables change in an order in which no client is
         ever redirected to a port that is not yet, or not any more, guarded."""
@@ -79,8 +84,14 @@ class Iptables:
 
     def _probe(self) -> None:
         with xtables_lock(self._lock_wait_s):
-            for table in OWN:
+            for table in (NAT, FILTER):
                 _open(Family.IPV4, table).close()
+
+    def _probe_transparent(self) -> None:
+        trial = {PROXY_DIVERT: xt_rules.divert(Family.IPV4)[PROXY_DIVERT]}
+        with xtables_lock(self._lock_wait_s):
+            if self._move(Family.IPV4, MANGLE, lambda have: have or trial):
+                self._move(Family.IPV4, MANGLE, lambda _: {})
 
     def _apply(self, wanted: RuleSet | None, verify: bool) -> bool:
         if verify:
@@ -99,7 +110,7 @@ class Iptables:
 
     def _apply_family(self, family: Family, wanted: RuleSet | None) -> bool:
         if wanted is None:
-            want: Mapping[str, Chains] = {NAT: {}, FILTER: {}}
+            want: Mapping[str, Chains] = {table: {} for table in OWN}
             needed = True
         else:
             want, needed = xt_rules.chains_of(wanted, family), xt_rules.is_needed(wanted, family)
@@ -108,6 +119,7 @@ class Iptables:
                 # Guards and refusals come before the redirects that need them, and go after them.
                 self._move(family, FILTER, lambda have: xt_rules.union(have, want[FILTER]) if needed or have else {}),
                 self._move(family, NAT, lambda have: want[NAT] if needed or have else {}),
+                self._move(family, MANGLE, lambda have: want[MANGLE] if needed or have else {}),
                 self._move(family, FILTER, lambda have: want[FILTER] if needed or have else {}),
             ]
         )

@@ -16,6 +16,7 @@ import msgspec
 
 from kubeproxy.model import NODE_PORTS, Destination, Family, Protocol
 from kubeproxy.netfilter.ranges import disjoint, of_family
+from kubeproxy.netfilter.routing import MARK
 from kubeproxy.netfilter.ruleset import RuleSet
 
 TABLE = "inet kubeproxy"
@@ -49,9 +50,11 @@ _SETS: Mapping[str, Kind] = {
 }
 
 # Five before the usual priorities: service addresses are ours before another NAT table (hostports, Docker) can take
-# the packet, and a refusal is said before a host firewall could swallow it. Numbers, because nft knows the name
+# the packet, and a refusal is said before a host firewall could swallow it. "divert" is where marks are given, before
+# the packet is routed. Numbers, because nft knows the name
 # "dstnat" in some hooks only.
 _HOOKS: Mapping[str, tuple[str, str, int, str] | None] = {
+    "divert": ("filter", "prerouting", -150, "accept"),
     "prerouting": ("nat", "prerouting", -105, "accept"),
     "output": ("nat", "output", -105, "accept"),
     "input": ("filter", "input", -5, "accept"),
@@ -122,9 +125,21 @@ def _sets_of(wanted: RuleSet) -> dict[str, frozenset[Element]]:
 
 
 def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
-    """The rules of each chain; of a rule set only its landing and bind addresses show here."""
+    """The rules of each chain; of a rule set only its landing and bind addresses show here, and whether it is
+    transparent."""
     remote = {family: wanted.bind.get(family) or wanted.landing.get(family) for family in Family}
     return {
+        # Looking for the socket costs each packet something, so it is done only where it is asked for. An ICMP packet
+        # is for the socket that it complains about: an endpoint refuses.
+        "divert": (
+            Rule(
+                "meta l4proto { tcp, udp, icmp, icmpv6 } socket transparent 1 socket wildcard 0 "
+                f"meta mark set meta mark | {MARK:#x}",
+                "answers to connections from clients' addresses",
+            ),
+        )
+        if wanted.transparent
+        else (),
         "prerouting": tuple(
             rule for family in Family for rule in _redirections(family, remote[family], from_this_host=False)
         ),

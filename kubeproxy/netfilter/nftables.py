@@ -33,8 +33,15 @@ class Nftables:
 
     async def probe(self) -> None:
         """Have the kernel check our table without making it; KernelError tells why it would not take it."""
-        remake = f"add table {TABLE}\n{nft_table.DELETION}{nft_table.creation()}"
-        await self._run("-c", "-f", "-", commands="".join([remake, *nft_table.difference(nft_table.EMPTY, RuleSet())]))
+        await self._check(RuleSet())
+
+    async def probe_transparent(self) -> None:
+        """The same for a transparent rule set."""
+        await self._check(RuleSet(transparent=True))
+
+    async def _check(self, rules: RuleSet) -> None:
+        steps = nft_table.difference(nft_table.EMPTY, rules)
+        await self._run("-c", "-f", "-", commands=f"add table {TABLE}\n{''.join(steps)}")
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`."""

@@ -18,6 +18,10 @@ class NoNetfilter:
         changed, self._applied = wanted != self._applied, wanted
         return changed
 
+    async def why_not_transparent(self) -> str | None:
+        """See `Netfilter.why_not_transparent`."""
+        return "without a packet filter nobody leads the endpoints' answers back"
+
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""
         return False

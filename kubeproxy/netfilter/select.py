@@ -9,6 +9,7 @@ from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables import Iptables
 from kubeproxy.netfilter.nftables import Nftables
 from kubeproxy.netfilter.none import NoNetfilter
+from kubeproxy.netfilter.routed import Routed
 
 _ADAPTERS: Mapping[str, type[Nftables] | type[Iptables]] = {"nftables": Nftables, "iptables": Iptables}
 
@@ -24,7 +25,7 @@ async def select(order: Sequence[str]) -> tuple[Netfilter, str]:
         return NoNetfilter(), "none, as configured: no rules are made, and proxy ports are open to everybody"
     seen: list[str] = []
     for name in order:
-        netfilter = _ADAPTERS[name]()
+        netfilter = Routed(_ADAPTERS[name]())
         try:
             await netfilter.probe()
         except KernelError as error:

@@ -52,6 +52,12 @@ def match_comment(text: str) -> bytes:
     return _element("comment", text.encode().ljust(256, b"\0"))
 
 
+def match_transparent() -> bytes:
+    """``-m socket --transparent`` (xt_socket.h, xt_socket_mtinfo3): the packet is for a socket of this host that speaks
+    from an address which is not this host's."""
+    return _element("socket", b"\x01", revision=3)
+
+
 def jump(chain: str) -> bytes:
     """``-j`` to a chain of this table, or ``DROP``."""
     return _element(chain, bytes(4))
@@ -70,6 +76,11 @@ def dnat(to: Address, port: int) -> bytes:
     packed = socket.inet_pton(socket.AF_INET6 if ":" in to else socket.AF_INET, to)
     big = port.to_bytes(2, "big") * 2
     return _element("DNAT", struct.pack("=I16s16s4s4x", _ADDRESS_GIVEN | _PORT_GIVEN, packed, packed, big), revision=2)
+
+
+def mark(bit: int) -> bytes:
+    """``-j MARK --or-mark``, which iptables shows as ``--set-xmark`` (xt_mark.h, xt_mark_tginfo2)."""
+    return _element("MARK", struct.pack("=II", bit, bit), revision=2)
 
 
 def reject(family: Family, protocol: Protocol) -> bytes:

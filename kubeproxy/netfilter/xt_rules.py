@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family
 from kubeproxy.netfilter import xt_entry
 from kubeproxy.netfilter.ranges import disjoint, is_loopback, of_family
+from kubeproxy.netfilter.routing import MARK
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from kubeproxy.netfilter.xt_entry import Entry
 
-NAT, FILTER = "nat", "filter"
+NAT, FILTER, MANGLE = "nat", "filter", "mangle"
 
 PORTALS_CONTAINER = "KUBE-PORTALS-CONTAINER"
 PORTALS_HOST = "KUBE-PORTALS-HOST"
@@ -30,6 +31,7 @@ PORTS_INTERNAL = "KUBE-PORTS-INTERNAL"
 PROXY_PORTS = "KUBE-PROXY-PORTS"
 PROXY_DIRECT = "KUBE-PROXY-DIRECT"
 PROXY_CLOSED = "KUBE-PROXY-CLOSED"
+PROXY_DIVERT = "KUBE-PROXY-DIVERT"
 
 OWN: Mapping[str, frozenset[str]] = {
     NAT: frozenset(
@@ -40,15 +42,21 @@ OWN: Mapping[str, frozenset[str]] = {
         }
     ),
     FILTER: frozenset({PROXY_PORTS, PROXY_DIRECT, PROXY_CLOSED, "KUBE-NODEPORT-NON-LOCAL"}),
+    MANGLE: frozenset({PROXY_DIVERT}),
 }
 """Our chains in each table, those that kube-proxy's userspace mode had besides included: it left them on purpose."""
 
-BUILTIN: Mapping[str, tuple[str, ...]] = {NAT: ("PREROUTING", "OUTPUT"), FILTER: ("INPUT",)}
+BUILTIN: Mapping[str, tuple[str, ...]] = {
+    NAT: ("PREROUTING", "OUTPUT"),
+    FILTER: ("INPUT",),
+    MANGLE: ("PREROUTING",),
+}
 """Where those are jumped to from."""
 
 _PORTALS_COMMENT = "handle ClusterIPs; NOTE: this must be before the NodePort rules"
 _NODEPORTS_COMMENT = "handle service NodePorts; NOTE: this must be the last rule in the chain"
 _INTERNAL_COMMENT = "the cluster's own way to services; NOTE: this must be before everybody's"
+_DIVERT_COMMENT = "mark answers to connections from clients' addresses"
 _PORTS_COMMENT = "guard proxy ports, refuse clients of services without endpoints"
 
 Rules = frozenset[Entry] | tuple[Entry, ...]
@@ -62,7 +70,8 @@ def chains_of(wanted: RuleSet, family: Family) -> dict[str, Chains]:
     """What a rule set comes to in each table of a family. The chains and jumps are there also when they have nothing
     to do: with the last rule that needs connection tracking, the kernel would end it, and every running connection
     with it. (Chains for node ports and for the cluster's own way are there when they have something to do.)"""
-    return {NAT: _nat(wanted, family), FILTER: _filter(wanted, family)}
+    mangle = divert(family) if wanted.transparent else {}
+    return {NAT: _nat(wanted, family), FILTER: _filter(wanted, family), MANGLE: mangle}
 
 
 def _nat(wanted: RuleSet, family: Family) -> Chains:
@@ -156,6 +165,15 @@ def _filter(wanted: RuleSet, family: Family) -> Chains:
             }
         ),
         PROXY_CLOSED: frozenset(closed.values()),
+    }
+
+
+def divert(family: Family) -> Chains:
+    """What table mangle has for transparent rule sets."""
+    comment = xt_entry.match_comment(_DIVERT_COMMENT)
+    return {
+        "PREROUTING": (xt_entry.rule(family, xt_entry.jump(PROXY_DIVERT), comment),),
+        PROXY_DIVERT: frozenset({xt_entry.rule(family, xt_entry.mark(MARK), xt_entry.match_transparent())}),
     }
 
 

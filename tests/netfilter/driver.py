@@ -3,7 +3,8 @@
     python -m tests.netfilter.driver ADAPTER
 
 Reads one JSON request per line and answers each with one line: ``{"do": "apply", "rules": {…}, "verify": bool}``,
-``{"do": "cleanup"}``, ``{"do": "cleanup_all", "keep": …}``, ``{"do": "select", "order": […]}``.
+``{"do": "cleanup"}``, ``{"do": "why_not_transparent"}``, ``{"do": "cleanup_all", "keep": …}``,
+``{"do": "select", "order": […]}``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kubeproxy.netfilter.cleanup import cleanup_all
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables import Iptables
 from kubeproxy.netfilter.nftables import Nftables
+from kubeproxy.netfilter.routed import Routed
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from kubeproxy.netfilter.select import select
 
@@ -72,7 +74,7 @@ def from_json(data: dict[str, Any]) -> RuleSet:
 
 def make(adapter: str) -> Netfilter:
     """An adapter by its name."""
-    return Nftables() if adapter == "nftables" else Iptables(lock_wait_s=3.0)
+    return Routed(Nftables() if adapter == "nftables" else Iptables(lock_wait_s=3.0))
 
 
 async def answer(netfilter: Netfilter, request: dict[str, Any]) -> Any:
@@ -80,6 +82,8 @@ async def answer(netfilter: Netfilter, request: dict[str, Any]) -> Any:
     match request["do"]:
         case "apply":
             return await netfilter.apply(from_json(request["rules"]), verify=request["verify"])
+        case "why_not_transparent":
+            return await netfilter.why_not_transparent()
         case "cleanup":
             return await netfilter.cleanup()
         case "cleanup_all":

@@ -121,12 +121,13 @@ def _answer(sock: socket.socket, protocol: Protocol, text: bytes, stop: threadin
                     connection.sendall(text)
                 else:
                     _, ancillary, _, sender = sock.recvmsg(100, 100)
-                    sock.sendmsg([text], [_from_where_asked(ancillary)], 0, sender)
+                    sock.sendmsg([text], [from_where_asked(ancillary)], 0, sender)
             except TimeoutError:
                 continue
 
 
-def _from_where_asked(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int, bytes]:
+def from_where_asked(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int, bytes]:
+    """The control message by which an answer leaves from the address that was asked."""
     level, kind, data = ancillary[0]
     if level == socket.IPPROTO_IP:
         return level, kind, struct.pack("=I4s4s", 0, data[8:12], bytes(4))

@@ -114,6 +114,7 @@ rule_sets = st.builds(
     own_redirects=st.dictionaries(destinations, st.integers(7001, 7003), max_size=2),
     internal_sources=cidrs,
     node_addresses=st.frozensets(addresses),
+    transparent=st.booleans(),
     proxy_ports=proxy_ports,
     refused=proxy_ports,
     dropped=proxy_ports,
@@ -198,10 +199,13 @@ def listing(rules: RuleSet) -> list[dict[str, Any]]:
         sources = [prefixed(it) for it in sorted(rules.internal_sources) if (":" in it) is (number == 6)]
         kind = {"name": f"internal_sources{number}", "type": address, "flags": ["interval"], "elem": sources}
         items.append({"set": of | kind})
-    for name, kind_, prio in (("prerouting", "nat", -105), ("output", "nat", -105), ("input", "filter", -5)):
-        items.append(
-            {"chain": of | {"name": name, "type": kind_, "hook": name, "prio": prio, "policy": "accept"}},
-        )
+    for name, hook, kind_, prio in (
+        ("divert", "prerouting", "filter", -150),
+        ("prerouting", "prerouting", "nat", -105),
+        ("output", "output", "nat", -105),
+        ("input", "input", "filter", -5),
+    ):
+        items.append({"chain": of | {"name": name, "type": kind_, "hook": hook, "prio": prio, "policy": "accept"}})
     items.append({"chain": of | {"name": "guard"}})
     for chain, made in rules_of(rules).items():
         items += [{"rule": of | {"chain": chain, "comment": rule.comment, "expr": []}} for rule in made]

@@ -70,13 +70,22 @@ FILTER_CASES = [
         '-m conntrack --ctstate INVALID,NEW,UNTRACKED -m comment --comment "a word" -j DROP',
     ),
 ]
+MANGLE_CASES = [
+    (
+        family,
+        xt_entry.rule(family, xt_entry.mark(0x1000), xt_entry.match_transparent()),
+        "-m socket --transparent -j MARK --set-xmark 0x1000/0x1000",
+    )
+    for family in Family
+]
 CASES = [("nat", *case) for case in NAT_CASES] + [("filter", *case) for case in FILTER_CASES]
+CASES_OF_PREROUTING = [("mangle", *case) for case in MANGLE_CASES]
 
 WRITER = """
 import ctypes, sys, iptc
-family, table, raw = sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3])
+family, table, chain, raw = sys.argv[1], sys.argv[2], sys.argv[3], bytes.fromhex(sys.argv[4])
 table = (iptc.Table if family == "4" else iptc.Table6)(table, autocommit=False)
-table.append_entry("OUTPUT", ctypes.create_string_buffer(raw, len(raw)))
+table.append_entry(chain, ctypes.create_string_buffer(raw, len(raw)))
 table.commit()
 """
 
@@ -84,12 +93,14 @@ table.commit()
 @pytest.mark.netns
 def test_iptables_reads_what_was_meant() -> None:
     with Host("node") as node:
-        for table, family, entry, text in CASES:
-            node.run([sys.executable, "-c", WRITER, str(family.value), table, entry.hex()])
+        for table, family, entry, text in (*CASES, *CASES_OF_PREROUTING):
+            # The socket that a packet is for is known only where it comes in.
+            chain = "PREROUTING" if table == "mangle" else "OUTPUT"
+            node.run([sys.executable, "-c", WRITER, str(family.value), table, chain, entry.hex()])
             program = "iptables-legacy" if family is V4 else "ip6tables-legacy"
             env = {"XTABLES_LOCKFILE": "/dev/null", "PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}
-            listed = node.run([program, "-t", table, "-S", "OUTPUT"], env=env).stdout.splitlines()
-            assert listed[-1] == f"-A OUTPUT {text}"
+            listed = node.run([program, "-t", table, "-S", chain], env=env).stdout.splitlines()
+            assert listed[-1] == f"-A {chain} {text}"
 
 
 @pytest.mark.parametrize("family", Family)

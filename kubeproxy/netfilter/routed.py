@@ -1,0 +1,60 @@
+"""A packet filter together with the routing rules that some of its rule sets need."""
+
+from __future__ import annotations
+
+from kubeproxy.errors import KernelError
+from kubeproxy.netfilter import routing
+from kubeproxy.netfilter.iptables import Iptables
+from kubeproxy.netfilter.nftables import Nftables
+from kubeproxy.netfilter.ruleset import RuleSet
+
+
+class Routed:
+    """An adapter that keeps both."""
+
+    def __init__(self, packet_filter: Nftables | Iptables) -> None:
+        self._filter = packet_filter
+        # Whether our routing rules are there, as far as we know; None: unknown.
+        self._believed: bool | None = None
+
+    @property
+    def name(self) -> str:
+        """That of the packet filter."""
+        return self._filter.name
+
+    async def probe(self) -> None:
+        """Try the packet filter without changing anything; KernelError tells why it does not work."""
+        await self._filter.probe()
+
+    async def why_not_transparent(self) -> str | None:
+        """See `Netfilter.why_not_transparent`."""
+        try:
+            await self._filter.probe_transparent()
+            if routing.add():
+                routing.remove()
+        except KernelError as error:
+            return str(error)
+        return None
+
+    async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
+        """See `Netfilter.apply`. What is marked must find its way: routing comes first, and goes last."""
+        changed = self._route(wanted=True, verify=verify) if wanted.transparent else False
+        changed |= await self._filter.apply(wanted, verify=verify)
+        return changed if wanted.transparent else changed | self._route(wanted=False, verify=verify)
+
+    async def cleanup(self) -> bool:
+        """See `Netfilter.cleanup`."""
+        had = await self._filter.cleanup()
+        return had | self._route(wanted=False, verify=True)
+
+    async def close(self) -> None:
+        """See `Netfilter.close`."""
+        await self._filter.close()
+
+    def _route(self, *, wanted: bool, verify: bool) -> bool:
+        if self._believed is wanted and not verify:
+            return False
+        self._believed = None
+        changed = routing.add() if wanted else routing.remove()
+        self._believed = wanted
+        return changed
