@@ -3,29 +3,51 @@
 The rotation is a queue: the front is next, and goes to the back when picked. When the set of endpoints changes, those
 that stay keep their places and newcomers join at the back, so that the position is kept and nobody is visited twice in
 a round. The first order is shuffled, or the proxies of a thousand nodes would all begin with the same endpoint.
+
+An endpoint that did not answer is put aside, for a time that doubles with every failure: it is passed over, also by
+clients with affinity to it, as long as there is another. When its time is over one client tries it, and the others go
+on passing it over until that one has an answer. If all are aside, all are tried.
 """
 
 from __future__ import annotations
 
 import random
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from kubeproxy.model import Target
+
+ASIDE_FIRST_S = 1.0
+ASIDE_LIMIT_S = 30.0
+"""How long an endpoint is put aside at its first failure, and at most."""
+TRIAL_S = 5.0
+"""How long the others wait for the outcome of a trial: a little longer than the ladder of dials lasts by default."""
 
 AFFINITY_ENTRIES = 65_536
 """Clients remembered for one frontend; beyond it the longest unseen is forgotten (about 10 MiB when full)."""
 
 
+class Aside:
+    """Why an endpoint is passed over."""
+
+    __slots__ = ("delay_s", "on_trial", "until")
+
+    def __init__(self, until: float, delay_s: float) -> None:
+        self.until = until
+        self.delay_s = delay_s
+        self.on_trial = False
+
+
 class Balancer:
     """The endpoints of one frontend, in turn."""
 
-    __slots__ = ("_affinity", "_affinity_timeout_s", "_members", "_rng", "_rotation")
+    __slots__ = ("_affinity", "_affinity_timeout_s", "_aside", "_members", "_rng", "_rotation")
 
     def __init__(self, *, rng: random.Random) -> None:
         self._rng = rng
         self._rotation: deque[Target] = deque()
         self._members: frozenset[Target] = frozenset()
+        self._aside: dict[Target, Aside] = {}
         self._affinity: OrderedDict[str, tuple[Target, float]] = OrderedDict()
         self._affinity_timeout_s: float | None = None
 
@@ -38,6 +60,8 @@ class Balancer:
             self._rng.shuffle(newcomers)
             self._rotation = deque([target for target in self._rotation if target in members] + newcomers)
             self._members = members
+            # One that comes back is a new one, and gets its chance at once.
+            self._aside = {target: aside for target, aside in self._aside.items() if target in members}
         self._affinity_timeout_s = affinity_timeout_s
         if affinity_timeout_s is None:
             self._affinity.clear()
@@ -46,14 +70,17 @@ class Balancer:
         """The endpoint for a connection of this client (address text), other than those to avoid; None when there is
         no such endpoint. With affinity, the client is bound to what is picked."""
         if self._affinity_timeout_s is None:
-            return self._next(avoid)
+            return self._next(avoid, now)
         bound = self._affinity.get(client)
         if bound is not None:
             target, last_used = bound
             if now - last_used < self._affinity_timeout_s and target in self._members and target not in avoid:
-                self._bind(client, target, now)
-                return target
-        picked = self._next(avoid)
+                aside = self._aside.get(target)
+                if aside is None or aside.until <= now:
+                    self._try_again(target, now)
+                    self._bind(client, target, now)
+                    return target
+        picked = self._next(avoid, now)
         if picked is not None:
             self._bind(client, picked, now)
         return picked
@@ -63,14 +90,51 @@ class Balancer:
         if self._affinity_timeout_s is not None and target in self._members:
             self._bind(client, target, now)
 
-    def _next(self, avoid: Container[Target]) -> Target | None:
-        rotation = self._rotation
+    def failed(self, target: Target, now: float) -> None:
+        """It did not answer. That many clients say so of the same silence counts once."""
+        aside = self._aside.get(target)
+        if aside is not None:
+            if not aside.on_trial:
+                return
+            aside.on_trial = False
+            aside.delay_s = min(2 * aside.delay_s, ASIDE_LIMIT_S)
+            aside.until = now + aside.delay_s
+        elif target in self._members:
+            self._aside[target] = Aside(now + ASIDE_FIRST_S, ASIDE_FIRST_S)
+
+    def answered(self, target: Target) -> None:
+        """It is as good as any."""
+        if self._aside:
+            self._aside.pop(target, None)
+
+    def _next(self, avoid: Container[Target], now: float) -> Target | None:
+        rotation, aside = self._rotation, self._aside
+        for _ in range(len(rotation)):
+            target = rotation[0]
+            rotation.rotate(-1)
+            if target in avoid:
+                continue
+            if aside and target in aside:
+                if aside[target].until > now:
+                    continue
+                self._try_again(target, now)
+            return target
+        if not aside:
+            return None
+        # All are aside: then that is no reason not to try.
         for _ in range(len(rotation)):
             target = rotation[0]
             rotation.rotate(-1)
             if target not in avoid:
                 return target
         return None
+
+    def _try_again(self, target: Target, now: float) -> None:
+        """One client tries it; the others wait for what comes of that."""
+        aside = self._aside.get(target)
+        if aside is not None:
+            aside.on_trial = True
+            aside.until = now + TRIAL_S
 
     def _bind(self, client: str, target: Target, now: float) -> None:
         affinity = self._affinity
@@ -85,6 +149,11 @@ class Balancer:
     def endpoints(self) -> Iterable[Target]:
         """The endpoints, the next one first."""
         return tuple(self._rotation)
+
+    @property
+    def aside(self) -> Mapping[Target, Aside]:
+        """Those that are passed over, and until when."""
+        return self._aside
 
     @property
     def affinity_entries(self) -> int:

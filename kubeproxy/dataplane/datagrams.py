@@ -185,6 +185,8 @@ class Session:
                 self._refused()
                 break
             answered = True
+            if self._target is not None:
+                listener.balancer.answered(self._target)
             listener.answer(view[:count], self._reply, self._key[0])
         if answered:
             listener.sessions.used(self)
@@ -192,6 +194,7 @@ class Session:
     def _refused(self) -> None:
         if self._target is not None:
             self._avoid = (self._target,)
+            self.listener.balancer.failed(self._target, self.listener.context.reactor.now)
             self.listener.tally.dial_retries += 1
         self._disconnect()
 

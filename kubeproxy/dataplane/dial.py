@@ -28,6 +28,8 @@ ATTEMPTS_PER_STEP = 8
 EPHEMERAL_PORTS_FROM = 32_768
 """net.ipv4.ip_local_port_range begins here by default; lower it and lower ports are concerned too."""
 UNDER_WAY = (0, errno.EINPROGRESS)
+UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+"""What speaks against the endpoint; other errors (no port, no memory) are this host's own."""
 HUNG_UP = select.EPOLLERR | select.EPOLLHUP
 """An endpoint that refused, or a client that reset. (A client that only said FIN may still want its answer.)"""
 
@@ -112,10 +114,11 @@ class Dial:
         context = self._context
         if self._waiting and not context.budget.take(1):
             return False
-        # An error here (no route, no port, no room for a watch) is this host's, but as good as a refusal.
         try:
             fd = begin_connecting(target, keepalive_s=context.tune.keepalive_s, client=self._speak_as(target))
-        except OSError:
+        except OSError as error:
+            if error.errno in UNREACHABLE:
+                self._balancer.failed(target, context.reactor.now)
             if self._waiting:
                 context.budget.give(1)
             return False
@@ -142,6 +145,7 @@ class Dial:
         target = self._waiting[fd]
         if what & HUNG_UP or (target.port >= EPHEMERAL_PORTS_FROM and _is_own_echo(fd)):
             self._drop(fd)
+            self._balancer.failed(target, self._context.reactor.now)
             self._tally.dial_retries += 1
             self._attempt()
             return
@@ -150,6 +154,7 @@ class Dial:
                 self._drop(loser)
         self._waiting.clear()
         self._context.live.discard(self)
+        self._balancer.answered(target)
         self._balancer.settle(self._client_address, target, self._context.reactor.now)
         Connection(
             self._context,
@@ -171,7 +176,9 @@ class Dial:
         """The present step is over: on to the next one, unless there is an endpoint (or no client) by now."""
         if self not in self._context.live:
             return
-        tune = self._context.tune
+        tune, now = self._context.tune, self._context.reactor.now
+        for silent in set(self._waiting.values()):
+            self._balancer.failed(silent, now)
         self._step += 1
         if self._step >= len(tune.dial_steps_s):
             self._fail()

@@ -29,6 +29,8 @@ class FakeDataPlane:
         self.broken: str | None = None
         """Why nothing can be handed over at all: the next `send` fails with this once."""
         self.closed = False
+        self._holders: dict[tuple[Transport, int], FrontendName] = {}
+        """Who listened at a port last."""
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
         """Take the messages to heart, after a breath in which the caller may be cancelled."""
@@ -58,14 +60,15 @@ class FakeDataPlane:
         if isinstance(message, Listen):
             if listening is not None and listening != message:
                 return f"{message.frontend} is listened for already, at port {listening.port}"
-            for other in self.listening.values():
-                if other != message and (other.protocol, other.port) == (message.protocol, message.port):
-                    return f"port {message.port} is in use by {other.frontend}"
+            other = self.listening.get(self._holders.get((message.protocol, message.port), message.frontend))
+            if other is not None and other.frontend != message.frontend and other.port == message.port:
+                return f"port {message.port} is in use by {other.frontend}"
         return None
 
     def _take(self, message: Listen | SetEndpoints | Retire) -> None:
         if isinstance(message, Listen):
             self.listening[message.frontend] = message
+            self._holders[message.protocol, message.port] = message.frontend
         elif isinstance(message, SetEndpoints):
             self.endpoints[message.frontend] = message
         else:

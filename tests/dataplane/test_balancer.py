@@ -142,6 +142,57 @@ def test_the_endpoint_that_answered_first_is_the_one_to_stay_with(make: Make) ->
     assert balancer.pick("a", 1.0) == slow
 
 
+def test_an_endpoint_that_failed_is_passed_over_for_a_while_that_doubles(make: Make) -> None:
+    balancer = make(1, 2, 3)
+    now = 0.0
+    for wait in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        for _ in range(50):
+            balancer.failed(target(1), now)
+        before = {balancer.pick("c", now + wait - 0.01) for _ in range(9)}
+        assert before == set(targets(2, 3))
+        now += wait
+        # One trial at a time.
+        assert [balancer.pick("c", now) for _ in range(9)].count(target(1)) == 1
+    balancer.answered(target(1))
+    assert [balancer.pick("c", now) for _ in range(9)].count(target(1)) == 3
+
+
+def test_a_trial_whose_outcome_nobody_tells_is_not_the_last(make: Make) -> None:
+    balancer = make(1, 2)
+    balancer.failed(target(1), 0.0)
+    assert target(1) in {balancer.pick("c", 1.0) for _ in range(4)}
+    assert target(1) not in {balancer.pick("c", 5.9) for _ in range(4)}
+    assert target(1) in {balancer.pick("c", 6.0) for _ in range(4)}
+
+
+def test_if_all_are_aside_all_are_tried(make: Make) -> None:
+    balancer = make(1, 2, 3)
+    for number in (1, 2, 3):
+        balancer.failed(target(number), 0.0)
+    assert {balancer.pick("c", 0.1) for _ in range(6)} == set(targets(1, 2, 3))
+    assert balancer.pick("c", 0.1, avoid=targets(1, 2)) == target(3)
+
+
+def test_one_that_left_and_came_back_is_tried_at_once(make: Make) -> None:
+    balancer = make(1, 2)
+    balancer.failed(target(1), 0.0)
+    balancer.update(targets(2), None)
+    balancer.update(targets(1, 2), None)
+    assert target(1) in {balancer.pick("c", 0.1) for _ in range(4)}
+    balancer.failed(target(9), 0.0)
+    assert set(balancer.aside) == set()
+
+
+def test_affinity_gives_way_while_its_endpoint_is_aside(make: Make) -> None:
+    balancer = make(1, 2, affinity_timeout_s=100)
+    mine = balancer.pick("a", 0.0)
+    assert mine is not None
+    balancer.failed(mine, 0.0)
+    other = balancer.pick("a", 0.1)
+    assert other != mine
+    assert balancer.pick("a", 50.0) == other
+
+
 def test_what_is_remembered_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balancer_module, "AFFINITY_ENTRIES", 100)
     balancer = make(1, 2, affinity_timeout_s=1000)
