@@ -17,20 +17,18 @@ RECEIVE_BYTES = 4 << 20
 class Mirror(asyncio.DatagramProtocol):
     """The UDP half."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, sock: socket.socket) -> None:
         self._name = name
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+        self.socket = sock
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
         match data.split(b" ", 2):
             case [b"who"]:
-                self._transport.sendto(f"{self._name} {addr[0]} {addr[1]}".encode(), addr)
+                self.socket.sendto(f"{self._name} {addr[0]} {addr[1]}".encode(), addr)
             case [b"late", seconds, _]:
-                asyncio.get_running_loop().call_later(float(seconds), self._transport.sendto, data, addr)
+                asyncio.get_running_loop().call_later(float(seconds), self.socket.sendto, data, addr)
             case _:
-                self._transport.sendto(data, addr)
+                self.socket.sendto(data, addr)
 
 
 def bound(family: int, kind: int, port: int) -> socket.socket:
@@ -54,9 +52,9 @@ async def main(name: str, port: int) -> None:
 
     for family in (socket.AF_INET, socket.AF_INET6):
         await asyncio.start_server(called, sock=bound(family, socket.SOCK_STREAM, port), backlog=1024)
-        await asyncio.get_running_loop().create_datagram_endpoint(
-            lambda: Mirror(name), sock=bound(family, socket.SOCK_DGRAM, port)
-        )
+        # Answers go past the transport, which swallows empty datagrams.
+        mirror = Mirror(name, bound(family, socket.SOCK_DGRAM, port))
+        await asyncio.get_running_loop().create_datagram_endpoint(lambda: mirror, sock=mirror.socket)  # noqa: B023
     await asyncio.Event().wait()
 
 
