@@ -39,6 +39,7 @@ KINDS = {
         Kind("endpoints", "Endpoints", "v1"),
         Kind("endpointslices", "EndpointSlice", "discovery.k8s.io/v1"),
         Kind("nodes", "Node", "v1", namespaced=False),
+        Kind("events", "Event", "v1"),
     )
 }
 

@@ -16,6 +16,7 @@ from aiohttp import web
 from tests.apiserver.answers import PlainRefusal, Refusal, json_answer, not_found, status
 from tests.apiserver.cluster import KINDS, Cluster, ContinueToken, Kind
 from tests.apiserver.control import add_control
+from tests.apiserver.events import forbidden, verb_of, write
 from tests.apiserver.faults import Break, Fault
 from tests.apiserver.selector import BadSelector, Selector, everything, field_selector, label_selector
 from tests.apiserver.version import V1_36, Version
@@ -54,7 +55,7 @@ class ApiServer:
         """Answer 403 to everything, as before the RBAC rules are loaded."""
         self.requests: list[Request] = []
         self.counts: Counter[str] = Counter()
-        """Requests by "list RESOURCE", "watch RESOURCE" and others by path."""
+        """Requests by "list RESOURCE", "watch RESOURCE", "create events", "patch events", and others by path."""
         self.watches: list[Watch] = []
         self.keep_requests = True
         self.host = "127.0.0.1"
@@ -86,7 +87,8 @@ class ApiServer:
         self.host = host or self.host
         app = web.Application(client_max_size=1 << 30)
         add_control(app, self)
-        app.router.add_get("/{path:.*}", self._handle)
+        for method in ("GET", "POST", "PATCH"):
+            app.router.add_route(method, "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         if sock is not None:
@@ -126,7 +128,9 @@ class ApiServer:
         query = dict(request.query)
         watch = query.get("watch") in ("true", "1")
         kind = next((kind for kind in KINDS.values() if kind.path == request.path), None)
-        self.counts[f"{'watch' if watch else 'list'} {kind.resource}" if kind else request.path] += 1
+        writing = verb_of(request.method, request.path)
+        reading = f"{'watch' if watch else 'list'} {kind.resource}" if kind else request.path
+        self.counts[f"{writing} events" if writing else reading] += 1
         if self.keep_requests:
             self.requests.append(Request(request.path, query, dict(request.headers)))
         cut = False
@@ -139,8 +143,15 @@ class ApiServer:
                 return await self._misbehave(request, fault)
         try:
             self._admit(request, kind, watch)
-            if kind is None:
-                response: web.StreamResponse = self._discovery(request)
+            if writing:
+                code, text = write(
+                    self.cluster, request.method, request.path, request.content_type, await request.read()
+                )
+                response: web.StreamResponse = json_answer(request, self.version, text, code=code)
+            elif request.method != "GET":
+                raise Refusal(405, "the server does not allow this method on the requested resource", details={})
+            elif kind is None:
+                response = self._discovery(request)
             elif watch:
                 return await self._watch(request, kind, query)
             else:
@@ -197,6 +208,8 @@ class ApiServer:
             elif scheme != "Bearer" or token not in self.tokens:
                 raise Refusal(401, "Unauthorized")
         if self.forbidden or user == "system:anonymous":
+            if verb_of(request.method, request.path):
+                raise forbidden(user, request.method, request.path)
             if kind is None:
                 raise Refusal(403, f'forbidden: User "{user}" cannot get path "{request.path}"', details={})
             group = kind.group_version.rpartition("/")[0]

@@ -24,6 +24,7 @@ _HOLLOW: dict[str, dict[str, object]] = {
     "services": {"spec": {}, "status": {"loadBalancer": {}}},
     "endpointslices": {"addressType": "", "endpoints": None, "ports": None},
     "endpoints": {"subsets": None},
+    "events": {"involvedObject": {}, "source": {}, "firstTimestamp": None, "lastTimestamp": None, "eventTime": None},
     "nodes": {
         "spec": {},
         "status": {

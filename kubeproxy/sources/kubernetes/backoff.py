@@ -41,8 +41,21 @@ class TokenBucket:
         """Take a token; the seconds to wait until it is there. Waiters are served in the order in which they asked."""
         if self._qps <= 0:
             return 0.0
+        self._refill(now)
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self._qps)
+
+    def try_take(self, now: float) -> bool:
+        """Take a token if there is one, and do without otherwise."""
+        if self._qps <= 0:
+            return True
+        self._refill(now)
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def _refill(self, now: float) -> None:
         if self._at is not None:
             self._tokens = min(float(self._burst), self._tokens + (now - self._at) * self._qps)
         self._at = now
-        self._tokens -= 1
-        return max(0.0, -self._tokens / self._qps)

@@ -1,10 +1,11 @@
-"""GET and watch on an API server, with a deadline on everything and every failure an `ApiError`."""
+"""Requests to an API server and watches on it, with a deadline on everything and every failure an `ApiError`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Self
@@ -28,6 +29,20 @@ FORCED_RENEW_S = 10.0
 MAX_ANSWER_BYTES = 128 << 20
 """The longest body taken: three times the slices of 10,000 Services with 10 endpoints each."""
 _MAX_ERROR_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What is asked, and for how long."""
+
+    path: str
+    method: str = "GET"
+    query: Mapping[str, str] = field(default_factory=dict)
+    encoding: str = "gzip"
+    body: bytes | None = None
+    content_type: str = ""
+    total_s: float | None = None
+    silence_s: float | None = None
 
 
 class Client:
@@ -61,8 +76,15 @@ class Client:
         self, path: str, query: Mapping[str, str] | None = None, *, max_bytes: int = MAX_ANSWER_BYTES
     ) -> bytes:
         """The body of a JSON answer; an `ApiError` for anything else."""
-        async with self._answer(path, query or {}, encoding="gzip", total_s=ANSWER_S) as response:
+        async with self._answer(_Request(path=path, query=query or {}, total_s=ANSWER_S)) as response:
             return await read(response, max_bytes=max_bytes)
+
+    async def send_json(self, method: str, path: str, body: bytes, *, content_type: str = "application/json") -> bytes:
+        """Write something (POST, PATCH); the body of the answer. An `ApiError` where it was not taken: after an
+        `Unreachable` it may have been all the same."""
+        request = _Request(method=method, path=path, body=body, content_type=content_type, total_s=ANSWER_S)
+        async with self._answer(request) as response:
+            return await read(response, max_bytes=MAX_ANSWER_BYTES)
 
     @asynccontextmanager
     async def stream(
@@ -73,27 +95,20 @@ class Client:
         The iterator ends where the stream ended in good order, and raises `Unreachable` where it was cut off: half a
         line is never handed out.
         """
-        async with self._answer(path, query, encoding="identity", silence_s=silence_s) as response:
+        request = _Request(path=path, query=query, encoding="identity", silence_s=silence_s)
+        async with self._answer(request) as response:
             yield _lines(response)
 
     @asynccontextmanager
-    async def _answer(
-        self,
-        path: str,
-        query: Mapping[str, str],
-        *,
-        encoding: str,
-        total_s: float | None = None,
-        silence_s: float | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A JSON response of status 200. After a 401 or a TLS failure it is asked for once more, with credentials and
-        certificates read again."""
+    async def _answer(self, request: _Request) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A JSON response that means success. After a 401 or a TLS failure it is asked for once more, with credentials
+        and certificates read again."""
         for last in (False, True):
             async with AsyncExitStack() as held:
                 link = self._link
                 await held.enter_async_context(link.use())
                 try:
-                    response = await self._ask(link, path, query, encoding, total_s, silence_s)
+                    response = await self._ask(link, request)
                 except (Unauthorized, Unreachable) as error:
                     stale = isinstance(error, Unauthorized) or error.cause == "tls"
                     if last or not stale or not await self._renew(link, error):
@@ -105,27 +120,29 @@ class Client:
                     _done_with(response)
                 return
 
-    async def _ask(
-        self,
-        link: Link,
-        path: str,
-        query: Mapping[str, str],
-        encoding: str,
-        total_s: float | None,
-        silence_s: float | None,
-    ) -> aiohttp.ClientResponse:
+    async def _ask(self, link: Link, request: _Request) -> aiohttp.ClientResponse:
         await asyncio.sleep(self._bucket.take(asyncio.get_running_loop().time()))
-        headers = {"Accept-Encoding": encoding}
+        headers = {"Accept-Encoding": request.encoding}
+        if request.content_type:
+            headers["Content-Type"] = request.content_type
         if authorization := await self._authorization(link):
             headers["Authorization"] = authorization
-        response = await link.get(path, query, headers=headers, total_s=total_s, silence_s=silence_s)
-        if response.status == 200 and response.content_type == "application/json":
+        response = await link.ask(
+            request.method,
+            request.path,
+            request.query,
+            headers=headers,
+            body=request.body,
+            total_s=request.total_s,
+            silence_s=request.silence_s,
+        )
+        if response.status in (200, 201) and response.content_type == "application/json":
             return response
         try:
             body = await read_beginning(response, max_bytes=_MAX_ERROR_BYTES)
         finally:
             _done_with(response)
-        raise _refusal(response, body, where=link.base + path)
+        raise _refusal(response, body, where=link.base + request.path)
 
     async def _authorization(self, link: Link) -> str:
         """The header's value. A renewal that fails is said once: the credentials in hand may still be good."""
@@ -180,12 +197,12 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _refusal(response: aiohttp.ClientResponse, body: bytes, *, where: str) -> ApiError:
-    if response.status == 200:
+    if response.status in (200, 201):
         return Garbage(
             f"{where} answered {response.content_type} where JSON was expected; is this an API server? It said: "
             f"{excerpt(body)}",
             cause="not JSON",
-            status=200,
+            status=response.status,
         )
     location = response.headers.get("Location")
     seen = f"{where} answered" + (f" (a redirect to {location})" if location else "")

@@ -56,23 +56,27 @@ class Link:
         self._users = 0
         self._retired = False
 
-    async def get(
+    async def ask(
         self,
+        method: str,
         path: str,
         query: Mapping[str, str],
         *,
         headers: Mapping[str, str],
+        body: bytes | None = None,
         total_s: float | None = None,
         silence_s: float | None = None,
     ) -> aiohttp.ClientResponse:
-        """A GET's response, its body still to be read; redirects are answers like any other."""
+        """A response, its body still to be read; redirects are answers like any other."""
         limits = aiohttp.ClientTimeout(
             total=total_s, connect=CONNECT_S, sock_connect=TCP_CONNECT_S, sock_read=silence_s
         )
         with explained(self.base + path):
-            return await self._session.get(
+            return await self._session.request(
+                method,
                 self.base + path,
                 params=query,
+                data=body,
                 headers=headers,
                 timeout=limits,
                 allow_redirects=False,
