@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 
@@ -178,10 +179,10 @@ class Tracker:
         """Up to `limit` Services whose view changed since they were last taken, first touched, first taken."""
         changes: list[Change] = []
         while self._untaken and len(changes) < limit:
-            name = next(iter(self._untaken))
-            before, after = self._untaken.pop(name), self._view(name)
-            if before != after:
-                changes.append(Change(name, before, after))
+            for name in list(islice(self._untaken, limit - len(changes))):
+                before, after = self._untaken.pop(name), self._view(name)
+                if before != after:
+                    changes.append(Change(name, before, after))
         if not self._untaken:
             self.service_changes.pending = self.slice_changes.pending = 0
         return changes

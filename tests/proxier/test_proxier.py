@@ -1,0 +1,491 @@
+"""The proxier among fakes: what clients meet after what the sources said, and when."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+
+from kubeproxy.dataplane.messages import Listen, Retire, SetEndpoints
+from kubeproxy.errors import KernelError
+from kubeproxy.model import Address, Family, FrontendName, Protocol
+from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.trace import Fate
+from kubeproxy.proxier import START_GRACE_S, Periods, PortRange
+from tests.proxier.builders import endpoint_slice, frontend_name, name, service, targets
+from tests.proxier.node import SOURCE, Node
+
+WEB = frontend_name("web")
+VIP = "10.96.0.1:80"
+ONE, TWO = targets("10.0.0.1:8080"), targets("10.0.0.1:8080 10.0.0.2:8080")
+
+MakeNode = Callable[..., Node]
+
+
+@pytest_asyncio.fixture
+async def make_node() -> AsyncIterator[MakeNode]:
+    """Nodes, that have to give everything back in the end."""
+    nodes: list[Node] = []
+
+    def make(**settings: object) -> Node:
+        nodes.append(Node(**settings))  # type: ignore[arg-type]
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        await node.close()
+
+
+async def serving(node: Node, endpoints: str = "10.0.0.1") -> Node:
+    """The node serves ``web``, and everything has come to rest, the least period over."""
+    node.start()
+    node.tracker.replace_services(SOURCE, [service("web")])
+    node.tracker.replace_slices(SOURCE, [endpoint_slice("web", endpoints)] if endpoints else [])
+    await node.rest()
+    await node.pass_time(1.0)
+    node.data_plane.sent.clear()
+    node.diary.entries.clear()
+    return node
+
+
+class TestServices:
+    """The counterparts of kube-proxy's userspace proxier tests, by behaviour."""
+
+    async def test_a_service_is_served_by_its_endpoints(self, make_node: MakeNode) -> None:
+        node = await serving(make_node(), "10.0.0.1 10.0.0.2")
+        assert node.answers(VIP) == TWO
+
+    async def test_one_port_number_with_two_protocols(self, make_node: MakeNode) -> None:
+        """TestMultiPortProxy."""
+        node = make_node(protocols=(Protocol.TCP, Protocol.UDP))
+        node.start()
+        node.tracker.replace_services(SOURCE, [service("dns", ports="p:53 q:53/UDP")])
+        node.tracker.replace_slices(SOURCE, [endpoint_slice("dns", "10.0.0.1", "p:5353 q:5354/UDP")])
+        await node.rest()
+        assert node.answers("10.96.0.1:53") == targets("10.0.0.1:5353")
+        assert node.answers("10.96.0.1:53/UDP") == targets("10.0.0.1:5354")
+
+    async def test_only_the_ports_of_a_service_are_listened_for(self, make_node: MakeNode) -> None:
+        """TestMultiPortOnServiceAdd."""
+        node = make_node()
+        node.start()
+        node.list_nothing()
+        node.tracker.put_service(SOURCE, service("echo", ports="p:80 q:81"))
+        await node.rest()
+        assert set(node.data_plane.listening) == {frontend_name("echo", "p"), frontend_name("echo", "q")}
+        assert node.answers("10.96.0.1:82") is Fate.PASSED
+
+    async def test_a_deleted_service_is_closed(self, make_node: MakeNode) -> None:
+        """TestTCPProxyStop, TestTCPProxyUpdateDelete."""
+        node = await serving(make_node())
+        node.tracker.remove_service(SOURCE, WEB.service_port.service)
+        await node.rest()
+        assert node.answers(VIP) is Fate.PASSED
+        assert not node.data_plane.listening
+        assert not node.reserver.held
+
+    async def test_deleted_and_created_again_it_is_served_again(self, make_node: MakeNode) -> None:
+        """TestTCPProxyUpdateDeleteUpdate."""
+        node = await serving(make_node())
+        node.tracker.remove_service(SOURCE, WEB.service_port.service)
+        await node.pass_time(1.0)
+        node.tracker.put_service(SOURCE, service("web"))
+        await node.pass_time(1.0)
+        assert node.answers(VIP) == ONE
+
+    async def test_created_again_before_its_rules_are_gone_it_keeps_its_listener(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        port = node.proxy_port(WEB)
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", ()))
+        await node.rest()
+        node.tracker.remove_service(SOURCE, WEB.service_port.service)
+        await node.rest()
+        node.tracker.put_service(SOURCE, service("web"))
+        await node.pass_time(5.0)
+        assert node.proxy_port(WEB) == port
+        assert Retire(WEB) not in node.data_plane.sent
+
+    @pytest.mark.parametrize(
+        ("changed", "where"),
+        [
+            pytest.param(service("web", ports="http:81"), "10.96.0.1:81", id="port number"),
+            pytest.param(service("web", "10.96.0.9"), "10.96.0.9:80", id="cluster IP"),
+            pytest.param(service("web", affinity_timeout_s=60), VIP, id="affinity"),
+        ],
+    )
+    async def test_what_does_not_concern_the_listener_leaves_it_alone(
+        self, make_node: MakeNode, changed: object, where: str
+    ) -> None:
+        """TestTCPProxyUpdatePort, TestProxyUpdatePublicIPs: served as before, but at the same proxy port."""
+        node = await serving(make_node())
+        port = node.proxy_port(WEB)
+        node.tracker.put_service(SOURCE, changed)  # type: ignore[arg-type]
+        await node.rest()
+        assert node.answers(where) == ONE
+        assert where == VIP or node.answers(VIP) is Fate.PASSED
+        assert node.proxy_port(WEB) == port
+        assert not [message for message in node.data_plane.sent if isinstance(message, Listen | Retire)]
+
+    async def test_a_service_may_lose_and_regain_its_address(self, make_node: MakeNode) -> None:
+        """TestProxyUpdatePortal: without a cluster IP a Service is not ours, and sources withdraw it."""
+        node = await serving(make_node())
+        node.tracker.remove_service(SOURCE, WEB.service_port.service)
+        await node.pass_time(1.0)
+        assert node.answers(VIP) is Fate.PASSED
+        node.tracker.put_service(SOURCE, service("web"))
+        await node.pass_time(1.0)
+        assert node.answers(VIP) == ONE
+
+    async def test_a_renamed_port_is_handed_over_in_one_transaction(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        before = len(node.netfilter.history)
+        node.tracker.put_service(SOURCE, service("web", ports="web:80"))
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1", "web:8080"))
+        await node.rest()
+        assert node.answers(VIP) == ONE
+        assert len(node.netfilter.history) == before + 1
+        assert WEB not in node.data_plane.listening
+
+    async def test_a_port_that_changes_its_protocol_is_opened_anew(self, make_node: MakeNode) -> None:
+        node = await serving(make_node(protocols=(Protocol.TCP, Protocol.UDP)))
+        node.tracker.put_service(SOURCE, service("web", ports="http:80/UDP"))
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1", "http:8080/UDP"))
+        await node.rest()
+        await node.pass_time(1.0)
+        assert node.answers(VIP) is Fate.PASSED
+        assert node.answers(f"{VIP}/UDP") == ONE
+        assert len(node.reserver.held) == 1
+
+    async def test_the_older_service_keeps_an_address_that_two_claim(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.tracker.put_service(SOURCE, service("rival"))
+        await node.rest()
+        assert node.answers(VIP) == ONE
+        (problem,) = node.diary.problems[name("rival")]
+        assert "TCP 10.96.0.1:80 belongs to default/web:http" in problem
+        node.tracker.remove_service(SOURCE, WEB.service_port.service)
+        await node.pass_time(1.0)
+        assert node.answers(VIP) is Fate.REFUSED
+        assert not node.diary.problems
+
+    async def test_what_cannot_be_served_is_named_and_the_rest_is_served(self, make_node: MakeNode) -> None:
+        node = make_node()
+        node.start()
+        node.tracker.replace_services(SOURCE, [service("mixed", ports="a:80 b:81/SCTP")])
+        node.tracker.replace_slices(SOURCE, [endpoint_slice("mixed", "10.0.0.1", "a:8080")])
+        await node.rest()
+        assert node.answers(VIP) == ONE
+        assert node.diary.problems == {name("mixed"): ("port b: SCTP is not served",)}
+
+    async def test_a_service_of_two_sources_is_served_from_the_first(self, make_node: MakeNode) -> None:
+        node = make_node(sources=("manifests", SOURCE))
+        node.start()
+        node.list_nothing()
+        node.tracker.replace_services("manifests", [service("web")])
+        node.tracker.replace_slices("manifests", [endpoint_slice("web", "10.0.0.1")])
+        node.tracker.put_service(SOURCE, service("web", "10.96.0.9"))
+        await node.rest()
+        assert node.answers(VIP) == ONE
+        assert node.diary.problems == {name("web"): ("also defined by kubernetes; the one of manifests stays",)}
+        assert node.proxier.snapshot().owners == {name("web"): "manifests"}
+
+
+class TestEndpoints:
+    async def test_their_changes_are_in_effect_at_once_and_need_no_netfilter(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        before = list(node.netfilter.history)
+        for endpoints, expected in [("10.0.0.1 10.0.0.2", TWO), ("10.0.0.2", TWO[1:]), ("10.0.0.1", ONE)]:
+            node.tracker.put_slice(SOURCE, endpoint_slice("web", endpoints))
+            await node.rest()
+            assert node.answers(VIP) == expected
+        assert node.netfilter.history == before
+        assert node.data_plane.sent == [SetEndpoints(WEB, e) for e in (TWO, TWO[1:], ONE)]
+
+    async def test_nobody_left_is_refused_by_the_kernel_before_the_data_plane_knows(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.netfilter.fail()
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", ()))
+        await node.rest()
+        assert node.answers(VIP) == ONE
+        assert not node.data_plane.sent
+        await node.pass_time(0.5)
+        assert node.answers(VIP) is Fate.REFUSED
+        assert node.data_plane.sent == [SetEndpoints(WEB, ())]
+
+    async def test_somebody_again_is_served(self, make_node: MakeNode) -> None:
+        node = await serving(make_node(), "")
+        assert node.answers(VIP) is Fate.REFUSED
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1"))
+        await node.rest()
+        assert node.answers(VIP) == ONE
+
+    async def test_what_changes_nothing_is_no_work(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.tracker.replace_services(SOURCE, [service("web")])
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1", trigger_time="2026-01-01T00:00:00Z"))
+        await node.rest()
+        assert not node.data_plane.sent
+        assert node.diary.trigger_times == ["2026-01-01T00:00:00Z"]
+
+
+class TestOrder:
+    async def test_listeners_stand_before_rules_lead_there_and_until_they_do_no_more(
+        self, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        node = make_node()
+        standing: list[set[FrontendName]] = []
+        apply = node.netfilter.apply
+
+        async def watched(wanted: RuleSet, *, verify: bool) -> bool:
+            standing.append(set(node.data_plane.listening))
+            return await apply(wanted, verify=verify)
+
+        monkeypatch.setattr(node.netfilter, "apply", watched)
+        await serving(node)
+        node.tracker.remove_service(SOURCE, WEB.service_port.service)
+        await node.rest()
+        assert standing == [{WEB}, {WEB}]
+        assert not node.data_plane.listening
+
+
+class TestStart:
+    async def test_nothing_happens_until_a_source_is_complete(self, make_node: MakeNode) -> None:
+        node = make_node()
+        node.start()
+        node.tracker.replace_services(SOURCE, [service("web")])
+        await node.pass_time(100.0)
+        assert not node.diary.entries
+        assert not await node.proxier.sync_now()
+        assert not node.proxier.snapshot().ready
+        node.tracker.replace_slices(SOURCE, ())
+        await node.rest()
+        assert node.diary.entries == ["queued", "programmed full changed", "settled"]
+
+    async def test_a_source_that_does_not_come_is_waited_for_only_so_long(self, make_node: MakeNode) -> None:
+        node = make_node(sources=("manifests", SOURCE))
+        node.start()
+        node.tracker.replace_services("manifests", [service("web")])
+        node.tracker.replace_slices("manifests", [endpoint_slice("web", "10.0.0.1")])
+        await node.rest()
+        await node.pass_time(START_GRACE_S - 0.1)
+        assert not node.netfilter.history
+        await node.pass_time(0.1)
+        assert node.answers(VIP) == ONE
+
+    async def test_rules_of_an_earlier_run_are_replaced_in_the_first_transaction(self, make_node: MakeNode) -> None:
+        node = make_node()
+        node.netfilter.kernel = RuleSet(landing={Family.IPV4: Address("192.0.2.9")})
+        await serving(node)
+        (first,) = node.netfilter.history
+        assert first == node.netfilter.kernel
+        assert not first.landing
+
+    async def test_they_stay_while_the_data_plane_cannot_take_over(self, make_node: MakeNode) -> None:
+        node = make_node()
+        node.netfilter.kernel = earlier = RuleSet(landing={Family.IPV4: Address("192.0.2.9")})
+        node.data_plane.broken = "no worker answers"
+        node.start()
+        node.tracker.replace_services(SOURCE, [service("web")])
+        node.tracker.replace_slices(SOURCE, [endpoint_slice("web", "10.0.0.1")])
+        await node.rest()
+        assert node.netfilter.kernel == earlier
+        assert node.proxier.snapshot().failing == "data plane: no worker answers"
+        await node.pass_time(0.5)
+        assert node.answers(VIP) == ONE
+        assert node.proxier.snapshot().failing is None
+
+
+class TestPace:
+    async def test_the_first_change_is_at_once_and_the_next_waits(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.tracker.put_service(SOURCE, service("a", "10.96.0.2"))
+        await node.rest()
+        assert node.answers("10.96.0.2:80") is Fate.REFUSED
+        node.tracker.put_service(SOURCE, service("b", "10.96.0.3"))
+        await node.pass_time(0.5)
+        node.tracker.put_service(SOURCE, service("c", "10.96.0.4"))
+        await node.pass_time(0.4)
+        assert node.answers("10.96.0.3:80") is Fate.PASSED
+        before = len(node.netfilter.history)
+        await node.pass_time(0.1)
+        assert node.answers("10.96.0.3:80") is node.answers("10.96.0.4:80") is Fate.REFUSED
+        assert len(node.netfilter.history) == before + 1
+
+    async def test_rules_that_somebody_removed_come_back_with_the_next_full_sync(self, make_node: MakeNode) -> None:
+        node = await serving(make_node(periods=Periods(sync_s=30.0)))
+        node.netfilter.lose()
+        await node.pass_time(28.9)
+        assert node.answers(VIP) is Fate.PASSED
+        await node.pass_time(0.1)
+        assert node.answers(VIP) == ONE
+
+    async def test_periods_change_while_it_runs(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.netfilter.lose()
+        node.proxier.set_periods(Periods(min_sync_s=0.0, sync_s=2.0))
+        await node.rest()
+        await node.pass_time(1.0)
+        assert node.answers(VIP) == ONE
+
+    async def test_sync_now_waits_for_nothing(self, make_node: MakeNode) -> None:
+        node = make_node()
+        node.list_nothing()
+        node.tracker.put_service(SOURCE, service("web"))
+        assert await node.proxier.sync_now()
+        node.tracker.put_service(SOURCE, service("web", ports="http:80/UDP"))
+        assert await node.proxier.sync_now()
+        node.netfilter.lose()
+        assert await node.proxier.sync_now()
+        assert node.netfilter.kernel == node.netfilter.history[-1]
+        node.netfilter.fail()
+        node.tracker.put_service(SOURCE, service("more", "10.96.0.2"))
+        assert not await node.proxier.sync_now()
+
+
+class TestFailures:
+    async def test_netfilter_is_retried_with_backoff_and_traffic_goes_on(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.netfilter.fail("table is locked", times=3)
+        node.tracker.remove_service(SOURCE, WEB.service_port.service)
+        await node.rest()
+        assert node.answers(VIP) == ONE
+        snapshot = node.proxier.snapshot()
+        assert (snapshot.failing, snapshot.failures) == ("netfilter: table is locked", 1)
+        assert snapshot.pending_since == node.clock.time
+        for delay_s in (0.5, 1.0):
+            await node.pass_time(delay_s - 0.01)
+            assert node.answers(VIP) == ONE
+            await node.pass_time(0.01)
+        assert node.proxier.snapshot().failures == 3
+        await node.pass_time(2.0)
+        assert node.answers(VIP) is Fate.PASSED
+        assert not node.reserver.held
+        assert (node.proxier.snapshot().failing, node.proxier.snapshot().pending_since) == (None, None)
+        assert node.diary.entries == ["queued", *["failed: table is locked"] * 3, "programmed full changed", "settled"]
+
+    async def test_a_listener_that_cannot_be_had_harms_nobody_else(self, make_node: MakeNode) -> None:
+        node = make_node(port_range=PortRange(30000, 30001))
+        node.data_plane.refuse[WEB] = "bind: not today"
+        await serving(node)
+        node.tracker.put_service(SOURCE, service("a", "10.96.0.2"))
+        node.tracker.put_service(SOURCE, service("b", "10.96.0.3"))
+        await node.pass_time(1.0)
+        assert node.answers("10.96.0.2:80") is node.answers("10.96.0.3:80") is Fate.REFUSED
+        assert node.answers(VIP) is Fate.PASSED
+        assert list(node.diary.problems) == [name("web")]
+
+    async def test_and_is_tried_again_by_itself(self, make_node: MakeNode) -> None:
+        node = make_node()
+        node.data_plane.refuse[WEB] = "bind: not today"
+        await serving(node)
+        assert node.diary.problems == {name("web"): ("default/web:http IPv4: bind: not today",)}
+        node.data_plane.refuse.clear()
+        await node.pass_time(2.0)
+        assert node.answers(VIP) == ONE
+        assert not node.diary.problems
+
+    async def test_a_listener_that_the_data_plane_lost_is_listened_for_again(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        port = node.proxy_port(WEB)
+        node.data_plane.listening.clear()
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1 10.0.0.2"))
+        await node.rest()
+        await node.pass_time(0.5)
+        assert node.answers(VIP) == TWO
+        assert node.proxy_port(WEB) == port
+
+    async def test_ports_run_out_and_come_free(self, make_node: MakeNode) -> None:
+        node = await serving(make_node(port_range=PortRange(30000, 30000)))
+        node.tracker.put_service(SOURCE, service("waits", "10.96.0.2"))
+        await node.pass_time(10.0)
+        assert node.answers("10.96.0.2:80") is Fate.PASSED
+        (problem,) = node.diary.problems[name("waits")]
+        assert "--proxy-port-range 30000-30000" in problem
+        assert node.proxier.snapshot().pending_since is None
+        node.tracker.remove_service(SOURCE, WEB.service_port.service)
+        await node.pass_time(1.0)
+        await node.pass_time(1.0)
+        assert node.answers("10.96.0.2:80") is Fate.REFUSED
+        assert not node.diary.problems
+
+    async def test_a_port_that_another_process_frees_is_found(self, make_node: MakeNode) -> None:
+        node = make_node(port_range=PortRange(30000, 30000))
+        node.reserver.taken.add((Protocol.TCP, 30000))
+        await serving(node)
+        assert node.answers(VIP) is Fate.PASSED
+        node.reserver.taken.clear()
+        await node.pass_time(30.0)
+        assert node.answers(VIP) == ONE
+
+    async def test_waiting_for_what_does_not_come_is_ever_calmer(self, make_node: MakeNode) -> None:
+        node = make_node(periods=Periods(sync_s=1000.0))
+        node.reserver.error = OSError(errno.EMFILE, "Too many open files")
+        await serving(node)
+        waits = []
+        for _ in range(8):
+            waits.append(node.clock.next_at - node.clock.time)
+            await node.pass_time(waits[-1])
+        assert waits[-1] == 30.0
+        assert waits == sorted(waits)
+        node.reserver.error = None
+        await node.pass_time(31.0)
+        assert node.answers(VIP) == ONE
+
+    async def test_a_wider_range_is_tried_at_once(self, make_node: MakeNode) -> None:
+        node = await serving(make_node(port_range=PortRange(30000, 30000)))
+        node.tracker.put_service(SOURCE, service("waits", "10.96.0.2"))
+        await node.pass_time(5.0)
+        node.proxier.set_port_range(PortRange(30000, 30001))
+        await node.rest()
+        assert node.answers("10.96.0.2:80") is Fate.REFUSED
+        assert node.proxy_port(WEB) == 30000
+
+
+class TestAddresses:
+    async def test_another_landing_address_costs_one_transaction(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.proxier.set_landing({Family.IPV4: Address("192.0.2.1")}, {})
+        await node.rest()
+        assert node.netfilter.kernel.landing == {Family.IPV4: Address("192.0.2.1")}
+        assert not node.data_plane.sent
+
+    async def test_another_bind_address_opens_listeners_anew(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.proxier.set_landing({}, {Family.IPV4: Address("192.0.2.1")})
+        await node.rest()
+        await node.pass_time(1.0)
+        assert node.answers(VIP) == ONE
+        assert node.data_plane.listening[WEB].address == "192.0.2.1"
+        assert node.netfilter.kernel.bind == {Family.IPV4: Address("192.0.2.1")}
+        assert len(node.reserver.held) == 1
+
+
+class TestStop:
+    async def test_nothing_is_removed_unless_asked(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        before = node.netfilter.kernel
+        await node.proxier.stop(cleanup=False)
+        assert node.netfilter.kernel == before
+        assert not node.reserver.held
+
+    async def test_everything_is_removed_when_asked(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        await node.proxier.stop(cleanup=True)
+        assert node.netfilter.kernel == RuleSet()
+
+    async def test_ports_are_given_back_though_the_rules_could_not_be_removed(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.netfilter.fail()
+        with pytest.raises(KernelError):
+            await node.proxier.stop(cleanup=True)
+        assert not node.reserver.held
+
+    async def test_nothing_happens_afterwards(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        await node.proxier.stop(cleanup=True)
+        node.tracker.put_service(SOURCE, service("late", "10.96.0.2"))
+        await node.proxier.sync_now()
+        assert node.netfilter.kernel == RuleSet()
+        assert not node.reserver.held
