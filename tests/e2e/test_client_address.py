@@ -1,0 +1,133 @@
+"""The client's own address, which externalTrafficPolicy Local promises to backends, on a node that filters by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e import kernel
+from tests.e2e.conftest import ADAPTERS
+from tests.e2e.stage import QUICK, Stage, until
+from tests.e2e.whole import (
+    CELLS,
+    CLIENT,
+    ELSEWHERE,
+    EXTERNAL,
+    NODE_NAME,
+    Cell,
+    Said,
+    Whole,
+    answers,
+    await_all,
+    hear,
+    of_cells,
+    pod,
+    quiet,
+    start_mirrors,
+)
+from tests.lab import Daemon, Host
+
+pytestmark = pytest.mark.netns
+
+WHOLE = Whole(1)
+NAMED = f"--hostname-override={NODE_NAME}"
+OUTSIDE = [cell for cell in CELLS if cell.who == "client" and cell.kind in EXTERNAL]
+OTHERS = [cell for cell in CELLS if cell not in OUTSIDE]
+
+
+def routing(host: Host) -> str:
+    """Rules, and the routes of every table that is not the kernel's own."""
+    return host.ip("rule") + host.ip("-6 rule") + host.ip("route show table all") + host.ip("-6 route show table all")
+
+
+@pytest.fixture(scope="module")
+def mirrors(theatre: Stage) -> Stage:
+    """With pods that say who asks, and a node that drops packets from where their senders are not."""
+    start_mirrors(theatre)
+    for name in theatre.node.run(["ls", "/proc/sys/net/ipv4/conf"]).stdout.split():
+        theatre.node.sysctl(f"net/ipv4/conf/{name}/rp_filter", 1)
+    return theatre
+
+
+@pytest.fixture(params=ADAPTERS)
+def adapter(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[str]:
+    """One by one, nothing of the last left."""
+    kernel.forget_connections(mirrors.node)
+    yield str(request.param)
+    for daemon in mirrors.running:
+        assert " error " not in daemon.log(), daemon.log()
+        assert "Traceback" not in daemon.log(), daemon.log()
+    mirrors.clear()
+    kernel.reset_rules(mirrors.node)
+
+
+def start(stage: Stage, adapter: str, *options: str) -> Daemon:
+    """The daemon, on a node of that name."""
+    return stage.daemon(QUICK, NAMED, *options, netfilter=adapter)
+
+
+def test_a_local_backend_sees_the_client(mirrors: Stage, adapter: str) -> None:
+    before = routing(mirrors.node)
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), pod(1, node=ELSEWHERE), externalTrafficPolicy="Local"))
+    daemon = start(mirrors, adapter)
+    await_all(mirrors, WHOLE, 0, 1)
+    for _ in range(3):
+        seen = answers(mirrors, WHOLE, OUTSIDE, timeout_s=5.0)
+        assert seen == {str(cell): Said("pod-0", CLIENT[cell.family]) for cell in OUTSIDE}
+    # The cluster's own clients may be served by anybody.
+    by_others = {said.pod for _ in range(4) for said in answers(mirrors, WHOLE, OTHERS, timeout_s=5.0).values() if said}
+    assert by_others == {"pod-0", "pod-1"}
+    assert routing(mirrors.node) != before
+    assert daemon.terminate() == 0
+    assert daemon.cleanup().returncode == 0
+    assert routing(mirrors.node) == before
+    assert kernel.ours(mirrors.node) == []
+
+
+def test_where_it_is_not_wanted_it_is_not_done(mirrors: Stage, adapter: str) -> None:
+    before = routing(mirrors.node)
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy="Local"))
+    start(mirrors, adapter, "--preserve-client-address=never")
+    await_all(mirrors, WHOLE, 0)
+    for said in answers(mirrors, WHOLE).values():
+        assert said is not None
+        assert said.client not in CLIENT.values()
+    assert routing(mirrors.node) == before
+
+
+def test_every_local_backend_sees_the_client_where_that_is_asked_for(mirrors: Stage, adapter: str) -> None:
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), pod(1, node=ELSEWHERE)))
+    start(mirrors, adapter, "--preserve-client-address=local")
+    await_all(mirrors, WHOLE, 0, 1)
+    clients = [cell for cell in CELLS if cell.who == "client"]
+    for _ in range(3):
+        for cell, said in zip(clients, answers(mirrors, WHOLE, clients, timeout_s=5.0).values(), strict=True):
+            assert said is not None, cell
+            assert (said.client == CLIENT[cell.family]) is (said.pod == "pod-0"), cell
+
+
+def test_without_a_local_endpoint_outsiders_hear_nothing(mirrors: Stage, adapter: str) -> None:
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(1, node=ELSEWHERE), externalTrafficPolicy="Local"))
+    start(mirrors, adapter)
+    await_all(mirrors, WHOLE, 1, cells=OTHERS)
+
+    def is_quiet(cell: Cell) -> bool:
+        return quiet(mirrors.client, WHOLE.address(cell.kind, cell.family), cell.protocol)
+
+    assert all(of_cells(is_quiet, OUTSIDE).values())
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy="Local"))
+    await_all(mirrors, WHOLE, 0)
+    mirrors.write(WHOLE.name, *WHOLE.objects(externalTrafficPolicy="Local"))
+    place = WHOLE.address("node port", 4)
+
+    def refused() -> bool:
+        try:
+            hear(mirrors.client, place, "TCP", timeout_s=1.0)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    until(refused, "where nobody serves in the whole cluster, it is said")
