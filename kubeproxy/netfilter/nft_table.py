@@ -7,6 +7,7 @@ and of a change stays the same however many services there are. ``docs/netfilter
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kubeproxy.model import NODE_PORTS, Destination, Family, Protocol
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
 from kubeproxy.netfilter.ranges import disjoint, of_family
 from kubeproxy.netfilter.routing import MARK
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -47,7 +48,10 @@ _SETS: Mapping[str, Kind] = {
     "dropped": Kind(_PORT),
     **{f"node_addresses{family.value}": Kind((_ADDRESS[family],)) for family in Family},
     **{f"internal_sources{family.value}": Kind((_ADDRESS[family],), ranges=True) for family in Family},
+    **{f"admitted{family.value}": Kind((_ADDRESS[family], *_PORT, _ADDRESS[family]), ranges=True) for family in Family},
+    **{f"restricted{family.value}": Kind((_ADDRESS[family], *_PORT)) for family in Family},
 }
+"""In the order in which they grow: a destination is not restricted before it is known who is admitted."""
 
 # Five before the usual priorities: service addresses are ours before another NAT table (hostports, Docker) can take
 # the packet, and a refusal is said before a host firewall could swallow it. "divert" is where marks are given, before
@@ -121,6 +125,9 @@ def _sets_of(wanted: RuleSet) -> dict[str, frozenset[Element]]:
         number = family.value
         sets[f"node_addresses{number}"] = frozenset((it,) for it in of_family(wanted.node_addresses, family))
         sets[f"internal_sources{number}"] = frozenset((it,) for it in disjoint(wanted.internal_sources, family))
+        admitted = {key: it for key, it in wanted.admitted.items() if family_of(key.address) is family}
+        sets[f"admitted{number}"] = frozenset((*key, it) for key, ranges in admitted.items() for it in ranges)
+        sets[f"restricted{number}"] = frozenset(admitted)
     return sets
 
 
@@ -141,10 +148,10 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
         if wanted.transparent
         else (),
         "prerouting": tuple(
-            rule for family in Family for rule in _redirections(family, remote[family], from_this_host=False)
+            rule for family in Family for rule in _first_packets(family, remote[family], from_this_host=False)
         ),
         "output": tuple(
-            rule for family in Family for rule in _redirections(family, wanted.bind.get(family), from_this_host=True)
+            rule for family in Family for rule in _first_packets(family, wanted.bind.get(family), from_this_host=True)
         ),
         # The only rule that packets of running connections meet; it ends at its first match for them.
         "input": (
@@ -164,8 +171,9 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
     }
 
 
-def _redirections(family: Family, to: str | None, *, from_this_host: bool) -> Iterator[Rule]:
-    """What redirects the first packets of a hook: the first rule whose map knows where they go."""
+def _first_packets(family: Family, to: str | None, *, from_this_host: bool) -> Iterator[Rule]:
+    """What becomes of the first packets of a hook: of those that may not, and then of those that the map of a rule
+    knows, the first such rule's."""
     number = family.value
     ip = "ip" if family is Family.IPV4 else "ip6"
     who = f"{family} clients on {'this host' if from_this_host else 'other hosts'}"
@@ -181,6 +189,11 @@ def _redirections(family: Family, to: str | None, *, from_this_host: bool) -> It
         return Rule(f"meta nfproto ipv{number} {condition}meta l4proto {{ tcp, udp }} {action}", f"{who}{why}")
 
     address, port = f"{ip} daddr . meta l4proto . th dport", "meta l4proto . th dport"
+    yield Rule(
+        # A chain of type nat can drop, and it sees first packets only: those of running connections cost nothing.
+        f"{address} @restricted{number} {address} . {ip} saddr != @admitted{number} drop",
+        f"{who}, from ranges that are not admitted",
+    )
     yield rule("own_redirects", address, own, f", {others}own way")
     yield rule("redirects", address, "", "")
     yield rule("own_node_ports", port, own + on_node, f", {others}own way to node ports")
@@ -356,7 +369,7 @@ def _parse_redirects(prefix: str, sets: Mapping[str, _Set]) -> dict[Destination,
     for family in Family:
         for key, port in sets[f"{prefix}redirects{family.value}"].elem:
             address, protocol, number = key["concat"]
-            found[Destination(address, _PROTOCOLS[protocol], number)] = port
+            found[Destination(Address(_canonical(address)), _PROTOCOLS[protocol], number)] = port
         for key, port in sets[f"{prefix}node_ports{family.value}"].elem:
             protocol, number = key["concat"]
             found[Destination(NODE_PORTS[family], _PROTOCOLS[protocol], number)] = port
@@ -374,10 +387,15 @@ def _parse_element(key: Sequence[str], value: Any) -> Element:
 def _parse_field(field: Any) -> str | int:
     if isinstance(field, dict):
         prefix = field["prefix"]
-        return f"{prefix['addr']}/{prefix['len']}"
+        return f"{_canonical(prefix['addr'])}/{prefix['len']}"
     if not isinstance(field, str | int):
         raise TypeError(field)
-    return field
+    return field if isinstance(field, int) else _canonical(field)
+
+
+def _canonical(address: str) -> str:
+    """nft writes the ends of some IPv6 addresses as IPv4 addresses; ranges and addresses of the model do not."""
+    return str(ipaddress.ip_address(address)) if ":" in address and "." in address else address
 
 
 def _kind(kind: Kind) -> tuple[Any, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
+from kubeproxy.netfilter.ranges import disjoint, hold, is_loopback
 
 
 class ProxyPort(NamedTuple):
@@ -35,7 +37,8 @@ class RuleSet:
     """This node's addresses that take node ports, of both families."""
 
     allowed_sources: Mapping[Destination, frozenset[str]] = field(default_factory=dict)
-    """Destinations that only clients from these CIDRs may reach; packets of others are dropped."""
+    """Destinations that only clients from these CIDRs may reach; first packets of others are dropped, whether they come
+    from other hosts or from this node. Not for node ports."""
 
     transparent: bool = False
     """Whether endpoints are dialed from clients' addresses, so that their answers must be led back to our sockets."""
@@ -58,6 +61,14 @@ class RuleSet:
     """Where the proxy ports listen, if not on the wildcard address: both hooks redirect there."""
 
     @property
+    def admitted(self) -> dict[Destination, tuple[str, ...]]:
+        """`allowed_sources`, as disjoint ranges of the destination's family. Where an address of the node is among
+        them, so is the destination itself: a load balancer's address is often given to the node, which then speaks to
+        it from that very address. (kube-proxy does the same.)"""
+        own = frozenset((*self.landing.values(), *self.node_addresses))
+        return {key: _admitted(key.address, cidrs, own) for key, cidrs in self.allowed_sources.items()}
+
+    @property
     def undisguised(self) -> frozenset[ProxyPort]:
         """Proxy ports to which a redirect may lead without changing the packet, because the Service has the same port
         number on an address of this node. Nothing tells these packets from such that were sent to the proxy port, so
@@ -75,3 +86,11 @@ class RuleSet:
     def guarded(self) -> frozenset[ProxyPort]:
         """Every proxy port that is looked at: also one that is named only as refused or dropped."""
         return self.proxy_ports | self.refused | self.dropped
+
+
+@lru_cache(maxsize=1 << 14)
+def _admitted(address: Address, cidrs: frozenset[str], own: frozenset[Address]) -> tuple[str, ...]:
+    family = family_of(address)
+    if any(family_of(it) is family and not is_loopback(it) and hold(cidrs, it) for it in own):
+        cidrs |= {address}
+    return disjoint(cidrs, family)

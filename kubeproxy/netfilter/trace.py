@@ -41,6 +41,8 @@ def trace(
     `source` is the client's address (None: one that is in no range), `from_this_host` tells that the packet is of the
     node itself, `for_this_host` that the destination is an address of the node, where a proxy port may be hit directly.
     """
+    if destination in rules.allowed_sources and not (source and hold(frozenset(rules.admitted[destination]), source)):
+        return Trace(Fate.DROPPED)
     is_internal = from_this_host or (source is not None and hold(rules.internal_sources, source))
     port = _redirect(rules, destination, is_internal=is_internal, from_this_host=from_this_host)
     if port is None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, family_of
 from kubeproxy.netfilter import xt_entry
 from kubeproxy.netfilter.ranges import disjoint, is_loopback, of_family
 from kubeproxy.netfilter.routing import MARK
@@ -31,6 +32,7 @@ PORTS_INTERNAL = "KUBE-PORTS-INTERNAL"
 PROXY_PORTS = "KUBE-PROXY-PORTS"
 PROXY_DIRECT = "KUBE-PROXY-DIRECT"
 PROXY_CLOSED = "KUBE-PROXY-CLOSED"
+PROXY_SOURCES = "KUBE-PROXY-SOURCES"
 PROXY_DIVERT = "KUBE-PROXY-DIVERT"
 
 OWN: Mapping[str, frozenset[str]] = {
@@ -41,14 +43,14 @@ OWN: Mapping[str, frozenset[str]] = {
             *(PORTS_CONTAINER, PORTS_HOST, PORTS_INTERNAL),
         }
     ),
-    FILTER: frozenset({PROXY_PORTS, PROXY_DIRECT, PROXY_CLOSED, "KUBE-NODEPORT-NON-LOCAL"}),
+    FILTER: frozenset({PROXY_PORTS, PROXY_DIRECT, PROXY_CLOSED, PROXY_SOURCES, "KUBE-NODEPORT-NON-LOCAL"}),
     MANGLE: frozenset({PROXY_DIVERT}),
 }
 """Our chains in each table, those that kube-proxy's userspace mode had besides included: it left them on purpose."""
 
 BUILTIN: Mapping[str, tuple[str, ...]] = {
     NAT: ("PREROUTING", "OUTPUT"),
-    FILTER: ("INPUT",),
+    FILTER: ("INPUT", "FORWARD", "OUTPUT"),
     MANGLE: ("PREROUTING",),
 }
 """Where those are jumped to from."""
@@ -56,6 +58,7 @@ BUILTIN: Mapping[str, tuple[str, ...]] = {
 _PORTALS_COMMENT = "handle ClusterIPs; NOTE: this must be before the NodePort rules"
 _NODEPORTS_COMMENT = "handle service NodePorts; NOTE: this must be the last rule in the chain"
 _INTERNAL_COMMENT = "the cluster's own way to services; NOTE: this must be before everybody's"
+_SOURCES_COMMENT = "drop what is not redirected because its source is not admitted"
 _DIVERT_COMMENT = "mark answers to connections from clients' addresses"
 _PORTS_COMMENT = "guard proxy ports, refuse clients of services without endpoints"
 
@@ -74,6 +77,9 @@ def chains_of(wanted: RuleSet, family: Family) -> dict[str, Chains]:
     return {NAT: _nat(wanted, family), FILTER: _filter(wanted, family), MANGLE: mangle}
 
 
+_ANYBODY = (None,)
+
+
 def _nat(wanted: RuleSet, family: Family) -> Chains:
     bind = wanted.bind.get(family)
     landing = bind or wanted.landing.get(family)
@@ -84,6 +90,8 @@ def _nat(wanted: RuleSet, family: Family) -> Chains:
     # them as martians.
     outside = [address for address in addresses if not is_loopback(address)]
     internal = disjoint(wanted.internal_sources, family)
+    # Who is not admitted is not redirected, and is dropped by the filter table (the nat table must not drop).
+    admitted = wanted.admitted
 
     def portals(redirects: Mapping[Destination, int], to: Address | None) -> Rules:
         return frozenset(
@@ -93,11 +101,13 @@ def _nat(wanted: RuleSet, family: Family) -> Chains:
                 xt_entry.match_port(key.protocol, key.port),
                 protocol=key.protocol,
                 destination=None if key.address == NODE_PORTS[family] else key.address,
+                source=source,
             )
             for key, port in redirects.items()
+            for source in admitted.get(key, _ANYBODY)
         )
 
-    def jumps(chain: str, comment: str, *, sources: Iterable[str | None] = (None,)) -> list[Entry]:
+    def jumps(chain: str, comment: str, *, sources: Iterable[str | None] = _ANYBODY) -> list[Entry]:
         match = xt_entry.match_comment(comment)
         return [xt_entry.rule(family, xt_entry.jump(chain), match, source=source) for source in sources]
 
@@ -149,9 +159,12 @@ def _filter(wanted: RuleSet, family: Family) -> Chains:
         for port in wanted.refused | wanted.dropped
     }
     undisguised = wanted.undisguised
+    restricted = [key for key in wanted.allowed_sources if family_of(key.address) is family]
+    sources = (jump(PROXY_SOURCES, xt_entry.match_state(xt_entry.NEW), xt_entry.match_comment(_SOURCES_COMMENT)),)
     first_packets = xt_entry.match_state(xt_entry.NEW | xt_entry.INVALID | xt_entry.UNTRACKED)
-    return {
-        "INPUT": (jump(PROXY_PORTS, first_packets, xt_entry.match_comment(_PORTS_COMMENT)),),
+    ports = jump(PROXY_PORTS, first_packets, xt_entry.match_comment(_PORTS_COMMENT))
+    chains: dict[str, Rules] = {
+        "INPUT": (ports,),
         PROXY_PORTS: frozenset(
             {
                 jump(PROXY_CLOSED, xt_entry.match_state(xt_entry.DNAT)),
@@ -166,6 +179,19 @@ def _filter(wanted: RuleSet, family: Family) -> Chains:
         ),
         PROXY_CLOSED: frozenset(closed.values()),
     }
+    if restricted:
+        chains |= {"INPUT": (*sources, ports), "FORWARD": sources, "OUTPUT": sources}
+        chains[PROXY_SOURCES] = frozenset(
+            xt_entry.rule(
+                family,
+                xt_entry.jump("DROP"),
+                xt_entry.match_port(key.protocol, key.port),
+                protocol=key.protocol,
+                destination=key.address,
+            )
+            for key in restricted
+        )
+    return chains
 
 
 def divert(family: Family) -> Chains:
@@ -180,8 +206,8 @@ def divert(family: Family) -> Chains:
 def is_needed(wanted: RuleSet, family: Family) -> bool:
     """Whether a family's tables have to be touched if there is nothing of ours in them. Touching loads them into the
     kernel, so IPv6's are only for IPv6 addresses; an IPv4 listener's proxy port cannot be reached by IPv6 anyway."""
-    redirects = (*wanted.redirects, *wanted.own_redirects)
-    return family is Family.IPV4 or any(":" in key.address for key in redirects)
+    destinations = chain(wanted.redirects, wanted.own_redirects, wanted.allowed_sources)
+    return family is Family.IPV4 or any(":" in key.address for key in destinations)
 
 
 def union(have: Chains, wanted: Chains) -> Chains:

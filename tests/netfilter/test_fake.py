@@ -109,3 +109,26 @@ def test_whose_packet_goes_where(to: Destination, source: str | None, from_this_
     )
     met = trace(rules, to, source=Address(source) if source else None, from_this_host=from_this_host)
     assert met == (Trace(Fate.PASSED) if port is None else Trace(Fate.PROXIED, port))
+
+
+@pytest.mark.parametrize(
+    ("source", "from_this_host", "fate"),
+    [
+        ("10.7.1.1", False, Fate.PROXIED),
+        ("10.7.1.1", True, Fate.PROXIED),
+        ("10.8.1.1", False, Fate.DROPPED),
+        ("10.8.1.1", True, Fate.DROPPED),
+        ("fd00::1", False, Fate.DROPPED),
+        (None, False, Fate.DROPPED),
+        (None, True, Fate.DROPPED),
+        # The node is admitted, so it may be what it speaks to.
+        (WEB.address, True, Fate.PROXIED),
+    ],
+)
+def test_who_is_admitted(source: str | None, from_this_host: bool, fate: Fate) -> None:
+    rules = rule_set(
+        {WEB: 7001, OTHER: 7001}, allowed={WEB: ("10.7.0.0/16", "10.2.0.0/24", "fd00::/16")}, landing=(NODE,)
+    )
+    client = Address(source) if source else None
+    assert trace(rules, WEB, source=client, from_this_host=from_this_host).fate is fate
+    assert trace(rules, OTHER, source=client, from_this_host=from_this_host).fate is Fate.PROXIED

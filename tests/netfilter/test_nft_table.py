@@ -81,14 +81,28 @@ def test_another_landing_address_replaces_the_rules_of_one_chain() -> None:
 
 def test_landing_concerns_other_hosts_only_and_bind_everybody() -> None:
     landing = rules_of(rule_set({}, landing=("10.2.0.1", "fd00::1")))
-    assert {rule.text.split(" } ")[1].split(" : ")[0] for rule in landing["prerouting"]} == {
+    assert {rule.text.split(" } ")[1].split(" : ")[0] for rule in landing["prerouting"] if "drop" not in rule.text} == {
         "dnat ip to 10.2.0.1",
         "dnat ip6 to fd00::1",
     }
-    assert all("redirect to :" in rule.text for rule in landing["output"])
+    assert all("redirect to :" in rule.text or "drop" in rule.text for rule in landing["output"])
     bound = rules_of(rule_set({}, landing=("10.2.0.1",), bind=("10.9.9.9",)))
     for chain in ("prerouting", "output"):
-        assert ["dnat ip to 10.9.9.9 " in rule.text for rule in bound[chain]] == [True] * 4 + [False] * 4
+        assert sum("dnat ip to 10.9.9.9 " in rule.text for rule in bound[chain]) == 4
+        assert sum("redirect to " in rule.text for rule in bound[chain]) == 4
+
+
+def test_a_range_that_shrinks_is_removed_before_it_is_added() -> None:
+    before = rule_set({}, allowed={WEB: ("10.0.0.0/8", "10.1.0.0/16")})
+    assert difference(have(before), rule_set({}, allowed={WEB: ("10.0.0.0/9",)})) == [
+        "delete element inet kubeproxy admitted4 { 10.96.0.1 . tcp . 80 . 10.0.0.0/8 }\n",
+        "add element inet kubeproxy admitted4 { 10.96.0.1 . tcp . 80 . 10.0.0.0/9 }\n",
+    ]
+
+
+def test_a_destination_is_restricted_before_it_is_redirected() -> None:
+    steps = difference(have(RuleSet()), rule_set({WEB: 7001}, allowed={WEB: ("10.0.0.0/8",)}))
+    assert [step.split()[4] for step in steps] == ["guarded", "admitted4", "restricted4", "redirects4"]
 
 
 def test_many_elements_are_many_steps() -> None:
@@ -115,6 +129,7 @@ rule_sets = st.builds(
     internal_sources=cidrs,
     node_addresses=st.frozensets(addresses),
     transparent=st.booleans(),
+    allowed_sources=st.dictionaries(destinations, cidrs, max_size=2),
     proxy_ports=proxy_ports,
     refused=proxy_ports,
     dropped=proxy_ports,
@@ -164,6 +179,8 @@ PORT = ["inet_proto", "inet_service"]
 def prefixed(cidr: str) -> Any:
     """A range as nft lists it."""
     address, _, length = cidr.partition("/")
+    # libc's way with such addresses, which is nft's.
+    address = "::ffff:0.0.0.0" if address == "::ffff:0:0" else address
     return {"prefix": {"addr": address, "len": int(length)}} if length else address
 
 
@@ -199,6 +216,20 @@ def listing(rules: RuleSet) -> list[dict[str, Any]]:
         sources = [prefixed(it) for it in sorted(rules.internal_sources) if (":" in it) is (number == 6)]
         kind = {"name": f"internal_sources{number}", "type": address, "flags": ["interval"], "elem": sources}
         items.append({"set": of | kind})
+        admitted = [
+            {"concat": [key.address, key.protocol.lower(), key.port, prefixed(source)]}
+            for key, sources in rules.admitted.items()
+            for source in sources
+            if (":" in key.address) is (number == 6)
+        ]
+        kind = {"name": f"admitted{number}", "type": [address, *PORT, address], "flags": ["interval"]}
+        items.append({"set": of | kind | {"elem": admitted}})
+        restricted = [
+            {"concat": [key.address, key.protocol.lower(), key.port]}
+            for key in rules.allowed_sources
+            if (":" in key.address) is (number == 6)
+        ]
+        items.append({"set": of | {"name": f"restricted{number}", "type": [address, *PORT], "elem": restricted}})
     for name, hook, kind_, prio in (
         ("divert", "prerouting", "filter", -150),
         ("prerouting", "prerouting", "nat", -105),
@@ -223,6 +254,7 @@ FULL = rule_set(
     own={WEB: 7004, NODE_PORT: 7005},
     node_addresses=("10.2.0.1", "127.0.0.1", "fd00:2::1"),
     internal=("10.3.0.0/16", "10.9.9.9", "fd00:3::/32"),
+    allowed={WEB: ("10.0.0.0/8", "10.7.0.0/16", "192.0.2.1/32"), WEB6: ("::ffff:0:0/96", "10.0.0.0/8")},
     landing=("10.2.0.1",),
 )
 
