@@ -54,7 +54,7 @@ class KernelConntrack:
             return 0
         local = frozenset(it.address for it in local_addresses())
         try:
-            with _Ctnetlink(self._timeout_s) as ctnetlink:
+            with Ctnetlink(timeout_s=self._timeout_s) as ctnetlink:
                 flows = (flow for family in sorted(families) for flow in ctnetlink.dump(family))
                 deleted, failed = ctnetlink.delete(transition.stale(flows, local=local))
         except OSError as error:
@@ -67,15 +67,15 @@ class KernelConntrack:
         return deleted
 
 
-class _Ctnetlink:
-    """A ctnetlink socket, for one thread."""
+class Ctnetlink:
+    """A ctnetlink socket of this network namespace, for one thread; OSError when the kernel has none."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, *, timeout_s: float) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
         self._socket.settimeout(timeout_s)
         self._sequence = itertools.count(1)
 
-    def __enter__(self) -> _Ctnetlink:
+    def __enter__(self) -> Ctnetlink:
         return self
 
     def __exit__(self, *exc: object) -> None:

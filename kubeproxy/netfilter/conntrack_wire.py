@@ -71,8 +71,9 @@ def dump_request(family: Family, sequence: int) -> bytes:
 
 
 def delete_request(flow: Flow, sequence: int) -> bytes | None:
-    """Ask to delete just this flow, not one that has come into its place. None for one that is tracked in a zone other
-    than the default one: whoever made the zone (a virtual switch) does its translations too."""
+    """Ask to delete just this flow, and (as far as the kernel tells them apart) not one that has come into its place.
+    None for one that is tracked in another zone than the default: whoever made that (a virtual switch) does its
+    translations too."""
     found = dict(_attributes(flow.record))
     if _ZONE in found:
         return None
