@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kubeproxy.model import NODE_PORTS, Address, Destination
+from kubeproxy.model import Address
 
 
 class Preserve(StrEnum):
@@ -40,10 +40,6 @@ class NodeFacts:
             or address.startswith("127.")
             or address == "::1"
         )
-
-    def is_claimed(self, destination: Destination) -> bool:
-        """Whether a destination is a port of this host, which another process could want as well."""
-        return destination.address in NODE_PORTS.values() or self.is_own(destination.address)
 
 
 NOWHERE = NodeFacts()

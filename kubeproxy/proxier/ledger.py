@@ -8,7 +8,7 @@ message states a wanted condition, so repeating one is harmless.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
@@ -85,6 +85,8 @@ class Ledger:
         self._in_flight: tuple[FrontendName, ...] = ()
         self._waiting: set[FrontendName] = set()
         """To be looked at once the rules are in force."""
+        self._portless: dict[FrontendName, None] = {}
+        """Those of the faults that only want for a port: to be looked at once one comes free."""
         self._applied = 0
 
     @property
@@ -132,7 +134,7 @@ class Ledger:
         service = view.service
         frontends = () if service is None else resolve(service, view.slices, self._facts)
         served = tuple(f for f in frontends if f.protocol in self._protocols and f.name.family in self._families)
-        self._want(name, served)
+        self._want(name, served, set() if service is None else self._ports_of_ours(service))
         remarks = [] if service is None else list(self._unserved(service))
         remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
         _set_or_drop(self._remarks, name, tuple(remarks))
@@ -149,7 +151,18 @@ class Ledger:
                 " range, so nobody may reach it"
             )
 
-    def _want(self, service: ServiceName, frontends: tuple[Frontend, ...]) -> None:
+    def _ports_of_ours(self, service: Service) -> set[Address]:
+        """Addresses at which a Service takes ports away from this host's processes. Never cluster IPs: where this host
+        has one of them, as with a node-local DNS cache, its process is meant to have the port beside us."""
+        portals = service.external_ips + service.load_balancer_ips
+        return {*NODE_PORTS.values(), *filter(self._facts.is_own, portals)}
+
+    def _leads_here(self, destination: Destination) -> bool:
+        """Whether the rules take a port away from this host's processes, wanted or no more."""
+        ours = destination.address in NODE_PORTS.values() or self._facts.is_own(destination.address)
+        return ours and self.rules.leads(destination)
+
+    def _want(self, service: ServiceName, frontends: tuple[Frontend, ...], claimed: Set[Address]) -> None:
         names = tuple(frontend.name for frontend in frontends)
         granted: set[FrontendName] = set()
         for name in self._frontends_of.get(service, ()):
@@ -160,9 +173,9 @@ class Ledger:
         for frontend in frontends:
             self._asked[frontend.name] = frontend
             destinations = frontend.destinations | frontend.own_destinations
-            granted |= self.claims.want(frontend.name, frozenset(filter(self._facts.is_claimed, destinations)))
+            granted |= self.claims.want(frontend.name, frozenset(d for d in destinations if d.address in claimed))
         _set_or_drop(self._frontends_of, service, names)
-        self._grant((*names, *sorted(granted.intersection(self._asked).difference(names))))
+        self._grant((*names, *sorted(name for name in granted if name in self._asked and name not in names)))
 
     def _grant(self, names: Iterable[FrontendName]) -> None:
         """Of what these asked for they get what others have not taken."""
@@ -211,6 +224,7 @@ class Ledger:
         for name in names:
             del self._unsettled[name]
             self._waiting.discard(name)
+            self._portless.pop(name, None)
             self.faults.pop(name, None)
         moves = plan(names, self.wanted, self.listeners, bind=self.rules.bind, applied=self._applied)
         for name in moves.of(Move.RULE):
@@ -246,6 +260,7 @@ class Ledger:
             reservation = self.ports.reserve(frontend.protocol, address)
         except NoPort as error:
             self.faults[name] = str(error)
+            self._portless[name] = None
             return False
         self.listeners[name] = Listener(frontend.protocol, address, reservation)
         return True
@@ -253,6 +268,7 @@ class Ledger:
     def _drop(self, name: FrontendName) -> None:
         listener = self.listeners.pop(name)
         self.ports.release(listener.protocol, listener.reservation)
+        self._unsettled.update(self._portless)
 
     # What came of it.
 
@@ -283,7 +299,7 @@ class Ledger:
         self._applied = generation
         self._unsettled.update(dict.fromkeys(self._waiting))
         if not self.rules_pending:  # else what the kernel leads to is not what the rules say by now
-            self._grant(sorted(self.claims.release(self.rules.leads)))
+            self._grant(sorted(self.claims.release(self._leads_here)))
 
     def close(self) -> None:
         """Give all ports back."""

@@ -160,9 +160,14 @@ class Proxier:
         self._changed()
 
     def set_facts(self, facts: NodeFacts) -> None:
-        """This node is so now; what depends on it follows."""
+        """This node is so now; what depends on it follows. (Where `preserve` comes to ask for more, clients whose
+        endpoints are dialed before the kernel's transaction may have to wait for the next attempt.)"""
         self._ledger.use_facts(facts)
         self._changed()
+
+    def owner_of(self, service: ServiceName) -> str | None:
+        """The source whose word counts for a Service; None: nobody's."""
+        return self._ledger.owners.get(service)
 
     def snapshot(self) -> Snapshot:
         """What is wanted, what stands and what is wrong, as of now."""

@@ -1,0 +1,288 @@
+"""The proxier under policies, node ports and changing facts, against what they amount to from scratch.
+
+Services with every kind of address come, change and go; the node changes its name, zone and addresses; other processes
+take ports; the kernel refuses. At every rest, no client is led to a node port that is not held. And once the failures
+end and time has passed, rules and claims are those of the Services as they are, whatever happened on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kubeproxy.model import (
+    NODE_PORTS,
+    Address,
+    Destination,
+    Endpoint,
+    Family,
+    Frontend,
+    FrontendName,
+    Protocol,
+    Scope,
+    Service,
+    ServiceName,
+    ServicePort,
+    TrafficPolicy,
+    family_of,
+)
+from kubeproxy.netfilter.ruleset import ProxyPort
+from kubeproxy.proxier import NodeFacts, Preserve
+from kubeproxy.proxier.resolve import health, resolve
+from tests.proxier.builders import endpoint_slice
+from tests.proxier.node import SOURCE, Node
+
+NAMES = [ServiceName("default", text) for text in ("a", "b")]
+OWN, OTHER = Address("192.0.2.1"), Address("192.0.2.2")
+PORTS = (80, 30080)
+ENDPOINTS = [Address("10.0.0.1"), Address("10.0.0.2"), Address("fd01::1")]
+
+
+def some(*addresses: str) -> st.SearchStrategy[tuple[Address, ...]]:
+    return st.lists(st.sampled_from([Address(a) for a in addresses]), max_size=2, unique=True).map(tuple)
+
+
+services = st.builds(
+    Service,
+    st.sampled_from(NAMES),
+    some("10.96.0.1", "fd00::1"),
+    st.lists(
+        st.builds(
+            ServicePort,
+            st.sampled_from(["x", "y"]),
+            st.sampled_from([Protocol.TCP, Protocol.UDP]),
+            st.sampled_from(PORTS),
+            st.sampled_from([0, 30080, 30081]),
+        ),
+        min_size=1,
+        max_size=2,
+        unique_by=(lambda port: port.name, lambda port: (port.protocol, port.port)),
+    ).map(tuple),
+    internal_policy=st.sampled_from(TrafficPolicy),
+    external_policy=st.sampled_from(TrafficPolicy),
+    external_ips=some(OWN, OTHER, "198.51.100.1", "2001:db8::1"),
+    load_balancer_ips=some(OTHER, "203.0.113.1", "2001:db8::2"),
+    load_balancer_source_ranges=st.sampled_from([(), ("192.0.2.0/24",), ("192.0.2.0/24", "2001:db8::/32")]),
+    health_check_node_port=st.sampled_from([0, 32000]),
+)
+endpoints = st.lists(
+    st.builds(
+        Endpoint,
+        st.sampled_from(ENDPOINTS),
+        ready=st.booleans(),
+        node=st.sampled_from(["us", "them"]),
+        zone_hints=st.sampled_from([frozenset(), frozenset({"z1"})]),
+    ),
+    max_size=3,
+    unique_by=lambda endpoint: endpoint.address,
+)
+
+
+class PoliciesMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.services: dict[ServiceName, Service] = {}
+        self.endpoints: dict[ServiceName, list[Endpoint]] = {}
+        self.facts = NodeFacts(name="us", zone="z1", own_addresses=frozenset({OWN}))
+        self.wait(self._build())
+
+    async def _build(self) -> None:
+        self.node = Node(facts=self.facts, families=tuple(Family), protocols=(Protocol.TCP, Protocol.UDP))
+        self.node.list_nothing()
+        self.node.start()
+
+    def wait(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self.loop.run_until_complete(coroutine)
+
+    @initialize(preserve=st.sampled_from(Preserve))
+    def choose_whose_address_is_kept(self, preserve: Preserve) -> None:
+        self.facts = replace(self.facts, preserve=preserve)
+        self.node.proxier.set_facts(self.facts)
+
+    @rule(service=services)
+    def put_service(self, service: Service) -> None:
+        self.services[service.name] = service
+        self.node.tracker.put_service(SOURCE, service)
+        self.wait(self.node.rest())
+
+    @rule(name=st.sampled_from(NAMES))
+    def remove_service(self, name: ServiceName) -> None:
+        self.services.pop(name, None)
+        self.node.tracker.remove_service(SOURCE, name)
+        self.wait(self.node.rest())
+
+    @rule(name=st.sampled_from(NAMES), found=endpoints)
+    def put_endpoints(self, name: ServiceName, found: list[Endpoint]) -> None:
+        self.endpoints[name] = found
+        for one in self.slices(name):
+            self.node.tracker.put_slice(SOURCE, one)
+        self.wait(self.node.rest())
+
+    def slices(self, name: ServiceName) -> list[Any]:
+        return [
+            replace(
+                endpoint_slice(
+                    str(name),
+                    tuple(e for e in self.endpoints.get(name, ()) if family_of(e.address) is family),
+                    "x:8080 y:8081 y:8082/UDP",
+                    called=f"{name.name}-{family.value}",
+                ),
+                family=family,
+            )
+            for family in Family
+        ]
+
+    @rule(
+        name=st.sampled_from(["us", "them", ""]),
+        zone=st.sampled_from(["z1", ""]),
+        own=st.frozensets(st.sampled_from([OWN, OTHER])),
+    )
+    def the_node_changes(self, name: str, zone: str, own: frozenset[Address]) -> None:
+        self.facts = replace(self.facts, name=name, zone=zone, node_addresses=own, own_addresses=own)
+        self.node.proxier.set_facts(self.facts)
+        self.wait(self.node.rest())
+
+    @rule(protocol=st.sampled_from([Protocol.TCP, Protocol.UDP]), port=st.sampled_from([80, 30080, 30081]))
+    def others_take_a_port(self, protocol: Protocol, port: int) -> None:
+        if all((protocol, port) != (held[0], held[2]) for held in self.node.reserver.held):
+            self.node.reserver.taken ^= {(protocol, port)}
+
+    @rule(times=st.integers(1, 3))
+    def kernel_says_no(self, times: int) -> None:
+        self.node.netfilter.fail(times=times)
+
+    @rule()
+    def data_plane_breaks(self) -> None:
+        self.node.data_plane.broken = "no worker answers"
+
+    @rule(by_s=st.sampled_from([0.3, 1.0, 31.0]))
+    def time_passes(self, by_s: float) -> None:
+        self.wait(self.node.pass_time(by_s))
+
+    # What must hold.
+
+    def claimed(self, service: Service, destination: Destination) -> bool:
+        own = destination.address in self.facts.own_addresses and destination.address not in service.cluster_ips
+        return own or destination.address in NODE_PORTS.values()
+
+    @rule()
+    def all_comes_right(self) -> None:
+        self.node.netfilter.failures.clear()
+        self.node.data_plane.broken = None
+        for _ in range(4):
+            self.wait(self.node.pass_time(40.0))
+        wanted: dict[FrontendName, Frontend] = {}
+        claims: set[Destination] = set()
+        denied: dict[Destination, set[ServiceName]] = {}
+        for service in self.services.values():
+            for frontend in resolve(service, self.slices(service.name), self.facts):
+                wanted[frontend.name] = frontend
+                for destination in frontend.destinations | frontend.own_destinations:
+                    if not self.claimed(service, destination):
+                        continue
+                    if (destination.protocol, destination.port) in self.node.reserver.taken:
+                        denied.setdefault(destination, set()).add(service.name)
+                    else:
+                        claims.add(destination)
+        self.rules_are_right(wanted, denied)
+        self.claims_are_right(claims)
+        for destination, names in denied.items():
+            for name in names:
+                assert any(str(destination.port) in text for text in self.node.diary.problems[name])
+        assert self.node.diary.health == {
+            name: found
+            for name, service in self.services.items()
+            if (found := health(service, self.slices(name), self.facts))
+        }
+        assert self.node.proxier.snapshot().pending_since is None
+
+    def rules_are_right(
+        self, wanted: dict[FrontendName, Frontend], denied: dict[Destination, set[ServiceName]]
+    ) -> None:
+        kernel, listening = self.node.netfilter.kernel, self.node.data_plane.listening
+        assert listening.keys() == wanted.keys()
+        ports = {ProxyPort(listen.protocol, listen.port): name for name, listen in listening.items()}
+        assert kernel.proxy_ports == ports.keys()
+        for name, frontend in wanted.items():
+            told = self.node.data_plane.endpoints[name]
+            assert (told.endpoints, told.preserve) == (frontend.endpoints, frontend.preserve)
+        for table, asks in (
+            (kernel.redirects, {n: f.destinations for n, f in wanted.items()}),
+            (kernel.own_redirects, {n: f.own_destinations for n, f in wanted.items()}),
+        ):
+            for destination, port in table.items():
+                assert destination in asks[ports[ProxyPort(destination.protocol, port)]]
+        for destination in {d for f in wanted.values() for d in f.destinations | f.own_destinations}:
+            found = {
+                ports[ProxyPort(destination.protocol, table[destination])].service_port
+                for table in (kernel.redirects, kernel.own_redirects)
+                if destination in table
+            }
+            assert len(found) == (0 if destination in denied else 1)
+            for holder in found:
+                holders = [f for f in wanted.values() if f.name.service_port == holder]
+                assert (destination in kernel.own_redirects) == any(destination in f.own_destinations for f in holders)
+                ranges = {f.source_ranges for f in holders if destination in f.ranged}
+                assert kernel.allowed_sources.get(destination, frozenset()) == (ranges or {frozenset()}).pop()
+        external = any(name.scope is Scope.EXTERNAL for name in wanted)
+        preserving = {Preserve.NEVER: False, Preserve.EXTERNAL_LOCAL: external, Preserve.LOCAL: bool(wanted)}
+        assert kernel.transparent == preserving[self.facts.preserve]
+
+    def claims_are_right(self, claims: set[Destination]) -> None:
+        wildcards = {d for d in claims if d.address in NODE_PORTS.values()}
+        covered = {d for d in claims - wildcards if d._replace(address=NODE_PORTS[family_of(d.address)]) in wildcards}
+        proxy_ports = {(listen.protocol, listen.port) for listen in self.node.data_plane.listening.values()}
+        held = {
+            Destination(address, protocol, port)
+            for protocol, address, port in self.node.reserver.held
+            if (protocol, port) not in proxy_ports
+        }
+        assert held == claims - covered
+
+    @invariant()
+    def nobody_is_led_to_a_node_port_that_is_not_held(self) -> None:
+        for destination in self.node.netfilter.kernel.redirects:
+            if destination.address in NODE_PORTS.values():
+                assert (destination.protocol, destination.address, destination.port) in self.node.reserver.held
+
+    @invariant()
+    def nobody_is_led_astray(self) -> None:
+        kernel, data_plane = self.node.netfilter.kernel, self.node.data_plane
+        standing = {ProxyPort(listen.protocol, listen.port): name for name, listen in data_plane.listening.items()}
+        for table in (kernel.redirects, kernel.own_redirects):
+            for destination, port in table.items():
+                proxy_port = ProxyPort(destination.protocol, port)
+                empty = not data_plane.endpoints[standing[proxy_port]].endpoints
+                assert not empty or proxy_port in kernel.refused | kernel.dropped
+
+    @invariant()
+    def no_endpoint_is_dialed_as_a_client_before_its_answers_find_back(self) -> None:
+        kernel, data_plane = self.node.netfilter.kernel, self.node.data_plane
+        if not kernel.transparent:
+            tables = (kernel.redirects, kernel.own_redirects)
+            reached = {ProxyPort(d.protocol, port) for table in tables for d, port in table.items()}
+            for name, told in data_plane.endpoints.items():
+                listen = data_plane.listening[name]
+                empty = kernel.refused | kernel.dropped
+                if told.preserve and ProxyPort(listen.protocol, listen.port) in reached - empty:
+                    raise AssertionError(f"{name} dials as its clients, and the kernel does not lead the answers back")
+
+    def teardown(self) -> None:
+        self.wait(self.node.close())
+        self.loop.close()
+
+
+PoliciesMachine.TestCase.settings = settings(
+    max_examples=80,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestPoliciesMachine = PoliciesMachine.TestCase
