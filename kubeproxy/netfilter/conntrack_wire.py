@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from kubeproxy.model import Address, Family
 from kubeproxy.netfilter.conntrack import Flow
+from kubeproxy.netfilter.rtnetlink import attributes, encode
 
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 _NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_DUMP = 0x1, 0x4, 0x300
@@ -60,7 +61,7 @@ def messages(data: bytes) -> Iterator[Message]:
         if length < _NLMSG.size:
             return
         yield Message(kind, sequence, data[at + _NLMSG.size : at + length])
-        at += _align(length)
+        at += (length + 3) & ~3
 
 
 def dump_request(family: Family, sequence: int) -> bytes:
@@ -74,7 +75,7 @@ def delete_request(flow: Flow, sequence: int) -> bytes | None:
     """Ask to delete just this flow, and (as far as the kernel tells them apart) not one that has come into its place.
     None for one that is tracked in another zone than the default: whoever made that (a virtual switch) does its
     translations too."""
-    found = dict(_attributes(flow.record))
+    found = {kind & ~_NESTED: value for kind, value in attributes(flow.record)}
     if _ZONE in found:
         return None
     family = Family.IPV6 if ":" in flow.address else Family.IPV4
@@ -115,25 +116,11 @@ def _request(kind: int, flags: int, family: Family, sequence: int, attributes: b
 
 
 def _attribute(kind: int, value: bytes) -> bytes:
-    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + bytes(-len(value) % 4)
+    return encode([(kind, value)])
 
 
 def _nest(kind: int, value: bytes) -> bytes:
-    return _attribute(kind | _NESTED, value)
-
-
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, at)
-        if length < _ATTRIBUTE.size:
-            return
-        yield kind & ~_NESTED, data[at + _ATTRIBUTE.size : at + length]
-        at += _align(length)
-
-
-def _align(length: int) -> int:
-    return (length + 3) & ~3
+    return encode([(kind | _NESTED, value)])
 
 
 def _shape(family: Family) -> re.Pattern[bytes]:
