@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import pytest
 import pytest_asyncio
 
-from kubeproxy.dataplane.messages import Listen, Retire, SetEndpoints
+from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Address, Family, FrontendName, Protocol
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -227,6 +227,15 @@ class TestEndpoints:
         node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1", trigger_time="2026-01-01T00:00:00Z"))
         await node.rest()
         assert not node.data_plane.sent
+
+    async def test_the_cluster_s_time_of_a_change_is_told_once_it_is_in_effect(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.netfilter.fail()
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", (), trigger_time="2026-01-01T00:00:00Z"))
+        await node.rest()
+        assert not node.diary.trigger_times
+        await node.pass_time(1.0)
+        await node.pass_time(60.0)
         assert node.diary.trigger_times == ["2026-01-01T00:00:00Z"]
 
 
@@ -313,6 +322,24 @@ class TestPace:
         assert node.answers("10.96.0.3:80") is node.answers("10.96.0.4:80") is Fate.REFUSED
         assert len(node.netfilter.history) == before + 1
 
+    async def test_a_storm_of_endpoint_changes_does_not_keep_netfilter_from_its_turn(
+        self, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        node = await serving(make_node())
+        send = node.data_plane.send
+        storm = iter(range(1000))
+
+        async def stormy(messages: Sequence[Message]) -> Mapping[FrontendName, str]:
+            if node.answers("10.96.0.2:80") is Fate.PASSED:
+                endpoints = "10.0.0.1" if next(storm) % 2 else "10.0.0.2"
+                node.tracker.put_slice(SOURCE, endpoint_slice("web", endpoints))
+            return await send(messages)
+
+        monkeypatch.setattr(node.data_plane, "send", stormy)
+        node.tracker.put_service(SOURCE, service("other", "10.96.0.2"))
+        await node.rest()
+        assert node.answers("10.96.0.2:80") is Fate.REFUSED
+
     async def test_rules_that_somebody_removed_come_back_with_the_next_full_sync(self, make_node: MakeNode) -> None:
         node = await serving(make_node(periods=Periods(sync_s=30.0)))
         node.netfilter.lose()
@@ -395,6 +422,20 @@ class TestFailures:
         await node.pass_time(0.5)
         assert node.answers(VIP) == TWO
         assert node.proxy_port(WEB) == port
+
+    async def test_a_listener_that_stands_keeps_its_port_whatever_the_data_plane_denies(
+        self, make_node: MakeNode
+    ) -> None:
+        node = await serving(make_node())
+        held = list(node.reserver.held)
+        node.netfilter.fail(times=10)
+        node.tracker.remove_service(SOURCE, WEB.service_port.service)
+        await node.rest()
+        node.data_plane.refuse[WEB] = "not today"
+        node.tracker.put_service(SOURCE, service("web", affinity_timeout_s=60))
+        await node.rest()
+        assert node.answers(VIP) == ONE
+        assert list(node.reserver.held) == held
 
     async def test_ports_run_out_and_come_free(self, make_node: MakeNode) -> None:
         node = await serving(make_node(port_range=PortRange(30000, 30000)))
