@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 import uvloop
 
+from kubeproxy.announcer import Announcer, Events
 from kubeproxy.config.dump import go_data
 from kubeproxy.config.reload import compare, take_over
 from kubeproxy.config.schema import Configuration
@@ -32,7 +33,6 @@ from kubeproxy.observability import logging
 from kubeproxy.observability.exposition import Exposition
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics import Metrics
-from kubeproxy.observability.observer import SyncObserver
 from kubeproxy.observability.routes import health_routes, metrics_routes
 from kubeproxy.observability.server import HttpServer
 from kubeproxy.observability.service_health import ServiceHealthServers
@@ -45,6 +45,7 @@ from kubeproxy.settings import conntrack_limits as wanted_conntrack_limits
 from kubeproxy.settings import periods, port_range, tune
 from kubeproxy.sources.kubernetes.access import ClientSettings
 from kubeproxy.sources.kubernetes.client import Client
+from kubeproxy.sources.kubernetes.recorder import EventRecorder
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from kubeproxy.sources.manifests.source import ManifestSource
 from kubeproxy.tasks import TaskSet
@@ -95,6 +96,7 @@ class Daemon:
         self._bind = {} if bind in ("0.0.0.0", "::") else {bind.family: bind.address}
         self._manifests: ManifestSource | None = None
         self._kubernetes: KubernetesSource | None = None
+        self._events = Events()
 
     async def live(self) -> int:
         """From start to stop."""
@@ -103,8 +105,6 @@ class Daemon:
         log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._node_name())
         raise_descriptor_limit()
         set_oom_score_adj(configuration.oom_score_adj)
-        for failure in conntrack_limits.apply(wanted_conntrack_limits(configuration)):
-            log.info("cannot size connection tracking; goes on as it is", reason=failure)
         netfilter, why = await select(configuration.netfilter_order)
         log.info("packet filter", choice=why)
 
@@ -115,6 +115,7 @@ class Daemon:
         self._tracker = Tracker(self._source_names())
         self._can_preserve = self._look_whether_addresses_can_be_preserved()
         self._proxier = self._make_proxier(netfilter)
+        self._events.owner_of = self._proxier.owner_of
         async with AsyncExitStack() as self._closing:
             self._closing.push_async_callback(netfilter.close)
             for server in self._make_servers():
@@ -126,7 +127,7 @@ class Daemon:
             self._tasks.start(_kept_running("addresses", self._follow_addresses), name="addresses")
             self._tasks.start(_kept_running("reload", self._follow_reloads), name="reload")
             self._tasks.start(_kept_running("service health", self._serve_service_health), name="service health")
-            self._tasks.start(self._remove_rules_of_other_adapters(netfilter.name), name="other adapters")
+            self._tasks.start(self._settle_in(netfilter.name), name="settling in")
             _settle_memory()
             await self._stop_wanted.wait()
             await self._drain()
@@ -173,8 +174,12 @@ class Daemon:
             landing=self._landing,
             bind=self._bind,
             conntrack=KernelConntrack() if netfilter.name != "none" else None,
-            observer=_Observer(
-                self._health, self._metrics, adapter=netfilter.name, on_service_health=self._service_health
+            observer=Announcer(
+                self._health,
+                self._metrics,
+                adapter=netfilter.name,
+                events=self._events,
+                on_service_health=self._service_health,
             ),
         )
 
@@ -215,6 +220,9 @@ class Daemon:
                 client=client, sink=self._tracker, node_sink=self._tracker, node_name=self._node_name()
             )
             self._tracker.notify_node(self._on_node)
+            self._events.recorder = EventRecorder(client=client, node_name=self._node_name())
+            self._events.starting(self._node_name())
+            self._tasks.start(_kept_running("events", self._events.recorder.run), name="events")
             self._tasks.start(_kept_running("kubernetes", self._kubernetes.run), name="kubernetes")
         if (manifests := settings.kubeproxy.manifests).paths:
             self._manifests = ManifestSource(
@@ -229,9 +237,12 @@ class Daemon:
 
     # Life
 
-    async def _remove_rules_of_other_adapters(self, ours: str) -> None:
-        """An earlier run may have used another adapter; its rules would still catch clients. Not before we serve."""
+    async def _settle_in(self, ours: str) -> None:
+        """What can wait until we serve. An earlier run may have used another adapter, whose rules would still catch
+        clients; and connection tracking has its settings only since there are rules that need it."""
         await self._proxier.serving.wait()
+        for failure in conntrack_limits.apply(wanted_conntrack_limits(self._configuration)):
+            log.info("cannot size connection tracking; goes on as it is", reason=failure)
         for removed in await cleanup_all(keep=ours):
             log.info("removed what an earlier run left", what=removed)
 
@@ -279,7 +290,9 @@ class Daemon:
 
     async def _serve_service_health(self) -> None:
         servers = ServiceHealthServers(
-            health=self._health, addresses=self._facts().node_addresses, on_failure=lambda service, text: None
+            health=self._health,
+            addresses=self._facts().node_addresses,
+            on_failure=self._events.health_server_failed,
         )
         try:
             while True:
@@ -341,24 +354,6 @@ class Daemon:
         await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
         if left := self._data_plane.open_connections:
             log.warning("connections are cut off", open=left)
-
-
-class _Observer(SyncObserver):
-    """Tells the daemon, too, what it has to act upon."""
-
-    def __init__(
-        self,
-        health: ProxyHealth,
-        metrics: Metrics,
-        *,
-        adapter: str,
-        on_service_health: Callable[[Mapping[ServiceName, tuple[int, int]]], None],
-    ) -> None:
-        super().__init__(health, metrics, adapter=adapter)
-        self._on_service_health = on_service_health
-
-    def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
-        self._on_service_health(wanted)
 
 
 def _families() -> tuple[Family, ...]:

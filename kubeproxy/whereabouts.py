@@ -14,13 +14,13 @@ LOCALHOST = (Address("127.0.0.1"), Address("::1"))
 
 
 def node_of(configuration: Configuration, name: str, described: Node | None) -> Node:
-    """The Node object, corrected and completed by what is configured."""
+    """The Node object, completed by what is configured for hosts without one."""
     own = configuration.kubeproxy
     node = described or Node(name)
     return Node(
         name=name,
-        addresses=tuple(ip.address for ip in own.node_addresses) or node.addresses,
-        zone=own.node_zone or node.zone,
+        addresses=node.addresses or tuple(ip.address for ip in own.node_addresses),
+        zone=node.zone or own.node_zone,
         eligible=node.eligible,
     )
 
@@ -35,7 +35,7 @@ def node_facts(
         zone=node.zone,
         node_addresses=frozenset(node_port_addresses(configuration, node, own)),
         own_addresses=frozenset(own),
-        internal_sources=frozenset(cidr for cidr in configuration.cluster_cidr.split(",") if cidr),
+        internal_sources=frozenset(configuration.cluster_cidr.blocks),
         preserve=Preserve(configuration.kubeproxy.preserve_client_address) if can_preserve else Preserve.NEVER,
     )
 

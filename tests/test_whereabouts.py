@@ -47,10 +47,11 @@ def test_without_a_node_object_the_first_address_of_each_family_is_primary() -> 
     assert (facts.name, facts.zone) == ("here", "")
 
 
-def test_what_is_configured_wins_over_the_node_object() -> None:
+def test_what_is_configured_stands_in_for_a_node_object() -> None:
     configuration = of_flags(node_addresses="198.51.100.1", node_zone="z2").configuration
-    node = node_of(configuration, "here", NODE)
+    node = node_of(configuration, "here", None)
     assert (node.addresses, node.zone, node.eligible) == (("198.51.100.1",), "z2", True)
+    assert node_of(configuration, "here", NODE) == NODE
 
 
 def test_addresses_are_preserved_only_where_the_kernel_lets_us() -> None:

@@ -49,7 +49,7 @@ class Reason(StrEnum):
     STARTING = "Starting"
     FAILED_HEALTHZ = "FailedToStartProxierHealthcheck"
     FAILED_SERVICE_HEALTH = "FailedToStartServiceHealthcheck"
-    PORT_CONFLICT = "PortConflict"
+    NOT_SERVED = "NotServed"
 
 
 @dataclass(frozen=True, slots=True)

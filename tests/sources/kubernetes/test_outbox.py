@@ -7,7 +7,7 @@ from dataclasses import replace
 from kubeproxy.sources.kubernetes.outbox import BURST, CAPACITY, OBJECTS, REFILL_S, Occurrence, Outbox, Tally
 
 CONFLICT = Occurrence(
-    kind="Service", namespace="demo", name="web", uid="", type="Warning", reason="PortConflict", message="30080"
+    kind="Service", namespace="demo", name="web", uid="", type="Warning", reason="NotServed", message="30080"
 )
 
 

@@ -30,7 +30,7 @@ CONFLICT: Mapping[str, Any] = {
     "namespace": "demo",
     "name": "web",
     "type": "Warning",
-    "reason": Reason.PORT_CONFLICT,
+    "reason": Reason.NOT_SERVED,
     "message": "node port 30080 is taken",
 }
 EVENTS = "/api/v1/namespaces"

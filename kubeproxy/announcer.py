@@ -1,0 +1,79 @@
+"""Who is told what goes on: metrics and health of everything, the daemon of what it has to act upon, and the cluster's
+operators, by Events on the very object, of what is wrong with a Service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from kubeproxy.model import ServiceName
+from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.metrics import Metrics
+from kubeproxy.observability.observer import SyncObserver
+from kubeproxy.sources.kubernetes.recorder import EventRecorder, Reason
+from kubeproxy.sources.kubernetes.resource import SOURCE
+
+
+class Events:
+    """Events about Services that the cluster has; a manifest's Service has no object that one could look at. Nothing is
+    said while there is no `recorder`: the log has it in any case."""
+
+    def __init__(self) -> None:
+        self.recorder: EventRecorder | None = None
+        self.owner_of: Callable[[ServiceName], str | None] = lambda service: None
+        """The source of a Service."""
+        self._problems: Mapping[ServiceName, Sequence[str]] = {}
+
+    def starting(self, node_name: str) -> None:
+        """kube-proxy's own words, on the Node."""
+        if self.recorder is not None:
+            words = "Starting kubeproxy."
+            self.recorder.record(
+                "Node",
+                "",
+                node_name,
+                uid=node_name,
+                type="Normal",
+                reason=Reason.STARTING,
+                message=words,
+            )
+
+    def troubled(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
+        """The Services that are not wholly served are these now; only what is new is told."""
+        for service, texts in problems.items():
+            for text in texts:
+                if text not in self._problems.get(service, ()):
+                    self._warn(service, Reason.NOT_SERVED, text)
+        self._problems = problems
+
+    def health_server_failed(self, service: ServiceName, text: str) -> None:
+        """A health check node port could not be had."""
+        self._warn(service, Reason.FAILED_SERVICE_HEALTH, text)
+
+    def _warn(self, service: ServiceName, reason: Reason, text: str) -> None:
+        if self.recorder is not None and self.owner_of(service) == SOURCE:
+            self.recorder.record("Service", *service, type="Warning", reason=reason, message=text)
+
+
+class Announcer(SyncObserver):
+    """The proxier's observer."""
+
+    def __init__(
+        self,
+        health: ProxyHealth,
+        metrics: Metrics,
+        *,
+        adapter: str,
+        events: Events,
+        on_service_health: Callable[[Mapping[ServiceName, tuple[int, int]]], None],
+    ) -> None:
+        super().__init__(health, metrics, adapter=adapter)
+        self._events = events
+        self._on_service_health = on_service_health
+
+    def troubled(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
+        """Some Services are not wholly served."""
+        self._events.troubled(problems)
+
+    def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
+        """Load balancers ask after these Services."""
+        self._on_service_health(wanted)
