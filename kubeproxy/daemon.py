@@ -241,6 +241,7 @@ class Daemon:
         """What can wait until we serve. An earlier run may have used another adapter, whose rules would still catch
         clients; and connection tracking has its settings only since there are rules that need it."""
         await self._proxier.serving.wait()
+        gc.freeze()  # the cluster's objects stay, too
         for failure in conntrack_limits.apply(wanted_conntrack_limits(self._configuration)):
             log.info("cannot size connection tracking; goes on as it is", reason=failure)
         for removed in await cleanup_all(keep=ours):
