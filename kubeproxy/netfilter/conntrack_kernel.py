@@ -100,7 +100,7 @@ class Ctnetlink:
     def delete(self, flows: Sequence[Flow]) -> tuple[int, list[int]]:
         """Delete just these; how many were, and the errors met. One that is gone already is neither."""
         deleted, failed = 0, list[int]()
-        requests = [request for flow in flows if (request := wire.delete_request(flow, next(self._sequence)))]
+        requests = [wire.delete_request(flow, next(self._sequence)) for flow in flows]
         for at in range(0, len(requests), _BATCH):
             batch = requests[at : at + _BATCH]
             self._socket.send(b"".join(batch))

@@ -24,7 +24,7 @@ _NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_DUMP = 0x1, 0x4, 0x300
 _NEW, _GET, _DELETE = 0x100, 0x101, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*
 _NESTED = 0x8000
 
-_TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25  # CTA_*
+_TUPLE_ORIG, _TUPLE_REPLY, _ID, _FILTER = 1, 2, 12, 25  # CTA_*
 _TUPLE_IP, _TUPLE_PROTO = 1, 2
 _PROTO_NUM, _PROTO_SRC_PORT, _PROTO_DST_PORT = 1, 2, 3
 _FILTER_ORIG_FLAGS, _BY_PROTO_NUM = 1, 1 << 3
@@ -71,13 +71,11 @@ def dump_request(family: Family, sequence: int) -> bytes:
     return _request(_GET, _NLM_F_DUMP, family, sequence, udp + by_protocol)
 
 
-def delete_request(flow: Flow, sequence: int) -> bytes | None:
+def delete_request(flow: Flow, sequence: int) -> bytes:
     """Ask to delete just this flow, and (as far as the kernel tells them apart) not one that has come into its place.
-    None for one that is tracked in another zone than the default: whoever made that (a virtual switch) does its
-    translations too."""
+    One that is tracked in another zone than the default is not found by it: whoever made the zone (a virtual switch)
+    does its translations too."""
     found = {kind & ~_NESTED: value for kind, value in attributes(flow.record)}
-    if _ZONE in found:
-        return None
     family = Family.IPV6 if ":" in flow.address else Family.IPV4
     original = _nest(_TUPLE_ORIG, found[_TUPLE_ORIG])
     return _request(_DELETE, _NLM_F_ACK, family, sequence, original + _attribute(_ID, found[_ID]))

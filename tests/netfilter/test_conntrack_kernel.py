@@ -390,9 +390,8 @@ async def test_what_cannot_be_deleted_is_told_after_the_others(stage: Stage, mon
     stage.apply(NOBODY)
     spoilt, other = stage.client(VIP[Family.IPV4]), stage.client(VIP[Family.IPV4])
 
-    def spoil(flow: Flow, sequence: int) -> bytes | None:
+    def spoil(flow: Flow, sequence: int) -> bytes:
         request = delete_request(flow, sequence)
-        assert request is not None
         return request if flow.source_port != spoilt.port else request[:16] + bytes([99]) + request[17:]
 
     delete_request = conntrack_wire.delete_request
