@@ -295,11 +295,10 @@ class Ledger:
             self.retry()  # ports may have come free
 
     def applied(self, generation: int) -> None:
-        """These rules are in force."""
+        """These rules are in force. (No frontend enters or leaves the rules between their making and this.)"""
         self._applied = generation
         self._unsettled.update(dict.fromkeys(self._waiting))
-        if not self.rules_pending:  # else what the kernel leads to is not what the rules say by now
-            self._grant(sorted(self.claims.release(self._leads_here)))
+        self._grant(sorted(self.claims.release(self._leads_here)))
 
     def close(self) -> None:
         """Give all ports back."""
