@@ -96,8 +96,9 @@ def _destinations(addresses: Iterable[Address], port: ServicePort, family: Famil
 def _node_port(service: Service, port: ServicePort, family: Family) -> frozenset[Destination]:
     """A node port exists in the families of the cluster IPs. A Service without one, as manifests may have it, has its
     node ports in both."""
-    families = {family_of(address) for address in service.cluster_ips} or set(Family)
-    if not port.node_port or family not in families:
+    if not port.node_port:
+        return frozenset()
+    if service.cluster_ips and family not in map(family_of, service.cluster_ips):
         return frozenset()
     return frozenset({Destination(NODE_PORTS[family], port.protocol, port.node_port)})
 
