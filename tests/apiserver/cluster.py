@@ -69,7 +69,7 @@ class Cluster:
         self.version = version
         self.compacted = 0
         """Lists at exactly this version or an older one are gone."""
-        self.cached_from = 0
+        self.cached_from = version
         """A watch can begin at this version or a newer one."""
         self._now: dict[str, dict[str, Stored]] = {resource: {} for resource in KINDS}
         self._history: dict[str, list[Change]] = {resource: [] for resource in KINDS}
