@@ -90,10 +90,11 @@ def test_cluster_addresses_under_the_local_policy(served: Stage) -> None:
 @pytest.mark.parametrize("policy", ["internalTrafficPolicy", "externalTrafficPolicy"])
 def test_the_last_local_endpoints_serve_while_they_terminate(served: Stage, policy: str) -> None:
     leaving = pod(0, ready=False, serving=True, terminating=True)
+    local: Object = {policy: "Local"}
     asked = WITHIN if policy.startswith("internal") else [c for c in CELLS if c.who == "client" and c.kind in EXTERNAL]
-    served.write(WHOLE.name, *WHOLE.objects(leaving, pod(1, node=ELSEWHERE), **{policy: "Local"}))
+    served.write(WHOLE.name, *WHOLE.objects(leaving, pod(1, node=ELSEWHERE), **local))
     await_pods(served, {0}, asked)
-    served.write(WHOLE.name, *WHOLE.objects(leaving, pod(2), pod(1, node=ELSEWHERE), **{policy: "Local"}))
+    served.write(WHOLE.name, *WHOLE.objects(leaving, pod(2), pod(1, node=ELSEWHERE), **local))
     await_pods(served, {2}, asked)
 
 
