@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -66,11 +66,11 @@ class Askers:
     wrong: list[str] = field(default_factory=list)
     count: int = 0
 
-    def ask(self, host: Host, seed: int) -> None:
+    def ask(self, host: Host, vips: Sequence[str], seed: int) -> None:
         """One of them."""
         rng = random.Random(seed)
         while not self.stop.wait(0.01):
-            vip = rng.choice(FLEETING) if rng.random() < 0.2 else STEADY
+            vip = rng.choice(vips)
             begin = time.monotonic()
             try:
                 seen = ask(host, (vip, 80), timeout_s=PATIENCE_S)
@@ -147,7 +147,12 @@ def test_soak(stage: Stage, vips: dict[str, Truth], netfilter: str) -> None:
 def soak(stage: Stage, askers: Askers, rng: random.Random, *, seconds: float) -> None:
     """Changes and traffic for so long."""
     askers.stop.clear()
-    threads = [threading.Thread(target=askers.ask, args=(host, rng.random())) for host in stage.asking * 4]
+    threads = [
+        threading.Thread(target=askers.ask, args=(host, vips, rng.random()))
+        for host in stage.asking
+        # Who asks for what is not there waits long; the others shall not wait behind.
+        for vips in ([STEADY], [STEADY], FLEETING, FLEETING)
+    ]
     threads += [threading.Thread(target=askers.exchange, args=(host, rng.randrange(1000))) for host in stage.asking]
     with ExitStack() as ending:
         for thread in threads:
