@@ -17,6 +17,7 @@ from tests.netfilter.stage import (
     attempt,
     destination,
     dump,
+    node_port,
     rule_set,
     serving,
     settled,
@@ -28,8 +29,15 @@ VIP, VIP6 = "10.96.7.7", "fd96::7"
 WEB = destination(VIP, Protocol.TCP)
 DNS = destination("10.96.0.10", Protocol.UDP, 53)
 WEB6 = destination(VIP6, Protocol.TCP)
+LB = destination("203.0.113.5", Protocol.TCP)
+NODE_PORT = node_port(Family.IPV4, Protocol.TCP, 30080)
+NODE_PORT6 = node_port(Family.IPV6, Protocol.TCP, 30080)
 RULES = rule_set(
-    {WEB: 7001, DNS: 7002, WEB6: 7003},
+    {WEB: 7001, DNS: 7002, WEB6: 7003, LB: 7001, NODE_PORT: 7001, NODE_PORT6: 7003},
+    own={WEB: 7004, NODE_PORT: 7004},
+    internal=("10.3.0.0/16",),
+    node_addresses=("10.2.0.1", "127.0.0.1", "fd00:2::1"),
+    allowed={LB: ("10.2.0.0/24", "10.9.0.0/16")},
     refused=frozenset({ProxyPort(Protocol.UDP, 7002)}),
     dropped=frozenset({ProxyPort(Protocol.TCP, 7003)}),
     landing=("10.2.0.1", "fd00:2::1"),
@@ -104,6 +112,10 @@ def test_what_an_earlier_run_left_goes_with_the_first_apply(
         assert settled(text) == settled(wanted)
 
 
+def comment(text: str) -> list[str]:
+    return ["-m", "comment", "--comment", text]
+
+
 def damages(adapter: str) -> dict[str, list[list[str]]]:
     """What others do to our rules."""
     if adapter == "nftables":
@@ -116,6 +128,13 @@ def damages(adapter: str) -> dict[str, list[list[str]]]:
             "an element added": [["nft", "add", "element", *table, "redirects4", "{ 10.9.9.9 . tcp . 80 : 1 }"]],
             "a rule inserted": [["nft", "insert", "rule", *table, "input", "drop"]],
             "a chain more": [["nft", "add", "chain", *table, "mine"]],
+            "an address of the node taken away": [
+                ["nft", "delete", "element", *table, "node_addresses4", "{ 10.2.0.1 }"]
+            ],
+            "somebody admitted": [
+                ["nft", "add", "element", *table, "admitted4", "{ 203.0.113.5 . tcp . 80 . 10.8.0.0/16 }"]
+            ],
+            "nobody is a pod": [["nft", "flush", "set", *table, "internal_sources4"]],
             "a guard taken away": [["nft", "flush", "set", *table, "guarded"]],
         }
     nat, own = ["iptables-legacy", "-t", "nat"], "KUBE-PORTALS-CONTAINER"
@@ -129,10 +148,18 @@ def damages(adapter: str) -> dict[str, list[list[str]]]:
             [*nat, "-A", "OUTPUT", "-m", "comment", "--comment", PORTALS_COMMENT, "-j", "KUBE-PORTALS-HOST"]
         ],
         "another jump to us": [[*nat, "-A", "OUTPUT", "-p", "tcp", "-j", own]],
+        "our jumps in another order": [
+            [*nat, "-D", "PREROUTING", "1"],
+            [*nat, "-A", "PREROUTING", "-s", "10.3.0.0/16", *comment(INTERNAL_COMMENT), "-j", "KUBE-PORTALS-INTERNAL"],
+        ],
+        "an address of the node taken away": [[*nat, "-D", "KUBE-NODEPORT-CONTAINER", "1"]],
+        "everybody admitted": [["iptables-legacy", "-F", "KUBE-PROXY-SOURCES"]],
+        "nothing looked at on its way through": [["iptables-legacy", "-F", "FORWARD"]],
         "the guards gone": [["iptables-legacy", "-F", "KUBE-PROXY-DIRECT"]],
     }
 
 
+INTERNAL_COMMENT = "the cluster's own way to services; NOTE: this must be before everybody's"
 PORTALS_COMMENT = "handle ClusterIPs; NOTE: this must be before the NodePort rules"
 _CASES = [(adapter, damage) for adapter in ("nftables", "iptables") for damage in damages(adapter)]
 
@@ -141,12 +168,19 @@ _CASES = [(adapter, damage) for adapter in ("nftables", "iptables") for damage i
 def test_verifying_repairs(network: Network, adapter: Adapter, environment: dict[str, str], damage: str) -> None:
     adapter.apply(RULES, verify=True)
     whole = settled(dump(network.node))
+    order = jumps(network.node)
     for command in damages(adapter.name)[damage]:
         network.node.run(command, env=environment)
-    assert settled(dump(network.node)) != whole
+    assert (settled(dump(network.node)), jumps(network.node)) != (whole, order)
     assert not adapter.apply(RULES), "what is believed to be there is not looked at"
     assert adapter.apply(RULES, verify=True)
     assert settled(dump(network.node)) == whole
+    assert jumps(network.node) == order
+
+
+def jumps(host: Host) -> list[str]:
+    """The rules of the legacy tables' built-in chains, whose order counts."""
+    return [line for line in dump(host).splitlines() if re.match(r"-A [A-Z]+ ", line)]
 
 
 def test_a_change_that_meets_other_rules_than_believed_repairs_at_once(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
 import pytest
 
@@ -102,3 +103,13 @@ def test_tools_that_are_missing_are_no_fault(network: Network, environment: dict
     bare.apply(RULES, verify=True)
     assert len(bare.call({"do": "cleanup_all", "keep": None})) == 1
     assert bare.call({"do": "cleanup_all", "keep": None}) == []
+
+
+@pytest.mark.netns
+def test_where_nothing_was_left_nothing_is_loaded(network: Network, environment: dict[str, str]) -> None:
+    look = (
+        "import asyncio, sys; from kubeproxy.netfilter.cleanup import cleanup_all; "
+        "print(asyncio.run(cleanup_all(keep='nftables')), 'iptc' in sys.modules)"
+    )
+    assert network.node.run([sys.executable, "-c", look], env=environment).stdout == "[] False\n"
+    assert network.node.run(["cat", "/proc/net/ip_tables_names"]).stdout == ""

@@ -136,10 +136,44 @@ def test_our_jumps_come_before_a_firewalls_rules(network: Network, environment: 
     network.node.run(["iptables-legacy", "-A", "INPUT", "-p", "udp", "-j", "DROP"], env=environment)
     adapter = Adapter(network.node, "iptables", env=environment)
     adapter.apply(RULES, verify=True)
-    rules = network.node.run(["iptables-legacy", "-S", "INPUT"], env=environment).stdout.splitlines()
-    assert "KUBE-PROXY-PORTS" in rules[1]
+    assert [rule.split()[-1] for rule in listed(network, environment)] == [
+        "KUBE-PROXY-SOURCES",
+        "KUBE-PROXY-PORTS",
+        "DROP",
+    ]
     assert adapter.apply(RuleSet())
-    assert network.node.run(["iptables-legacy", "-S", "INPUT"], env=environment).stdout.splitlines() == rules
+    assert [rule.split()[-1] for rule in listed(network, environment)] == ["KUBE-PROXY-PORTS", "DROP"]
+    # What somebody puts before them stays there.
+    network.node.run(["iptables-legacy", "-I", "INPUT", "-i", "lo", "-j", "ACCEPT"], env=environment)
+    adapter.apply(rule_set({WEB: 7001}), verify=True)
+    assert [rule.split()[-1] for rule in listed(network, environment)] == ["ACCEPT", "KUBE-PROXY-PORTS", "DROP"]
+
+
+@pytest.mark.netns
+def test_node_ports_come_last_and_services_first(network: Network, environment: dict[str, str]) -> None:
+    foreign = ["-p", "tcp", "--dport", "9", "-j", "RETURN"]
+    network.node.run(["iptables-legacy", "-t", "nat", "-A", "PREROUTING", *foreign], env=environment)
+    adapter = Adapter(network.node, "iptables", env=environment)
+
+    def targets() -> list[str]:
+        command = ["iptables-legacy", "-t", "nat", "-S", "PREROUTING"]
+        return [line.split()[-1] for line in network.node.run(command, env=environment).stdout.splitlines()[1:]]
+
+    adapter.apply(RULES, verify=True)
+    first, last = (
+        ["KUBE-PORTALS-INTERNAL", "KUBE-PORTALS-CONTAINER"],
+        ["KUBE-NODEPORT-INTERNAL", "KUBE-NODEPORT-CONTAINER"],
+    )
+    assert targets() == [*first, "RETURN", *last]
+    adapter.apply(rule_set({WEB: 7001}))
+    assert targets() == [first[1], "RETURN"]
+    adapter.apply(RULES)
+    assert targets() == [*first, "RETURN", *last]
+
+
+def listed(network: Network, environment: dict[str, str]) -> list[str]:
+    """The rules of the chain INPUT."""
+    return network.node.run(["iptables-legacy", "-S", "INPUT"], env=environment).stdout.splitlines()[1:]
 
 
 @pytest.mark.netns

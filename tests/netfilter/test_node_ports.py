@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import ExitStack
 
 import pytest
@@ -12,7 +13,6 @@ from tests.lab import Host, Network
 from tests.netfilter.stage import (
     ANSWERED,
     REFUSED,
-    SILENT,
     Adapter,
     attempt,
     destination,
@@ -102,14 +102,22 @@ def test_the_loopback_address_is_no_way_in_from_outside(network: Network, adapte
     network.client.ip("rule del pref 0")
     network.client.ip("rule add pref 6 lookup local")
     rules = rule_set(
-        {node_port(Family.IPV4, Protocol.TCP, NODE_PORT): 7001},
+        {node_port(Family.IPV4, Protocol.UDP, NODE_PORT): 7001},
         node_addresses=("10.2.0.1", "127.0.0.1"),
         landing=("10.2.0.1",),
     )
     adapter.apply(rules, verify=True)
-    with serving(network.node, Protocol.TCP, 7001, Family.IPV4):
-        assert attempt(network.client, "127.0.0.1", Protocol.TCP, NODE_PORT) == SILENT
-        assert attempt(network.node, "127.0.0.1", Protocol.TCP, NODE_PORT) == ANSWERED
+    with (
+        network.client.make_socket(kind=socket.SOCK_DGRAM) as client,
+        network.node.make_socket(kind=socket.SOCK_DGRAM) as proxy,
+    ):
+        proxy.bind(("0.0.0.0", 7001))
+        proxy.settimeout(2)
+        client.sendto(b"in by the window", ("127.0.0.1", NODE_PORT))
+        client.sendto(b"in by the door", ("10.2.0.1", NODE_PORT))
+        assert proxy.recv(100) == b"in by the door"
+    with serving(network.node, Protocol.UDP, 7001, Family.IPV4):
+        assert attempt(network.node, "127.0.0.1", Protocol.UDP, NODE_PORT) == ANSWERED
 
 
 @pytest.mark.parametrize("family", Family)

@@ -92,6 +92,26 @@ def test_a_load_balancers_address_that_is_the_nodes_too(network: Network, adapte
 
 
 @pytest.mark.parametrize("family", Family)
+def test_a_load_balancers_address_that_is_behind_the_node(network: Network, adapter: Adapter, family: Family) -> None:
+    """Who is not admitted is not forwarded to it either."""
+    length, pod = ("32", "10.3.0.2") if family is Family.IPV4 else ("128", "fd00:3::2")
+    network.pods[0].ip(f"-{family.value} addr add {LB[family]}/{length} dev lo")
+    network.node.ip(f"-{family.value} route add {LB[family]}/{length} via {pod}")
+    with ExitStack() as stack:
+        for protocol in BOTH:
+            stack.enter_context(serving(network.pods[0], protocol, 80, family))
+            stack.enter_context(serving(network.node, protocol, 7001, family))
+        adapter.apply(rules(family), verify=True)
+        for protocol in BOTH:
+            assert meet(network.client, LB[family], protocol) == SILENT
+            assert meet(network.node, LB[family], protocol) == SILENT
+        adapter.apply(RuleSet())
+        for protocol in BOTH:
+            assert attempt(network.client, LB[family], protocol, 80, answer="pong 80") == ANSWERED
+            assert attempt(network.node, LB[family], protocol, 80, answer="pong 80") == ANSWERED
+
+
+@pytest.mark.parametrize("family", Family)
 def test_the_clusters_own_way_is_restricted_too(network: Network, adapter: Adapter, family: Family) -> None:
     own = {destination(LB[family], Protocol.TCP): 7002}
     general = {destination(LB[family], Protocol.TCP): 7001}
