@@ -124,7 +124,7 @@ def test_watches_that_break(stage: Stage, api: ApiHost) -> None:
     stage.await_answers(0, 1)
     with Traffic(stage.client, pause_s=0.02) as traffic:
         for turn, how in enumerate((Break.CUT, Break.HALF_LINE, Break.GARBAGE, Break.ERROR_410)):
-            until(lambda: len(api.server.watches) == 2, "it watches")
+            until(lambda: in_step(daemon), "it watches")
             api.do(lambda: api.server.break_watches(how))  # noqa: B023
             pods = (2, 3) if turn % 2 == 0 else (0, 1)
             api.put(endpoints("web", pods))
