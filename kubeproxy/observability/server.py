@@ -39,7 +39,8 @@ class HttpServer:
 
     `setting` names the configuration field that holds the address, for messages. With `hard_fail` an address that
     cannot be had fails the start (kube-proxy's bindAddressHardFail); otherwise it is tried again until it can, and
-    `on_failure` is told why, once. `dualstack`: the unspecified IPv6 address takes IPv4 as well, as in Go.
+    `on_failure` is told why, once, instead of the log. `dualstack`: the unspecified IPv6 address takes IPv4 as well,
+    as in Go.
     """
 
     def __init__(
@@ -102,16 +103,17 @@ class HttpServer:
                     f"{self._name} cannot listen on {self._address}: {_reason(error)}; "
                     f"free the address, change {self._setting}, or unset bindAddressHardFail to go on without"
                 ) from error
-            log.error(
-                "cannot listen, goes on trying",
-                server=self._name,
-                address=self._address,
-                reason=_reason(error),
-                setting=self._setting,
-                retry_s=self._retry_s,
-            )
             if self._on_failure is not None:
                 self._on_failure(f"cannot listen on {self._address}: {_reason(error)}")
+            else:
+                log.error(
+                    "cannot listen, goes on trying",
+                    server=self._name,
+                    address=self._address,
+                    reason=_reason(error),
+                    setting=self._setting,
+                    retry_s=self._retry_s,
+                )
             self._tasks.start(self._keep_trying(), name=f"{self._name}: bind {self._address}")
 
     async def close(self) -> None:
