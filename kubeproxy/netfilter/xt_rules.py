@@ -57,9 +57,9 @@ BUILTIN: Mapping[str, tuple[str, ...]] = {
 
 _PORTALS_COMMENT = "handle ClusterIPs; NOTE: this must be before the NodePort rules"
 _NODEPORTS_COMMENT = "handle service NodePorts; NOTE: this must be the last rule in the chain"
-_INTERNAL_COMMENT = "the cluster's own way to services; NOTE: this must be before everybody's"
+_INTERNAL_COMMENT = "handle packets of pods; NOTE: this must be before the rule for everybody"
 _SOURCES_COMMENT = "drop what is not redirected because its source is not admitted"
-_DIVERT_COMMENT = "mark answers to connections from clients' addresses"
+_DIVERT_COMMENT = "mark answers to connections from addresses of clients"
 _PORTS_COMMENT = "guard proxy ports, refuse clients of services without endpoints"
 
 Rules = frozenset[Entry] | tuple[Entry, ...]

@@ -159,7 +159,7 @@ def damages(adapter: str) -> dict[str, list[list[str]]]:
     }
 
 
-INTERNAL_COMMENT = "the cluster's own way to services; NOTE: this must be before everybody's"
+INTERNAL_COMMENT = "handle packets of pods; NOTE: this must be before the rule for everybody"
 PORTALS_COMMENT = "handle ClusterIPs; NOTE: this must be before the NodePort rules"
 _CASES = [(adapter, damage) for adapter in ("nftables", "iptables") for damage in damages(adapter)]
 
