@@ -7,14 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e import kernel
+from tests.e2e.backend import noise
 from tests.e2e.conftest import ADAPTERS
-from tests.e2e.stage import QUICK, Stage, until
+from tests.e2e.stage import QUICK, VIP, Stage, endpoints, exchange, service, until
 from tests.e2e.whole import (
     CELLS,
     CLIENT,
     ELSEWHERE,
     EXTERNAL,
     NODE_NAME,
+    PROTOCOLS,
+    V4,
+    V6,
     Cell,
     Said,
     Whole,
@@ -25,6 +29,7 @@ from tests.e2e.whole import (
     pod,
     quiet,
     start_mirrors,
+    udp,
 )
 from tests.lab import Daemon, Host
 
@@ -131,3 +136,58 @@ def test_without_a_local_endpoint_outsiders_hear_nothing(mirrors: Stage, adapter
         return False
 
     until(refused, "where nobody serves in the whole cluster, it is said")
+
+
+@pytest.mark.parametrize("src_valid_mark", [0, 1])
+def test_everything_passes_from_the_clients_address(mirrors: Stage, adapter: str, src_valid_mark: int) -> None:
+    mirrors.node.sysctl("net.ipv4.conf.all.src_valid_mark", src_valid_mark)
+    bulk, bulk_endpoints = service("bulk", VIP), endpoints("bulk", [0])
+    bulk["spec"].update(type="LoadBalancer", externalTrafficPolicy="Local", externalIPs=["192.0.2.99"])
+    bulk_endpoints["endpoints"][0]["nodeName"] = NODE_NAME
+    mirrors.write("bulk", bulk, bulk_endpoints)
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy="Local"))
+    daemon = start(mirrors, adapter)
+    await_all(mirrors, WHOLE, 0)
+    for host in mirrors.asking:
+        exchange(host, ("192.0.2.99", 80), 5_000_000, seed=host.name)
+
+    def echoed(cell: Cell) -> bool:
+        for size in (1, 9000, 60_000):
+            sent = noise(size, str(cell))
+            with udp(cell.host(mirrors), WHOLE.address(cell.kind, cell.family)) as sock:
+                sock.send(sent)
+                if sock.recv(65_536) != sent:
+                    return False
+        return True
+
+    assert all(of_cells(echoed, [cell for cell in CELLS if cell.protocol == "UDP"]).values())
+    # A pod that is answered by itself is asked by the node, or it would take the answer for its own question.
+    itself, other = mirrors.network.pods[0], mirrors.network.pods[1]
+    for family in (V4, V6):
+        for kind in EXTERNAL:
+            for protocol in PROTOCOLS:
+                place = WHOLE.address(kind, family)
+                assert hear(itself, place, protocol).pod == "pod-0"
+                assert hear(other, place, protocol).pod == "pod-0"
+    # Killed, it leaves what cleanup removes.
+    daemon.process.kill()
+    daemon.process.wait()
+    assert mirrors.node.ip("rule").count(" fwmark ") == 1
+    assert daemon.cleanup().returncode == 0
+    assert " fwmark " not in mirrors.node.ip("rule") + mirrors.node.ip("-6 rule")
+
+
+def test_it_follows_the_policy(mirrors: Stage, adapter: str) -> None:
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0)))
+    start(mirrors, adapter)
+    await_all(mirrors, WHOLE, 0)
+    # Whatever an earlier run has left.
+    until(lambda: " fwmark " not in routing(mirrors.node), "no rules of ours")
+
+    def seen() -> set[bool]:
+        said = answers(mirrors, WHOLE, OUTSIDE)
+        return {it is not None and it.client in CLIENT.values() for it in said.values()}
+
+    for policy, preserved in (("Local", True), ("Cluster", False)):
+        mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy=policy))
+        until(lambda: seen() == {preserved}, f"under {policy}")  # noqa: B023
