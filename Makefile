@@ -26,7 +26,7 @@ format: setup ## rewrite the sources in the house format
 	@$(BIN)/ruff format --quiet kubeproxy tests
 
 test: setup ## all tests (those in network namespaces need root)
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
 
 demo: setup ## the main job, shown in network namespaces of its own (KEEP=1 leaves it running)
 	@$(BIN)/python -m tests.demo $(if $(KEEP),--keep)
