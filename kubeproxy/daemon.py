@@ -113,7 +113,7 @@ class Daemon:
         self._metrics = Metrics(families=self._families)
         self._health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=self._families)
         self._tracker = Tracker(self._source_names())
-        self._can_preserve = self._look_whether_addresses_can_be_preserved()
+        self._can_preserve = await self._look_whether_addresses_can_be_preserved(netfilter)
         self._proxier = self._make_proxier(netfilter)
         self._events.owner_of = self._proxier.owner_of
         async with AsyncExitStack() as self._closing:
@@ -272,11 +272,14 @@ class Daemon:
         self._health.node_eligible(node is not None and node.eligible)
         self._proxier.set_facts(self._facts())
 
-    def _look_whether_addresses_can_be_preserved(self) -> bool:
-        wanted = self._configuration.kubeproxy.preserve_client_address
+    async def _look_whether_addresses_can_be_preserved(self, netfilter: Netfilter) -> bool:
+        if self._configuration.kubeproxy.preserve_client_address == "never":
+            return False
         reasons = [f"{family}: {reason}" for family in self._families if (reason := why_not(family)) is not None]
-        if wanted == "never" or not reasons:
-            return wanted != "never"
+        if not reasons and (reason := await netfilter.why_not_transparent()) is not None:
+            reasons.append(f"{netfilter.name}: {reason}")
+        if not reasons:
+            return True
         log.warning(
             "cannot dial endpoints from clients' addresses; they will see this node's",
             reason="; ".join(reasons),

@@ -55,6 +55,7 @@ class Rules:
     generation: int = 0
     _entries: dict[FrontendName, _Entry] = field(default_factory=dict)
     _external: set[FrontendName] = field(default_factory=set)
+    _ever_transparent: bool = False
     _claims: dict[Destination, tuple[_Claim, ...]] = field(default_factory=dict)
     _contested: dict[Destination, None] = field(default_factory=dict)
     _redirects: dict[Destination, int] = field(default_factory=dict)
@@ -143,7 +144,7 @@ class Rules:
             internal_sources=self.facts.internal_sources,
             node_addresses=self.facts.node_addresses,
             allowed_sources=self._allowed_sources.copy(),
-            transparent=self._transparent,
+            transparent=self._transparent(),
             proxy_ports=frozenset(self._proxy_ports),
             refused=frozenset(self._without_endpoints[Verdict.REFUSE]),
             dropped=frozenset(self._without_endpoints[Verdict.DROP]),
@@ -151,13 +152,15 @@ class Rules:
             bind=self.bind,
         )
 
-    @property
     def _transparent(self) -> bool:
-        """Whether any frontend may come to dial from clients' addresses. Not whether one does now: the data plane
-        learns of endpoints before the kernel could follow, and the way back has to be there by then."""
+        """Whether any frontend may come to dial from clients' addresses, or ever could. Not whether one does now: the
+        data plane learns of endpoints before the kernel could follow, and the way back has to be there by then; and
+        running connections outlive their frontend, and need it to their end."""
         if self.facts.preserve is Preserve.NEVER:
             return False
-        return bool(self._external if self.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries)
+        preserving = self._external if self.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries
+        self._ever_transparent = self._ever_transparent or bool(preserving)
+        return self._ever_transparent
 
     def _forget(self, name: FrontendName, entry: _Entry, *, keep: Set[Destination]) -> None:
         self._proxy_ports.discard(entry.proxy_port)

@@ -32,6 +32,7 @@ from tests.e2e.whole import (
     udp,
 )
 from tests.lab import Daemon, Host
+from tests.lab.node import NODE_V4
 
 pytestmark = pytest.mark.netns
 
@@ -190,3 +191,28 @@ def test_it_follows_the_policy(mirrors: Stage, adapter: str) -> None:
     for policy, preserved in (("Local", True), ("Cluster", False)):
         mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy=policy))
         until(lambda: seen() == {preserved}, f"under {policy}")  # noqa: B023
+
+
+@pytest.mark.parametrize("end", ["the policy changes", "the Service goes"])
+def test_a_running_connection_keeps_its_way_back(mirrors: Stage, adapter: str, end: str) -> None:
+    """Dialed from the client's address, by the last Service that has that promise."""
+
+    def write(policy: str) -> None:
+        drip, pods = service("drip", VIP), endpoints("drip", [0])
+        drip["spec"].update(type="NodePort", externalTrafficPolicy=policy)
+        drip["spec"]["ports"][0]["nodePort"] = 30500
+        pods["endpoints"][0]["nodeName"] = NODE_NAME
+        mirrors.write("drip", drip, pods)
+
+    write("Local")
+    start(mirrors, adapter)
+    with mirrors.client.connect((NODE_V4, 30500)) as connection:
+        connection.sendall(b"drip 15 0.1\n")
+        lines = connection.recv(100).count(b"\n")
+        if end == "the policy changes":
+            write("Cluster")
+        else:
+            mirrors.remove("drip")
+        while data := connection.recv(1000):
+            lines += data.count(b"\n")
+    assert lines >= 15

@@ -180,7 +180,11 @@ def test_a_client_stays_with_its_endpoint(served: Stage) -> None:
     assert all(len(pods) > 1 for pods in second.values()), second
     # Whose endpoint has gone has another, and stays there.
     served.write(WHOLE.name, *WHOLE.objects(2, **sticky(3600)))
-    until(lambda: all(pods == {"pod-2"} for pods in seen(1).values()), "moved")
+    # A datagram on its way to who has just left may be lost, as any may: ask again.
+    until(
+        lambda: all(said is not None and said.pod == "pod-2" for said in answers(served, WHOLE, cells).values()),
+        "moved",
+    )
     served.write(WHOLE.name, *WHOLE.objects(2, 3, **sticky(3600)), *NEXT.objects(2))
     await_all(served, NEXT, 2)
     assert all(pods == {"pod-2"} for pods in seen(5).values())

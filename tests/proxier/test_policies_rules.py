@@ -145,6 +145,9 @@ def test_the_way_back_is_there_before_anybody_dials_from_a_clients_address() -> 
         assert tuple(seen) == transparent
         rules.remove(external.name)
         rules.remove(cluster.name)
+        # And it stays: connections outlive their frontend.
+        assert rules.ruleset().transparent == transparent[-1]
+        rules.use_facts(NodeFacts(preserve=Preserve.NEVER))
         assert not rules.ruleset().transparent
 
 
