@@ -45,7 +45,8 @@ def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
     start_mirrors(theatre)
     kernel.forget_connections(theatre.node)
     theatre.write(GOOD.name, *GOOD.objects(0))
-    daemon = theatre.daemon(QUICK, netfilter=request.param)
+    # Never: else what leads answers back would stay in the rules for as long as the daemon runs.
+    daemon = theatre.daemon(QUICK, "--preserve-client-address=never", netfilter=request.param)
     yield daemon
     assert daemon.process.poll() is None, daemon.log()
     assert " error " not in daemon.log(), daemon.log()
