@@ -121,9 +121,8 @@ class Reactor:
         self.now = self.clock()
         handlers = self._handlers
         for fd, what in events:
-            handler = handlers.get(fd)
-            if handler is not None:
-                handler(what)
+            if fd in handlers:
+                handlers[fd](what)
         busy = bool(events)
         if self._again:
             busy = True

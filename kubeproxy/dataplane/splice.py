@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import select
+from os import read, write
 
 from kubeproxy.dataplane.context import Context, Tally
 from kubeproxy.dataplane.fds import finish_writing, reset_on_close
@@ -106,7 +107,7 @@ class Flow:
         moved = 0
         while moved < HELPING_BYTES:
             try:
-                data = os.read(self._source, READ_BYTES)
+                data = read(self._source, READ_BYTES)
             except BlockingIOError:
                 self._nothing_more()
                 return
@@ -141,9 +142,20 @@ class Flow:
         """Give the sink what waits for it, if anything still does, and then go on reading."""
         if not self.blocked:
             return
-        if self._backlog:
-            if not self._write_backlog():
+        backlog = self._backlog
+        if backlog:
+            # As in _write_backlog, but for one call less on the way of every small message.
+            try:
+                sent = write(self._sink, backlog)
+            except BlockingIOError:
                 return
+            except OSError:
+                self._sink_lost()
+                return
+            if sent < len(backlog):
+                self._backlog = backlog[sent:]
+                return
+            self._backlog = b""
         elif self._pipe is not None and not self._empty_pipe(self._pipe):
             return
         self.blocked = False
@@ -153,7 +165,7 @@ class Flow:
     def _write_backlog(self) -> bool:
         """Whether the sink took all of it."""
         try:
-            sent = os.write(self._sink, self._backlog)
+            sent = write(self._sink, self._backlog)
         except BlockingIOError:
             return False
         except OSError:
