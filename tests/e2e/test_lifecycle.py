@@ -112,7 +112,7 @@ def test_it_cleans_up_on_exit_if_asked_to(stage: Stage, netfilter: str) -> None:
 
 @each_adapter
 def test_a_restart_over_the_same_rules_changes_none_of_them(stage: Stage, netfilter: str) -> None:
-    options = ("--proxy-port-range=40000-40100",)
+    options = ("--proxy-port-range=20000-20100",)
     assert serve(stage, *options, netfilter=netfilter).terminate() == 0
     before = kernel.ruleset(stage.node)
     stage.daemon(QUICK, *options, netfilter=netfilter)
@@ -286,26 +286,26 @@ def test_cleanup_leaves_nothing_and_may_be_repeated(stage: Stage, netfilter: str
 
 def test_ports_come_from_the_range_and_those_of_others_are_stepped_over(stage: Stage) -> None:
     with contextlib.ExitStack() as others:
-        taken = {port: others.enter_context(stage.node.listen((NODE_V4, port))) for port in (40000, 40002)}
-        daemon = serve(stage, "--proxy-port-range=40000-40003")
+        taken = {port: others.enter_context(stage.node.listen((NODE_V4, port))) for port in (20000, 20002)}
+        daemon = serve(stage, "--proxy-port-range=20000-20003")
         stage.write_service([2], name="second", vip="10.96.0.20")
         stage.await_answers(2, address=("10.96.0.20", 80))
-        assert set(kernel.redirects(stage.node).values()) == {40001, 40003}
+        assert set(kernel.redirects(stage.node).values()) == {20001, 20003}
         # No port is left for this one, and it is said; the others are served on.
         stage.write_service([3], name="third", vip="10.96.0.30")
-        until(lambda: "all TCP ports of --proxy-port-range 40000-40003 are taken" in daemon.log(), "it is said")
+        until(lambda: "all TCP ports of --proxy-port-range 20000-20003 are taken" in daemon.log(), "it is said")
         assert "default/third" in daemon.log()
         stage.await_answers(0, 1)
         stage.await_answers(2, address=("10.96.0.20", 80))
         # Somebody else frees one: it is taken, with no other change.
-        taken[40000].close()
+        taken[20000].close()
         stage.await_answers(3, address=("10.96.0.30", 80))
-        assert kernel.redirects(stage.node)["10.96.0.30", 80] == 40000
+        assert kernel.redirects(stage.node)["10.96.0.30", 80] == 20000
         # One of ours goes, another comes.
         stage.remove("second")
         stage.write_service([1], name="fourth", vip="10.96.0.40")
         stage.await_answers(1, address=("10.96.0.40", 80))
-        assert kernel.redirects(stage.node)["10.96.0.40", 80] == 40003
+        assert kernel.redirects(stage.node)["10.96.0.40", 80] == 20003
         until(lambda: "service has no problem any more service=default/third" in daemon.log(), "it is said")
 
 
