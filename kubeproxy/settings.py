@@ -16,6 +16,10 @@ def tune(configuration: Configuration) -> Tune:
         dial_steps_s=tuple(step.seconds for step in own.dial_timeouts),
         keepalive_s=max(1, round(own.keepalive_period.seconds)),
         udp_idle_s=configuration.udp_idle_timeout.seconds,
+        half_closed_idle_s=own.half_closed_timeout.seconds,
+        orphan_grace_s=own.orphan_grace.seconds,
+        shutdown_grace_s=own.shutdown_grace.seconds,
+        access_log=bool(own.access_log),
         udp_sessions_max=own.udp_sessions,
     )
 

@@ -28,6 +28,7 @@ from kubeproxy.config.values import (
     PortRange,
     PositiveDuration,
     Quantity,
+    WorkerCount,
 )
 
 API_VERSION: Final = "kubeproxy.config.k8s.io/v1alpha1"
@@ -270,6 +271,22 @@ class Own(Group, frozen=True):
             flag="netfilter",
         ),
     ] = "auto"
+    workers: Annotated[
+        WorkerCount,
+        restart(
+            "Processes that move bytes beside the one that watches and programs; auto: one for each usable CPU, at most"
+            " 4; 0: everything in one process.",
+            flag="workers",
+        ),
+    ] = WorkerCount()
+    orphan_grace: Annotated[
+        Duration,
+        live(
+            "How long workers go on serving what they know when the process that tells them has died and no other has"
+            " taken its place.",
+            flag="orphan-grace",
+        ),
+    ] = Duration.of(seconds=60)
     dial_timeouts: Annotated[
         tuple[PositiveDuration, ...],
         Meta(min_length=1),
@@ -301,6 +318,20 @@ class Own(Group, frozen=True):
     keepalive_period: Annotated[
         PositiveDuration, live("TCP keepalive, towards clients and endpoints.", flag="keepalive-period")
     ] = PositiveDuration.of(seconds=15)
+    half_closed_timeout: Annotated[
+        PositiveDuration,
+        live(
+            "How long a connection of which one side has ended may stay without a byte from the other.",
+            flag="half-closed-timeout",
+        ),
+    ] = PositiveDuration.of(seconds=3600)
+    access_log: Annotated[
+        str,
+        live(
+            "Where one line for each connection goes: a file, or - for the log itself; empty: nowhere.",
+            flag="access-log",
+        ),
+    ] = ""
     shutdown_grace: Annotated[
         Duration, live("How long open connections may take to end after SIGTERM.", flag="shutdown-grace")
     ] = Duration.of(seconds=10)

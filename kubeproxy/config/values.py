@@ -162,6 +162,29 @@ class PortRange:
         return f"{self.first}-{self.last}" if self else ""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerCount:
+    """How many processes move bytes; None: as many as suit the machine."""
+
+    NOTATION: ClassVar[str] = "N|auto"
+    ALLOWED: ClassVar[str] = "auto, or a number from 0 (everything in one process) to 64"
+    MOST: ClassVar[int] = 64
+
+    number: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From a number or ``auto``."""
+        if text == "auto":
+            return cls()
+        if not (text.isascii() and text.isdecimal() and int(text) <= cls.MOST):
+            raise ValueError(text)
+        return cls(int(text))
+
+    def __str__(self) -> str:
+        return "auto" if self.number is None else str(self.number)
+
+
 class IP(str):
     """An IP address in canonical form."""
 

@@ -30,11 +30,13 @@ AFFINITY_ENTRIES = 65_536
 class Aside:
     """Why an endpoint is passed over."""
 
-    __slots__ = ("delay_s", "on_trial", "until")
+    __slots__ = ("delay_s", "failures", "on_trial", "reason", "until")
 
-    def __init__(self, until: float, delay_s: float) -> None:
+    def __init__(self, until: float, delay_s: float, reason: str) -> None:
         self.until = until
         self.delay_s = delay_s
+        self.reason = reason
+        self.failures = 1
         self.on_trial = False
 
 
@@ -90,17 +92,19 @@ class Balancer:
         if self._affinity_timeout_s is not None and target in self._members:
             self._bind(client, target, now)
 
-    def failed(self, target: Target, now: float) -> None:
-        """It did not answer. That many clients say so of the same silence counts once."""
+    def failed(self, target: Target, now: float, reason: str) -> None:
+        """It did not answer, and how (see `Ill`). That many clients say so of the same silence counts once."""
         aside = self._aside.get(target)
         if aside is not None:
             if not aside.on_trial:
                 return
             aside.on_trial = False
+            aside.reason = reason
+            aside.failures += 1
             aside.delay_s = min(2 * aside.delay_s, ASIDE_LIMIT_S)
             aside.until = now + aside.delay_s
         elif target in self._members:
-            self._aside[target] = Aside(now + ASIDE_FIRST_S, ASIDE_FIRST_S)
+            self._aside[target] = Aside(now + ASIDE_FIRST_S, ASIDE_FIRST_S, reason)
 
     def answered(self, target: Target) -> None:
         """It is as good as any."""

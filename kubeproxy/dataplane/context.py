@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Protocol
 
 from kubeproxy.dataplane.descriptors import DescriptorBudget
+from kubeproxy.dataplane.interface import DIAL_BUCKETS_S
 from kubeproxy.dataplane.ladder import Ladder
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.dataplane.pipes import PipePool
@@ -24,20 +26,50 @@ class Live(Protocol):
 
 
 class Tally:
-    """Plain sums of one frontend, added to on the byte path and read when asked. The bytes stand in lists of one, so
-    that each direction can be handed its own."""
+    """Plain sums of one frontend, added to on the byte path and read when asked (see `Counters`). The bytes stand in
+    lists of one, so that each direction can be handed its own."""
 
-    __slots__ = ("accepted", "active", "bytes_in", "bytes_out", "dial_retries", "dropped", "evicted", "failed")
+    __slots__ = (
+        "accepted",
+        "active",
+        "bytes_in",
+        "bytes_out",
+        "dial_retries",
+        "dropped",
+        "evicted",
+        "nobody",
+        "refused",
+        "silent",
+        "unable",
+    )
 
     def __init__(self) -> None:
         self.accepted = 0
         self.active = 0
-        self.failed = 0
+        self.refused = 0
+        self.silent = 0
+        self.nobody = 0
+        self.unable = 0
         self.dial_retries = 0
         self.dropped = 0
         self.evicted = 0
         self.bytes_in = [0]
         self.bytes_out = [0]
+
+
+class DialTimes:
+    """A histogram of the time from accept to an endpoint's answer, over all frontends."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(DIAL_BUCKETS_S) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more answer."""
+        self.counts[bisect_left(DIAL_BUCKETS_S, seconds)] += 1
+        self.seconds += seconds
 
 
 class Context:
@@ -50,6 +82,7 @@ class Context:
         self.ladder = Ladder(reactor)
         self.tune = Tune()
         self.live: set[Live] = set()
+        self.dial_times = DialTimes()
         self.buffer = bytearray(BUFFER_BYTES)
         """One for all reads: what was read is sent, or copied out, before the next read."""
         self.view = memoryview(self.buffer)

@@ -194,7 +194,7 @@ class Session:
     def _refused(self) -> None:
         if self._target is not None:
             self._avoid = (self._target,)
-            self.listener.balancer.failed(self._target, self.listener.context.reactor.now)
+            self.listener.balancer.failed(self._target, self.listener.context.reactor.now, "refused")
             self.listener.tally.dial_retries += 1
         self._disconnect()
 

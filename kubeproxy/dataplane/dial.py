@@ -118,7 +118,8 @@ class Dial:
             fd = begin_connecting(target, keepalive_s=context.tune.keepalive_s, client=self._speak_as(target))
         except OSError as error:
             if error.errno in UNREACHABLE:
-                self._balancer.failed(target, context.reactor.now)
+                reason = "refused" if error.errno == errno.ECONNREFUSED else "unreachable"
+                self._balancer.failed(target, context.reactor.now, reason)
             if self._waiting:
                 context.budget.give(1)
             return False
@@ -145,7 +146,7 @@ class Dial:
         target = self._waiting[fd]
         if what & HUNG_UP or (target.port >= EPHEMERAL_PORTS_FROM and _is_own_echo(fd)):
             self._drop(fd)
-            self._balancer.failed(target, self._context.reactor.now)
+            self._balancer.failed(target, self._context.reactor.now, "refused")
             self._tally.dial_retries += 1
             self._attempt()
             return
@@ -154,6 +155,7 @@ class Dial:
                 self._drop(loser)
         self._waiting.clear()
         self._context.live.discard(self)
+        self._context.dial_times.add(self._context.reactor.now - self.since)
         self._balancer.answered(target)
         self._balancer.settle(self._client_address, target, self._context.reactor.now)
         Connection(
@@ -178,7 +180,7 @@ class Dial:
             return
         tune, now = self._context.tune, self._context.reactor.now
         for silent in set(self._waiting.values()):
-            self._balancer.failed(silent, now)
+            self._balancer.failed(silent, now, "timeout")
         self._step += 1
         if self._step >= len(tune.dial_steps_s):
             self._fail()
@@ -195,7 +197,15 @@ class Dial:
         self._attempt()
 
     def _fail(self) -> None:
-        self._tally.failed += 1
+        tally = self._tally
+        if self._waiting:
+            tally.silent += 1
+        elif not len(self._balancer):
+            tally.nobody += 1
+        elif self._balancer.aside:
+            tally.refused += 1
+        else:
+            tally.unable += 1
         self._end()
 
     def _end(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.datagrams import DatagramListener, Sessions
-from kubeproxy.dataplane.interface import Counters
+from kubeproxy.dataplane.interface import Counters, Ill, Vitals
 from kubeproxy.dataplane.listener import Listener
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
 from kubeproxy.model import FrontendName, Protocol
@@ -24,6 +26,7 @@ class Engine:
         self._context = context
         self._open_socket = open_socket
         self._rng = rng
+        self._began = time.time()
         self._sessions = Sessions(context)
         self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
 
@@ -61,21 +64,68 @@ class Engine:
         self._listeners[message.frontend] = listener
         return None
 
-    def counters(self) -> Mapping[FrontendName, Counters]:
+    def counters(self) -> dict[FrontendName, Counters]:
         """A snapshot of the sums of the frontends served now."""
         return {
             name: Counters(
                 accepted=tally.accepted,
                 active=tally.active,
-                failed=tally.failed,
+                refused=tally.refused,
+                silent=tally.silent,
+                nobody=tally.nobody,
+                unable=tally.unable,
                 dial_retries=tally.dial_retries,
                 dropped=tally.dropped,
                 evicted=tally.evicted,
+                affinity_entries=listener.balancer.affinity_entries,
                 bytes_in=tally.bytes_in[0],
                 bytes_out=tally.bytes_out[0],
             )
-            for name, tally in ((name, listener.tally) for name, listener in self._listeners.items())
+            for name, listener, tally in (
+                (name, listener, listener.tally) for name, listener in self._listeners.items()
+            )
         }
+
+    def ill(self, *, worker: int = 0) -> dict[FrontendName, tuple[Ill, ...]]:
+        """The endpoints that are passed over now."""
+        now = self._context.reactor.clock()
+        return {
+            name: tuple(
+                Ill(
+                    target=target,
+                    worker=worker,
+                    reason=aside.reason,
+                    failures=aside.failures,
+                    retry_in_s=max(0.0, aside.until - now) if not aside.on_trial else 0.0,
+                )
+                for target, aside in listener.balancer.aside.items()
+            )
+            for name, listener in self._listeners.items()
+            if listener.balancer.aside
+        }
+
+    def vitals(self, *, worker: int = 0) -> Vitals:
+        """How this process is doing; begins a new look at the longest turn."""
+        context = self._context
+        return Vitals(
+            pid=os.getpid(),
+            number=worker,
+            began=self._began,
+            connections=len(context.live),
+            udp_sessions=len(self._sessions),
+            descriptors=context.budget.used,
+            descriptors_limit=context.budget.limit,
+            turned_away=context.budget.refusals,
+            lag_s=context.reactor.take_longest_turn(),
+            dials=tuple(context.dial_times.counts),
+            dial_seconds=context.dial_times.seconds,
+        )
+
+    def retire(self) -> None:
+        """Serve no new client of any frontend; those who wait already are taken, and the open connections go on."""
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
 
     def close(self) -> None:
         """End everything: listeners first, then connections, with a reset."""

@@ -8,7 +8,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from kubeproxy.dataplane.interface import Counters
+from kubeproxy.dataplane.interface import Counters, Ill, Vitals
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
 from kubeproxy.errors import KernelError
 from kubeproxy.model import NODE_PORTS, Address, Family, FrontendName, family_of
@@ -75,9 +75,24 @@ class FakeDataPlane:
             self.listening.pop(message.frontend, None)
             self.endpoints.pop(message.frontend, None)
 
-    def counters(self) -> Mapping[FrontendName, Counters]:
+    async def counters(self) -> Mapping[FrontendName, Counters]:
         """Nobody ever came."""
         return {name: Counters() for name in self.listening}
+
+    async def vitals(self) -> Sequence[Vitals]:
+        """Nothing serves."""
+        return ()
+
+    async def ill(self) -> Mapping[FrontendName, Sequence[Ill]]:
+        """Nobody was dialed."""
+        return {}
+
+    restarts = 0
+    trouble: str | None = None
+    open_connections = 0
+
+    async def retire(self) -> None:
+        """Nobody comes anyway."""
 
     async def drain(self, grace_s: float) -> int:
         """Nobody is here."""

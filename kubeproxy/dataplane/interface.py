@@ -7,28 +7,86 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kubeproxy.dataplane.messages import Message
-from kubeproxy.model import Address, FrontendName
+from kubeproxy.model import Address, FrontendName, Target
 from kubeproxy.model import Protocol as Transport
 
 
 @dataclass(slots=True)
 class Counters:
-    """Plain sums of one frontend since it was first listened for."""
+    """Plain sums of one frontend since it was first listened for, over everything that serves or has served it."""
 
     accepted: int = 0
     """Connections; UDP: sessions."""
     active: int = 0
-    failed: int = 0
-    """Connections for which no endpoint answered."""
+    refused: int = 0
+    """Connections that failed because every endpoint refused or was unreachable."""
+    silent: int = 0
+    """Connections that failed because an endpoint was still silent when the ladder of dials ended."""
+    nobody: int = 0
+    """Connections that failed because there was no endpoint."""
+    unable: int = 0
+    """Connections that failed for want of something of this host's: a port, memory, a descriptor."""
     dial_retries: int = 0
     dropped: int = 0
     """UDP: datagrams that could not be passed on."""
     evicted: int = 0
     """UDP: sessions that made room for others."""
+    affinity_entries: int = 0
+    """Clients bound to an endpoint now."""
     bytes_in: int = 0
     """From clients to endpoints."""
     bytes_out: int = 0
     """From endpoints to clients."""
+
+    @property
+    def failed(self) -> int:
+        """Connections for which no endpoint answered, whatever the reason."""
+        return self.refused + self.silent + self.nobody + self.unable
+
+
+DIAL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Upper bounds of the dial time histogram; one more bucket takes the rest. From what a dial on the same host takes to
+a little beyond the default ladder's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """How one process that serves is doing. Sums are since it began."""
+
+    pid: int
+    number: int
+    """Its place among the workers, from 0."""
+    began: float
+    """Unix seconds."""
+    connections: int
+    """Open now, those being dialed for included."""
+    udp_sessions: int
+    descriptors: int
+    """In use on the byte path."""
+    descriptors_limit: int
+    turned_away: int
+    """How often a client had to wait for want of descriptors."""
+    lag_s: float
+    """The longest turn of its loop since this was last asked: how long a ready byte may have waited."""
+    dials: tuple[int, ...]
+    """Connections by the time from accept to the endpoint's answer: one number for each of `DIAL_BUCKETS_S` and one
+    for the rest, not cumulative."""
+    dial_seconds: float
+    """The sum of these times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ill:
+    """An endpoint that is passed over, as one serving process sees it."""
+
+    target: Target
+    worker: int
+    reason: str
+    """``refused``, ``timeout``, ``unreachable``: what its last failure was."""
+    failures: int
+    """One after the other."""
+    retry_in_s: float
+    """Seconds until one client may try it again; 0: one is trying now, or the next may."""
 
 
 class DataPlane(Protocol):
@@ -39,12 +97,33 @@ class DataPlane(Protocol):
         as a text that says what was seen; the other messages are in effect all the same. A frontend that did not
         listen before and whose Listen could not be done does not listen."""
 
-    def counters(self) -> Mapping[FrontendName, Counters]:
+    async def counters(self) -> Mapping[FrontendName, Counters]:
         """A snapshot, summed over everything that serves."""
+
+    async def vitals(self) -> Sequence[Vitals]:
+        """One for each process that serves now, by number."""
+
+    async def ill(self) -> Mapping[FrontendName, Sequence[Ill]]:
+        """The endpoints that are passed over now."""
+
+    @property
+    def restarts(self) -> int:
+        """How often a process that served has died and was replaced."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it does not serve as it should (a worker that keeps dying); None: it does."""
+
+    @property
+    def open_connections(self) -> int:
+        """Clients being served or dialed for, as far as known without asking."""
+
+    async def retire(self) -> None:
+        """Stop accepting, everywhere; what waits already is taken, and the open connections go on."""
 
     async def drain(self, grace_s: float) -> int:
         """Wait until the connections open now have ended, at most `grace_s` seconds; how many are left. Accepting
-        goes on meanwhile."""
+        goes on meanwhile, unless `retire` has ended it."""
 
     async def close(self) -> None:
         """Close every listener and connection."""

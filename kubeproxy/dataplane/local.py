@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.engine import Engine
-from kubeproxy.dataplane.interface import Counters
+from kubeproxy.dataplane.interface import Counters, Ill, Vitals
 from kubeproxy.dataplane.messages import Listen, Message
 from kubeproxy.dataplane.ports import HeldPort
 from kubeproxy.dataplane.reactor import Reactor
@@ -28,7 +28,7 @@ class LocalDataPlane:
         """To be made inside a running event loop."""
         self._context = Context(reactor=Reactor(), budget=budget or DescriptorBudget.of_this_process())
         self._held: dict[tuple[Protocol, Address, int], HeldPort] = {}
-        self._engine = Engine(self._context, open_socket=self._socket_of, rng=rng or random.Random())
+        self.engine = Engine(self._context, open_socket=self._socket_of, rng=rng or random.Random())
         self._context.reactor.attach(asyncio.get_running_loop())
 
     def reserve(self, protocol: Protocol, address: Address, port: int) -> HeldPort:
@@ -55,11 +55,33 @@ class LocalDataPlane:
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
         """Put messages into effect; what could not be done, by frontend."""
-        return self._engine.handle(messages)
+        return self.engine.handle(messages)
 
-    def counters(self) -> Mapping[FrontendName, Counters]:
-        """A snapshot of every frontend's sums."""
-        return self._engine.counters()
+    async def counters(self) -> Mapping[FrontendName, Counters]:
+        """See `DataPlane.counters`."""
+        return self.engine.counters()
+
+    async def vitals(self) -> Sequence[Vitals]:
+        """See `DataPlane.vitals`."""
+        return (self.engine.vitals(),)
+
+    async def ill(self) -> Mapping[FrontendName, Sequence[Ill]]:
+        """See `DataPlane.ill`."""
+        return self.engine.ill()
+
+    @property
+    def restarts(self) -> int:
+        """None: it lives and dies with this process."""
+        return 0
+
+    @property
+    def trouble(self) -> str | None:
+        """None: it lives and dies with this process."""
+        return None
+
+    async def retire(self) -> None:
+        """See `DataPlane.retire`."""
+        self.engine.retire()
 
     @property
     def open_connections(self) -> int:
@@ -77,7 +99,7 @@ class LocalDataPlane:
 
     async def close(self) -> None:
         """Close every listener and connection, and give all ports back."""
-        self._engine.close()
+        self.engine.close()
         for held in list(self._held.values()):
             held.release()
         self._context.reactor.shut()

@@ -49,6 +49,16 @@ class Tune:
     udp_idle_s: float = 60.0
     """How long a UDP session without datagrams lasts: twice conntrack's timeout for a lone datagram, half of that for
     a stream, so that a slow answer is never lost (kube-proxy's 250 ms lost it)."""
+    half_closed_idle_s: float = 3600.0
+    """How long a connection of which one side has ended may stay without a byte from the other. What TCP's keepalive
+    finds is ended before; this is for a peer that lives and has forgotten. As long as connection tracking keeps such a
+    connection by kube-proxy's default (tcpCloseWaitTimeout)."""
+    orphan_grace_s: float = 60.0
+    """How long a worker goes on when the process that tells it what to do has died and no other comes."""
+    shutdown_grace_s: float = 10.0
+    """How long connections may take to end when a worker is told to stop, or has lost everybody who could tell it."""
+    access_log: bool = False
+    """Whether to remember each connection that has ended, to be told of."""
     udp_sessions_max: int = 16_384
     """UDP sessions at once, over all frontends; beyond it the idlest one goes."""
 

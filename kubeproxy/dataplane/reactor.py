@@ -71,6 +71,7 @@ class Reactor:
         self._ticket = count()
         self._driver: _AsyncioDriver | None = None
         self._running = False
+        self._longest_turn_s = 0.0
 
     def add(self, fd: int, handler: Callable[[int], None], events: int = EDGE) -> None:
         """Watch a descriptor from now on. OSError when the kernel has no room for another watch."""
@@ -139,7 +140,14 @@ class Reactor:
             for fd in self._closing:
                 os.close(fd)
             self._closing.clear()
+        if busy and (turn_s := self.clock() - self.now) > self._longest_turn_s:
+            self._longest_turn_s = turn_s
         return busy
+
+    def take_longest_turn(self) -> float:
+        """Seconds of the longest turn since this was last asked: so long a ready descriptor may have waited."""
+        longest_s, self._longest_turn_s = self._longest_turn_s, 0.0
+        return longest_s
 
     def _fire(self) -> None:
         timers = self._timers

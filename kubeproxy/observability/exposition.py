@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from prometheus_client import generate_latest
@@ -27,7 +27,7 @@ class Exposition:
         self,
         metrics: Metrics,
         *,
-        counters: Callable[[], Mapping[FrontendName, Counters]],
+        counters: Callable[[], Awaitable[Mapping[FrontendName, Counters]]],
         picture: Callable[[], Picture],
     ) -> None:
         self._metrics = metrics
@@ -43,7 +43,7 @@ class Exposition:
             # In a thread, because listing /proc/self/fd takes 20 ms with 40,000 connections; what is to be computed
             # beside it is little.
             parts = [await asyncio.to_thread(generate_latest, self._metrics.registry)]
-            for part in self._traffic.exposition(self._counters()):
+            for part in self._traffic.exposition(await self._counters()):
                 parts.append(part)
                 await asyncio.sleep(0)
         return b"".join(parts)

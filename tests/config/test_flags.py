@@ -32,7 +32,11 @@ SAMPLES = {
     "conntrack-udp-timeout-stream": "7s", "config-sync-period": "7s", "proxy-port-range": "7-8", "udp-timeout": "7s",
     "windows-service": "true", "master": "https://a", "kubernetes": "never", "manifests": "/a,b", "recursive": "true",
     "default-namespace": "n", "namespace": "n", "netfilter": "none", "dial-timeouts": "7s,8s",
-    "keepalive-period": "7s", "shutdown-grace": "7s", "cleanup-on-exit": "true", "udp-sessions": "7",
+    "keepalive-period": "7s", "shutdown-grace": "7s", "cleanup-on-exit": "true", "workers": "3",
+    "orphan-grace": "5s",
+    "half-closed-timeout": "5m",
+    "access-log": "/var/log/access",
+    "udp-sessions": "7",
     "preserve-client-address": "local", "node-addresses": "192.0.2.7,2001:db8::7", "node-zone": "z",
 }  # fmt: skip
 """A value for each flag with a field, as it is printed again; different from the default."""

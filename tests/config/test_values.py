@@ -22,6 +22,7 @@ from kubeproxy.config.values import (
     PositiveDuration,
     Quantity,
     ServerAddress,
+    WorkerCount,
 )
 
 LEAVES: tuple[type[Leaf], ...] = (
@@ -38,6 +39,7 @@ LEAVES: tuple[type[Leaf], ...] = (
     PortRange,
     PositiveDuration,
     Quantity,
+    WorkerCount,
 )
 
 S = 10**9

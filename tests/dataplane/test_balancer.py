@@ -147,7 +147,7 @@ def test_an_endpoint_that_failed_is_passed_over_for_a_while_that_doubles(make: M
     now = 0.0
     for wait in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
         for _ in range(50):
-            balancer.failed(target(1), now)
+            balancer.failed(target(1), now, "timeout")
         before = {balancer.pick("c", now + wait - 0.01) for _ in range(9)}
         assert before == set(targets(2, 3))
         now += wait
@@ -159,7 +159,7 @@ def test_an_endpoint_that_failed_is_passed_over_for_a_while_that_doubles(make: M
 
 def test_a_trial_whose_outcome_nobody_tells_is_not_the_last(make: Make) -> None:
     balancer = make(1, 2)
-    balancer.failed(target(1), 0.0)
+    balancer.failed(target(1), 0.0, "timeout")
     assert target(1) in {balancer.pick("c", 1.0) for _ in range(4)}
     assert target(1) not in {balancer.pick("c", 5.9) for _ in range(4)}
     assert target(1) in {balancer.pick("c", 6.0) for _ in range(4)}
@@ -168,18 +168,18 @@ def test_a_trial_whose_outcome_nobody_tells_is_not_the_last(make: Make) -> None:
 def test_if_all_are_aside_all_are_tried(make: Make) -> None:
     balancer = make(1, 2, 3)
     for number in (1, 2, 3):
-        balancer.failed(target(number), 0.0)
+        balancer.failed(target(number), 0.0, "timeout")
     assert {balancer.pick("c", 0.1) for _ in range(6)} == set(targets(1, 2, 3))
     assert balancer.pick("c", 0.1, avoid=targets(1, 2)) == target(3)
 
 
 def test_one_that_left_and_came_back_is_tried_at_once(make: Make) -> None:
     balancer = make(1, 2)
-    balancer.failed(target(1), 0.0)
+    balancer.failed(target(1), 0.0, "timeout")
     balancer.update(targets(2), None)
     balancer.update(targets(1, 2), None)
     assert target(1) in {balancer.pick("c", 0.1) for _ in range(4)}
-    balancer.failed(target(9), 0.0)
+    balancer.failed(target(9), 0.0, "timeout")
     assert set(balancer.aside) == set()
 
 
@@ -187,7 +187,7 @@ def test_affinity_gives_way_while_its_endpoint_is_aside(make: Make) -> None:
     balancer = make(1, 2, affinity_timeout_s=100)
     mine = balancer.pick("a", 0.0)
     assert mine is not None
-    balancer.failed(mine, 0.0)
+    balancer.failed(mine, 0.0, "timeout")
     other = balancer.pick("a", 0.1)
     assert other != mine
     assert balancer.pick("a", 50.0) == other

@@ -78,7 +78,7 @@ def says(text: bytes) -> Answer:
 
 
 def counters(bench: Bench) -> Counters:
-    return bench.plane.counters()[frontend()]
+    return bench.plane.engine.counters()[frontend()]
 
 
 @pytest.mark.parametrize("size", [1, 1_400, 4_097, 9_000, 60_000, 65_507])

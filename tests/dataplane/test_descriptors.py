@@ -37,14 +37,14 @@ async def test_clients_beyond_the_budget_wait_and_are_served_when_there_is_room(
             writer.write(b"x")
         for reader, _ in connections[:3]:
             assert await reader.readexactly(1) == b"x"
-        assert plane.counters()[frontend()].accepted == 3
+        assert plane.engine.counters()[frontend()].accepted == 3
         for _, writer in connections[:3]:
             writer.close()
         for reader, writer in connections[3:]:
             assert await asyncio.wait_for(reader.readexactly(1), 5) == b"x"
             writer.close()
-        await eventually(lambda: plane.counters()[frontend()].active == 0)
-        assert plane.counters()[frontend()].failed == 0
+        await eventually(lambda: plane.engine.counters()[frontend()].active == 0)
+        assert plane.engine.counters()[frontend()].failed == 0
     await plane.close()
 
 
@@ -64,7 +64,7 @@ async def test_the_kernels_own_no_is_borne(bench: Bench) -> None:
                 fillers.extend(socket.socket() for _ in range(1000))
             await loop.sock_connect(client, address)
             await eventually(lambda: bench.plane._context.budget.used == 1)
-            assert bench.plane.counters()[frontend()].accepted == 0
+            assert bench.plane.engine.counters()[frontend()].accepted == 0
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             for filler in fillers:

@@ -37,7 +37,7 @@ async def test_a_refusing_endpoint_is_never_seen_by_a_client(bench: Bench) -> No
         async with endpoint(says("alive")) as alive:
             address = await bench.serve(dead, alive)
             assert [await ask(address) for _ in range(10)] == ["alive"] * 10
-    counters = bench.plane.counters()[frontend()]
+    counters = bench.plane.engine.counters()[frontend()]
     assert counters.failed == 0
     assert counters.dial_retries >= 1
 
@@ -48,7 +48,7 @@ async def test_a_silent_endpoint_is_passed_by_after_its_step(bench: Bench) -> No
         async with endpoint(says("alive")) as alive:
             address = await bench.serve(dead, alive)
             assert await asyncio.gather(*(ask(address) for _ in range(20))) == ["alive"] * 20
-    assert bench.plane.counters()[frontend()].failed == 0
+    assert bench.plane.engine.counters()[frontend()].failed == 0
 
 
 async def test_a_silent_endpoint_costs_its_step_once_and_then_nothing(bench: Bench) -> None:
@@ -57,8 +57,8 @@ async def test_a_silent_endpoint_costs_its_step_once_and_then_nothing(bench: Ben
             address = await bench.serve(dead, alive)
             for _ in range(10):
                 assert await ask(address) == "alive"
-            assert dead in bench.plane._engine._listeners[frontend()].balancer.aside
-    assert bench.plane.counters()[frontend()].dial_retries == 1
+            assert dead in bench.plane.engine._listeners[frontend()].balancer.aside
+    assert bench.plane.engine.counters()[frontend()].dial_retries == 1
 
 
 async def test_a_silent_endpoint_stalls_nobody_else(bench: Bench) -> None:
@@ -70,7 +70,7 @@ async def test_a_silent_endpoint_stalls_nobody_else(bench: Bench) -> None:
             stuck = [asyncio.open_connection(*stuck_address) for _ in range(3)]
             writers = [writer for _, writer in await asyncio.gather(*stuck)]
             assert await ask(address) == "other"
-            assert bench.plane.counters()[frontend("stuck")].failed == 0
+            assert bench.plane.engine.counters()[frontend("stuck")].failed == 0
             for writer in writers:
                 writer.close()
 
@@ -81,7 +81,7 @@ async def test_when_the_ladder_ends_the_client_is_reset(bench: Bench) -> None:
         address = await bench.serve(dead)
         with pytest.raises(ConnectionResetError):
             await ask(address)
-    await eventually(lambda: bench.plane.counters()[frontend()].failed == 1)
+    await eventually(lambda: bench.plane.engine.counters()[frontend()].failed == 1)
     assert bench.plane._context.live == set()
 
 
@@ -93,7 +93,7 @@ async def test_an_endpoint_that_is_being_restarted_is_waited_for(bench: Bench) -
         with refusing_target() as other:
             address = await bench.serve(type(other)(other.address, port))
         asking = asyncio.create_task(ask(address))
-        await eventually(lambda: bench.plane.counters()[frontend()].dial_retries >= 1)
+        await eventually(lambda: bench.plane.engine.counters()[frontend()].dial_retries >= 1)
         sock.listen()
         sock.setblocking(False)
         accepted, _ = await asyncio.get_running_loop().sock_accept(sock)
@@ -128,12 +128,12 @@ async def test_a_client_that_is_gone_is_not_dialed_for_any_more(bench: Bench) ->
     with silent_target() as dead:
         address = await bench.serve(dead)
         sock = socket.create_connection(address)
-        await eventually(lambda: bench.plane.counters()[frontend()].accepted == 1)
+        await eventually(lambda: bench.plane.engine.counters()[frontend()].accepted == 1)
         assert len(bench.plane._context.live) == 1
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
         await eventually(lambda: not bench.plane._context.live, within_s=0.2)
-    assert bench.plane.counters()[frontend()].failed == 0
+    assert bench.plane.engine.counters()[frontend()].failed == 0
 
 
 async def test_a_client_that_spoke_and_said_fin_while_we_dialed_is_served(bench: Bench) -> None:
@@ -178,4 +178,4 @@ async def test_affinity_gives_way_to_an_endpoint_that_answers(bench: Bench) -> N
         async with endpoint(says("alive")) as alive:
             address = await bench.serve(dead, alive, affinity_timeout_s=600)
             assert {await ask(address) for _ in range(6)} == {"alive"}
-    assert bench.plane.counters()[frontend()].dial_retries <= 1
+    assert bench.plane.engine.counters()[frontend()].dial_retries <= 1

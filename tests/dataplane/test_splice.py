@@ -20,8 +20,8 @@ async def test_what_the_endpoint_says_arrives(bench: Bench) -> None:
     async with endpoint(says("hello")) as target:
         address = await bench.serve(target)
         assert await ask(address) == "hello"
-    await eventually(lambda: bench.plane.counters()[frontend()].active == 0)
-    counters = bench.plane.counters()[frontend()]
+    await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)
+    counters = bench.plane.engine.counters()[frontend()]
     assert (counters.accepted, counters.failed, counters.bytes_in, counters.bytes_out) == (1, 0, 0, 5)
 
 
@@ -75,7 +75,7 @@ async def test_many_bytes_both_ways_at_once_arrive_whole(bench: Bench, size: int
         await sending
         writer.close()
     assert hashlib.sha256(received).digest() == hashlib.sha256(payload).digest()
-    await eventually(lambda: bench.plane.counters()[frontend()].active == 0)
+    await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)
     assert bench.plane._context.pipes.in_use == 0
 
 
@@ -130,7 +130,7 @@ async def test_a_slow_reader_holds_the_sender_back(bench: Bench) -> None:
             await asyncio.sleep(0.3)
         assert 0 < sent < 50_000_000
         sock.close()
-        await eventually(lambda: bench.plane.counters()[frontend()].active == 0)
+        await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)
 
 
 async def test_a_reset_by_the_client_resets_the_endpoint(bench: Bench) -> None:
@@ -146,7 +146,7 @@ async def test_a_reset_by_the_client_resets_the_endpoint(bench: Bench) -> None:
     async with endpoint(listens) as target:
         with socket.create_connection(await bench.serve(target)) as sock:
             sock.sendall(b"hello")
-            await eventually(lambda: bench.plane.counters()[frontend()].bytes_in == 5)
+            await eventually(lambda: bench.plane.engine.counters()[frontend()].bytes_in == 5)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         assert isinstance(await asyncio.wait_for(seen, 5), ConnectionResetError)
 
@@ -187,11 +187,11 @@ async def test_a_reset_after_the_fin_ends_the_connection(bench: Bench) -> None:
     async with endpoint(waits) as target:
         sock = socket.create_connection(await bench.serve(target))
         sock.shutdown(socket.SHUT_WR)
-        await eventually(lambda: bench.plane.counters()[frontend()].bytes_out > 0)
+        await eventually(lambda: bench.plane.engine.counters()[frontend()].bytes_out > 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         sock.close()
         await asyncio.wait_for(gone, 5)
-        await eventually(lambda: bench.plane.counters()[frontend()].active == 0)
+        await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)
 
 
 async def test_urgent_data_stays_in_line_and_stalls_nothing(bench: Bench) -> None:

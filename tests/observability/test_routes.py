@@ -31,7 +31,7 @@ class Node:
         self.counters: dict[FrontendName, Counters] = {}
         self.health = ProxyHealth(timeout_s=60.0, families=Family)
         self.metrics = Metrics(families=Family)
-        self.exposition = Exposition(self.metrics, counters=lambda: self.counters, picture=lambda: Picture(state))
+        self.exposition = Exposition(self.metrics, counters=self.read_counters, picture=lambda: Picture(state))
         self.health_server = HttpServer(
             name="healthz",
             host="127.0.0.1",
@@ -51,6 +51,9 @@ class Node:
             setting="metricsBindAddress",
             routes=metrics_routes(self.exposition, lambda: {"BindAddress": "0.0.0.0", "FeatureGates": {}}),
         )
+
+    async def read_counters(self) -> Mapping[FrontendName, Counters]:
+        return self.counters
 
     async def healthz(self, path: str = "/healthz") -> tuple[int, CIMultiDictProxy[str], str]:
         return await fetch(self.health_server, path)
@@ -211,7 +214,7 @@ async def test_the_loop_turns_while_ten_thousand_services_are_written(state: Sta
     }
     turns, writing = 0, False
 
-    def read() -> Mapping[FrontendName, Counters]:
+    async def read() -> Mapping[FrontendName, Counters]:
         nonlocal writing
         writing = True
         return counters
@@ -228,7 +231,7 @@ async def test_the_loop_turns_while_ten_thousand_services_are_written(state: Sta
 async def test_one_scrape_is_rendered_at_a_time(state: State) -> None:
     story: list[str] = []
 
-    def read() -> Mapping[FrontendName, Counters]:
+    async def read() -> Mapping[FrontendName, Counters]:
         story.append("began")
         return {}
 

@@ -41,7 +41,7 @@ def accepted(found: Samples, port: ServicePortName = WEB) -> float:
 def test_every_counter_under_its_name() -> None:
     text = b"".join(
         Traffic().exposition(
-            {V4: Counters(accepted=10, active=2, failed=3, dial_retries=4, bytes_in=5, bytes_out=2**60)}
+            {V4: Counters(accepted=10, active=2, refused=3, dial_retries=4, bytes_in=5, bytes_out=2**60)}
         )
     )
     labels = (("namespace", "default"), ("port", "http"), ("service", "web"))
