@@ -39,6 +39,12 @@ class Aside:
         self.failures = 1
         self.on_trial = False
 
+    def copy(self) -> Aside:
+        """One of its own."""
+        twin = Aside(self.until, self.delay_s, self.reason)
+        twin.failures, twin.on_trial = self.failures, self.on_trial
+        return twin
+
 
 class Balancer:
     """The endpoints of one frontend, in turn."""
@@ -86,6 +92,24 @@ class Balancer:
         if picked is not None:
             self._bind(client, picked, now)
         return picked
+
+    def prospect(self, client: str, now: float, *, limit: int) -> tuple[Target | None, tuple[Target, ...]]:
+        """The endpoint that a client is bound to (None: to none), and the order in which its next connection would try
+        the endpoints, up to `limit` of them. Asked of a twin, so that asking changes nothing."""
+        twin = Balancer(rng=self._rng)
+        twin._rotation = self._rotation.copy()
+        twin._members = self._members
+        twin._aside = {target: aside.copy() for target, aside in self._aside.items()}
+        twin._affinity_timeout_s = self._affinity_timeout_s
+        bound, last_used = self._affinity.get(client, (None, 0.0))
+        if bound not in self._members or now - last_used >= (self._affinity_timeout_s or 0.0):
+            bound = None
+        else:
+            twin._affinity[client] = (bound, last_used)
+        order: dict[Target, None] = {}
+        while len(order) < limit and (target := twin.pick(client, now, order)) is not None:
+            order[target] = None
+        return bound, tuple(order)
 
     def settle(self, client: str, target: Target, now: float) -> None:
         """A connection of this client was made to that endpoint, whichever was picked last."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.datagrams import DatagramListener, Sessions
-from kubeproxy.dataplane.interface import Counters, Ill, Vitals
+from kubeproxy.dataplane.interface import PROSPECTS, Counters, Ill, Prospect, Vitals
 from kubeproxy.dataplane.listener import Listener
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
-from kubeproxy.model import FrontendName, Protocol
+from kubeproxy.model import Address, FrontendName, Protocol
 
 
 class Engine:
@@ -103,6 +103,14 @@ class Engine:
             for name, listener in self._listeners.items()
             if listener.balancer.aside
         }
+
+    def prospect(self, frontend: FrontendName, client: Address, *, worker: int = 0) -> Prospect | None:
+        """What would become of a client's next connection; None: the frontend is not served."""
+        listener = self._listeners.get(frontend)
+        if listener is None:
+            return None
+        bound, order = listener.balancer.prospect(client, self._context.reactor.clock(), limit=PROSPECTS)
+        return Prospect(worker, order, bound)
 
     def vitals(self, *, worker: int = 0) -> Vitals:
         """How this process is doing; begins a new look at the longest turn."""

@@ -8,7 +8,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from kubeproxy.dataplane.interface import Counters, Ill, Vitals
+from kubeproxy.dataplane.interface import PROSPECTS, Counters, Ill, Prospect, Vitals
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
 from kubeproxy.errors import KernelError
 from kubeproxy.model import NODE_PORTS, Address, Family, FrontendName, family_of
@@ -86,6 +86,11 @@ class FakeDataPlane:
     async def ill(self) -> Mapping[FrontendName, Sequence[Ill]]:
         """Nobody was dialed."""
         return {}
+
+    async def prospects(self, frontend: FrontendName, client: Address) -> Sequence[Prospect]:
+        """The endpoints in the order in which they were told; nobody is bound."""
+        told = self.endpoints.get(frontend)
+        return () if told is None else (Prospect(0, told.endpoints[:PROSPECTS]),)
 
     restarts = 0
     trouble: str | None = None

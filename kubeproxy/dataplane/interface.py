@@ -89,6 +89,21 @@ class Ill:
     """Seconds until one client may try it again; 0: one is trying now, or the next may."""
 
 
+PROSPECTS = 64
+"""How many endpoints a `Prospect` tells of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What one serving process would do with a client's next connection."""
+
+    worker: int
+    order: tuple[Target, ...]
+    """The endpoints as they would be tried now, the first `PROSPECTS` of them."""
+    bound: Target | None = None
+    """The endpoint that the client stays with, by affinity; None: none."""
+
+
 class DataPlane(Protocol):
     """A running data plane."""
 
@@ -105,6 +120,10 @@ class DataPlane(Protocol):
 
     async def ill(self) -> Mapping[FrontendName, Sequence[Ill]]:
         """The endpoints that are passed over now."""
+
+    async def prospects(self, frontend: FrontendName, client: Address) -> Sequence[Prospect]:
+        """What each process that serves a frontend would do with the next connection from a client's address. Asking
+        changes nothing; nobody answers for a frontend that is not served."""
 
     @property
     def restarts(self) -> int:

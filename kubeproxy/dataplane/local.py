@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.engine import Engine
-from kubeproxy.dataplane.interface import Counters, Ill, Vitals
+from kubeproxy.dataplane.interface import Counters, Ill, Prospect, Vitals
 from kubeproxy.dataplane.messages import Listen, Message
 from kubeproxy.dataplane.ports import HeldPort
 from kubeproxy.dataplane.reactor import Reactor
@@ -68,6 +68,11 @@ class LocalDataPlane:
     async def ill(self) -> Mapping[FrontendName, Sequence[Ill]]:
         """See `DataPlane.ill`."""
         return self.engine.ill()
+
+    async def prospects(self, frontend: FrontendName, client: Address) -> Sequence[Prospect]:
+        """See `DataPlane.prospects`."""
+        prospect = self.engine.prospect(frontend, client)
+        return () if prospect is None else (prospect,)
 
     @property
     def restarts(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, family_of
@@ -20,12 +20,28 @@ class Fate(StrEnum):
     DROPPED = "dropped"
 
 
+class Why(StrEnum):
+    """Which rule decided."""
+
+    NO_RULE = "no rule"
+    SOURCE_RANGE = "source range"
+    """The destination admits certain sources only, and this is none of them."""
+    GUARD = "guard"
+    """A proxy port takes only what was redirected to it."""
+    REDIRECT = "redirect"
+    OWN_REDIRECT = "own redirect"
+    """A redirect for this node itself and for pods."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """The fate of a packet, and the proxy port that it was redirected to (None: to none)."""
 
     fate: Fate
     proxy_port: int | None = None
+    why: Why = field(default=Why.NO_RULE, compare=False)
+    matched: Destination | None = field(default=None, compare=False)
+    """The redirect that took it: the destination itself, or its node port."""
 
 
 def trace(
@@ -42,26 +58,32 @@ def trace(
     node itself, `for_this_host` that the destination is an address of the node, where a proxy port may be hit directly.
     """
     if destination in rules.allowed_sources and not (source and hold(frozenset(rules.admitted[destination]), source)):
-        return Trace(Fate.DROPPED)
+        return Trace(Fate.DROPPED, why=Why.SOURCE_RANGE, matched=destination)
     is_internal = from_this_host or (source is not None and hold(rules.internal_sources, source))
-    port = _redirect(rules, destination, is_internal=is_internal, from_this_host=from_this_host)
-    if port is None:
+    taken = _redirect(rules, destination, is_internal=is_internal, from_this_host=from_this_host)
+    if taken is None:
         proxy_port = ProxyPort(destination.protocol, destination.port)
         direct = for_this_host and proxy_port in rules.guarded - rules.undisguised
-        return Trace(Fate.DROPPED if direct else Fate.PASSED)
+        return Trace(Fate.DROPPED, why=Why.GUARD) if direct else Trace(Fate.PASSED)
+    port, why, matched = taken
     proxy_port = ProxyPort(destination.protocol, port)
     if proxy_port in rules.dropped:
-        return Trace(Fate.DROPPED, port)
-    return Trace(Fate.REFUSED if proxy_port in rules.refused else Fate.PROXIED, port)
+        fate = Fate.DROPPED
+    else:
+        fate = Fate.REFUSED if proxy_port in rules.refused else Fate.PROXIED
+    return Trace(fate, port, why, matched)
 
 
-def _redirect(rules: RuleSet, destination: Destination, *, is_internal: bool, from_this_host: bool) -> int | None:
-    """The proxy port that a packet is redirected to: an address of its own comes before node ports."""
+def _redirect(
+    rules: RuleSet, destination: Destination, *, is_internal: bool, from_this_host: bool
+) -> tuple[int, Why, Destination] | None:
+    """The proxy port that a packet is redirected to, and by what: an address of its own comes before node ports."""
     keys = [destination] if destination.address not in NODE_PORTS.values() else []
     if destination.address in rules.node_addresses and (from_this_host or not is_loopback(destination.address)):
         keys.append(destination._replace(address=NODE_PORTS[family_of(destination.address)]))
+    own, everybodys = (rules.own_redirects, Why.OWN_REDIRECT), (rules.redirects, Why.REDIRECT)
     for key in keys:
-        for redirects in (rules.own_redirects, rules.redirects) if is_internal else (rules.redirects,):
+        for redirects, why in (own, everybodys) if is_internal else (everybodys,):
             if key in redirects:
-                return redirects[key]
+                return redirects[key], why, key
     return None

@@ -18,6 +18,7 @@ from kubeproxy.model import (
     NODE_PORTS,
     Address,
     Destination,
+    Endpoint,
     Family,
     Frontend,
     FrontendName,
@@ -28,6 +29,7 @@ from kubeproxy.model import (
     family_of,
 )
 from kubeproxy.proxier.claims import Claims
+from kubeproxy.proxier.endpoints import candidates
 from kubeproxy.proxier.facts import NOWHERE, NodeFacts, Preserve
 from kubeproxy.proxier.plan import Listener, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.ports import NoPort, Ports
@@ -103,6 +105,20 @@ class Ledger:
     def denied(self) -> set[FrontendName | Destination]:
         """What could not be had: frontends without a listener or untold, and ports that others use."""
         return {*self.faults, *self.claims.faults}
+
+    def service(self, name: ServiceName) -> Service | None:
+        """A Service as its owner has it."""
+        view = self._views.get(name)
+        return None if view is None else view.service
+
+    def candidates(self, name: FrontendName) -> dict[Target, Endpoint]:
+        """Everybody who listens for a frontend's service port in its family, whether chosen or not."""
+        view = self._views.get(name.service_port.service)
+        ports = () if view is None or view.service is None else view.service.ports
+        port = next((port for port in ports if port.name == name.service_port.port), None)
+        if view is None or port is None:
+            return {}
+        return {it.target: it.endpoint for it in candidates(view.slices, port, name.family)}
 
     # What is wanted.
 

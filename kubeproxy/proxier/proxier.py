@@ -23,7 +23,17 @@ import structlog
 
 from kubeproxy.dataplane.interface import DataPlane, PortReserver
 from kubeproxy.errors import KubeproxyError
-from kubeproxy.model import Address, Destination, Family, FrontendName, Protocol, ServiceName
+from kubeproxy.model import (
+    Address,
+    Destination,
+    Endpoint,
+    Family,
+    FrontendName,
+    Protocol,
+    Service,
+    ServiceName,
+    Target,
+)
 from kubeproxy.netfilter.conntrack import Conntrack, NoConntrack
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -109,6 +119,7 @@ class Proxier:
         self._pending_since: float | None = None
         self._settled_at: float | None = None
         self._programmed_at: float | None = None
+        self._in_force: RuleSet | None = None
         tracker.notify(self._changed)
 
     # What others may ask for.
@@ -168,6 +179,19 @@ class Proxier:
     def owner_of(self, service: ServiceName) -> str | None:
         """The source whose word counts for a Service; None: nobody's."""
         return self._ledger.owners.get(service)
+
+    @property
+    def in_force(self) -> RuleSet | None:
+        """The rules that netfilter was last given with success; None: none yet."""
+        return self._in_force
+
+    def service(self, name: ServiceName) -> Service | None:
+        """A Service as its owner has it."""
+        return self._ledger.service(name)
+
+    def candidates(self, name: FrontendName) -> Mapping[Target, Endpoint]:
+        """Everybody who listens for a frontend's service port in its family, those not chosen included."""
+        return self._ledger.candidates(name)
 
     def snapshot(self) -> Snapshot:
         """What is wanted, what stands and what is wrong, as of now."""
@@ -248,6 +272,7 @@ class Proxier:
             self._failed(_NETFILTER, error)
             return False
         ended_at = self._programmed_at = self._clock.now()
+        self._in_force = ruleset
         self._ledger.applied(generation)
         self._schedule.succeeded(ended_at, full=full)
         self._recovered(_NETFILTER)
