@@ -77,6 +77,11 @@ class Schedule:
         """Whether a transaction that starts now has to look at what the kernel really has."""
         return not self._certain or now >= self._full_at + self.periods.sync_s
 
+    def doubt(self) -> None:
+        """The kernel may have anything: a full sync is due."""
+        self._certain = False
+        self._full_at = -math.inf
+
     def started(self) -> None:
         """A transaction begins; should it be cancelled, nobody knows how it ended."""
         self._certain = False

@@ -503,6 +503,30 @@ class TestAddresses:
         assert len(node.reserver.held) == 1
 
 
+class TestHold:
+    """While a successor turns the rules to itself."""
+
+    async def test_the_rules_are_left_alone_until_it_is_over(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        await node.proxier.hold(True)
+        before = node.netfilter.kernel
+        node.tracker.put_service(SOURCE, service("late", "10.96.0.2"))
+        await node.pass_time(100.0)
+        assert node.netfilter.kernel == before
+        node.netfilter.lose()
+        await node.proxier.hold(False)
+        await node.rest()
+        assert node.answers(VIP) == ONE
+        assert node.answers("10.96.0.2:80") is Fate.REFUSED
+
+    async def test_endpoints_are_followed_all_the_same(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        await node.proxier.hold(True)
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1 10.0.0.2"))
+        await node.pass_time(1.0)
+        assert node.answers(VIP) == TWO
+
+
 class TestStop:
     async def test_nothing_is_removed_unless_asked(self, make_node: MakeNode) -> None:
         node = await serving(make_node())

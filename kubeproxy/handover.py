@@ -1,0 +1,47 @@
+"""The moment at which the rules change hands: netfilter, as the successor of a running process uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kubeproxy.errors import KubeproxyError
+from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.succession import Predecessor
+
+
+class Handover:
+    """A `Netfilter` of which the first apply turns the rules from the predecessor to us: it holds still, the one
+    transaction is made, it gives everything away. Should the transaction fail, it looks after its rules again, and the
+    next apply is the first. Everything else, and everything after, is the adapter's own.
+
+    `on_taken` is called once, when the rules are ours and the predecessor has given everything away.
+    """
+
+    def __init__(
+        self, netfilter: Netfilter, predecessor: Predecessor, *, on_taken: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._netfilter = netfilter
+        self._predecessor: Predecessor | None = predecessor
+        self._on_taken = on_taken
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._netfilter, name)
+
+    async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
+        """See `Netfilter.apply`."""
+        predecessor = self._predecessor
+        if predecessor is None:
+            return await self._netfilter.apply(wanted, verify=verify)
+        await predecessor.hold()
+        try:
+            changed = await self._netfilter.apply(wanted, verify=verify)
+        except KubeproxyError:
+            await predecessor.resume()
+            raise
+        self._predecessor = None
+        await predecessor.take()
+        predecessor.close()
+        await self._on_taken()
+        return changed

@@ -1,0 +1,319 @@
+"""Which process a node's Services belong to, and how one follows another without a client noticing.
+
+The owner listens on an abstract Unix socket. Such names belong to a network namespace, as the rules do: two pods of a
+DaemonSet with hostNetwork meet there without a shared directory, and the name is free at the instant its owner dies.
+
+A newcomer that finds an owner becomes its successor. It says ``hello`` and makes everything ready beside it: its own
+listeners, on proxy ports of its own. Then, around the one transaction that turns the rules to itself, it says ``hold``
+(the owner touches the rules no more) and ``take`` (the owner accepts no more, gives the HTTP ports and this name away,
+and lets what is open run out). Should it die before, the owner finds out by the end of the connection and goes on as
+if nothing had been.
+
+Workers whose control process has died look for the owner here, too, and say who they are (``orphan``). They serve on
+until it tells them that the rules lead to others now (``retire``).
+
+One JSON object per line, in both directions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from kubeproxy.tasks import TaskSet
+
+log = structlog.get_logger(__name__)
+
+OWNER: Final = "kubeproxy/owner"
+"""The abstract name, without the leading NUL."""
+LINE_BYTES: Final = 4096
+ANSWER_S: Final = 5.0
+"""How long a predecessor has for an answer; one that takes longer hangs, and is passed over."""
+ATTEMPTS: Final = 50
+RETRY_S: Final = 0.1
+"""How often, and at what pace, a name is tried again whose owner has just gone, or is busy with another successor."""
+_CREDENTIALS: Final = struct.Struct("3i")
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Duties:
+    """What an owner is asked to do on behalf of others."""
+
+    share: Callable[[bool], None]
+    """Let a successor hold the same node ports, or no more."""
+    hold: Callable[[bool], Awaitable[None]]
+    """Leave the rules alone from now on, or look after them again."""
+    yield_all: Callable[[], Awaitable[None]]
+    """The rules are another's: give away what only one can have. Back when that is done."""
+
+
+class Predecessor:
+    """The owner that is still there, as its successor sees it. One that dies or hangs is no obstacle."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, pid: int, version: str) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.pid = pid
+        self.version = version
+
+    async def hold(self) -> None:
+        """Have it leave the rules alone."""
+        await self._ask("hold")
+
+    async def resume(self) -> None:
+        """Have it look after the rules again, because we could not."""
+        await self._ask("resume")
+
+    async def take(self) -> None:
+        """Tell it that the rules are ours; back when it has given everything away."""
+        await self._ask("take")
+
+    async def _ask(self, word: str) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await _send(self._writer, {"do": word})
+                if await _receive(self._reader) is not None:
+                    return
+            log.warning("the process that served before has gone", pid=self.pid, asked=word)
+        except (TimeoutError, OSError) as error:
+            log.warning("the process that served before does not answer", pid=self.pid, asked=word, reason=repr(error))
+
+    def close(self) -> None:
+        """Nothing more is asked of it."""
+        self._writer.close()
+
+
+class Succession:
+    """This process's place in the line."""
+
+    def __init__(self, duties: Duties, *, version: str, name: str = OWNER) -> None:
+        self._duties = duties
+        self._version = version
+        self._address = f"\0{name}"
+        self._server: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
+        self._tasks = TaskSet(self._crashed)
+        self._has_successor = False
+        self._in_force = self._released = False
+        self._orphans: dict[asyncio.StreamWriter, int] = {}
+
+    async def begin(self) -> Predecessor | None:
+        """Take the name and answer to others from now on, or find who has it. None: there is no predecessor (or none
+        that one could speak with). Until the name is ours it is tried again, for its owner may die at any time."""
+        predecessor = await self._look()
+        if not await self.own():
+            self._tasks.start(self._keep_trying(), name="succession: name")
+        return predecessor
+
+    async def own(self) -> bool:
+        """Take the name if it is free; whether it is ours."""
+        if self._server is None and self._bind():
+            sock, self._listening = self._listening, None
+            self._server = await asyncio.start_unix_server(self._serve, sock=sock, limit=LINE_BYTES)
+        return self._server is not None
+
+    async def _look(self) -> Predecessor | None:
+        for _ in range(ATTEMPTS):
+            if self._bind():
+                return None
+            try:
+                predecessor = await self._greet()
+            except _Busy:
+                log.info("another process is just taking over; waits for its turn")
+                await asyncio.sleep(RETRY_S)
+            except ConnectionRefusedError:
+                # Its owner has just gone.
+                await asyncio.sleep(RETRY_S)
+            except (TimeoutError, OSError, ValueError) as error:
+                log.warning(
+                    "another process owns this node and does not answer; takes its place all the same",
+                    reason=str(error) or repr(error),
+                    remedy="end that process",
+                )
+                return None
+            else:
+                return predecessor
+        log.warning("another process keeps this node's name; goes on without it", name=self._address[1:])
+        return None
+
+    def in_force(self) -> None:
+        """Our rules lead clients to us: orphans need not wait any more."""
+        self._in_force = True
+        for writer in self._orphans:
+            self._tasks.start(_send(writer, {"retire": True}), name="succession: retire")
+
+    @property
+    def orphans(self) -> int:
+        """Workers of a dead control process that wait for our word."""
+        return len(self._orphans)
+
+    def release(self) -> None:
+        """Give the name away for good; those who are connected stay so."""
+        self._released = True
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        self.release()
+        await self._tasks.close()
+
+    # As newcomer.
+
+    def _bind(self) -> bool:
+        """Whether the name is ours."""
+        if self._listening is not None:
+            return True
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.bind(self._address)
+            # At once: whoever comes before we answer to anybody waits in the queue.
+            sock.listen()
+        except OSError:
+            sock.close()
+            return False
+        self._listening = sock
+        return True
+
+    async def _greet(self) -> Predecessor:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await asyncio.get_running_loop().sock_connect(sock, self._address)
+                if (uid := _uid_of(sock)) != os.geteuid():
+                    raise ValueError(f"it belongs to user {uid}, not to ours ({os.geteuid()})")
+                reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
+                await _send(writer, {"do": "hello", "pid": os.getpid(), "version": self._version})
+                answer = await _receive(reader)
+        except BaseException:
+            sock.close()
+            raise
+        if answer is None:
+            writer.close()
+            raise ConnectionRefusedError
+        if answer.get("busy"):
+            writer.close()
+            raise _Busy
+        return Predecessor(reader, writer, pid=int(answer["pid"]), version=str(answer["version"]))
+
+    async def _keep_trying(self) -> None:
+        while not (self._released or await self.own()):  # noqa: ASYNC110 - nobody tells when the owner dies
+            await asyncio.sleep(RETRY_S)
+
+    # As owner.
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One who has come: an orphan, or a successor."""
+        try:
+            if _uid_of(writer.get_extra_info("socket")) != os.geteuid():
+                return
+            message = await _receive(reader)
+            if message is None:
+                return
+            if "orphan" in message:
+                await self._serve_orphan(int(message["orphan"]), reader, writer)
+            elif message.get("do") == "hello":
+                await self._serve_successor(message, reader, writer)
+        except (OSError, ValueError) as error:
+            log.info("whoever came to speak about succession is gone", reason=str(error) or repr(error))
+        finally:
+            writer.close()
+
+    async def _serve_orphan(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        log.info("a worker of an earlier run serves on", pid=pid, until="our rules are in force")
+        self._orphans[writer] = pid
+        try:
+            if self._in_force:
+                await _send(writer, {"retire": True})
+            while await _receive(reader) is not None:
+                pass
+        finally:
+            del self._orphans[writer]
+            log.info("a worker of an earlier run has ended", pid=pid)
+            _reap(pid)
+
+    async def _serve_successor(
+        self, hello: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        duties = self._duties
+        if self._has_successor:
+            await _send(writer, {"busy": True})
+            return
+        self._has_successor = True
+        held = taken = False
+        log.info("a successor has come", pid=hello.get("pid"), version=hello.get("version"))
+        try:
+            duties.share(True)
+            await _send(writer, {"pid": os.getpid(), "version": self._version})
+            while (message := await _receive(reader)) is not None:
+                match message.get("do"):
+                    case "hold":
+                        held = True
+                        await duties.hold(True)
+                    case "resume":
+                        held = False
+                        await duties.hold(False)
+                    case "take":
+                        taken = True
+                        self.release()
+                        await duties.yield_all()
+                    case other:
+                        raise ValueError(f"what does {other!r} mean?")
+                await _send(writer, {"done": message["do"]})
+        finally:
+            self._has_successor = False
+            if not taken:
+                log.warning("the successor has gone before it took over; goes on as before")
+                duties.share(False)
+                if held:
+                    await duties.hold(False)
+
+    def _crashed(self, task: str, error: BaseException) -> None:
+        log.error("a background task ended by an internal error", task=task, exc_info=error)
+
+
+class _Busy(Exception):
+    """It speaks with another successor already."""
+
+
+async def _send(writer: asyncio.StreamWriter, message: Message) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+    await writer.drain()
+
+
+async def _receive(reader: asyncio.StreamReader) -> Message | None:
+    """The next message; None at the end. ValueError for what is none."""
+    line = await reader.readline()
+    if not line.endswith(b"\n"):
+        return None
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError(f"expected an object, got {line[:80]!r}")
+    return message
+
+
+def _reap(pid: int) -> None:
+    """After a re-execution an orphan is a child of ours, and would stay as a zombie."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _uid_of(sock: socket.socket) -> int:
+    """Whose process is at the other end: abstract names have no permissions."""
+    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(uid)
