@@ -29,6 +29,7 @@ from kubeproxy.netfilter.cleanup import cleanup_all
 from kubeproxy.netfilter.conntrack_kernel import KernelConntrack
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.select import select
+from kubeproxy.notify import own_notifier
 from kubeproxy.observability import logging
 from kubeproxy.observability.exposition import Exposition
 from kubeproxy.observability.health import ProxyHealth
@@ -97,11 +98,13 @@ class Daemon:
         self._manifests: ManifestSource | None = None
         self._kubernetes: KubernetesSource | None = None
         self._events = Events()
+        self._notifier = own_notifier()
 
     async def live(self) -> int:
         """From start to stop."""
         configuration = self._configuration
         self._listen_to_signals()
+        self._notifier.starting("starting")
         log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._node_name())
         raise_descriptor_limit()
         set_oom_score_adj(configuration.oom_score_adj)
@@ -117,11 +120,13 @@ class Daemon:
         self._proxier = self._make_proxier(netfilter)
         self._events.owner_of = self._proxier.owner_of
         async with AsyncExitStack() as self._closing:
+            self._closing.callback(self._notifier.close)
             self._closing.push_async_callback(netfilter.close)
             for server in self._make_servers():
                 self._closing.push_async_callback(server.close)
                 await server.start()
             self._closing.push_async_callback(self._tasks.close)
+            self._tasks.start(self._notifier.beat(self._status), name="service manager")
             await self._start_sources()
             self._tasks.start(_kept_running("proxier", self._proxier.run), name="proxier")
             self._tasks.start(_kept_running("addresses", self._follow_addresses), name="addresses")
@@ -241,6 +246,8 @@ class Daemon:
         """What can wait until we serve. An earlier run may have used another adapter, whose rules would still catch
         clients; and connection tracking has its settings only since there are rules that need it."""
         await self._proxier.serving.wait()
+        if not self._stop_wanted.is_set():
+            self._notifier.ready(self._status())
         gc.freeze()  # the cluster's objects stay, too
         for failure in conntrack_limits.apply(wanted_conntrack_limits(self._configuration)):
             log.info("cannot size connection tracking; goes on as it is", reason=failure)
@@ -311,9 +318,15 @@ class Daemon:
         while True:
             await self._reload_wanted.wait()
             self._reload_wanted.clear()
-            self._reload()
-            if self._manifests is not None:
-                await self._manifests.reload()
+            if served := self._proxier.serving.is_set() and not self._stop_wanted.is_set():
+                self._notifier.reloading()
+            try:
+                self._reload()
+                if self._manifests is not None:
+                    await self._manifests.reload()
+            finally:
+                if served and not self._stop_wanted.is_set():
+                    self._notifier.ready(self._status())
 
     def _reload(self) -> None:
         """Read the configuration again, and take over what can be taken over. A faulty one is refused whole."""
@@ -340,6 +353,20 @@ class Daemon:
             manifests=self._manifests.state() if self._manifests is not None else None,
         )
 
+    def _status(self) -> str:
+        """One line for `systemctl status`."""
+        summary, connections = self._proxier.summary(), self._data_plane.open_connections
+        if self._stop_wanted.is_set():
+            return f"draining; open connections: {connections}"
+        if not self._proxier.serving.is_set():
+            return f"starting; waits for {', '.join(summary.listing) or 'the packet filter'}"
+        parts = [f"services: {summary.services}, listeners: {summary.listeners}, open connections: {connections}"]
+        if summary.troubled:
+            parts.append(f"services with problems: {summary.troubled}")
+        if summary.failing:
+            parts.append(f"cannot be brought up to date: {summary.failing}")
+        return "; ".join(parts)
+
     def _configz(self) -> Mapping[str, object]:
         return go_data(self._configuration)
 
@@ -354,6 +381,7 @@ class Daemon:
         grace_s = self._configuration.kubeproxy.shutdown_grace.seconds
         drain = self._tasks.start(self._data_plane.drain(grace_s), name="drain")
         hurry = self._tasks.start(self._stop_at_once.wait(), name="second signal")
+        self._notifier.stopping(self._status(), takes_s=grace_s)
         log.info("draining", open=self._data_plane.open_connections, grace_s=grace_s)
         await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
         if left := self._data_plane.open_connections:

@@ -44,7 +44,7 @@ from kubeproxy.proxier.ledger import Ledger
 from kubeproxy.proxier.observer import NoObserver, ProxierObserver
 from kubeproxy.proxier.ports import PortRange, Ports
 from kubeproxy.proxier.schedule import Backoff, Periods, Schedule
-from kubeproxy.proxier.snapshot import FrontendStatus, Snapshot
+from kubeproxy.proxier.snapshot import FrontendStatus, Snapshot, Summary
 from kubeproxy.proxier.tracker import Tracker
 
 log = structlog.get_logger(__name__)
@@ -110,6 +110,7 @@ class Proxier:
         """Set once everything known has been in effect for the first time."""
         self._wake = asyncio.Event()
         self._stopped = False
+        self._held = False
         self._tried = 0
         """The generation of the rules that netfilter was last asked for."""
         self._triggers: deque[str] = deque(maxlen=_TRIGGERS)
@@ -152,6 +153,15 @@ class Proxier:
                     await self._netfilter.cleanup()
             finally:
                 self._ledger.close()
+
+    async def hold(self, on: bool) -> None:
+        """Leave netfilter alone from now on, because a successor turns the rules to itself (back when no transaction
+        is under way any more); or look after it again, and at what it really has."""
+        self._held = on
+        async with self._turn:
+            if not on:
+                self._schedule.doubt()
+        self._wake.set()
 
     def set_periods(self, periods: Periods) -> None:
         """Keep another pace from now on."""
@@ -219,6 +229,16 @@ class Proxier:
             endpoint_changes_total=tracker.slice_changes.total,
         )
 
+    def summary(self) -> Summary:
+        """How things stand, in a few numbers."""
+        return Summary(
+            services=len(self._ledger.owners),
+            listeners=len(self._ledger.listeners),
+            troubled=len(self._problems),
+            failing="; ".join(self._failing.values()) or None,
+            listing=tuple(source for source, complete in self._tracker.sources().items() if not complete),
+        )
+
     # One round.
 
     async def _round(self, *, full: bool) -> None:
@@ -229,7 +249,8 @@ class Proxier:
         if retrying or full:
             self._ledger.retry()
         told = await self._tell()
-        if (full or self._transaction_at() <= self._clock.now()) and await self._program(full=full):
+        due = full or self._transaction_at() <= self._clock.now()
+        if due and not self._held and await self._program(full=full):
             told = await self._tell() and told
         self._pace_retries(told=told, retrying=retrying, denied_before=denied)
         self._account()
@@ -306,6 +327,8 @@ class Proxier:
         self._wake.set()
 
     def _transaction_at(self) -> float:
+        if self._held:
+            return math.inf
         if self._programmed_at is None and _DATA_PLANE in self._failing:
             return math.inf  # an earlier run's rules may still serve, and there is nothing yet to put in their place
         new = self._ledger.rules.generation != self._tried

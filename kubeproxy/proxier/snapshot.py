@@ -18,6 +18,21 @@ class FrontendStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Summary:
+    """The same in a few numbers, which cost nothing to gather however many Services there are."""
+
+    services: int
+    listeners: int
+    """Frontends that listen."""
+    troubled: int
+    """Services that are not, or not wholly, served."""
+    failing: str | None
+    """Why netfilter, conntrack or the data plane cannot be brought up to date; None: they can."""
+    listing: tuple[str, ...]
+    """Sources that have not told yet what they have."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """What is wanted, what stands, and what is wrong. Times are seconds of the proxier's clock."""
 
