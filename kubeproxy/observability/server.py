@@ -8,7 +8,9 @@ goes, so that a flood of silent clients keeps no probe out.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable, Iterable
@@ -23,6 +25,10 @@ from kubeproxy.tasks import TaskSet
 
 RETRY_S: Final = 5.0
 """How often a failed bind is tried again, as in kube-proxy."""
+EXPECTED_RETRY_S: Final = 0.05
+"""How often while the address is expected to become free: whoever gives it away is a moment from doing so."""
+EXPECTED_S: Final = 30.0
+"""How long it is expected to: beyond what a predecessor may take for handing everything over."""
 CONNECTION_S: Final = 30.0
 """How long a connection may last; Prometheus gives up after 10 s by default, kubelet's probes after 1 s."""
 CONNECTIONS: Final = 64
@@ -38,9 +44,9 @@ class HttpServer:
     """Serves `routes` on one address until it is closed.
 
     `setting` names the configuration field that holds the address, for messages. With `hard_fail` an address that
-    cannot be had fails the start (kube-proxy's bindAddressHardFail); otherwise it is tried again until it can, and
-    `on_failure` is told why, once, instead of the log. `dualstack`: the unspecified IPv6 address takes IPv4 as well,
-    as in Go.
+    cannot be had fails the start (kube-proxy's bindAddressHardFail); otherwise it is tried again until it can, which
+    is said in the log and to `on_failure`, once. With `quiet` the log says so only when debugging: the owner of
+    `on_failure` tells it better. `dualstack`: the unspecified IPv6 address takes IPv4 as well, as in Go.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class HttpServer:
         hard_fail: bool = False,
         dualstack: bool = True,
         on_failure: Callable[[str], None] | None = None,
+        quiet: bool = False,
         retry_s: float = RETRY_S,
         connection_s: float = CONNECTION_S,
         connections: int = CONNECTIONS,
@@ -65,6 +72,7 @@ class HttpServer:
         self._hard_fail = hard_fail
         self._dualstack = dualstack
         self._on_failure = on_failure
+        self._quiet = quiet
         self._retry_s = retry_s
         self._connection_s = connection_s
         self._limit = connections
@@ -81,6 +89,10 @@ class HttpServer:
         )
         self._listener: asyncio.Server | None = None
         self._open: dict[_Connection, None] = {}
+        self._expected_until = -math.inf
+        self._nudged = asyncio.Event()
+        self._complaint = ""
+        """Why the address cannot be had, as it was last said."""
         self._tasks = TaskSet(self._crashed)
 
     @property
@@ -97,27 +109,28 @@ class HttpServer:
         try:
             await self._listen()
         except OSError as error:
-            if self._hard_fail:
+            if self._hard_fail and not self._is_expected:
                 await self._runner.cleanup()
                 raise KernelError(
                     f"{self._name} cannot listen on {self._address}: {_reason(error)}; "
                     f"free the address, change {self._setting}, or unset bindAddressHardFail to go on without"
                 ) from error
-            if self._on_failure is not None:
-                self._on_failure(f"cannot listen on {self._address}: {_reason(error)}")
-            else:
-                log.error(
-                    "cannot listen, goes on trying",
-                    server=self._name,
-                    address=self._address,
-                    reason=_reason(error),
-                    setting=self._setting,
-                    retry_s=self._retry_s,
-                )
+            self._complain(error)
             self._tasks.start(self._keep_trying(), name=f"{self._name}: bind {self._address}")
 
+    def expect_port(self, within_s: float = EXPECTED_S) -> None:
+        """Whoever has the address is about to give it away: until it is had, but for `within_s` seconds at most, it is
+        tried at a quick pace, and that it is not free is no failure. May be called before `start`, and at any time."""
+        self._expected_until = asyncio.get_running_loop().time() + within_s
+        self._nudged.set()
+
+    @property
+    def _is_expected(self) -> bool:
+        return asyncio.get_running_loop().time() < self._expected_until
+
     async def close(self) -> None:
-        """Stop listening; running answers get a second to end. May be called at any time, and more than once."""
+        """Stop listening, at which the port is free for another; running answers get a second to end. May be called at
+        any time, and more than once."""
         await self._tasks.close()
         if self._listener is not None:
             self._listener.close()
@@ -140,18 +153,35 @@ class HttpServer:
         except BaseException:
             listening.close()
             raise
-        log.info("listening", server=self._name, address=_joined(self._host, self.port))
+        (log.debug if self._quiet else log.info)("listening", server=self._name, address=_joined(self._host, self.port))
 
     async def _keep_trying(self) -> None:
-        said = ""
         while self._listener is None:
-            await asyncio.sleep(self._retry_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EXPECTED_RETRY_S if self._is_expected else self._retry_s):
+                    await self._nudged.wait()
+            self._nudged.clear()
             try:
                 await self._listen()
             except OSError as error:
-                if said and said != _reason(error):
-                    log.error("cannot listen", server=self._name, address=self._address, reason=_reason(error))
-                said = _reason(error)
+                self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        reason = _reason(error)
+        if self._is_expected:
+            log.debug("waits for an address that is to become free", server=self._name, address=self._address)
+        elif reason != self._complaint:
+            self._complaint = reason
+            (log.debug if self._quiet else log.error)(
+                "cannot listen, goes on trying",
+                server=self._name,
+                address=self._address,
+                reason=reason,
+                setting=self._setting,
+                retry_s=self._retry_s,
+            )
+            if self._on_failure is not None:
+                self._on_failure(f"cannot listen on {self._address}: {reason}")
 
     def _accepted(self) -> asyncio.Protocol:
         server = self._runner.server

@@ -110,6 +110,7 @@ class ServiceHealthServers:
             setting=SETTING,
             dualstack=False,
             on_failure=lambda reason: self._tell(place.service, place.port, f"health check node port: {reason}"),
+            quiet=True,
             retry_s=self._retry_s,
         )
 

@@ -232,3 +232,75 @@ async def test_the_unspecified_ipv6_address_takes_both_families(start: Start) ->
     server = await start(host="::")
     assert (await get(server.port, host="127.0.0.1")).endswith(b"hello")
     assert (await get(server.port, host="::1")).endswith(b"hello")
+
+
+async def test_an_expected_port_is_had_as_soon_as_it_is_given_away(start: Start) -> None:
+    with capture_logs() as logs:
+        predecessor = await start()
+        port = predecessor.port
+        successor = await start(port=port, retry_s=3600.0)
+        assert successor.port is None
+        successor.expect_port()
+        await asyncio.sleep(0.2)
+        await predecessor.close()
+        await until(lambda: successor.port is not None)
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["cannot listen, goes on trying"]
+    assert (await get(port)).endswith(b"hello")
+
+
+async def test_an_expected_port_fails_nobody_until_it_is_overdue(start: Start) -> None:
+    told: list[str] = []
+    with capture_logs() as logs, closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        server = HttpServer(
+            name="metrics",
+            host="127.0.0.1",
+            port=port,
+            routes=ROUTES,
+            setting="metricsBindAddress",
+            hard_fail=True,
+            on_failure=told.append,
+            retry_s=0.02,
+        )
+        server.expect_port(within_s=0.3)
+        await server.start()
+        await asyncio.sleep(0.1)
+        assert not told
+        await until(lambda: bool(told))
+        await asyncio.sleep(0.1)
+        assert told == [f"cannot listen on 127.0.0.1:{port}: Address already in use"]
+        await server.close()
+    assert [entry["log_level"] for entry in logs if entry["event"] == "cannot listen, goes on trying"] == ["error"]
+
+
+async def test_a_closing_server_gives_its_port_away_before_its_answers_have_ended(start: Start) -> None:
+    server = await start()
+    port = server.port
+    hung = asyncio.create_task(get(port, "/stuck"))
+    await until(lambda: bool(server._open))
+    closing_down = asyncio.create_task(server.close())
+    await asyncio.sleep(0)
+    successor = await start(port=port, retry_s=3600.0)
+    successor.expect_port()
+    await until(lambda: successor.port is not None)
+    assert not closing_down.done()
+    assert (await get(port)).endswith(b"hello")
+    await closing_down
+    await asyncio.gather(hung, return_exceptions=True)
+
+
+async def test_a_quiet_server_leaves_the_telling_to_others(start: Start) -> None:
+    told: list[str] = []
+    with capture_logs() as logs, closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        server = await start(port=taken.getsockname()[1], quiet=True, on_failure=told.append, retry_s=0.02)
+        taken.close()
+        await until(lambda: server.port is not None)
+    assert len(told) == 1
+    assert {entry["log_level"] for entry in logs} == {"debug"}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
