@@ -231,7 +231,7 @@ class DatagramListener:
         """Those with datagrams to send on."""
         self._sending = False
         self._closed = False
-        _prepare(sock)
+        prepare(sock)
         context.reactor.add(sock.fileno(), self._on_datagrams, LEVEL)
 
     def set_endpoints(self, message: SetEndpoints) -> None:
@@ -312,12 +312,15 @@ class DatagramListener:
         self._ring.clear()
 
 
-def _prepare(sock: socket.socket) -> None:
+def prepare(sock: socket.socket) -> None:
+    """Set the options of a socket towards clients; again by the process that serves, which may be allowed less."""
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
     else:
         sock.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
     for force, ask in ((SO_RCVBUFFORCE, socket.SO_RCVBUF), (SO_SNDBUFFORCE, socket.SO_SNDBUF)):
+        if sock.getsockopt(socket.SOL_SOCKET, ask) >= BUFFER_BYTES:
+            continue
         # Beyond net.core.{r,w}mem_max only with CAP_NET_ADMIN; as far as that allows, without.
         sock.setsockopt(socket.SOL_SOCKET, ask, BUFFER_BYTES)
         with suppress(PermissionError):

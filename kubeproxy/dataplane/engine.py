@@ -19,16 +19,28 @@ from kubeproxy.model import Address, FrontendName, Protocol
 class Engine:
     """The listeners of one process.
 
-    `open_socket` gives a bound socket for what is to be listened on; it stays its giver's.
+    `open_socket` gives a bound socket for what is to be listened on; it stays its giver's, who is told by
+    `close_socket` when nothing is taken from it any more.
     """
 
-    def __init__(self, context: Context, *, open_socket: Callable[[Listen], socket.socket], rng: random.Random) -> None:
+    def __init__(
+        self,
+        context: Context,
+        *,
+        open_socket: Callable[[Listen], socket.socket],
+        close_socket: Callable[[socket.socket], None],
+        rng: random.Random,
+    ) -> None:
         self._context = context
         self._open_socket = open_socket
+        self._close_socket = close_socket
         self._rng = rng
         self._began = time.time()
         self._sessions = Sessions(context)
         self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
+        self._succeeded: dict[FrontendName, Listener | DatagramListener] = {}
+        """Those that others have taken the place of, until `shed`."""
+        self._sockets: dict[Listener | DatagramListener, socket.socket] = {}
 
     def handle(self, messages: Sequence[Message]) -> dict[FrontendName, str]:
         """Put messages into effect, in order; what could not be done, by frontend."""
@@ -42,8 +54,8 @@ class Engine:
                     if (listener := self._listeners.get(name)) is not None:
                         listener.set_endpoints(message)
                 case Retire(frontend=name):
-                    if (listener := self._listeners.pop(name, None)) is not None:
-                        listener.close()
+                    self.shed(name)
+                    self._end(self._listeners.pop(name, None))
                 case Tune():
                     self._context.tune = message
         return failures
@@ -51,40 +63,63 @@ class Engine:
     def _listen(self, message: Listen) -> str | None:
         if message.frontend in self._listeners:
             return None
-        try:
-            sock = self._open_socket(message)
-            if message.protocol is Protocol.UDP:
-                listener: Listener | DatagramListener = DatagramListener(
-                    self._context, self._sessions, sock, rng=self._rng
-                )
-            else:
-                listener = Listener(self._context, sock, rng=self._rng)
-        except OSError as error:
-            return f"cannot listen on {message.address} port {message.port}: {error.strerror or error}"
+        listener = self._open(message)
+        if isinstance(listener, str):
+            return listener
         self._listeners[message.frontend] = listener
         return None
 
+    def succeed(self, message: Listen) -> str | None:
+        """Listen for a frontend that is served already on another socket, too: the one so far is listened on until
+        `shed`. What could not be done, or None."""
+        before, listener = self._listeners[message.frontend], self._open(message)
+        if isinstance(listener, str):
+            return listener
+        listener.balancer, listener.tally = before.balancer, before.tally
+        self.shed(message.frontend)
+        self._succeeded[message.frontend] = before
+        self._listeners[message.frontend] = listener
+        return None
+
+    def shed(self, frontend: FrontendName) -> None:
+        """Listen no more on the socket that another has taken the place of, if there is one."""
+        self._end(self._succeeded.pop(frontend, None))
+
+    def _open(self, message: Listen) -> Listener | DatagramListener | str:
+        try:
+            sock = self._open_socket(message)
+            listener: Listener | DatagramListener
+            try:
+                if message.protocol is Protocol.UDP:
+                    listener = DatagramListener(self._context, self._sessions, sock, rng=self._rng)
+                else:
+                    listener = Listener(self._context, sock, rng=self._rng)
+            except OSError:
+                self._close_socket(sock)
+                raise
+        except OSError as error:
+            return f"cannot listen on {message.address} port {message.port}: {error.strerror or error}"
+        self._sockets[listener] = sock
+        return listener
+
+    def _end(self, listener: Listener | DatagramListener | None) -> None:
+        if listener is not None:
+            listener.close()
+            self._close_socket(self._sockets.pop(listener))
+
+    @property
+    def frontends(self) -> tuple[FrontendName, ...]:
+        """Those that are served."""
+        return tuple(self._listeners)
+
     def counters(self) -> dict[FrontendName, Counters]:
         """A snapshot of the sums of the frontends served now."""
-        return {
-            name: Counters(
-                accepted=tally.accepted,
-                active=tally.active,
-                refused=tally.refused,
-                silent=tally.silent,
-                nobody=tally.nobody,
-                unable=tally.unable,
-                dial_retries=tally.dial_retries,
-                dropped=tally.dropped,
-                evicted=tally.evicted,
-                affinity_entries=listener.balancer.affinity_entries,
-                bytes_in=tally.bytes_in[0],
-                bytes_out=tally.bytes_out[0],
-            )
-            for name, listener, tally in (
-                (name, listener, listener.tally) for name, listener in self._listeners.items()
-            )
-        }
+        return {name: _counters_of(listener) for name, listener in self._listeners.items()}
+
+    def counters_of(self, frontend: FrontendName) -> Counters | None:
+        """The same of one frontend; None: it is not served."""
+        listener = self._listeners.get(frontend)
+        return None if listener is None else _counters_of(listener)
 
     def ill(self, *, worker: int = 0) -> dict[FrontendName, tuple[Ill, ...]]:
         """The endpoints that are passed over now."""
@@ -131,15 +166,32 @@ class Engine:
 
     def retire(self) -> None:
         """Serve no new client of any frontend; those who wait already are taken, and the open connections go on."""
-        for listener in self._listeners.values():
-            listener.close()
+        for listener in (*self._succeeded.values(), *self._listeners.values()):
+            self._end(listener)
+        self._succeeded.clear()
         self._listeners.clear()
 
     def close(self) -> None:
         """End everything: listeners first, then connections, with a reset."""
-        for listener in self._listeners.values():
-            listener.close()
-        self._listeners.clear()
+        self.retire()
         for live in list(self._context.live):
             live.abort()
         self._context.pipes.close()
+
+
+def _counters_of(listener: Listener | DatagramListener) -> Counters:
+    tally = listener.tally
+    return Counters(
+        accepted=tally.accepted,
+        active=tally.active,
+        refused=tally.refused,
+        silent=tally.silent,
+        nobody=tally.nobody,
+        unable=tally.unable,
+        dial_retries=tally.dial_retries,
+        dropped=tally.dropped,
+        evicted=tally.evicted,
+        affinity_entries=listener.balancer.affinity_entries,
+        bytes_in=tally.bytes_in[0],
+        bytes_out=tally.bytes_out[0],
+    )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from kubeproxy.dataplane.messages import Message
 from kubeproxy.model import Address, FrontendName, Target
 from kubeproxy.model import Protocol as Transport
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(Struct, array_like=True):
     """Plain sums of one frontend since it was first listened for, over everything that serves or has served it."""
 
     accepted: int = 0
@@ -49,8 +49,7 @@ DIAL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 a little beyond the default ladder's end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Vitals:
+class Vitals(Struct, frozen=True):
     """How one process that serves is doing. Sums are since it began."""
 
     pid: int
@@ -75,8 +74,7 @@ class Vitals:
     """The sum of these times."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ill:
+class Ill(Struct, frozen=True):
     """An endpoint that is passed over, as one serving process sees it."""
 
     target: Target
@@ -93,8 +91,7 @@ PROSPECTS = 64
 """How many endpoints a `Prospect` tells of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prospect:
+class Prospect(Struct, frozen=True):
     """What one serving process would do with a client's next connection."""
 
     worker: int
@@ -151,8 +148,13 @@ class DataPlane(Protocol):
 class PortReserver(Protocol):
     """Holds proxy ports, so that no other process gets them between two of ours listening."""
 
-    def reserve(self, protocol: Transport, address: Address, port: int) -> Reservation:
-        """Bind without listening; port 0 lets the kernel choose. OSError when the port is taken."""
+    def reserve(self, protocol: Transport, address: Address, port: int, *, claim: bool = False) -> Reservation:
+        """Bind without listening; port 0 lets the kernel choose. OSError when the port is taken. A `claim` only keeps
+        others from a port that netfilter takes away; nobody will listen there."""
+
+    def share(self, on: bool) -> None:
+        """Whether claims, those held and those to come, may also be held by another process of ours that says the
+        same: while one follows the other. Otherwise nobody else gets them."""
 
 
 class Reservation(Protocol):

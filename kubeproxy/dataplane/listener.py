@@ -98,7 +98,7 @@ class Listener:
         self._context.reactor.watch(self._sock.fileno(), LEVEL)
 
     def close(self) -> None:
-        """Take those who wait already, then listen no more. Their connections go on."""
+        """Take those who wait already, then nobody more. Their connections go on, and the socket is its owner's."""
         if self._timer is not None:
             self._timer.cancel()
         self._resting = False
@@ -107,5 +107,3 @@ class Listener:
             if not self._accept():
                 self._context.budget.give(DESCRIPTORS_PER_CLIENT)
                 break
-        # Back to bound-only: the port stays held until its owner releases it.
-        self._sock.shutdown(socket.SHUT_RDWR)

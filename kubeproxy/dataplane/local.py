@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import random
-import socket
 from collections.abc import Mapping, Sequence
 
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.engine import Engine
+from kubeproxy.dataplane.held import HeldPorts
 from kubeproxy.dataplane.interface import Counters, Ill, Prospect, Vitals
-from kubeproxy.dataplane.messages import Listen, Message
-from kubeproxy.dataplane.ports import HeldPort
+from kubeproxy.dataplane.messages import Message
+from kubeproxy.dataplane.ports import HeldPort, stop_listening
 from kubeproxy.dataplane.reactor import Reactor
 from kubeproxy.model import Address, FrontendName, Protocol
 
@@ -27,31 +26,22 @@ class LocalDataPlane:
     def __init__(self, *, budget: DescriptorBudget | None = None, rng: random.Random | None = None) -> None:
         """To be made inside a running event loop."""
         self._context = Context(reactor=Reactor(), budget=budget or DescriptorBudget.of_this_process())
-        self._held: dict[tuple[Protocol, Address, int], HeldPort] = {}
-        self.engine = Engine(self._context, open_socket=self._socket_of, rng=rng or random.Random())
+        self._ports = HeldPorts(self._context.budget)
+        self.engine = Engine(
+            self._context,
+            open_socket=lambda message: self._ports.of(message).lend(),
+            close_socket=stop_listening,
+            rng=rng or random.Random(),
+        )
         self._context.reactor.attach(asyncio.get_running_loop())
 
-    def reserve(self, protocol: Protocol, address: Address, port: int) -> HeldPort:
-        """Hold a port to listen on. OSError when it is taken."""
-        if not self._context.budget.take(1):
-            raise OSError(errno.EMFILE, "all descriptors are in use; raise the limit on open files")
-        try:
-            held = HeldPort(protocol, address, port, on_release=self._released)
-        except BaseException:
-            self._context.budget.give(1)
-            raise
-        self._held[protocol, address, held.port] = held
-        return held
+    def reserve(self, protocol: Protocol, address: Address, port: int, *, claim: bool = False) -> HeldPort:
+        """See `PortReserver.reserve`."""
+        return self._ports.reserve(protocol, address, port, claim=claim)
 
-    def _released(self, held: HeldPort) -> None:
-        del self._held[held.protocol, held.address, held.port]
-        self._context.budget.give(1)
-
-    def _socket_of(self, message: Listen) -> socket.socket:
-        held = self._held.get((message.protocol, message.address, message.port))
-        if held is None:
-            raise OSError(errno.EINVAL, "it was not reserved")
-        return held.lend()
+    def share(self, on: bool) -> None:
+        """See `PortReserver.share`."""
+        self._ports.share(on)
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
         """Put messages into effect; what could not be done, by frontend."""
@@ -105,6 +95,5 @@ class LocalDataPlane:
     async def close(self) -> None:
         """Close every listener and connection, and give all ports back."""
         self.engine.close()
-        for held in list(self._held.values()):
-            held.release()
+        self._ports.close()
         self._context.reactor.shut()

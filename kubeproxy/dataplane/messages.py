@@ -1,15 +1,16 @@
 """The only things that cross from the control plane to the data plane: small, frozen, and the same whether the data
-plane runs in this process or in others. Each states a wanted condition, so repeating one is harmless."""
+plane runs in this process or in others. Each states a wanted condition, so repeating one is harmless.
+
+They are msgspec's structs rather than dataclasses, because those that cross to another process go as they are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from kubeproxy.model import Address, FrontendName, Protocol, Target
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
+class Listen(Struct, frozen=True, tag=True, array_like=True):
     """Serve a frontend on a port that the control plane has reserved. Answered by an error text or None."""
 
     frontend: FrontendName
@@ -18,8 +19,7 @@ class Listen:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class SetEndpoints:
+class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
     """The endpoints of a frontend, and how long a client stays with one (None: no affinity). Running connections to
     endpoints that are not named any more go on."""
 
@@ -30,16 +30,14 @@ class SetEndpoints:
     """Those that are dialed from the client's own address."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retire:
+class Retire(Struct, frozen=True, tag=True, array_like=True):
     """Serve a frontend no more: what already waits to be accepted is still taken, then the listener closes. Running
     connections go on."""
 
     frontend: FrontendName
 
 
-@dataclass(frozen=True, slots=True)
-class Tune:
+class Tune(Struct, frozen=True, tag=True, array_like=True):
     """Settings of the byte path that may change while it runs."""
 
     dial_steps_s: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
+from kubeproxy.dataplane.datagrams import prepare as prepare_datagrams
+from kubeproxy.dataplane.transparent import make_recognizable
 from kubeproxy.model import Address, Protocol
 
 KINDS = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
@@ -14,10 +17,19 @@ class HeldPort:
     """A bound socket. Whoever listens on it borrows it by `lend`; the port is free again after `release`."""
 
     def __init__(
-        self, protocol: Protocol, address: Address, port: int, *, on_release: Callable[[HeldPort], None]
+        self,
+        protocol: Protocol,
+        address: Address,
+        port: int,
+        *,
+        on_release: Callable[[HeldPort], None],
+        claim: bool = False,
+        shared: bool = False,
     ) -> None:
-        """Port 0 lets the kernel choose. OSError when the port is taken, or the address is none of this host's."""
+        """Port 0 lets the kernel choose. OSError when the port is taken, or the address is none of this host's. For
+        `claim` and `shared` see `PortReserver`."""
         self._on_release = on_release
+        self.claim = claim
         self.protocol = protocol
         self.address = address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -25,6 +37,8 @@ class HeldPort:
         try:
             if family == socket.AF_INET6:
                 self.sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if claim and shared:
+                self.share(True)
             # A connection of ours that lingers in TIME_WAIT must not keep its port from us after a restart. Where the
             # kernel chooses, it chooses another; and so asked it would look for one in half of its range only, and go
             # through all of that each time once it is full: 10,000 sockets took 3.8 s instead of 0.1.
@@ -43,12 +57,44 @@ class HeldPort:
     def lend(self) -> socket.socket:
         """The socket, to be listened on now: then nobody else gets the port anyway, and the connections accepted here
         inherit that they do not keep it from us after a restart."""
-        if self.protocol is Protocol.TCP:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _prepare(self.protocol, self.sock)
         return self.sock
+
+    def open_another(self) -> socket.socket:
+        """One more socket at this port, to be listened on now, for another process. OSError as for any socket."""
+        self.share(True)
+        sock = socket.socket(self.sock.family, KINDS[self.protocol] | socket.SOCK_NONBLOCK)
+        try:
+            if sock.family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            _prepare(self.protocol, sock)
+            sock.bind((self.address, self.port))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def share(self, on: bool) -> None:
+        """Whether another process of ours may hold it, too."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, on)
 
     def release(self) -> None:
         """Give it back. Twice is fine."""
         if self.sock.fileno() >= 0:
             self.sock.close()
             self._on_release(self)
+
+
+def stop_listening(sock: socket.socket) -> None:
+    """Back to bound-only, whoever else has the socket: the port stays held until its owner releases it."""
+    with suppress(OSError):  # UDP knows no listening, and who never listened cannot stop
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _prepare(protocol: Protocol, sock: socket.socket) -> None:
+    if protocol is Protocol.TCP:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    else:
+        prepare_datagrams(sock)
+    make_recognizable(sock)

@@ -20,13 +20,16 @@ readable when it has events), `run` needs no other loop.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import os
 import select
 import time
 from collections.abc import Callable
 from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 EDGE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 """Everything that can happen to a stream socket, once each time it happens."""

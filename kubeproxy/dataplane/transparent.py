@@ -8,6 +8,7 @@ mark. It holds for endpoints whose answers pass through this node, which is to s
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 
 from kubeproxy.model import Family
 
@@ -25,12 +26,23 @@ def can_preserve(client: str, endpoint: str) -> bool:
 
 def bind_as(sock: socket.socket, client: str) -> None:
     """Let a socket speak from this address. OSError (EPERM: neither CAP_NET_RAW nor CAP_NET_ADMIN)."""
-    if ":" in client:
+    _make_transparent(sock)
+    sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+    sock.bind((client, 0))
+
+
+def make_recognizable(sock: socket.socket) -> None:
+    """Let netfilter know a listening socket, and what is accepted there, for one of ours: few others are transparent.
+    Where this process may not, it stays as it is."""
+    with suppress(PermissionError):
+        _make_transparent(sock)
+
+
+def _make_transparent(sock: socket.socket) -> None:
+    if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, IPV6_TRANSPARENT, 1)
     else:
         sock.setsockopt(socket.IPPROTO_IP, IP_TRANSPARENT, 1)
-    sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
-    sock.bind((client, 0))
 
 
 def why_not(family: Family) -> str | None:

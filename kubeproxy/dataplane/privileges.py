@@ -1,0 +1,66 @@
+"""What a worker gives up before it serves anybody: every capability, and ever getting one again."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Collection
+from enum import IntEnum
+from itertools import count
+
+
+class Capability(IntEnum):
+    """Those that dialing from a client's address can do with (linux/capability.h); either is enough."""
+
+    NET_ADMIN = 12
+    NET_RAW = 13
+
+
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 23, 24, 38, 47, 4
+"""linux/prctl.h."""
+_VERSION_3 = 0x20080522
+"""linux/capability.h: sets of 64 bits, in two halves."""
+_SETS = struct.Struct("=6I")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = _libc.prctl
+_prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+
+
+def held() -> int:
+    """The capabilities that are permitted to this process, as a set of bits."""
+    permitted: int = _SETS.unpack(_call_with_sets("capget", bytes(_SETS.size)))[1]
+    return permitted
+
+
+def drop(keep: Collection[Capability] = ()) -> None:
+    """Give up every capability but the first of these that is there, in all sets, and gain none by exec for ever.
+    OSError if the kernel says no to giving up."""
+    kept = next((1 << capability for capability in keep if held() >> capability & 1), 0)
+    # Asks for CAP_SETPCAP, so it comes first. Who has not got that cannot use the bounding set either.
+    for number in count():
+        if _prctl(_PR_CAPBSET_READ, number, 0, 0, 0) < 0:
+            break
+        if not kept >> number & 1 and _prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+            _forgive(errno.EPERM)
+    if _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0:
+        _forgive(errno.EINVAL)  # before Linux 4.3 there were none
+    _call_with_sets("capset", _SETS.pack(kept, kept, 0, 0, 0, 0))
+    if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
+        _forgive()
+
+
+def _call_with_sets(name: str, sets: bytes) -> bytes:
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
+    data = ctypes.create_string_buffer(sets, len(sets))
+    if getattr(_libc, name)(header, data) < 0:
+        _forgive()
+    return data.raw
+
+
+def _forgive(*forgiven: int) -> None:
+    error = ctypes.get_errno()
+    if error not in forgiven:
+        raise OSError(error, os.strerror(error))

@@ -1,0 +1,183 @@
+"""What crosses between the control process and a worker, as values and as bytes. Pure.
+
+A frame is a header - length of the body, number of descriptors that travel beside it - and a body in MessagePack: one
+request or one answer. Requests are numbered, and each gets one answer with its number; a worker sees to them in order,
+but for `Drain`, which takes its time. What a worker says unasked (`Status`) has no number.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from kubeproxy.dataplane.interface import Counters, Ill, Vitals
+from kubeproxy.dataplane.messages import Message
+from kubeproxy.errors import KubeproxyError
+from kubeproxy.model import FrontendName
+
+HEADER = struct.Struct("!IH")
+BODY_LIMIT = 64 << 20
+"""Bytes. Ten thousand frontends' counters take two million; who announces more than this means something else."""
+DESCRIPTORS_LIMIT = 253
+"""The kernel passes no more at once (SCM_MAX_FD in net/scm.h)."""
+
+
+class GarbledError(KubeproxyError):
+    """The other side of the channel sent what is no frame of ours."""
+
+
+# From the control process.
+
+
+class Apply(Struct, frozen=True, tag=True, array_like=True):
+    """Put these into effect, in order. Each `Listen` comes with a socket, in the same order; one for a frontend that is
+    listened for already says: on this socket, too, until `Shed`."""
+
+    number: int
+    messages: tuple[Message, ...]
+
+
+class Shed(Struct, frozen=True, tag=True, array_like=True):
+    """Listen no more on the sockets that others have taken the place of."""
+
+    number: int
+    frontends: tuple[FrontendName, ...]
+
+
+class About(StrEnum):
+    """What can be asked."""
+
+    COUNTERS = "counters"
+    VITALS = "vitals"
+    ILL = "ill"
+
+
+class Ask(Struct, frozen=True, tag=True, array_like=True):
+    """Tell."""
+
+    number: int
+    about: About
+
+
+class StopAccepting(Struct, frozen=True, tag=True, array_like=True):
+    """Take who waits already, then nobody more."""
+
+    number: int
+
+
+class Drain(Struct, frozen=True, tag=True, array_like=True):
+    """Answer when the connections open now have ended, or when the time is over."""
+
+    number: int
+    grace_s: float
+
+
+class End(Struct, frozen=True, tag=True, array_like=True):
+    """Cut off what is open, and end."""
+
+    number: int
+
+
+# From a worker.
+
+
+class Done(Struct, frozen=True, tag=True, array_like=True):
+    """It is in effect, but for these."""
+
+    number: int
+    open: int
+    failures: tuple[tuple[FrontendName, str], ...] = ()
+
+
+class Counted(Struct, frozen=True, tag=True, array_like=True):
+    """The counters that have changed since they were last asked for."""
+
+    number: int
+    open: int
+    counters: tuple[tuple[FrontendName, Counters], ...]
+
+
+class Doing(Struct, frozen=True, tag=True, array_like=True):
+    """How it is doing."""
+
+    number: int
+    open: int
+    vitals: Vitals
+
+
+class Ailing(Struct, frozen=True, tag=True, array_like=True):
+    """The endpoints that are passed over."""
+
+    number: int
+    open: int
+    ill: tuple[tuple[FrontendName, tuple[Ill, ...]], ...]
+
+
+class Drained(Struct, frozen=True, tag=True, array_like=True):
+    """So many are left."""
+
+    number: int
+    open: int
+    left: int
+
+
+class Status(Struct, frozen=True, tag=True, array_like=True):
+    """Unasked: so many clients are being served or dialed for; whether it takes leave, to be replaced at once, and
+    serves those to their end."""
+
+    open: int
+    leaving: bool = False
+
+
+Request = Apply | Shed | Ask | StopAccepting | Drain | End
+Answer = Done | Counted | Doing | Ailing | Drained
+Report = Answer | Status
+Frame = Request | Report
+
+F = TypeVar("F", Request, Report)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(frame: Frame, descriptors: int = 0) -> bytes:
+    """A frame as bytes, for so many descriptors beside it."""
+    body = _encoder.encode(frame)
+    return HEADER.pack(len(body), descriptors) + body
+
+
+class Decoder(Generic[F]):
+    """Bytes as they come in -> frames of one direction, each with the number of its descriptors."""
+
+    def __init__(self, kind: object) -> None:
+        """`kind` is `Request` or `Report`."""
+        self._decoder: msgspec.msgpack.Decoder[F] = msgspec.msgpack.Decoder(kind)
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[F, int]]:
+        """The frames that are complete with these bytes. GarbledError at what is none; nothing can follow it."""
+        self._bytes += data
+        start = 0
+        try:
+            while len(self._bytes) - start >= HEADER.size:
+                length, descriptors = HEADER.unpack_from(self._bytes, start)
+                if length > BODY_LIMIT or descriptors > DESCRIPTORS_LIMIT:
+                    raise GarbledError(f"a frame of {length} bytes and {descriptors} descriptors is beyond all bounds")
+                end = start + HEADER.size + length
+                if len(self._bytes) < end:
+                    break
+                body = bytes(memoryview(self._bytes)[start + HEADER.size : end])
+                start = end
+                yield self._decode(body), descriptors
+        finally:
+            del self._bytes[:start]
+
+    def _decode(self, body: bytes) -> F:
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError, TypeError) as error:
+            raise GarbledError(f"not a frame of ours: {error}") from error
