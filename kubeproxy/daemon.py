@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import uvloop
@@ -22,6 +23,7 @@ from kubeproxy.config.validate import uses_kubernetes
 from kubeproxy.dataplane.local import LocalDataPlane
 from kubeproxy.dataplane.transparent import why_not
 from kubeproxy.errors import ConfigError, KubeproxyError
+from kubeproxy.handover import Handover
 from kubeproxy.model import Address, Family, ServiceName
 from kubeproxy.netfilter import conntrack_limits
 from kubeproxy.netfilter.addresses import landing_addresses, local_addresses
@@ -34,6 +36,7 @@ from kubeproxy.observability import logging
 from kubeproxy.observability.exposition import Exposition
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics import Metrics
+from kubeproxy.observability.pulse import Pulse
 from kubeproxy.observability.routes import health_routes, metrics_routes
 from kubeproxy.observability.server import HttpServer
 from kubeproxy.observability.service_health import ServiceHealthServers
@@ -41,7 +44,7 @@ from kubeproxy.observability.views import Picture
 from kubeproxy.process import raise_descriptor_limit, set_oom_score_adj
 from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
-from kubeproxy.proxier.tracker import Tracker
+from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
 from kubeproxy.settings import conntrack_limits as wanted_conntrack_limits
 from kubeproxy.settings import periods, port_range, tune
 from kubeproxy.sources.kubernetes.access import ClientSettings
@@ -49,6 +52,7 @@ from kubeproxy.sources.kubernetes.client import Client
 from kubeproxy.sources.kubernetes.recorder import EventRecorder
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from kubeproxy.sources.manifests.source import ManifestSource
+from kubeproxy.succession import Duties, Succession
 from kubeproxy.tasks import TaskSet
 from kubeproxy.version import __version__
 from kubeproxy.whereabouts import node_facts, node_of
@@ -61,6 +65,12 @@ RESTART_S = 1.0
 
 ADDRESS_LOOK_S = 5.0
 """How often we look whether this node's addresses have changed: a few system calls."""
+
+
+LAST_S = 1.0
+"""How long clients whose packets were on the way to us when the rules changed may take to arrive, and those who came
+last to be served: a round trip and a retransmission."""
+CONTAINER_INIT = 1
 
 
 def run(configuration: Configuration, *, reload: Callable[[], Configuration]) -> int:
@@ -88,6 +98,13 @@ class Daemon:
         self._reload_wanted = asyncio.Event()
         self._stop_wanted = asyncio.Event()
         self._stop_at_once = asyncio.Event()
+        self._taken = asyncio.Event()
+        """Set when the rules lead to us."""
+        self._superseded = asyncio.Event()
+        """Set when they lead to our successor."""
+        self._succession = Succession(
+            Duties(share=self._share, hold=self._hold, yield_all=self._yield_all), version=__version__
+        )
         self._families = _families()
         self._landing = landing_addresses()
         self._can_preserve = False
@@ -115,15 +132,22 @@ class Daemon:
         await self._data_plane.send([tune(configuration)])
         self._metrics = Metrics(families=self._families)
         self._health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=self._families)
-        self._tracker = Tracker(self._source_names())
         self._can_preserve = await self._look_whether_addresses_can_be_preserved(netfilter)
-        self._proxier = self._make_proxier(netfilter)
+        predecessor = await self._succession.begin()
+        self._data_plane.share(predecessor is not None)
+        # One that serves meanwhile leaves us time: nothing is taken from it before all is known.
+        self._tracker = Tracker(self._source_names(), start_grace_s=math.inf if predecessor else START_GRACE_S)
+        self._proxier = self._make_proxier(cast(Netfilter, Handover(netfilter, predecessor, on_taken=self._on_taken)))
         self._events.owner_of = self._proxier.owner_of
         async with AsyncExitStack() as self._closing:
             self._closing.callback(self._notifier.close)
             self._closing.push_async_callback(netfilter.close)
-            for server in self._make_servers():
+            self._closing.push_async_callback(self._succession.close)
+            self._servers = self._make_servers()
+            for server in self._servers:
                 self._closing.push_async_callback(server.close)
+                if predecessor is not None:
+                    server.expect_port(math.inf)
                 await server.start()
             self._closing.push_async_callback(self._tasks.close)
             self._tasks.start(self._notifier.beat(self._status), name="service manager")
@@ -131,13 +155,18 @@ class Daemon:
             self._tasks.start(_kept_running("proxier", self._proxier.run), name="proxier")
             self._tasks.start(_kept_running("addresses", self._follow_addresses), name="addresses")
             self._tasks.start(_kept_running("reload", self._follow_reloads), name="reload")
-            self._tasks.start(_kept_running("service health", self._serve_service_health), name="service health")
+            self._serving_health = self._tasks.start(
+                _kept_running("service health", self._serve_service_health), name="service health"
+            )
+            pulse = Pulse(data_plane=self._data_plane, health=self._health, metrics=self._metrics)
+            self._tasks.start(_kept_running("pulse", pulse.look), name="pulse")
+            self._tasks.start(pulse.beat(), name="loop lag")
             self._tasks.start(self._settle_in(netfilter.name), name="settling in")
             _settle_memory()
-            await self._stop_wanted.wait()
-            await self._drain()
-            await self._data_plane.close()
-            await self._proxier.stop(cleanup=self._configuration.kubeproxy.cleanup_on_exit)
+            if await self._end() is self._superseded:
+                await self._make_way()
+            else:
+                await self._leave()
         log.info("kubeproxy has stopped")
         return 0
 
@@ -190,7 +219,7 @@ class Daemon:
 
     def _make_servers(self) -> list[HttpServer]:
         configuration = self._configuration
-        exposition = Exposition(self._metrics, counters=self._data_plane.counters, picture=self._picture)
+        exposition = Exposition(self._metrics, data_plane=self._data_plane, picture=self._picture)
         plans = (
             ("health", configuration.healthz_bind_address, health_routes(self._health, self._metrics)),
             ("metrics", configuration.metrics_bind_address, metrics_routes(exposition, self._configz)),
@@ -300,6 +329,7 @@ class Daemon:
         self._service_health_changed.set()
 
     async def _serve_service_health(self) -> None:
+        await self._taken.wait()
         servers = ServiceHealthServers(
             health=self._health,
             addresses=self._facts().node_addresses,
@@ -375,17 +405,74 @@ class Daemon:
 
     # End
 
-    async def _drain(self) -> None:
-        """Let the connections that are open finish. The node has no other proxy, so new ones are still taken."""
+    async def _end(self) -> asyncio.Event:
+        """What ends us: a successor, or the word to stop."""
+        ends = {self._tasks.start(end.wait(), name="end"): end for end in (self._superseded, self._stop_wanted)}
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        return ends[done.pop()]
+
+    async def _leave(self) -> None:
+        """Let the connections that are open finish. The node has no other proxy, so new ones are still taken; then
+        clients are made to wait for the next process, and who came last gets a moment, too."""
         self._health.draining()
         grace_s = self._configuration.kubeproxy.shutdown_grace.seconds
-        drain = self._tasks.start(self._data_plane.drain(grace_s), name="drain")
-        hurry = self._tasks.start(self._stop_at_once.wait(), name="second signal")
-        self._notifier.stopping(self._status(), takes_s=grace_s)
+        last_s = min(LAST_S, grace_s / 2)
         log.info("draining", open=self._data_plane.open_connections, grace_s=grace_s)
-        await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+        await self._drain(grace_s - last_s)
+        await self._proxier.stop(cleanup=self._configuration.kubeproxy.cleanup_on_exit)
+        await self._let_go(last_s)
+
+    async def _make_way(self) -> None:
+        """The rules lead to our successor. Who was on the way to us still arrives; then what is open may finish."""
+        grace_s = self._configuration.kubeproxy.shutdown_grace.seconds
+        await asyncio.sleep(LAST_S)
+        log.info("a successor has taken over; draining", open=self._data_plane.open_connections, grace_s=grace_s)
+        await self._proxier.stop(cleanup=False)
+        await self._let_go(grace_s)
+        if os.getpid() == CONTAINER_INIT:
+            # Were we to end now, we would be started again, and take over in our turn.
+            log.info("waits to be told to stop, as a container's first process")
+            await self._stop_wanted.wait()
+
+    async def _let_go(self, grace_s: float) -> None:
+        """Accept no more, and give what is open so long to end."""
+        await self._data_plane.retire()
+        await self._drain(grace_s)
         if left := self._data_plane.open_connections:
             log.warning("connections are cut off", open=left)
+        await self._data_plane.close()
+        self._proxier.close()
+
+    async def _drain(self, grace_s: float) -> None:
+        """Wait for the connections open now; a second signal ends that."""
+        drain = self._tasks.start(self._data_plane.drain(grace_s), name="drain")
+        hurry = self._tasks.start(self._stop_at_once.wait(), name="second signal")
+        await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+
+    # Succession
+
+    async def _on_taken(self) -> None:
+        """The rules lead to us, for the first time."""
+        self._taken.set()
+        await self._succession.own()
+        self._succession.in_force()
+        self._data_plane.share(False)
+
+    def _share(self, on: bool) -> None:
+        """A successor is there, which has to hold the node ports that we hold; or it is there no more."""
+        self._data_plane.share(on)
+
+    async def _hold(self, on: bool) -> None:
+        """The successor turns the rules to itself; or could not."""
+        await self._proxier.hold(on)
+
+    async def _yield_all(self) -> None:
+        """The rules lead to the successor: it gets what only one can have."""
+        for server in self._servers:
+            await server.close()
+        self._serving_health.cancel()
+        await asyncio.wait((self._serving_health,))
+        self._superseded.set()
 
 
 def _families() -> tuple[Family, ...]:

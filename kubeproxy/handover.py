@@ -12,36 +12,39 @@ from kubeproxy.succession import Predecessor
 
 
 class Handover:
-    """A `Netfilter` of which the first apply turns the rules from the predecessor to us: it holds still, the one
-    transaction is made, it gives everything away. Should the transaction fail, it looks after its rules again, and the
-    next apply is the first. Everything else, and everything after, is the adapter's own.
+    """A `Netfilter` of which the first apply turns the rules from the predecessor, if there is one, to us: it holds
+    still, the one transaction is made, it gives everything away. Should the transaction fail, it looks after its rules
+    again, and the next apply is the first. Everything else, and everything after, is the adapter's own.
 
     `on_taken` is called once, when the rules are ours and the predecessor has given everything away.
     """
 
     def __init__(
-        self, netfilter: Netfilter, predecessor: Predecessor, *, on_taken: Callable[[], Awaitable[None]]
+        self, netfilter: Netfilter, predecessor: Predecessor | None, *, on_taken: Callable[[], Awaitable[None]]
     ) -> None:
         self._netfilter = netfilter
-        self._predecessor: Predecessor | None = predecessor
+        self._predecessor = predecessor
         self._on_taken = on_taken
+        self._taken = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._netfilter, name)
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`."""
-        predecessor = self._predecessor
-        if predecessor is None:
+        if self._taken:
             return await self._netfilter.apply(wanted, verify=verify)
-        await predecessor.hold()
+        if self._predecessor is not None:
+            await self._predecessor.hold()
         try:
             changed = await self._netfilter.apply(wanted, verify=verify)
         except KubeproxyError:
-            await predecessor.resume()
+            if self._predecessor is not None:
+                await self._predecessor.resume()
             raise
-        self._predecessor = None
-        await predecessor.take()
-        predecessor.close()
+        self._taken = True
+        if self._predecessor is not None:
+            await self._predecessor.take()
+            self._predecessor.close()
         await self._on_taken()
         return changed

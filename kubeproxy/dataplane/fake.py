@@ -123,7 +123,7 @@ class FakePortReserver:
         """What every reservation fails with; None: nothing."""
         self._kernel_choice = iter(range(32768, 61000)) if kernel_choice is None else kernel_choice
 
-    def reserve(self, protocol: Transport, address: Address, port: int) -> FakeReservation:
+    def reserve(self, protocol: Transport, address: Address, port: int, *, claim: bool = False) -> FakeReservation:
         """As the kernel would."""
         if self.error is not None:
             raise self.error
@@ -135,6 +135,9 @@ class FakePortReserver:
         self.held[protocol, address, chosen] = reservation
         self._addresses.setdefault((protocol, family_of(address), chosen), []).append(address)
         return reservation
+
+    def share(self, on: bool) -> None:
+        """There is no other process."""
 
     def _is_free(self, protocol: Transport, address: Address, port: int) -> bool:
         """The wildcard address stands for all of its family."""

@@ -146,7 +146,7 @@ class Claims:
 
     def _bind(self, place: _Place, address: Address, holding: _Holding) -> None:
         try:
-            holding.held[address] = self._reserver.reserve(place.protocol, address, place.port)
+            holding.held[address] = self._reserver.reserve(place.protocol, address, place.port, claim=True)
         except OSError as error:
             holding.faults[address] = self._explain(place, address, error)
 

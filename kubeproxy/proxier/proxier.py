@@ -143,16 +143,17 @@ class Proxier:
             return self._settled_at is not None and self._pending_since is None and self._ledger.settled
 
     async def stop(self, *, cleanup: bool) -> None:
-        """End `run` after its present round, and give the reserved ports back; for when the data plane has ended, or
-        is about to. The rules stay as they are, unless `cleanup` asks for their removal (KernelError if that fails)."""
+        """End `run` after its present round. The rules stay as they are, unless `cleanup` asks for their removal
+        (KernelError if that fails)."""
         self._stopped = True
         self._wake.set()
         async with self._turn:
-            try:
-                if cleanup:
-                    await self._netfilter.cleanup()
-            finally:
-                self._ledger.close()
+            if cleanup:
+                await self._netfilter.cleanup()
+
+    def close(self) -> None:
+        """Give the reserved ports back; for when the data plane has ended."""
+        self._ledger.close()
 
     async def hold(self, on: bool) -> None:
         """Leave netfilter alone from now on, because a successor turns the rules to itself (back when no transaction

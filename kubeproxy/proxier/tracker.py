@@ -83,7 +83,8 @@ class Tracker:
     Like the sources it belongs to the event loop's thread.
     """
 
-    def __init__(self, sources: Iterable[str]) -> None:
+    def __init__(self, sources: Iterable[str], *, start_grace_s: float = START_GRACE_S) -> None:
+        self._start_grace_s = start_grace_s
         self._stores: dict[str, _Store] = {source: _Store() for source in sources}
         self._claims: dict[ServiceName, tuple[str, ...]] = {}
         """Complete sources that define a Service; the first owns it."""
@@ -158,13 +159,13 @@ class Tracker:
     # What somebody wants to know.
 
     def ready_at(self, now: float) -> float:
-        """When serving may begin: at once when all sources are complete, START_GRACE_S after the first of them was
+        """When serving may begin: at once when all sources are complete, the start grace after the first of them was
         seen to be complete by a call of this, and never (infinity) while none is."""
         complete = sum(store.complete for store in self._stores.values())
         if not complete:
             return math.inf
         self._complete_at = min(self._complete_at, now)
-        return self._complete_at if complete == len(self._stores) else self._complete_at + START_GRACE_S
+        return self._complete_at if complete == len(self._stores) else self._complete_at + self._start_grace_s
 
     def sources(self) -> Mapping[str, bool]:
         """Every source, and whether it is complete."""
