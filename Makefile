@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup check format lint types walls test demo bench lock clean
+.PHONY: help setup check format lint types walls test demo bench lock install uninstall image clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,15 @@ bench: setup ## beside HAProxy and the direct path, in network namespaces
 lock: setup ## pin the newest versions of everything again
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements.lock
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra dev -o requirements-dev.lock
+
+install: ## on a host, for systemd, as root: PREFIX=/usr/local PYTHON=/usr/bin/python3 (DESTDIR= for packages)
+	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) PYTHON=$(PYTHON) bash deploy/install.sh install
+
+uninstall: ## what install made, but not /etc/kubeproxy
+	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) bash deploy/install.sh uninstall
+
+image: ## a container image, without an engine, as root (deploy/build-image.sh says how)
+	@bash deploy/build-image.sh $(TAG)
 
 clean: ## everything that the other targets made
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

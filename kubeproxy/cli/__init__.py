@@ -1,9 +1,10 @@
 """Commands. Nothing heavy is imported before it is known that it is needed: no event loop, no client, no packet filter.
 
-main       the commands, and how errors end them
-gocommand  a command that takes flags as Go programs do
-settings   kube-proxy's flags and ours as click options
-run        start the daemon (or one of kube-proxy's actions in its place)
-check      say what is wrong with configuration and manifests
-cleanup    remove what we and kube-proxy put into the packet filter
+main         the commands, and how errors end them
+gocommand    a command that takes flags as Go programs do
+settings     kube-proxy's flags and ours as click options
+run          start the daemon (or one of kube-proxy's actions in its place)
+check        say what is wrong with configuration and manifests
+cleanup      remove what we and kube-proxy put into the packet filter
+healthcheck  ask a running kubeproxy how it is
 """

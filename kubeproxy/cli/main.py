@@ -20,7 +20,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which they are met."""
-        return ["run", "check", "cleanup", "version"]
+        return ["run", "check", "cleanup", "healthcheck", "version"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """By name; None for a command that does not exist."""
@@ -37,6 +37,10 @@ class Commands(click.Group):
                 from kubeproxy.cli.cleanup import cleanup
 
                 return cleanup
+            case "healthcheck":
+                from kubeproxy.cli.healthcheck import healthcheck
+
+                return healthcheck
             case "version":
                 return version
         return None

@@ -1,0 +1,48 @@
+# An image of kubeproxy. With any engine:  docker build -t kubeproxy .      Without one:  make image
+#
+# The base decides which nft the image brings. It must not be newer than the hosts' own: what a newer nft writes, an
+# older one may not be able to list. Debian 12 has 1.0.6, Debian 13 1.1.3.
+ARG BASE=docker.io/library/debian:12.12-slim
+
+
+FROM ${BASE} AS build
+RUN apt-get update -qq \
+ && DEBCONF_NOWARNINGS=yes apt-get install -y -qq --no-install-recommends \
+      python3 python3-dev python3-venv gcc libc6-dev >/dev/null
+# For builds behind a proxy or a mirror; empty they mean nothing.
+ARG PIP_CERT=""
+ARG PIP_INDEX_URL=""
+WORKDIR /src
+COPY requirements.lock ./
+COPY deploy/venv.sh deploy/venv.sh
+COPY kubeproxy kubeproxy
+RUN bash deploy/venv.sh python3 /opt/kubeproxy /opt/kubeproxy
+
+
+FROM ${BASE}
+# libxtables and its extensions come with iptables, for the adapter that uses the legacy tables.
+RUN apt-get update -qq \
+ && DEBCONF_NOWARNINGS=yes apt-get install -y -qq --no-install-recommends python3 nftables iptables >/dev/null \
+ && apt-get clean \
+ && rm -rf /var/lib/apt/lists/* /var/cache/debconf/* /var/log/*.log /var/log/apt /usr/share/doc /usr/share/man \
+      /usr/share/locale
+COPY --from=build /opt/kubeproxy /opt/kubeproxy
+ENV PATH=/opt/kubeproxy/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    PYTHONFAULTHANDLER=1
+
+ARG VERSION=0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="kubeproxy" \
+      org.opencontainers.image.description="A userspace service proxy for Linux nodes" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+
+# Root, because a container gives capabilities to nobody else; which ones, the deployment decides (NET_ADMIN is enough).
+USER 0
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s CMD ["kubeproxy", "healthcheck"]
+ENTRYPOINT ["kubeproxy"]
+CMD ["run"]

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# The program with everything that it needs, in one directory that can be moved: deploy/venv.sh PYTHON DIR FINAL_DIR
+# Built in DIR, to be used as FINAL_DIR: a package or an image is put together elsewhere than where it will run. Only
+# PYTHON must be there again. Versions and hashes are those of requirements.lock.
+set -euo pipefail
+python=$1 dir=$2 final=$3
+cd "$(dirname "$0")/.."
+
+rm -rf "$dir"
+"$python" -m venv "$dir"
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+"$dir/bin/python" -m pip install --quiet --no-compile --no-deps --use-pep517 --require-hashes -r requirements.lock
+"$dir/bin/python" -m pip uninstall --quiet --yes setuptools pip 2>/dev/null
+
+site=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+cp -R kubeproxy "$site/"
+find "$site" -depth -type d -name __pycache__ -exec rm -rf {} +
+
+# Programs that came along are not ours to offer.
+find "$dir/bin" -mindepth 1 ! -name 'python*' -delete
+while read -r script function; do
+  cat >"$dir/bin/$script" <<END
+#!$final/bin/python
+import sys
+
+from kubeproxy.cli.main import $function
+
+sys.exit($function())
+END
+  chmod 755 "$dir/bin/$script"
+done <<<'kubeproxy main
+kube-proxy main_run'
+
+sed -i '/^command = /d' "$dir/pyvenv.cfg"
+"$dir/bin/python" -m compileall -q -j 0 -s "$dir" -p "$final" "$site"
+chmod -R u=rwX,go=rX "$dir"

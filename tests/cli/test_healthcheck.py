@@ -1,0 +1,58 @@
+"""``kubeproxy healthcheck`` against a small server that answers as told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from kubeproxy.cli import main
+
+ANSWERS = {"/readyz": (503, '{"ready": false, "reason": "draining"}'), "/livez": (200, '{"healthy": true}')}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        status, body = ANSWERS[self.path]
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_all_is_well(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.status_of(["healthcheck", "--address", server, "--path=/livez"]) == 0
+    assert capsys.readouterr().out == '{"healthy": true}\n'
+
+
+def test_it_is_not_ready(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.status_of(["healthcheck", "--address", server]) == 1
+    assert "draining" in capsys.readouterr().out
+
+
+def test_nobody_answers(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    nobody = "127.0.0.1:1"
+    assert main.status_of(["healthcheck", "--address", nobody]) == 1
+    assert capsys.readouterr().err == f"{nobody} does not answer: [Errno 111] Connection refused\n"
+
+
+@pytest.mark.parametrize(
+    "args", [["--address=10256"], ["--address=localhost:http"], ["--path=/metrics"], ["--timeout=0"]]
+)
+def test_wrong_options(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.status_of(["healthcheck", *args]) == 64
+    assert args[0].partition("=")[0] in capsys.readouterr().err
