@@ -41,6 +41,7 @@ from kubeproxy.observability.routes import health_routes, metrics_routes
 from kubeproxy.observability.server import HttpServer
 from kubeproxy.observability.service_health import ServiceHealthServers
 from kubeproxy.observability.views import Picture
+from kubeproxy.onlooker import Onlooker
 from kubeproxy.process import raise_descriptor_limit, set_oom_score_adj
 from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
@@ -139,6 +140,14 @@ class Daemon:
         self._tracker = Tracker(self._source_names(), start_grace_s=math.inf if predecessor else START_GRACE_S)
         self._proxier = self._make_proxier(cast(Netfilter, Handover(netfilter, predecessor, on_taken=self._on_taken)))
         self._events.owner_of = self._proxier.owner_of
+        self._onlooker = Onlooker(
+            node=self._node_name(),
+            proxier=self._proxier,
+            data_plane=self._data_plane,
+            health=self._health,
+            picture=self._picture,
+            facts=self._facts,
+        )
         async with AsyncExitStack() as self._closing:
             self._closing.callback(self._notifier.close)
             self._closing.push_async_callback(netfilter.close)
@@ -155,6 +164,7 @@ class Daemon:
             self._tasks.start(_kept_running("proxier", self._proxier.run), name="proxier")
             self._tasks.start(_kept_running("addresses", self._follow_addresses), name="addresses")
             self._tasks.start(_kept_running("reload", self._follow_reloads), name="reload")
+            self._tasks.start(_kept_running("status", self._onlooker.run), name="status")
             self._serving_health = self._tasks.start(
                 _kept_running("service health", self._serve_service_health), name="service health"
             )
@@ -220,9 +230,10 @@ class Daemon:
     def _make_servers(self) -> list[HttpServer]:
         configuration = self._configuration
         exposition = Exposition(self._metrics, data_plane=self._data_plane, picture=self._picture)
+        pages = [*metrics_routes(exposition, self._configz), *self._onlooker.routes()]
         plans = (
             ("health", configuration.healthz_bind_address, health_routes(self._health, self._metrics)),
-            ("metrics", configuration.metrics_bind_address, metrics_routes(exposition, self._configz)),
+            ("metrics", configuration.metrics_bind_address, pages),
         )
         return [
             HttpServer(
