@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Address, Destination
+from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.netfilter.trace import Trace, trace
+from kubeproxy.netfilter.trace import Fate, Trace, trace
 
 
 class FakeNetfilter:
@@ -22,9 +23,13 @@ class FakeNetfilter:
         """Every rule set that came into effect by a change, oldest first."""
         self.verifications = 0
         self.failures: list[str] = []
-        """Each makes one apply or cleanup fail with this text and change nothing, first first."""
+        """Each makes one apply, pause or cleanup fail with this text and change nothing, first first."""
         self.not_transparent: str | None = None
         """What `why_not_transparent` says."""
+        self.not_guarding_sockets: str | None = None
+        """What `why_not_guarding_sockets` says."""
+        self.gap: frozenset[Destination] = frozenset()
+        """Where clients are kept waiting."""
         self.closed = False
 
     def fail(self, text: str = "the kernel said no", *, times: int = 1) -> None:
@@ -44,6 +49,8 @@ class FakeNetfilter:
         for_this_host: bool = False,
     ) -> Trace:
         """What meets a client that sends to `destination` now; see `kubeproxy.netfilter.trace.trace`."""
+        if destination in self.gap:
+            return Trace(Fate.DROPPED)
         return trace(
             self.kernel, destination, source=source, from_this_host=from_this_host, for_this_host=for_this_host
         )
@@ -54,9 +61,9 @@ class FakeNetfilter:
         self.verifications += verify
         have = self.kernel if verify or self.believed is None else self.believed
         self.believed = wanted
-        if have == wanted:
+        if have == wanted and not self.gap:
             return False
-        self.kernel = wanted
+        self.kernel, self.gap = wanted, frozenset()
         self.history.append(wanted)
         return True
 
@@ -64,10 +71,23 @@ class FakeNetfilter:
         """See `Netfilter.why_not_transparent`."""
         return self.not_transparent
 
+    async def why_not_guarding_sockets(self) -> str | None:
+        """See `Netfilter.why_not_guarding_sockets`."""
+        return self.not_guarding_sockets
+
+    async def pause(self, for_s: float = GAP_S) -> bool:
+        """See `Netfilter.pause`. Time does not pass here: it lasts until the next apply."""
+        self._maybe_fail()
+        destinations = frozenset((*self.kernel.redirects, *self.kernel.own_redirects))
+        if destinations:
+            self.kernel, self.believed, self.gap = RuleSet(), None, destinations
+        return bool(destinations)
+
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""
         self._maybe_fail()
-        had, self.kernel, self.believed = self.kernel != RuleSet(), RuleSet(), None
+        had, self.kernel, self.believed = self.kernel != RuleSet() or bool(self.gap), RuleSet(), None
+        self.gap = frozenset()
         return had
 
     async def close(self) -> None:

@@ -6,6 +6,9 @@ from typing import Protocol
 
 from kubeproxy.netfilter.ruleset import RuleSet
 
+GAP_S = 30.0
+"""How long clients are kept waiting for a successor. Their attempts come 1, 3, 7, 15 s after the first."""
+
 
 class Netfilter(Protocol):
     """An adapter. Its calls are made one at a time; each is all or nothing; the failure of each is a KernelError."""
@@ -24,6 +27,17 @@ class Netfilter(Protocol):
 
     async def why_not_transparent(self) -> str | None:
         """Why this host cannot do what `RuleSet.transparent` asks for; None if it can. Leaves nothing behind."""
+
+    async def why_not_guarding_sockets(self) -> str | None:
+        """Why this host cannot do what `RuleSet.guard_sockets` asks for; None if it can. Leaves nothing behind."""
+
+    async def pause(self, for_s: float = GAP_S) -> bool:
+        """Take our redirects away, whoever of us made them, and have the first packets to their destinations dropped
+        for so long, so that a client whose proxy is gone tries again instead of being refused.
+
+        Running connections are left alone. When the time is up nothing of it works any more, and nobody needs to come
+        for that; the next `apply` ends it in the transaction that brings its redirects. True if there was any redirect.
+        """
 
     async def cleanup(self) -> bool:
         """Remove everything of ours. True if there was anything."""

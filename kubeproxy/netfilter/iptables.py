@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import importlib
+import math
 import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -27,10 +28,22 @@ import structlog
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Family
 from kubeproxy.netfilter import xt_entry, xt_rules
+from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.netfilter.xt_entry import Entry
 from kubeproxy.netfilter.xt_lock import xtables_lock
-from kubeproxy.netfilter.xt_rules import BUILTIN, FILTER, MANGLE, NAT, OWN, PROXY_DIVERT, Chains, Difference, Rules
+from kubeproxy.netfilter.xt_rules import (
+    BUILTIN,
+    FILTER,
+    MANGLE,
+    NAT,
+    OWN,
+    PROXY_DIVERT,
+    PROXY_SOCKETS,
+    Chains,
+    Difference,
+    Rules,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -64,10 +77,19 @@ class Iptables:
         KernelError tells why that cannot be done."""
         await self._in_thread(self._probe_transparent)
 
+    async def probe_socket_guard(self) -> None:
+        """The same for one that guards sockets."""
+        await self._in_thread(self._probe_socket_guard)
+
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`. All or nothing holds by table; the tables change in an order in which no client is
         ever redirected to a port that is not yet, or not any more, guarded."""
         return await self._in_thread(self._apply, wanted, verify)
+
+    async def pause(self, for_s: float = GAP_S) -> bool:
+        """See `Netfilter.pause`. The drops come in a commit of table mangle, before the redirects go."""
+        families = [family for family in Family if _exists(family, NAT)]
+        return bool(families) and await self._in_thread(self._pause, families, for_s)
 
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""
@@ -92,6 +114,33 @@ class Iptables:
         with xtables_lock(self._lock_wait_s):
             if self._move(Family.IPV4, MANGLE, lambda have: have or trial):
                 self._move(Family.IPV4, MANGLE, lambda _: {})
+
+    def _probe_socket_guard(self) -> None:
+        trial = {PROXY_SOCKETS: frozenset({xt_rules.ours(Family.IPV4)})}
+        with xtables_lock(self._lock_wait_s):
+            if self._move(Family.IPV4, FILTER, lambda have: {**trial, **have}):
+                self._move(Family.IPV4, FILTER, lambda have: {it: have[it] for it in have if it not in trial})
+
+    def _pause(self, families: Iterable[Family], for_s: float) -> bool:
+        self._believed.clear()
+        with xtables_lock(self._lock_wait_s):
+            paused = [self._pause_family(family, math.ceil(time.time() + for_s)) for family in families]
+        return any(paused)
+
+    def _pause_family(self, family: Family, until: int) -> bool:
+        table = _open(family, NAT)
+        try:
+            nat, _ = _read(table, family, NAT)
+        finally:
+            table.close()
+        drops = xt_rules.gap(nat, family, until=until)
+        if not drops:
+            return False
+        nothing = xt_rules.chains_of(RuleSet(), family)
+        self._move(family, MANGLE, lambda have: xt_rules.union(xt_rules.without_gap(have, family), drops))
+        self._move(family, NAT, lambda _: nothing[NAT])
+        self._move(family, FILTER, lambda _: nothing[FILTER])
+        return True
 
     def _apply(self, wanted: RuleSet | None, verify: bool) -> bool:
         if verify:
@@ -244,6 +293,8 @@ def _carry_out(table: Any, difference: Difference, surplus: list[tuple[str, Entr
         if table.builtin_chain(chain) and not xt_rules.comes_last(entry):
             table.insert_entry(chain, rule, position.get(chain, 0))
             position[chain] = position.get(chain, 0) + 1
+        elif xt_rules.comes_first(entry):
+            table.insert_entry(chain, rule, 0)
         else:
             table.append_entry(chain, rule)
     for chain in difference.drop:

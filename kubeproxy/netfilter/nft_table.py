@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -24,10 +25,17 @@ TABLE = "inet kubeproxy"
 
 
 class Kind(NamedTuple):
-    """How a map or set is declared: what its keys are made of, and whether they hold ranges of addresses."""
+    """How a map or set is declared: what its keys are made of, and whether they hold ranges of addresses, or go by
+    themselves after a time."""
 
     key: tuple[str, ...]
     ranges: bool = False
+    expires: bool = False
+
+    @property
+    def flag(self) -> str | None:
+        """What nft calls that."""
+        return "interval" if self.ranges else "timeout" if self.expires else None
 
 
 _ADDRESS = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
@@ -52,6 +60,12 @@ _SETS: Mapping[str, Kind] = {
     **{f"restricted{family.value}": Kind((_ADDRESS[family], *_PORT)) for family in Family},
 }
 """In the order in which they grow: a destination is not restricted before it is known who is admitted."""
+
+_GAPS: Mapping[str, Kind] = {
+    **{f"gap{family.value}": Kind((_ADDRESS[family], *_PORT), expires=True) for family in Family},
+    **{f"gap_ports{family.value}": Kind(_PORT, expires=True) for family in Family},
+}
+"""Where clients are kept waiting while nobody serves; empty at any other time."""
 
 # Five before the usual priorities: service addresses are ours before another NAT table (hostports, Docker) can take
 # the packet, and a refusal is said before a host firewall could swallow it. "divert" is where marks are given, before
@@ -97,6 +111,8 @@ class Table:
     redirects: Mapping[Destination, int]
     own_redirects: Mapping[Destination, int]
     sets: Mapping[str, frozenset[Element]]
+    gap: bool = False
+    """Whether clients are kept waiting, or were until their time was up."""
     sound: bool = True
     """Whether its maps, sets and chains are as this version declares them; otherwise the table is made anew."""
 
@@ -132,16 +148,18 @@ def _sets_of(wanted: RuleSet) -> dict[str, frozenset[Element]]:
 
 
 def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
-    """The rules of each chain; of a rule set only its landing and bind addresses show here, and whether it is
-    transparent."""
+    """The rules of each chain; of a rule set only its landing and bind addresses show here, whether it is transparent,
+    and whether it guards sockets."""
     remote = {family: wanted.bind.get(family) or wanted.landing.get(family) for family in Family}
     return {
         # Looking for the socket costs each packet something, so it is done only where it is asked for. An ICMP packet
         # is for the socket that it complains about: an endpoint refuses.
         "divert": (
             Rule(
+                # What is addressed to this host needs no help: our accepted sockets are transparent, as their listeners
+                # are, and their clients' packets keep the way that they have always had.
                 "meta l4proto { tcp, udp, icmp, icmpv6 } socket transparent 1 socket wildcard 0 "
-                f"meta mark set meta mark | {MARK:#x}",
+                f"fib daddr type != local meta mark set meta mark | {MARK:#x}",
                 "answers to connections from clients' addresses",
             ),
         )
@@ -167,6 +185,15 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
             Rule("meta l4proto . th dport @dropped drop", "no local endpoint"),
             Rule("meta l4proto tcp meta l4proto . th dport @refused reject with tcp reset", "no endpoint"),
             Rule("meta l4proto . th dport @refused reject with icmpx port-unreachable", "no endpoint"),
+            *(
+                (
+                    Rule("socket transparent 1 return", "a listener of ours"),
+                    # Somebody else's, or nobody's: whoever comes in our place tells the client's next attempt.
+                    Rule("meta l4proto . th dport != @undisguised drop", "no listener of ours"),
+                )
+                if wanted.guard_sockets
+                else ()
+            ),
         ),
     }
 
@@ -206,8 +233,8 @@ def creation() -> str:
     lines += [
         f"add map {TABLE} {name} {{ type {' . '.join(kind.key)} : inet_service; }}" for name, kind in _MAPS.items()
     ]
-    for name, kind in _SETS.items():
-        flags = " flags interval;" if kind.ranges else ""
+    for name, kind in (*_SETS.items(), *_GAPS.items()):
+        flags = f" flags {kind.flag};" if kind.flag else ""
         lines.append(f"add set {TABLE} {name} {{ type {' . '.join(kind.key)};{flags} }}")
     for chain, hook in _HOOKS.items():
         base = " {{ type {} hook {} priority {}; policy {}; }}".format(*hook) if hook else ""
@@ -237,12 +264,60 @@ def difference(have: Table | None, wanted: RuleSet) -> list[str]:
         steps += _element_steps("add", name, new - have.sets[name])
     steps += _redirect_steps("own_", have.own_redirects, wanted.own_redirects)
     steps += _redirect_steps("", have.redirects, wanted.redirects)
+    if have.gap:
+        removals.append(_flush(_GAPS))
     return steps + removals
 
 
+def gap(have: Table, *, for_s: float) -> list[str]:
+    """The transaction that takes all redirects away and has the first packets to their destinations dropped for so
+    long, so that clients try again instead of being refused; none when there are no redirects. Steps as those of
+    `difference`. What is left when the time is up does nothing; what marks the answers of endpoints stays."""
+    destinations = {*have.redirects, *have.own_redirects}
+    if not destinations:
+        return []
+    steps: list[str] = []
+    if have.sound:
+        steps.append(_flush(_GAPS))
+    else:
+        steps.append(DELETION + creation())
+        for name in _NODE_ADDRESSES:
+            steps += _element_steps("add", name, have.sets[name])
+    by_set: dict[str, list[str]] = {}
+    for key in sorted(destinations):
+        name = _map_of(key).replace("redirects", "gap").replace("node_ports", "gap_ports")
+        by_set.setdefault(name, []).append(f"{_key(key)} timeout {math.ceil(for_s * 1000)}ms")
+    for name, texts in by_set.items():
+        steps += _adding("add", name, texts)
+    # Without a rule that asks for connection tracking the kernel would end it, and with it every running connection.
+    rules = rules_of(RuleSet())
+    del rules["divert"]
+    rules["prerouting"] = rules["output"] = tuple(_gap_rules())
+    chains = have.chains if have.sound else {}
+    return [*steps, "".join(_chain_steps(chains, rules)) + _flush({*_MAPS, *_SETS} - _NODE_ADDRESSES)]
+
+
+def _gap_rules() -> Iterator[Rule]:
+    for family in Family:
+        ip, number = "ip" if family is Family.IPV4 else "ip6", family.value
+        why = f"{family} clients wait for the next proxy"
+        yield Rule(f"{ip} daddr . meta l4proto . th dport @gap{number} drop", why)
+        yield Rule(
+            f"{ip} daddr @node_addresses{number} meta l4proto . th dport @gap_ports{number} drop", f"{why}, node ports"
+        )
+
+
+def _flush(names: Iterable[str]) -> str:
+    return "".join(f"flush {'map' if name in _MAPS else 'set'} {TABLE} {name}\n" for name in sorted(names))
+
+
 def _element_steps(verb: str, name: str, elements: Iterable[Element]) -> Iterator[str]:
-    texts = (_text(element) for element in sorted(elements))
-    while chunk := list(islice(texts, _CHUNK)):
+    return _adding(verb, name, (_text(element) for element in sorted(elements)))
+
+
+def _adding(verb: str, name: str, texts: Iterable[str]) -> Iterator[str]:
+    rest = iter(texts)
+    while chunk := list(islice(rest, _CHUNK)):
         yield f"{verb} element {TABLE} {name} {{ {', '.join(chunk)} }}\n"
 
 
@@ -292,6 +367,7 @@ def _key(destination: Destination) -> str:
 
 
 _ANY_ADDRESS = frozenset(NODE_PORTS.values())
+_NODE_ADDRESSES = frozenset(f"node_addresses{family.value}" for family in Family)
 
 
 # What `nft -j list table` prints, to the fields in use (libnftables-json(5)).
@@ -347,21 +423,26 @@ def parse(listing: bytes) -> Table:
         if item.rule is not None:
             comments.setdefault(item.rule.chain, []).append(item.rule.comment)
     kinds = {name: (kind.type, kind.map, kind.flags) for name, kind in sets.items()}
-    if hooks != _HOOKS or kinds != _KINDS:
-        return EMPTY
+    found = EMPTY
     try:
+        # Of a table of another make these are of use, too: another version's clients are kept waiting like our own.
+        redirects, own_redirects = _parse_redirects("", sets), _parse_redirects("own_", sets)
+        found = replace(EMPTY, redirects=redirects, own_redirects=own_redirects)
+        elements = {
+            name: frozenset(_parse_element(kind.key, value) for value in sets[name].elem)
+            for name, kind in _SETS.items()
+        }
         return Table(
             chains={name: tuple(texts) for name, texts in comments.items()},
-            redirects=_parse_redirects("", sets),
-            own_redirects=_parse_redirects("own_", sets),
-            sets={
-                name: frozenset(_parse_element(kind.key, value) for value in sets[name].elem)
-                for name, kind in _SETS.items()
-            },
+            redirects=redirects,
+            own_redirects=own_redirects,
+            sets=elements,
+            gap=any(sets[name].elem for name in _GAPS if name in sets),
+            sound=hooks == _HOOKS and kinds == _KINDS,
         )
     except (KeyError, TypeError, ValueError):
         # Elements of another shape (with timeouts, comments, counters, foreign protocols) were never added by us.
-        return EMPTY
+        return found
 
 
 def _parse_redirects(prefix: str, sets: Mapping[str, _Set]) -> dict[Destination, int]:
@@ -398,11 +479,15 @@ def _canonical(address: str) -> str:
     return str(ipaddress.ip_address(address)) if ":" in address and "." in address else address
 
 
-def _kind(kind: Kind) -> tuple[Any, Any]:
-    return (list(kind.key) if len(kind.key) > 1 else kind.key[0]), ["interval"] if kind.ranges else None
+def _declared(kind: Kind, leads_to: str | None) -> tuple[Any, ...]:
+    return (
+        list(kind.key) if len(kind.key) > 1 else kind.key[0],
+        leads_to,
+        [kind.flag] if kind.flag else None,
+    )
 
 
 _KINDS: Mapping[str, Any] = {
-    **{name: (_kind(kind)[0], "inet_service", _kind(kind)[1]) for name, kind in _MAPS.items()},
-    **{name: (_kind(kind)[0], None, _kind(kind)[1]) for name, kind in _SETS.items()},
+    **{name: _declared(kind, "inet_service") for name, kind in _MAPS.items()},
+    **{name: _declared(kind, None) for name, kind in (*_SETS.items(), *_GAPS.items())},
 }

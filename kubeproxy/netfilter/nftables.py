@@ -11,6 +11,7 @@ import structlog
 from kubeproxy.errors import KernelError
 from kubeproxy.netfilter import nft_table
 from kubeproxy.netfilter.command import CommandFailed, run
+from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.nft_table import TABLE, Table
 from kubeproxy.netfilter.ruleset import RuleSet
 
@@ -39,6 +40,10 @@ class Nftables:
         """The same for a transparent rule set."""
         await self._check(RuleSet(transparent=True))
 
+    async def probe_socket_guard(self) -> None:
+        """The same for one that guards sockets."""
+        await self._check(RuleSet(guard_sockets=True))
+
     async def _check(self, rules: RuleSet) -> None:
         steps = nft_table.difference(nft_table.EMPTY, rules)
         await self._run("-c", "-f", "-", commands=f"add table {TABLE}\n{''.join(steps)}")
@@ -62,6 +67,15 @@ class Nftables:
             self._believed = Table.of(wanted)
             return bool(steps)
         raise AssertionError("unreachable")
+
+    async def pause(self, for_s: float = GAP_S) -> bool:
+        """See `Netfilter.pause`."""
+        self._believed = None
+        table = await self._read()
+        if table is None or not (steps := nft_table.gap(table, for_s=for_s)):
+            return False
+        await self._commit(steps)
+        return True
 
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""

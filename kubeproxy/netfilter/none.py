@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.ruleset import RuleSet
 
 
@@ -21,6 +22,14 @@ class NoNetfilter:
     async def why_not_transparent(self) -> str | None:
         """See `Netfilter.why_not_transparent`."""
         return "without a packet filter nobody leads the endpoints' answers back"
+
+    async def why_not_guarding_sockets(self) -> str | None:
+        """See `Netfilter.why_not_guarding_sockets`."""
+        return "without a packet filter nobody looks at sockets"
+
+    async def pause(self, for_s: float = GAP_S) -> bool:
+        """See `Netfilter.pause`."""
+        return False
 
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kubeproxy.errors import KernelError
 from kubeproxy.netfilter import routing
+from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.iptables import Iptables
 from kubeproxy.netfilter.nftables import Nftables
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -36,11 +37,23 @@ class Routed:
             return str(error)
         return None
 
+    async def why_not_guarding_sockets(self) -> str | None:
+        """See `Netfilter.why_not_guarding_sockets`."""
+        try:
+            await self._filter.probe_socket_guard()
+        except KernelError as error:
+            return str(error)
+        return None
+
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`. What is marked must find its way: routing comes first, and goes last."""
         changed = self._route(wanted=True, verify=verify) if wanted.transparent else False
         changed |= await self._filter.apply(wanted, verify=verify)
         return changed if wanted.transparent else changed | self._route(wanted=False, verify=verify)
+
+    async def pause(self, for_s: float = GAP_S) -> bool:
+        """See `Netfilter.pause`. The routing stays: answers to running connections still need it."""
+        return await self._filter.pause(for_s)
 
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""

@@ -43,6 +43,11 @@ class RuleSet:
     transparent: bool = False
     """Whether endpoints are dialed from clients' addresses, so that their answers must be led back to our sockets."""
 
+    guard_sockets: bool = False
+    """Whether our listening sockets have IP_TRANSPARENT, by which the kernel can tell them from others': then a
+    redirected first packet is dropped where the socket that would get it has not, or where there is none. So rules that
+    outlive us never lead a client to somebody else's socket. (Without the flag on the sockets nothing is served!)"""
+
     proxy_ports: frozenset[ProxyPort] = frozenset()
     """Guarded: a packet that reaches one without having been redirected is dropped."""
 

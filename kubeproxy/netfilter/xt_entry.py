@@ -52,14 +52,26 @@ def match_comment(text: str) -> bytes:
     return _element("comment", text.encode().ljust(256, b"\0"))
 
 
-def match_transparent() -> bytes:
-    """``-m socket --transparent`` (xt_socket.h, xt_socket_mtinfo3): the packet is for a socket of this host that speaks
-    from an address which is not this host's."""
-    return _element("socket", b"\x01", revision=3)
+def match_transparent(*, wildcard: bool = False) -> bytes:
+    """``-m socket --transparent`` (xt_socket.h, xt_socket_mtinfo3): the packet is for a socket of this host that has
+    IP_TRANSPARENT; with ``--nowildcard`` (as iptables calls it) also if that listens on every address."""
+    return _element("socket", b"\x03" if wildcard else b"\x01", revision=3)
+
+
+def match_elsewhere() -> bytes:
+    """``-m addrtype ! --dst-type LOCAL`` (xt_addrtype.h, xt_addrtype_info_v1): not addressed to this host."""
+    local, invert_destination = 1 << 2, 1 << 1
+    return _element("addrtype", struct.pack("=HHI", 0, local, invert_destination), revision=1)
+
+
+def match_until(time: int) -> bytes:
+    """``-m time --datestop`` (xt_time.h, xt_time_info): until this moment, in seconds since 1970."""
+    last_second, every_monthday, every_weekday = 24 * 60 * 60 - 1, 0xFFFFFFFE, 0xFE
+    return _element("time", struct.pack("=IIIIIBB", 0, time, 0, last_second, every_monthday, every_weekday, 0))
 
 
 def jump(chain: str) -> bytes:
-    """``-j`` to a chain of this table, or ``DROP``."""
+    """``-j`` to a chain of this table, ``DROP`` or ``RETURN``."""
     return _element(chain, bytes(4))
 
 
@@ -133,6 +145,28 @@ def _packed(family: Family, cidr: str | None) -> tuple[bytes, bytes]:
     return socket.inet_pton(socket.AF_INET if size == 4 else socket.AF_INET6, address), mask.to_bytes(size, "big")
 
 
+def target_of(family: Family, entry: Entry) -> str:
+    """The name of an entry's target."""
+    name: bytes = _HEADER.unpack_from(entry, _target_offset(family, entry))[1]
+    return name.partition(b"\0")[0].decode()
+
+
+def turned(family: Family, entry: Entry, target: bytes) -> Entry:
+    """An entry with another target, for packets from anywhere."""
+    at = _target_offset(family, entry)
+    size = 4 if family is Family.IPV4 else 16
+    notes = _NOTES[family][0]
+    made = bytearray(entry[:at] + target)
+    made[0:size] = made[2 * size : 3 * size] = bytes(size)
+    made[notes + 6 : notes + 8] = len(made).to_bytes(2, sys.byteorder)
+    return bytes(made)
+
+
+def _target_offset(family: Family, entry: Entry) -> int:
+    notes = _NOTES[family][0]
+    return int.from_bytes(entry[notes + 4 : notes + 6], sys.byteorder)
+
+
 def size_of(family: Family, head: bytes) -> int:
     """The length of a whole entry, read from its first `head_size` bytes."""
     return int.from_bytes(head[_NOTES[family][0] + 6 : _NOTES[family][0] + 8], sys.byteorder)
@@ -150,7 +184,7 @@ def canonical(family: Family, raw: bytes, target: str) -> Entry:
     entry = bytearray(raw)
     entry[notes : notes + 4] = bytes(4)
     entry[counters - 4 : end] = bytes(end - counters + 4)
-    target_offset = int.from_bytes(raw[notes + 4 : notes + 6], sys.byteorder)
+    target_offset = _target_offset(family, raw)
     at = end
     while at + _HEADER.size <= len(entry):
         size, name, revision = _HEADER.unpack_from(entry, at)

@@ -1,8 +1,8 @@
 """A rule set as chains of the legacy tables, and the difference between two of them. Pure.
 
 Names and comments are those of kube-proxy's userspace mode, so that one takes over what the other left. The rules in
-a chain of ours exclude one another, so their order does not matter, and a chain is a set. ``docs/netfilter.md`` shows
-them.
+a chain of ours exclude one another (but for one that comes first), so their order does not matter, and a chain is a
+set. ``docs/netfilter.md`` shows them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ PROXY_PORTS = "KUBE-PROXY-PORTS"
 PROXY_DIRECT = "KUBE-PROXY-DIRECT"
 PROXY_CLOSED = "KUBE-PROXY-CLOSED"
 PROXY_SOURCES = "KUBE-PROXY-SOURCES"
+PROXY_SOCKETS = "KUBE-PROXY-SOCKETS"
 PROXY_DIVERT = "KUBE-PROXY-DIVERT"
+PROXY_GAP = "KUBE-PROXY-GAP"
+PROXY_GAP_PORTS = "KUBE-PROXY-GAP-PORTS"
 
 OWN: Mapping[str, frozenset[str]] = {
     NAT: frozenset(
@@ -43,15 +46,17 @@ OWN: Mapping[str, frozenset[str]] = {
             *(PORTS_CONTAINER, PORTS_HOST, PORTS_INTERNAL),
         }
     ),
-    FILTER: frozenset({PROXY_PORTS, PROXY_DIRECT, PROXY_CLOSED, PROXY_SOURCES, "KUBE-NODEPORT-NON-LOCAL"}),
-    MANGLE: frozenset({PROXY_DIVERT}),
+    FILTER: frozenset(
+        {PROXY_PORTS, PROXY_DIRECT, PROXY_CLOSED, PROXY_SOCKETS, PROXY_SOURCES, "KUBE-NODEPORT-NON-LOCAL"}
+    ),
+    MANGLE: frozenset({PROXY_DIVERT, PROXY_GAP, PROXY_GAP_PORTS}),
 }
 """Our chains in each table, those that kube-proxy's userspace mode had besides included: it left them on purpose."""
 
 BUILTIN: Mapping[str, tuple[str, ...]] = {
     NAT: ("PREROUTING", "OUTPUT"),
     FILTER: ("INPUT", "FORWARD", "OUTPUT"),
-    MANGLE: ("PREROUTING",),
+    MANGLE: ("PREROUTING", "OUTPUT"),
 }
 """Where those are jumped to from."""
 
@@ -60,6 +65,7 @@ _NODEPORTS_COMMENT = "handle service NodePorts; NOTE: this must be the last rule
 _INTERNAL_COMMENT = "handle packets of pods; NOTE: this must be before the rule for everybody"
 _SOURCES_COMMENT = "drop what is not redirected because its source is not admitted"
 _DIVERT_COMMENT = "mark answers to connections from addresses of clients"
+_GAP_COMMENT = "let clients wait for the next proxy"
 _PORTS_COMMENT = "guard proxy ports, refuse clients of services without endpoints"
 
 Rules = frozenset[Entry] | tuple[Entry, ...]
@@ -163,12 +169,15 @@ def _filter(wanted: RuleSet, family: Family) -> Chains:
     sources = (jump(PROXY_SOURCES, xt_entry.match_state(xt_entry.NEW), xt_entry.match_comment(_SOURCES_COMMENT)),)
     first_packets = xt_entry.match_state(xt_entry.NEW | xt_entry.INVALID | xt_entry.UNTRACKED)
     ports = jump(PROXY_PORTS, first_packets, xt_entry.match_comment(_PORTS_COMMENT))
+    # Not ours is whose socket is somebody else's, and which nobody listens for: those meet the same as direct ones.
+    sockets = {jump(PROXY_SOCKETS, xt_entry.match_state(xt_entry.DNAT))} if wanted.guard_sockets else set()
     chains: dict[str, Rules] = {
         "INPUT": (ports,),
         PROXY_PORTS: frozenset(
             {
                 jump(PROXY_CLOSED, xt_entry.match_state(xt_entry.DNAT)),
                 jump(PROXY_DIRECT, xt_entry.match_state(xt_entry.DNAT, invert=True)),
+                *sockets,
             }
         ),
         PROXY_DIRECT: frozenset(
@@ -179,6 +188,8 @@ def _filter(wanted: RuleSet, family: Family) -> Chains:
         ),
         PROXY_CLOSED: frozenset(closed.values()),
     }
+    if sockets:
+        chains |= guarding_sockets(family)
     if restricted:
         chains |= {"INPUT": (*sources, ports), "FORWARD": sources, "OUTPUT": sources}
         chains[PROXY_SOURCES] = frozenset(
@@ -199,8 +210,65 @@ def divert(family: Family) -> Chains:
     comment = xt_entry.match_comment(_DIVERT_COMMENT)
     return {
         "PREROUTING": (xt_entry.rule(family, xt_entry.jump(PROXY_DIVERT), comment),),
-        PROXY_DIVERT: frozenset({xt_entry.rule(family, xt_entry.mark(MARK), xt_entry.match_transparent())}),
+        PROXY_DIVERT: frozenset(
+            {
+                # What is addressed to this host needs no help: our accepted sockets are transparent, as their listeners
+                # are, and their clients' packets keep the way that they have always had.
+                xt_entry.rule(family, xt_entry.mark(MARK), xt_entry.match_transparent(), xt_entry.match_elsewhere())
+            }
+        ),
     }
+
+
+def guarding_sockets(family: Family) -> Chains:
+    """The chain of table filter that looks whose socket a redirected packet would get."""
+    return {PROXY_SOCKETS: frozenset({ours(family), xt_entry.rule(family, xt_entry.jump(PROXY_DIRECT))})}
+
+
+def ours(family: Family) -> Entry:
+    """The rule by which a packet that is for a transparent socket leaves that chain."""
+    return xt_entry.rule(family, xt_entry.jump("RETURN"), xt_entry.match_transparent(wildcard=True))
+
+
+def gap(nat: Chains, family: Family, *, until: int) -> Chains:
+    """What table mangle has to have so that first packets to the destinations which table nat redirects are dropped
+    until then (seconds since 1970), from wherever they come; nothing if it redirects none. Afterwards a packet meets no
+    more of it than the two jumps, which lead nowhere any more."""
+
+    def drops(*chains: str) -> frozenset[Entry]:
+        return frozenset(
+            xt_entry.turned(family, entry, xt_entry.jump("DROP"))
+            for name in chains
+            for entry in nat.get(name, ())
+            if xt_entry.target_of(family, entry) in ("DNAT", "REDIRECT")
+        )
+
+    exact = drops(PORTALS_CONTAINER, PORTALS_HOST, PORTALS_INTERNAL)
+    on_node = drops(PORTS_CONTAINER, PORTS_HOST, PORTS_INTERNAL)
+    if not exact and not on_node:
+        return {}
+    to_ports = frozenset(
+        xt_entry.turned(family, entry, xt_entry.jump(PROXY_GAP_PORTS))
+        for name in (NODEPORT_CONTAINER, NODEPORT_HOST, NODEPORT_INTERNAL)
+        for entry in nat.get(name, ())
+        if xt_entry.target_of(family, entry) in OWN[NAT]
+    )
+    jump = xt_entry.rule(
+        family,
+        xt_entry.jump(PROXY_GAP),
+        xt_entry.match_state(xt_entry.NEW),
+        xt_entry.match_until(until),
+        xt_entry.match_comment(_GAP_COMMENT),
+    )
+    return {"PREROUTING": (jump,), "OUTPUT": (jump,), PROXY_GAP: exact | to_ports, PROXY_GAP_PORTS: on_node}
+
+
+def without_gap(mangle: Chains, family: Family) -> Chains:
+    """What table mangle has besides."""
+    kept = {name: rules for name, rules in mangle.items() if name not in (PROXY_GAP, PROXY_GAP_PORTS)}
+    for name in BUILTIN[MANGLE]:
+        kept[name] = tuple(rule for rule in kept.get(name, ()) if xt_entry.target_of(family, rule) != PROXY_GAP)
+    return {name: rules for name, rules in kept.items() if rules or name not in BUILTIN[MANGLE]}
 
 
 def is_needed(wanted: RuleSet, family: Family) -> bool:
@@ -274,6 +342,11 @@ def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
 def comes_last(entry: Entry) -> bool:
     """Whether a jump stands at the end of a built-in chain; the others stand at its start."""
     return entry.endswith(_LAST)
+
+
+def comes_first(entry: Entry) -> bool:
+    """Whether a rule stands at the start of its chain: one that ends it for some."""
+    return entry.endswith(xt_entry.jump("RETURN"))
 
 
 _LAST = tuple(xt_entry.jump(chain) for chain in (NODEPORT_CONTAINER, NODEPORT_HOST, NODEPORT_INTERNAL))

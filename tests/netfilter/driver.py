@@ -3,7 +3,8 @@
     python -m tests.netfilter.driver ADAPTER
 
 Reads one JSON request per line and answers each with one line: ``{"do": "apply", "rules": {…}, "verify": bool}``,
-``{"do": "cleanup"}``, ``{"do": "why_not_transparent"}``, ``{"do": "cleanup_all", "keep": …}``,
+``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "why_not_guarding_sockets"}``,
+``{"do": "why_not_transparent"}``, ``{"do": "cleanup_all", "keep": …}``,
 ``{"do": "select", "order": […]}``.
 """
 
@@ -37,6 +38,7 @@ def to_json(rules: RuleSet) -> dict[str, Any]:
         "node_addresses": sorted(rules.node_addresses),
         "allowed_sources": [[*destination, sorted(cidrs)] for destination, cidrs in rules.allowed_sources.items()],
         "transparent": rules.transparent,
+        "guard_sockets": rules.guard_sockets,
         "proxy_ports": [list(port) for port in rules.proxy_ports],
         "refused": [list(port) for port in rules.refused],
         "dropped": [list(port) for port in rules.dropped],
@@ -64,6 +66,7 @@ def from_json(data: dict[str, Any]) -> RuleSet:
         node_addresses=frozenset(map(parse_address, data["node_addresses"])),
         allowed_sources={key: frozenset(cidrs) for key, cidrs in destinations("allowed_sources").items()},
         transparent=data["transparent"],
+        guard_sockets=data["guard_sockets"],
         proxy_ports=ports("proxy_ports"),
         refused=ports("refused"),
         dropped=ports("dropped"),
@@ -84,6 +87,10 @@ async def answer(netfilter: Netfilter, request: dict[str, Any]) -> Any:
             return await netfilter.apply(from_json(request["rules"]), verify=request["verify"])
         case "why_not_transparent":
             return await netfilter.why_not_transparent()
+        case "pause":
+            return await netfilter.pause(request["for_s"])
+        case "why_not_guarding_sockets":
+            return await netfilter.why_not_guarding_sockets()
         case "cleanup":
             return await netfilter.cleanup()
         case "cleanup_all":

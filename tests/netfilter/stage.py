@@ -54,6 +54,12 @@ class Adapter:
         """The first half of `apply`; `receive` is the other."""
         self.send({"do": "apply", "rules": to_json(rules), "verify": False})
 
+    def pause(self, for_s: float = 30.0) -> bool:
+        """`Netfilter.pause`."""
+        paused = self.call({"do": "pause", "for_s": for_s})
+        assert isinstance(paused, bool)
+        return paused
+
     def cleanup(self) -> bool:
         """`Netfilter.cleanup`."""
         had = self.call({"do": "cleanup"})

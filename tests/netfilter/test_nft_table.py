@@ -151,9 +151,13 @@ class NaiveKernel:
                     self.sets.clear()
                 case ["add", "set" | "map"]:
                     self.sets[words[4].split()[0]] = {}
+                case ["flush", "set" | "map"]:
+                    self.sets[words[4]].clear()
                 case [verb, "element"]:
                     name, _, body = words[4].partition(" { ")
                     for element in body.removesuffix(" }").split(", "):
+                        element, _, timeout = element.partition(" timeout ")
+                        assert bool(timeout) == name.startswith("gap")
                         key, _, value = element.partition(" : ")
                         if verb == "add":
                             assert self.sets[name].get(key, value) == value, "EEXIST"
@@ -171,6 +175,30 @@ def test_differences_lead_from_any_rule_set_to_any_other(first: RuleSet, second:
     travelled.obey("".join(difference(have(first), second)))
     direct.obey("".join(difference(None, second)))
     assert travelled.sets == direct.sets
+
+
+@given(before=rule_sets, after=rule_sets, sound=st.booleans())
+def test_a_gap_holds_every_destination_and_nothing_else_until_the_next_rules(
+    before: RuleSet, after: RuleSet, sound: bool
+) -> None:
+    kernel, direct = NaiveKernel(), NaiveKernel()
+    kernel.obey("".join(difference(None, before)))
+    steps = nft_table.gap(replace(have(before), sound=sound), for_s=1.5)
+    destinations = {*before.redirects, *before.own_redirects}
+    assert bool(steps) == bool(destinations)
+    if not steps:
+        return
+    assert "".join(steps).count("timeout 1500ms") == len(destinations)
+    kernel.obey("".join(steps))
+    filled = {name for name, elements in kernel.sets.items() if elements}
+    assert all(name.startswith(("gap", "node_addresses")) for name in filled)
+    assert sum(len(kernel.sets[name]) for name in filled if name.startswith("gap")) == len(destinations)
+    kept = {name: elements for name, elements in have(before).sets.items() if name.startswith("node_addresses")}
+    waiting = replace(have(RuleSet()), chains={}, sets={**have(RuleSet()).sets, **kept}, gap=True)
+    assert nft_table.gap(waiting, for_s=1.5) == []
+    kernel.obey("".join(difference(waiting, after)))
+    direct.obey("".join(difference(None, after)))
+    assert kernel.sets == direct.sets
 
 
 PORT = ["inet_proto", "inet_service"]
@@ -230,6 +258,8 @@ def listing(rules: RuleSet) -> list[dict[str, Any]]:
             if (":" in key.address) is (number == 6)
         ]
         items.append({"set": of | {"name": f"restricted{number}", "type": [address, *PORT], "elem": restricted}})
+        for name, kinds in ((f"gap{number}", [address, *PORT]), (f"gap_ports{number}", PORT)):
+            items.append({"set": of | {"name": name, "type": kinds, "flags": ["timeout"]}})
     for name, hook, kind_, prio in (
         ("divert", "prerouting", "filter", -150),
         ("prerouting", "prerouting", "nat", -105),
@@ -325,6 +355,26 @@ def test_stale_elements_go() -> None:
     assert "delete element inet kubeproxy redirects6 { fd96::1 . tcp . 80 : 7003 }" in text
     assert "delete element inet kubeproxy dropped { udp . 7002 }" in text
     assert "add" not in text
+
+
+def test_a_gap_is_recognized_and_so_are_the_redirects_of_a_table_of_another_make() -> None:
+    items = listing(FULL)
+    gap = next(item["set"] for item in items if item.get("set", {}).get("name") == "gap4")
+    gap["elem"] = [{"elem": {"val": {"concat": ["10.96.0.1", "tcp", 80]}, "timeout": 30, "expires": 7}}]
+    assert parse(encode(items)) == replace(Table.of(FULL), gap=True)
+    (flush,) = difference(parse(encode(items)), FULL)
+    assert "flush set inet kubeproxy gap4\n" in flush
+    items = [item for item in items if not item.get("set", {}).get("name", "").startswith(("gap", "guarded"))]
+    found = parse(encode(items))
+    assert not found.sound
+    assert (found.redirects, found.own_redirects) == (FULL.redirects, FULL.own_redirects)
+    assert difference(found, FULL)[1:] == difference(None, FULL)[1:]
+
+
+def test_sockets_are_guarded_last_and_only_where_asked_for() -> None:
+    guard = [rule.text for rule in rules_of(replace(FULL, guard_sockets=True))["guard"]]
+    assert guard[-2:] == ["socket transparent 1 return", "meta l4proto . th dport != @undisguised drop"]
+    assert guard[:-2] == [rule.text for rule in rules_of(FULL)["guard"]]
 
 
 def test_what_nft_never_prints_is_an_error() -> None:

@@ -73,8 +73,20 @@ FILTER_CASES = [
 MANGLE_CASES = [
     (
         family,
-        xt_entry.rule(family, xt_entry.mark(0x1000), xt_entry.match_transparent()),
-        "-m socket --transparent -j MARK --set-xmark 0x1000/0x1000",
+        xt_entry.rule(family, xt_entry.mark(0x1000), xt_entry.match_transparent(), xt_entry.match_elsewhere()),
+        "-m socket --transparent -m addrtype ! --dst-type LOCAL -j MARK --set-xmark 0x1000/0x1000",
+    )
+    for family in Family
+] + [
+    (
+        family,
+        xt_entry.rule(
+            family,
+            xt_entry.jump("RETURN"),
+            xt_entry.match_transparent(wildcard=True),
+            xt_entry.match_until(1_900_000_000),
+        ),
+        "-m socket --transparent --nowildcard -m time --datestop 2030-03-17T17:46:40 -j RETURN",
     )
     for family in Family
 ]
@@ -121,6 +133,18 @@ def test_a_jump_comes_back_as_an_offset_and_is_named_again() -> None:
     offset = xt_entry.rule(V4, b"\x28\0" + bytes(30) + b"\x10\x02\0\0" + bytes(4), xt_entry.match_comment("why"))
     assert xt_entry.canonical(V4, offset, "KUBE-PROXY-PORTS") == entry
     assert xt_entry.canonical(V4, offset, "SOMEWHERE") != entry
+
+
+@pytest.mark.parametrize("family", Family)
+def test_an_entry_is_turned_to_another_target_and_to_packets_from_anywhere(family: Family) -> None:
+    port = xt_entry.match_port(TCP, 80)
+    vip, source = ("10.96.0.1", "10.0.0.0/8") if family is V4 else ("fd96::1", "fd00::/8")
+    before = xt_entry.rule(
+        family, xt_entry.redirect(family, 1), port, protocol=TCP, destination=Address(vip), source=source
+    )
+    after = xt_entry.rule(family, xt_entry.jump("DROP"), port, protocol=TCP, destination=Address(vip))
+    assert xt_entry.turned(family, before, xt_entry.jump("DROP")) == after
+    assert [xt_entry.target_of(family, entry) for entry in (before, after)] == ["REDIRECT", "DROP"]
 
 
 @pytest.mark.parametrize("cut", [113, 120, 144, 160])
