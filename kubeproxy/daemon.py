@@ -51,6 +51,7 @@ from kubeproxy.settings import periods, port_range, tune
 from kubeproxy.sources.kubernetes.access import ClientSettings
 from kubeproxy.sources.kubernetes.client import Client
 from kubeproxy.sources.kubernetes.recorder import EventRecorder
+from kubeproxy.sources.kubernetes.requests import Requests
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from kubeproxy.sources.manifests.source import ManifestSource
 from kubeproxy.succession import Duties, Succession
@@ -115,6 +116,7 @@ class Daemon:
         self._bind = {} if bind in ("0.0.0.0", "::") else {bind.family: bind.address}
         self._manifests: ManifestSource | None = None
         self._kubernetes: KubernetesSource | None = None
+        self._requests: Requests | None = None
         self._events = Events()
         self._notifier = own_notifier()
 
@@ -230,7 +232,7 @@ class Daemon:
     def _make_servers(self) -> list[HttpServer]:
         configuration = self._configuration
         exposition = Exposition(self._metrics, data_plane=self._data_plane, picture=self._picture)
-        pages = [*metrics_routes(exposition, self._configz), *self._onlooker.routes()]
+        pages = [*metrics_routes(exposition, self._metrics, self._configz), *self._onlooker.routes()]
         plans = (
             ("health", configuration.healthz_bind_address, health_routes(self._health, self._metrics)),
             ("metrics", configuration.metrics_bind_address, pages),
@@ -261,6 +263,7 @@ class Daemon:
                 )
             )
             self._closing.push_async_callback(client.close)
+            self._requests = client.requests
             self._kubernetes = KubernetesSource(
                 client=client, sink=self._tracker, node_sink=self._tracker, node_name=self._node_name()
             )
@@ -392,6 +395,8 @@ class Daemon:
             proxier=self._proxier.snapshot(),
             watches=self._kubernetes.state() if self._kubernetes is not None else (),
             manifests=self._manifests.state() if self._manifests is not None else None,
+            requests=self._requests,
+            events=self._events.recorder,
         )
 
     def _status(self) -> str:

@@ -28,6 +28,8 @@ class Health:
     failing: str | None
     """Why the last sync failed; None if it did not."""
     families: tuple[Family, ...]
+    degraded: tuple[str, ...] = ()
+    """What an operator should look at, although it is no reason to send clients elsewhere."""
 
     @property
     def live(self) -> bool:
@@ -61,6 +63,7 @@ class ProxyHealth:
         self._failing: str | None = None
         self._node_eligible = True
         self._draining = False
+        self._degraded: dict[str, str] = {}
 
     def queued(self, now: float) -> None:
         """A change arrived that a sync has to carry out."""
@@ -87,6 +90,13 @@ class ProxyHealth:
         ToBeDeletedByClusterAutoscaler). True until somebody says otherwise."""
         self._node_eligible = eligible
 
+    def degraded(self, part: str, reason: str | None) -> None:
+        """Something is not as it should be, though not so that clients should go elsewhere; None: it is again."""
+        if reason is None:
+            self._degraded.pop(part, None)
+        else:
+            self._degraded[part] = reason
+
     def draining(self) -> None:
         """The process will end as soon as its connections have."""
         self._draining = True
@@ -102,4 +112,5 @@ class ProxyHealth:
             draining=self._draining,
             failing=self._failing,
             families=self._families,
+            degraded=tuple(self._degraded.values()),
         )

@@ -1,8 +1,9 @@
 """The control plane's instruments: kube-proxy's names, types, labels and buckets where it has them, then our own.
 
 Those of kube-proxy that have no meaning here are left out: the counts of iptables rules (``…_iptables_total``,
-``…_iptables_last``: a service costs map elements, not rules) and the packets counted by nfacct. What belongs to
-features (local endpoints, conntrack) is registered with them.
+``…_iptables_last``: a service costs map elements, not rules), the packets counted by nfacct, Go's runtime, and
+``kubernetes_build_info``, which tells a release of Kubernetes and by which dashboards find nodes that were forgotten in
+an upgrade.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from kubeproxy.model import Family
+from kubeproxy.observability.slis import ServiceLevels
 from kubeproxy.observability.state import StateCollector
+from kubeproxy.observability.workers import Workers
 from kubeproxy.version import __version__
 
 SYNC_BUCKETS: Final = tuple(0.001 * 2**power for power in range(15))
@@ -24,6 +27,9 @@ SYNC_BUCKETS: Final = tuple(0.001 * 2**power for power in range(15))
 
 PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
 """As in pkg/proxy/metrics: 0, 0.25, 0.5; then every second, every 5 s from 60 s on, every 30 s from 120 s to 300 s."""
+
+LAG_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""From what a busy loop may owe to what an operator would see."""
 
 # kube-proxy has no ``_created`` series, and dashboards no use for them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -45,6 +51,9 @@ class Metrics:
         self._register_own()
         self.state = StateCollector()
         self.registry.register(self.state)
+        self.workers = Workers()
+        self.registry.register(self.workers)
+        self.slis = ServiceLevels()
         ProcessCollector(registry=self.registry)
 
     def _register_kube_proxy(self) -> None:
@@ -89,6 +98,13 @@ class Metrics:
             buckets=PROGRAMMING_BUCKETS,
             registry=registry,
         )
+        self._conntrack = Histogram(
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+            "How long it took to find and delete the UDP flows that contradict the rules",
+            family,
+            buckets=SYNC_BUCKETS,
+            registry=registry,
+        )
         self._nftables_failures = Counter(
             "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
             "Syncs that nftables refused",
@@ -111,6 +127,7 @@ class Metrics:
                 self._last_sync,
                 self._last_queued,
                 self._programming,
+                self._conntrack,
                 self._nftables_failures,
                 self._iptables_failures,
             ):
@@ -123,6 +140,34 @@ class Metrics:
         registry = self.registry
         build = Gauge("kubeproxy_build_info", "Always 1", ("version", "python_version"), registry=registry)
         build.labels(__version__, platform.python_version()).set(1)
+        self._apply = Histogram(
+            "kubeproxy_netfilter_apply_duration_seconds",
+            "How long a transaction took that the kernel's packet filter accepted",
+            ("adapter",),
+            buckets=SYNC_BUCKETS,
+            registry=registry,
+        )
+        self._deleted_flows = Counter(
+            "kubeproxy_conntrack_deleted_flows_total",
+            "UDP flows deleted because they contradicted the rules",
+            registry=registry,
+        )
+        self._conntrack_failures = Counter(
+            "kubeproxy_conntrack_failures_total",
+            "How often the kernel's UDP flows could not be looked at or deleted",
+            registry=registry,
+        )
+        self._access_log_lost = Counter(
+            "kubeproxy_access_log_lost_lines_total",
+            "Lines of the access log that could not be written, or were too many",
+            registry=registry,
+        )
+        self._lag = Histogram(
+            "kubeproxy_loop_lag_seconds",
+            "How late the control process's event loop comes to what is due",
+            buckets=LAG_BUCKETS,
+            registry=registry,
+        )
         self._apply_failures = Counter(
             "kubeproxy_netfilter_apply_failures_total",
             "Transactions that the kernel's packet filter refused",
@@ -135,8 +180,9 @@ class Metrics:
         for name in self._families:
             self._last_queued.labels(name).set(self._clock())
 
-    def synced(self, duration_s: float, *, full: bool) -> None:
+    def synced(self, duration_s: float, *, full: bool, adapter: str) -> None:
         """A transaction succeeded; `full` if it compared with what the kernel holds."""
+        self._apply.labels(adapter).observe(duration_s)
         for name in self._families:
             self._sync.labels(name).observe(duration_s)
             (self._full_sync if full else self._partial_sync).labels(name).observe(duration_s)
@@ -163,6 +209,24 @@ class Metrics:
         if counter is not None:
             for name in self._families:
                 counter.labels(name).inc()
+
+    def reconciled(self, duration_s: float, *, deleted: int) -> None:
+        """The kernel's UDP flows agree with the rules; so many had to be deleted for it."""
+        for name in self._families:
+            self._conntrack.labels(name).observe(duration_s)
+        self._deleted_flows.inc(deleted)
+
+    def conntrack_failed(self) -> None:
+        """They could not be looked at or deleted."""
+        self._conntrack_failures.inc()
+
+    def lagged(self, lag_s: float) -> None:
+        """The control process's loop was so late once."""
+        self._lag.observe(lag_s)
+
+    def access_log_lost(self, lines: int) -> None:
+        """So many lines of the access log are lost."""
+        self._access_log_lost.inc(lines)
 
     def healthz_answered(self, code: int) -> None:
         """/healthz gave an answer."""

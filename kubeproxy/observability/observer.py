@@ -45,7 +45,7 @@ class SyncObserver:
 
     def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
         """A netfilter transaction succeeded. That is progress, unless something else failed on the way to it."""
-        self._metrics.synced(duration_s, full=full)
+        self._metrics.synced(duration_s, full=full, adapter=self._adapter)
         if not self._failed:
             self._health.progressed(self._clock())
             self._health.failing(None)
@@ -64,9 +64,11 @@ class SyncObserver:
 
     def reconciled(self, *, duration_s: float, deleted: int) -> None:
         """Stale UDP flows were deleted."""
+        self._metrics.reconciled(duration_s, deleted=deleted)
 
     def conntrack_failed(self, error: KubeproxyError) -> None:
         """Stale UDP flows may be left until the next transaction; the rules are in force."""
+        self._metrics.conntrack_failed()
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
         """Health check node ports are served elsewhere."""

@@ -38,27 +38,36 @@ def health_routes(
         state = health.at(clock())
         code = 200 if state.healthy else 503
         metrics.healthz_answered(code)
+        metrics.slis.checked("healthz", state.healthy)
         return _json(code, health_body(state, wall_ns(), healthy=state.healthy, node_eligible=state.node_eligible))
 
     async def livez(request: web.Request) -> web.Response:
         state = health.at(clock())
         code = 200 if state.live else 503
         metrics.livez_answered(code)
+        metrics.slis.checked("livez", state.live)
         return _json(code, health_body(state, wall_ns(), healthy=state.live, node_eligible=None))
 
     async def readyz(request: web.Request) -> web.Response:
-        reason = health.at(clock()).unready
-        body: dict[str, object] = {"currentTime": rfc3339_nano(wall_ns()), "ready": reason is None}
-        return _json(200, body) if reason is None else _json(503, {**body, "reason": reason})
+        state = health.at(clock())
+        metrics.slis.checked("readyz", state.unready is None)
+        body: dict[str, object] = {"currentTime": rfc3339_nano(wall_ns()), "ready": state.unready is None}
+        if state.unready is not None:
+            body["reason"] = state.unready
+        if state.degraded:
+            body["degraded"] = state.degraded
+        return _json(200 if state.unready is None else 503, body)
 
     return [web.get("/healthz", healthz), web.get("/livez", livez), web.get("/readyz", readyz)]
 
 
-def metrics_routes(exposition: Exposition, configuration: Callable[[], Mapping[str, object]]) -> list[web.RouteDef]:
+def metrics_routes(
+    exposition: Exposition, metrics: Metrics, configuration: Callable[[], Mapping[str, object]]
+) -> list[web.RouteDef]:
     """The metrics server's pages. `configuration` gives the running KubeProxyConfiguration with Go's field names, as
     JSON has it."""
 
-    async def metrics(request: web.Request) -> web.Response:
+    async def scrape(request: web.Request) -> web.Response:
         text = await exposition.render()
         headers = {"Content-Type": CONTENT_TYPE}
         if len(text) > _SMALL and "gzip" in request.headers.get("Accept-Encoding", "").lower():
@@ -67,7 +76,11 @@ def metrics_routes(exposition: Exposition, configuration: Callable[[], Mapping[s
             headers["Content-Encoding"] = "gzip"
         return web.Response(body=text, headers=headers)
 
+    async def slis(request: web.Request) -> web.Response:
+        return web.Response(body=metrics.slis.render(), headers={"Content-Type": CONTENT_TYPE})
+
     async def healthz(request: web.Request) -> web.Response:
+        metrics.slis.checked("healthz", True, name="ping")
         return web.Response(text="ok", headers=_NOSNIFF)
 
     async def proxy_mode(request: web.Request) -> web.Response:
@@ -77,7 +90,8 @@ def metrics_routes(exposition: Exposition, configuration: Callable[[], Mapping[s
         return _json(200, {"kubeproxy.config.k8s.io": configuration()})
 
     return [
-        web.get("/metrics", metrics),
+        web.get("/metrics", scrape),
+        web.get("/metrics/slis", slis),
         web.get("/healthz", healthz),
         web.get("/healthz/ping", healthz),
         web.get("/proxyMode", proxy_mode),
@@ -86,7 +100,8 @@ def metrics_routes(exposition: Exposition, configuration: Callable[[], Mapping[s
 
 
 def health_body(state: Health, wall_ns: int, *, healthy: bool, node_eligible: bool | None) -> dict[str, object]:
-    """The newest kube-proxy's body, with our ``failing`` where a sync failed.
+    """The newest kube-proxy's body, with our ``failing`` where a sync failed, and ``degraded`` where an operator should
+    look at something.
 
     While healthy, ``lastUpdated`` is the current time: older releases gave the time of the last sync even if that had
     nothing to do, and load balancers read it so. ``status`` names the families that have been synced, and when.
@@ -109,6 +124,8 @@ def health_body(state: Health, wall_ns: int, *, healthy: bool, node_eligible: bo
     }
     if state.failing is not None:
         body["failing"] = state.failing
+    if state.degraded:
+        body["degraded"] = state.degraded
     return body
 
 

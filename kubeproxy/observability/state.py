@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from kubeproxy.observability.views import ManifestsView, Picture, ProxierView, WatchView
+from kubeproxy.model import Family, Scope
+from kubeproxy.observability.views import (
+    LATENCY_BUCKETS_S,
+    EventsView,
+    ManifestsView,
+    Picture,
+    ProxierView,
+    RequestsView,
+    WatchView,
+)
 
 
 class StateCollector(Collector):
@@ -24,6 +34,10 @@ class StateCollector(Collector):
             families += _watches(picture.watches)
         if picture.manifests is not None:
             families += _manifests(picture.manifests)
+        if picture.requests is not None:
+            families += _requests(picture.requests)
+        if picture.events is not None:
+            families += _events(picture.events)
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
@@ -56,12 +70,33 @@ def _proxier(proxier: ProxierView) -> Iterator[Metric]:
     frontends.add_metric(("serving",), len(ports) - waiting)
     frontends.add_metric(("waiting",), waiting)
     yield frontends
+    yield _without_local_endpoints(proxier)
     listed = GaugeMetricFamily(
         "kubeproxy_source_listed", "Whether a source has told all that it has", labels=("source",)
     )
     for source, complete in proxier.sources.items():
         listed.add_metric((source,), complete)
     yield listed
+
+
+def _without_local_endpoints(proxier: ProxierView) -> Metric:
+    """kube-proxy's, of each service port that policy keeps to this node's endpoints, of which there are none."""
+    counts = {(str(family), policy): 0 for family in Family for policy in _POLICIES.values()}
+    for status in proxier.frontends:
+        frontend = status.frontend
+        if not frontend.endpoints and frontend.name.scope is not Scope.CLUSTER:
+            counts[str(frontend.name.family), _POLICIES[frontend.name.scope]] += 1
+    found = GaugeMetricFamily(
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+        "Service ports under a Local traffic policy without an endpoint on this node",
+        labels=("ip_family", "traffic_policy"),
+    )
+    for labels, count in counts.items():
+        found.add_metric(labels, count)
+    return found
+
+
+_POLICIES: Final = {Scope.LOCAL: "internal", Scope.EXTERNAL: "external"}
 
 
 def _watches(watches: Sequence[WatchView]) -> Iterator[Metric]:
@@ -107,4 +142,35 @@ def _manifests(manifests: ManifestsView) -> Iterator[Metric]:
         "kubeproxy_manifests_faults",
         "Manifests and documents that cannot be taken as they are; the last good version serves on",
         sum(not trouble.skipped for trouble in manifests.troubles),
+    )
+
+
+def _requests(requests: RequestsView) -> Iterator[Metric]:
+    """client-go's, by which dashboards tell how the API server answers."""
+    answers = CounterMetricFamily(
+        "rest_client_requests_total",
+        "Requests to the API server",
+        labels=("code", "method", "host"),
+    )
+    for (method, code), times in requests.answers.items():
+        answers.add_metric((code, method, requests.host), times)
+    yield answers
+    latency = HistogramMetricFamily(
+        "rest_client_request_duration_seconds",
+        "From a request to the head of its answer",
+        labels=("verb", "host"),
+    )
+    for method, found in requests.latency.items():
+        buckets, count = list[tuple[str, float]](), 0
+        for bound, number in zip((*map(str, LATENCY_BUCKETS_S), "+Inf"), found.counts, strict=True):
+            count += number
+            buckets.append((bound, count))
+        latency.add_metric((method, requests.host), buckets, found.seconds)
+    yield latency
+
+
+def _events(events: EventsView) -> Iterator[Metric]:
+    yield CounterMetricFamily("kubeproxy_events_sent_total", "Kubernetes Events that the API server took", events.sent)
+    yield CounterMetricFamily(
+        "kubeproxy_events_dropped_total", "Kubernetes Events that were too many, or not taken", events.dropped
     )

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from kubeproxy.model import ServiceName
+from kubeproxy.model import FrontendName, ServiceName
+
+
+class NamedView(Protocol):
+    """A frontend: one listener's worth of a service port."""
+
+    @property
+    def name(self) -> FrontendName:
+        """Whose, in which family, and for which clients."""
+
+    @property
+    def endpoints(self) -> Sequence[object]:
+        """Those that may answer."""
 
 
 class FrontendView(Protocol):
     """A listener that is wanted."""
+
+    @property
+    def frontend(self) -> NamedView:
+        """What for."""
 
     @property
     def proxy_port(self) -> int | None:
@@ -105,6 +121,50 @@ class ManifestsView(Protocol):
         """When they last said something new, in Unix seconds; 0: never."""
 
 
+LATENCY_BUCKETS_S: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+"""Upper bounds of client-go's request latency."""
+
+
+class LatencyView(Protocol):
+    """How long answers took, with a bucket for each of `LATENCY_BUCKETS_S` and one for the rest, not cumulative."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many."""
+
+    @property
+    def seconds(self) -> float:
+        """Their sum."""
+
+
+class RequestsView(Protocol):
+    """What was asked of an API server."""
+
+    @property
+    def host(self) -> str:
+        """Which: host and port."""
+
+    @property
+    def answers(self) -> Mapping[tuple[str, str], int]:
+        """By method and code."""
+
+    @property
+    def latency(self) -> Mapping[str, LatencyView]:
+        """By method."""
+
+
+class EventsView(Protocol):
+    """Kubernetes Events."""
+
+    @property
+    def sent(self) -> int:
+        """Taken by the server."""
+
+    @property
+    def dropped(self) -> int:
+        """Not told."""
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
     """All of it at one moment."""
@@ -113,3 +173,6 @@ class Picture:
     watches: Sequence[WatchView] = ()
     manifests: ManifestsView | None = None
     """None: there is no such source."""
+    requests: RequestsView | None = None
+    """None: there is no API server."""
+    events: EventsView | None = None

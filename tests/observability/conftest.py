@@ -9,12 +9,75 @@ from dataclasses import dataclass, field
 import pytest
 import uvloop
 
-from kubeproxy.model import ServiceName
+from kubeproxy.dataplane.interface import DIAL_BUCKETS_S, Counters, Ill, Vitals
+from kubeproxy.errors import KernelError
+from kubeproxy.model import Family, FrontendName, ServiceName, ServicePortName
+
+WEB = ServicePortName("default", "web", "http")
+WEB_IPV4 = FrontendName(WEB, Family.IPV4)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    name: FrontendName = WEB_IPV4
+    endpoints: Sequence[object] = ("10.0.0.1",)
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
     proxy_port: int | None
+    frontend: Named = Named()
+
+
+@dataclass(slots=True)
+class Serving:
+    """What is asked of a data plane, as it stands."""
+
+    of: dict[FrontendName, Counters] = field(default_factory=dict)
+    aside: dict[FrontendName, Sequence[Ill]] = field(default_factory=dict)
+    workers: list[Vitals] = field(default_factory=list)
+    restarts: int = 0
+    trouble: str | None = None
+    broken: str | None = None
+
+    async def counters(self) -> Mapping[FrontendName, Counters]:
+        if self.broken is not None:
+            raise KernelError(self.broken)
+        return self.of
+
+    async def vitals(self) -> Sequence[Vitals]:
+        return self.workers
+
+    async def ill(self) -> Mapping[FrontendName, Sequence[Ill]]:
+        return self.aside
+
+
+def vitals(
+    number: int = 0,
+    *,
+    pid: int = 1000,
+    began: float = 1.0,
+    connections: int = 0,
+    descriptors: int = 0,
+    turned_away: int = 0,
+    lag_s: float = 0.0,
+    dials: Sequence[int] = (),
+    dial_seconds: float = 0.0,
+) -> Vitals:
+    """Of a worker that was asked for as little as that; `dials` are its fastest buckets."""
+    return Vitals(
+        pid=pid,
+        number=number,
+        began=began,
+        connections=connections,
+        udp_sessions=0,
+        descriptors=descriptors,
+        descriptors_limit=1000,
+        turned_away=turned_away,
+        lag_s=lag_s,
+        dials=(*dials, *[0] * (len(DIAL_BUCKETS_S) + 1 - len(dials))),
+        dial_seconds=dial_seconds,
+    )
 
 
 @dataclass(slots=True)

@@ -62,6 +62,8 @@ def test_kube_proxys_names_types_and_labels(metrics: Metrics, state: State) -> N
         f"{prefix}last_timestamp_seconds": ("gauge", {"ip_family"}),
         f"{prefix}last_queued_timestamp_seconds": ("gauge", {"ip_family"}),
         "kubeproxy_network_programming_duration_seconds": ("histogram", {"ip_family"}),
+        f"{prefix}no_local_endpoints_total": ("gauge", {"ip_family", "traffic_policy"}),
+        "kubeproxy_conntrack_reconciler_sync_duration_seconds": ("histogram", {"ip_family"}),
         f"{prefix}endpoint_changes_pending": ("gauge", set()),
         f"{prefix}service_changes_pending": ("gauge", set()),
         f"{prefix}endpoint_changes_total": ("counter", set()),
@@ -108,14 +110,15 @@ def test_build_info(metrics: Metrics) -> None:
 def test_a_sync_is_timed_and_dated(metrics: Metrics, clock: Clock) -> None:
     metrics.sync_queued()
     clock.now += 3
-    metrics.synced(0.0015, full=True)
-    metrics.synced(0.5, full=False)
+    metrics.synced(0.0015, full=True, adapter="nftables")
+    metrics.synced(0.5, full=False, adapter="nftables")
     family = {"ip_family": "IPv4"}
     prefix = "kubeproxy_sync_proxy_rules_"
     assert value(metrics, f"{prefix}last_queued_timestamp_seconds", **family) == NOW
     assert value(metrics, f"{prefix}last_timestamp_seconds", **family) == NOW + 3
     assert value(metrics, f"{prefix}duration_seconds_sum", **family) == pytest.approx(0.5015)
     assert value(metrics, f"{prefix}duration_seconds_bucket", le="0.002", **family) == 1
+    assert value(metrics, "kubeproxy_netfilter_apply_duration_seconds_count", adapter="nftables") == 2
     assert value(metrics, "kubeproxy_sync_full_proxy_rules_duration_seconds_sum", **family) == 0.0015
     assert value(metrics, "kubeproxy_sync_partial_proxy_rules_duration_seconds_sum", **family) == 0.5
 
@@ -160,3 +163,21 @@ def test_names_follow_prometheus_conventions(metrics: Metrics, state: State) -> 
     for family in metrics.registry.collect():
         assert family.documentation
         assert family.name.startswith(("kubeproxy_", "process_"))
+
+
+def test_flows_that_were_deleted_and_those_that_could_not_be_looked_at(metrics: Metrics) -> None:
+    metrics.reconciled(0.25, deleted=3)
+    metrics.reconciled(0.5, deleted=0)
+    metrics.conntrack_failed()
+    name = "kubeproxy_conntrack_reconciler_sync_duration_seconds"
+    assert value(metrics, f"{name}_sum", ip_family="IPv4") == 0.75
+    assert value(metrics, f"{name}_count", ip_family="IPv4") == 2
+    assert value(metrics, "kubeproxy_conntrack_deleted_flows_total") == 3
+    assert value(metrics, "kubeproxy_conntrack_failures_total") == 1
+
+
+def test_the_loops_lag(metrics: Metrics) -> None:
+    for lag_s in (0.0, 0.002, 0.2):
+        metrics.lagged(lag_s)
+    assert value(metrics, "kubeproxy_loop_lag_seconds_bucket", le="0.0025") == 2
+    assert value(metrics, "kubeproxy_loop_lag_seconds_count") == 3

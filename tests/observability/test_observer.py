@@ -71,6 +71,16 @@ def test_a_transaction_is_no_progress_while_something_else_fails() -> None:
     assert health.at(now).healthy
 
 
+def test_flows_are_told_to_the_metrics_and_make_nobody_ill() -> None:
+    health, metrics = ProxyHealth(timeout_s=60.0), Metrics()
+    observer = SyncObserver(health, metrics, adapter="nftables")
+    observer.reconciled(duration_s=0.5, deleted=2)
+    observer.conntrack_failed(KernelError("conntrack: Operation not permitted"))
+    assert metrics.registry.get_sample_value("kubeproxy_conntrack_deleted_flows_total") == 2
+    assert metrics.registry.get_sample_value("kubeproxy_conntrack_failures_total") == 1
+    assert health.at(0.0).failing is None
+
+
 def test_it_fits_the_proxier() -> None:
     observer: ProxierObserver = SyncObserver(ProxyHealth(timeout_s=60.0), Metrics(), adapter="none")
     observer.queued()

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from multidict import CIMultiDictProxy
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.model import Family, FrontendName, ServicePortName
@@ -18,7 +19,7 @@ from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.routes import health_routes, metrics_routes, rfc3339_nano
 from kubeproxy.observability.server import HttpServer
 from kubeproxy.observability.views import Picture
-from tests.observability.conftest import State
+from tests.observability.conftest import Serving, State
 
 WALL_NS = 1_800_000_000_500_000_000
 
@@ -28,10 +29,11 @@ class Node:
 
     def __init__(self, state: State) -> None:
         self.now = 1000.0
-        self.counters: dict[FrontendName, Counters] = {}
+        self.serving = Serving()
+        self.counters = self.serving.of
         self.health = ProxyHealth(timeout_s=60.0, families=Family)
         self.metrics = Metrics(families=Family)
-        self.exposition = Exposition(self.metrics, counters=self.read_counters, picture=lambda: Picture(state))
+        self.exposition = Exposition(self.metrics, data_plane=self.serving, picture=lambda: Picture(state))
         self.health_server = HttpServer(
             name="healthz",
             host="127.0.0.1",
@@ -49,11 +51,10 @@ class Node:
             host="127.0.0.1",
             port=0,
             setting="metricsBindAddress",
-            routes=metrics_routes(self.exposition, lambda: {"BindAddress": "0.0.0.0", "FeatureGates": {}}),
+            routes=metrics_routes(
+                self.exposition, self.metrics, lambda: {"BindAddress": "0.0.0.0", "FeatureGates": {}}
+            ),
         )
-
-    async def read_counters(self) -> Mapping[FrontendName, Counters]:
-        return self.counters
 
     async def healthz(self, path: str = "/healthz") -> tuple[int, CIMultiDictProxy[str], str]:
         return await fetch(self.health_server, path)
@@ -203,39 +204,41 @@ async def test_scrapers_that_come_together_get_the_same(node: Node) -> None:
     )
     texts = await asyncio.gather(*(node.page("/metrics") for _ in range(5)))
     wanted = [line for line in texts[0][2].splitlines() if line.startswith("kubeproxy_connections")]
-    assert len(wanted) == 3 * 3000
+    assert len(wanted) == 1 + 6 * 2999
     for _, _, text in texts:
         assert [line for line in text.splitlines() if line.startswith("kubeproxy_connections")] == wanted
 
 
 async def test_the_loop_turns_while_ten_thousand_services_are_written(state: State) -> None:
-    counters = {
-        FrontendName(ServicePortName("a", f"s{n}", "p"), Family.IPV4): Counters(accepted=n) for n in range(10_000)
-    }
     turns, writing = 0, False
 
-    async def read() -> Mapping[FrontendName, Counters]:
-        nonlocal writing
-        writing = True
-        return counters
+    class Large(Serving):
+        async def counters(self) -> Mapping[FrontendName, Counters]:
+            nonlocal writing
+            writing = True
+            return await super().counters()
 
-    exposition = Exposition(Metrics(), counters=read, picture=lambda: Picture(state))
+    serving = Large(
+        {FrontendName(ServicePortName("a", f"s{n}", "p"), Family.IPV4): Counters(accepted=n + 1) for n in range(10_000)}
+    )
+    exposition = Exposition(Metrics(), data_plane=serving, picture=lambda: Picture(state))
     rendering = asyncio.create_task(exposition.render())
     while not rendering.done():
         turns += writing
         await asyncio.sleep(0)
-    assert rendering.result().count(b"\n") > 60_000
+    assert rendering.result().count(b"\n") > 90_000
     assert turns > 100
 
 
 async def test_one_scrape_is_rendered_at_a_time(state: State) -> None:
     story: list[str] = []
 
-    async def read() -> Mapping[FrontendName, Counters]:
-        story.append("began")
-        return {}
+    class Telling(Serving):
+        async def counters(self) -> Mapping[FrontendName, Counters]:
+            story.append("began")
+            return {}
 
-    exposition = Exposition(Metrics(), counters=read, picture=lambda: Picture(state))
+    exposition = Exposition(Metrics(), data_plane=Telling(), picture=lambda: Picture(state))
 
     async def scrape() -> None:
         await exposition.render()
@@ -245,9 +248,53 @@ async def test_one_scrape_is_rendered_at_a_time(state: State) -> None:
     assert story == ["began", "ended"] * 3
 
 
+async def test_what_is_degraded_is_shown_but_sends_nobody_elsewhere(node: Node) -> None:
+    node.health.updated(1000.0)
+    node.health.degraded("data plane", "worker 1 keeps dying")
+    for path in ("/healthz", "/livez", "/readyz"):
+        status, _, body = await node.healthz(path)
+        assert status == 200
+        assert json.loads(body)["degraded"] == ["worker 1 keeps dying"]
+    node.health.degraded("data plane", None)
+    for path in ("/healthz", "/livez", "/readyz"):
+        assert "degraded" not in json.loads((await node.healthz(path))[2])
+
+
+async def test_service_level_indicators_tell_how_the_checks_ended(node: Node) -> None:
+    await node.healthz("/readyz")
+    node.health.updated(1000.0)
+    for path in ("/healthz", "/livez", "/readyz"):
+        await node.healthz(path)
+    await node.page("/healthz")
+    status, headers, text = await node.page("/metrics/slis")
+    assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    lines = text.splitlines()
+    assert "# TYPE kubernetes_healthcheck gauge" in lines
+    assert "# TYPE kubernetes_healthchecks_total counter" in lines
+    assert 'kubernetes_healthcheck{name="proxy",type="readyz"} 1.0' in lines
+    assert 'kubernetes_healthcheck{name="ping",type="healthz"} 1.0' in lines
+    assert 'kubernetes_healthchecks_total{name="proxy",status="error",type="readyz"} 1.0' in lines
+    assert 'kubernetes_healthchecks_total{name="proxy",status="success",type="readyz"} 1.0' in lines
+    assert 'kubernetes_healthchecks_total{name="proxy",status="success",type="livez"} 1.0' in lines
+
+
+async def test_a_data_plane_without_an_answer_costs_its_metrics_only(node: Node) -> None:
+    node.counters[FrontendName(ServicePortName("default", "web", "http"), Family.IPV4)] = Counters(accepted=7)
+    node.serving.broken = "worker 1 gives no answer"
+    with capture_logs() as logs:
+        status, _, text = await node.page("/metrics")
+        await node.page("/metrics")
+    assert status == 200
+    assert "kubeproxy_sync_proxy_rules_duration_seconds_count" in text
+    assert "kubeproxy_connections" not in text
+    assert [(entry["log_level"], entry["reason"]) for entry in logs] == [("warning", "worker 1 gives no answer")]
+    node.serving.broken = None
+    assert "kubeproxy_connections_accepted_total" in (await node.page("/metrics"))[2]
+
+
 async def test_a_long_answer_is_compressed_for_whoever_can_read_it(node: Node) -> None:
     node.counters.update(
-        {FrontendName(ServicePortName("a", f"s{n}", ""), Family.IPV4): Counters(accepted=n) for n in range(1000)}
+        {FrontendName(ServicePortName("a", f"s{n}", ""), Family.IPV4): Counters(accepted=n + 1) for n in range(1000)}
     )
     url = f"http://127.0.0.1:{node.metrics_server.port}/metrics"
     async with aiohttp.ClientSession(auto_decompress=False) as session:

@@ -1,16 +1,26 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from prometheus_client import CollectorRegistry
 
-from kubeproxy.model import Family, Frontend, FrontendName, Protocol, ServiceName, ServicePortName
+from kubeproxy.model import Family, Frontend, FrontendName, Protocol, Scope, ServiceName, ServicePortName
 from kubeproxy.observability.state import StateCollector
-from kubeproxy.observability.views import Picture
+from kubeproxy.observability.views import LATENCY_BUCKETS_S, Picture
 from kubeproxy.proxier import FrontendStatus, Snapshot
+from kubeproxy.sources.kubernetes import requests as requests_module
 from kubeproxy.sources.kubernetes.reflector import Phase, ReflectorState
+from kubeproxy.sources.kubernetes.requests import Requests
 from kubeproxy.sources.manifests.inventory import Trouble as FileTrouble
 from kubeproxy.sources.manifests.source import ManifestState
-from tests.observability.conftest import Listening, Manifests, State, Trouble, Watch
+from tests.observability.conftest import WEB, Listening, Manifests, Named, State, Trouble, Watch
+
+
+@dataclass
+class Told:
+    sent: int
+    dropped: int
 
 
 @pytest.fixture
@@ -33,7 +43,12 @@ def test_nothing_was_read_yet(collector: StateCollector) -> None:
 
 
 def test_the_proxier(collector: StateCollector, state: State) -> None:
-    state.frontends = [Listening(40001), Listening(None), Listening(40002)]
+    internal = Named(FrontendName(WEB, Family.IPV4, Scope.LOCAL), ())
+    external = Named(FrontendName(WEB, Family.IPV6, Scope.EXTERNAL), ())
+    served = Named(FrontendName(WEB, Family.IPV6, Scope.LOCAL))
+    empty = Named(FrontendName(WEB, Family.IPV6), ())
+    frontends = (None, internal), (40001, internal), (40002, external), (None, served), (None, empty)
+    state.frontends = [Listening(port, frontend) for port, frontend in frontends]
     state.problems = {ServiceName("default", "web"): ["port 80: SCTP is not served"]}
     state.sources = {"kubernetes": False, "manifests": True}
     state.service_changes_total, state.service_changes_pending = 12, 2
@@ -46,7 +61,11 @@ def test_the_proxier(collector: StateCollector, state: State) -> None:
         "kubeproxy_sync_proxy_rules_endpoint_changes_pending": 3,
         "kubeproxy_services_troubled": 1,
         "kubeproxy_frontends state=serving": 2,
-        "kubeproxy_frontends state=waiting": 1,
+        "kubeproxy_frontends state=waiting": 3,
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv4 traffic_policy=internal": 2,
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv4 traffic_policy=external": 0,
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv6 traffic_policy=internal": 0,
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv6 traffic_policy=external": 1,
         "kubeproxy_source_listed source=kubernetes": 0,
         "kubeproxy_source_listed source=manifests": 1,
     }
@@ -127,3 +146,29 @@ def test_the_other_rooms_values_fit(collector: StateCollector) -> None:
     assert found["kubeproxy_frontends state=waiting"] == 1
     assert found["kubeproxy_watch_failures_total resource=services cause=tls"] == 2
     assert found["kubeproxy_manifests_faults"] == 1
+
+
+def test_requests_to_the_api_server(collector: StateCollector, state: State) -> None:
+    requests = Requests(host="10.96.0.1:443")
+    requests.answered("GET", 200, 0.3)
+    requests.answered("GET", 410, 0.0)
+    requests.answered("POST", None, 100.0)
+    collector.read(Picture(state, requests=requests))
+    found = {name: value for name, value in values(collector).items() if name.startswith("rest_client_")}
+    host = "host=10.96.0.1:443"
+    assert found[f"rest_client_requests_total code=200 method=GET {host}"] == 1
+    assert found[f"rest_client_requests_total code=410 method=GET {host}"] == 1
+    assert found[f"rest_client_requests_total code=<error> method=POST {host}"] == 1
+    latency = "rest_client_request_duration_seconds"
+    assert found[f"{latency}_bucket verb=GET {host} le=0.25"] == 1
+    assert found[f"{latency}_bucket verb=GET {host} le=0.5"] == 2
+    assert found[f"{latency}_bucket verb=POST {host} le=60.0"] == 0
+    assert found[f"{latency}_bucket verb=POST {host} le=+Inf"] == found[f"{latency}_count verb=POST {host}"] == 1
+    assert found[f"{latency}_sum verb=GET {host}"] == 0.3
+    assert LATENCY_BUCKETS_S == requests_module.LATENCY_BUCKETS_S
+
+
+def test_events(collector: StateCollector, state: State) -> None:
+    collector.read(Picture(state, events=Told(sent=3, dropped=1)))
+    assert values(collector)["kubeproxy_events_sent_total"] == 3
+    assert values(collector)["kubeproxy_events_dropped_total"] == 1

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from kubeproxy.dataplane.interface import Counters
-from kubeproxy.model import Family, FrontendName, Scope, ServicePortName
-from kubeproxy.observability.traffic import Traffic
+from kubeproxy.dataplane.interface import Counters, Ill
+from kubeproxy.model import Address, Family, FrontendName, Scope, ServicePortName, Target
+from kubeproxy.observability.traffic import FAMILIES, SERIES, Traffic
 
 WEB = ServicePortName("default", "web", "http")
 V4 = FrontendName(WEB, Family.IPV4)
@@ -38,30 +39,107 @@ def accepted(found: Samples, port: ServicePortName = WEB) -> float:
     return found["kubeproxy_connections_accepted_total", labels]
 
 
+LABELS = (("namespace", "default"), ("port", "http"), ("service", "web"))
+
+
 def test_every_counter_under_its_name() -> None:
     text = b"".join(
         Traffic().exposition(
-            {V4: Counters(accepted=10, active=2, refused=3, dial_retries=4, bytes_in=5, bytes_out=2**60)}
+            {
+                V4: Counters(
+                    accepted=10,
+                    active=2,
+                    refused=3,
+                    silent=6,
+                    nobody=7,
+                    unable=8,
+                    dial_retries=4,
+                    dropped=9,
+                    evicted=11,
+                    affinity_entries=12,
+                    bytes_in=5,
+                    bytes_out=2**60,
+                )
+            }
         )
     )
-    labels = (("namespace", "default"), ("port", "http"), ("service", "web"))
+    failed = "kubeproxy_connections_failed_total"
     assert samples(text) == {
-        ("kubeproxy_connections_accepted_total", labels): 10,
-        ("kubeproxy_connections_active", labels): 2,
-        ("kubeproxy_connections_failed_total", labels): 3,
-        ("kubeproxy_dial_retries_total", labels): 4,
-        ("kubeproxy_forwarded_bytes_total", (("direction", "in"), *labels)): 5,
-        ("kubeproxy_forwarded_bytes_total", (("direction", "out"), *labels)): 2**60,
+        ("kubeproxy_connections_accepted_total", LABELS): 10,
+        ("kubeproxy_connections_active", LABELS): 2,
+        (failed, (*LABELS[:2], ("reason", "refused"), LABELS[2])): 3,
+        (failed, (*LABELS[:2], ("reason", "timeout"), LABELS[2])): 6,
+        (failed, (*LABELS[:2], ("reason", "no_endpoint"), LABELS[2])): 7,
+        (failed, (*LABELS[:2], ("reason", "local"), LABELS[2])): 8,
+        ("kubeproxy_dial_retries_total", LABELS): 4,
+        ("kubeproxy_forwarded_bytes_total", (("direction", "in"), *LABELS)): 5,
+        ("kubeproxy_forwarded_bytes_total", (("direction", "out"), *LABELS)): 2**60,
+        ("kubeproxy_udp_datagrams_dropped_total", LABELS): 9,
+        ("kubeproxy_udp_sessions_evicted_total", LABELS): 11,
+        ("kubeproxy_affinity_entries", LABELS): 12,
     }
     kinds = {family.name: family.type for family in text_string_to_metric_families(text.decode())}
-    assert kinds.pop("kubeproxy_connections_active") == "gauge"
-    assert set(kinds.values()) == {"counter"}
+    gauges = {"kubeproxy_connections_active", "kubeproxy_affinity_entries", "kubeproxy_endpoints_aside"}
+    assert {name for name, kind in kinds.items() if kind == "gauge"} == gauges
+    assert set(kinds.values()) == {"gauge", "counter"}
+
+
+def test_the_labels_are_those_that_are_written() -> None:
+    every = {series.counter: 1 for series in SERIES if series.counter}
+    text = b"".join(Traffic().exposition({V4: Counters(**every)}, {V4: [aside(1)]}))
+    written = {
+        family.name: {label for sample in family.samples for label in sample.labels}
+        for family in text_string_to_metric_families(text.decode())
+    }
+    assert written == {family.name.removesuffix("_total"): set(family.labels) for family in FAMILIES}
 
 
 def test_without_services_the_families_are_still_there() -> None:
     text = b"".join(Traffic().exposition({})).decode()
-    assert text.count("# TYPE") == text.count("# HELP") == 5
-    assert len(text.splitlines()) == 10
+    assert text.count("# TYPE") == text.count("# HELP") == len(FAMILIES)
+    assert len(text.splitlines()) == 2 * len(FAMILIES)
+
+
+def test_a_service_that_nobody_has_used_costs_one_series() -> None:
+    traffic = Traffic()
+    assert scrape(traffic, {V4: Counters()}) == {("kubeproxy_connections_accepted_total", LABELS): 0}
+    found = scrape(traffic, {V4: Counters(accepted=1)})
+    assert found["kubeproxy_connections_active", LABELS] == 0
+    assert found["kubeproxy_connections_failed_total", (*LABELS[:2], ("reason", "local"), LABELS[2])] == 0
+    assert not [name for name, _ in found if "udp" in name or "affinity" in name or "aside" in name]
+
+
+def test_what_was_once_there_stays_when_it_falls_to_nothing() -> None:
+    traffic = Traffic()
+    scrape(traffic, {V4: Counters(accepted=1, active=1, affinity_entries=1)})
+    found = scrape(traffic, {V4: Counters(accepted=1)})
+    assert found["kubeproxy_affinity_entries", LABELS] == 0
+    assert found["kubeproxy_connections_active", LABELS] == 0
+
+
+def aside(number: int, worker: int = 0) -> Ill:
+    target = Target(Address(f"10.0.0.{number}"), 80)
+    return Ill(target=target, worker=worker, reason="refused", failures=1, retry_in_s=1.0)
+
+
+def test_an_endpoint_aside_counts_once_for_its_service_port() -> None:
+    traffic, counters = Traffic(), {V4: Counters(accepted=1), LOCAL: Counters(), V6: Counters()}
+
+    def gauge(ill: Mapping[FrontendName, Sequence[Ill]]) -> float | None:
+        return samples(b"".join(traffic.exposition(counters, ill))).get(("kubeproxy_endpoints_aside", LABELS))
+
+    assert gauge({}) is None
+    assert gauge({V4: [aside(1), aside(1, worker=1), aside(2)], LOCAL: [aside(1)]}) == 2
+    assert gauge({LOCAL: [aside(2)]}) == 1
+    assert gauge({}) == 0
+    gone = FrontendName(ServicePortName("a", "gone", ""), Family.IPV4)
+    assert gauge({gone: [aside(1)]}) == 0
+
+
+def test_a_scrape_that_was_broken_off_loses_nothing() -> None:
+    traffic = Traffic()
+    next(traffic.exposition({V4: Counters(accepted=5), V6: Counters(accepted=2)}))
+    assert accepted(scrape(traffic, {V4: Counters(accepted=6), V6: Counters(accepted=2)})) == 8
 
 
 def test_families_and_scopes_of_a_service_port_are_one_sum() -> None:
@@ -118,27 +196,35 @@ def test_label_values_are_escaped() -> None:
     assert accepted(found, odd) == 1
 
 
-def test_ten_thousand_services_come_in_small_slices() -> None:
-    counters = {
-        FrontendName(ServicePortName(f"namespace-{number % 50}", f"service-{number}", "http"), family): Counters(
-            accepted=number, active=1, bytes_in=number * 1000, bytes_out=number * 5000
-        )
-        for number in range(10_000)
-        for family in Family
-    }
+@pytest.mark.parametrize("used", [10_000, 500], ids=["all used", "500 used"])
+def test_ten_thousand_services_come_in_small_slices(used: int) -> None:
+    """Dual-stack: 20,000 frontends. The figures are for whoever reads them (pytest -s)."""
+
+    def counters(visits: int) -> dict[FrontendName, Counters]:
+        return {
+            FrontendName(ServicePortName(f"namespace-{number % 50}", f"service-{number}", "http"), family): Counters(
+                accepted=visits, active=1, bytes_in=visits * 1000, bytes_out=visits * 5000
+            )
+            if number < used
+            else Counters()
+            for number in range(10_000)
+            for family in Family
+        }
+
     traffic = Traffic()
-    list(traffic.exposition(counters))
-    slices, took = list[bytes](), list[float]()
-    before = time.perf_counter()
-    for part in traffic.exposition(counters):
-        slices.append(part)
-        took.append(time.perf_counter() - before)
+    for story, visits in (("the first", 7), ("nothing new", 7), ("all that are used have news", 8)):
+        now = counters(visits)
+        slices, took = list[bytes](), list[float]()
         before = time.perf_counter()
-    lines = b"".join(slices).count(b"\n")
-    print(
-        f"\n{len(counters)} frontends, {lines} lines, {sum(map(len, slices)) / 1e6:.1f} MB: "
-        f"{sum(took) * 1e3:.0f} ms in {len(slices)} slices, the longest {max(took) * 1e3:.1f} ms"
-    )
-    assert lines == 6 * 10_000 + 10
-    assert max(part.count(b"\n") for part in slices) <= 500
-    assert len(slices) >= 6 * 10_000 / 500 + 20_000 / 500
+        for part in traffic.exposition(now):
+            slices.append(part)
+            took.append(time.perf_counter() - before)
+            before = time.perf_counter()
+        print(
+            f"\n{story}: {len(now)} frontends, {sum(map(len, slices)) / 1e6:.1f} MB: {sum(took) * 1e3:.0f} ms in "
+            f"{len(slices)} slices, the longest {max(took) * 1e3:.1f} ms",
+            end="",
+        )
+        assert b"".join(slices).count(b"\n") == 10_000 + 8 * used + 2 * len(FAMILIES)
+        assert max(part.count(b"\n") for part in slices) <= 1000
+        assert len(slices) >= 20 + (10_000 + 8 * used) // 1000

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from time import time
+from time import monotonic, time
 from typing import Self
+from urllib.parse import urlsplit
 
 import aiohttp
 import structlog
@@ -19,6 +20,7 @@ from kubeproxy.sources.kubernetes.backoff import TokenBucket
 from kubeproxy.sources.kubernetes.errors import ApiError, Garbage, Unauthorized, Unreachable
 from kubeproxy.sources.kubernetes.events import LineSplitter, error_of, excerpt, parse_status
 from kubeproxy.sources.kubernetes.link import Link, explained, read, read_beginning
+from kubeproxy.sources.kubernetes.requests import Requests
 
 log = structlog.get_logger(__name__)
 
@@ -55,6 +57,7 @@ class Client:
         self._renewing = asyncio.Lock()
         self._renewed_at = float("-inf")
         self._complaint = ""
+        self.requests = Requests(host=urlsplit(link.base).netloc)
 
     @classmethod
     async def connect(cls, settings: ClientSettings) -> Self:
@@ -127,15 +130,20 @@ class Client:
             headers["Content-Type"] = request.content_type
         if authorization := await self._authorization(link):
             headers["Authorization"] = authorization
-        response = await link.ask(
-            request.method,
-            request.path,
-            request.query,
-            headers=headers,
-            body=request.body,
-            total_s=request.total_s,
-            silence_s=request.silence_s,
-        )
+        status, begun = None, monotonic()
+        try:
+            response = await link.ask(
+                request.method,
+                request.path,
+                request.query,
+                headers=headers,
+                body=request.body,
+                total_s=request.total_s,
+                silence_s=request.silence_s,
+            )
+            status = response.status
+        finally:
+            self.requests.answered(request.method, status, monotonic() - begun)
         if response.status in (200, 201) and response.content_type == "application/json":
             return response
         try:

@@ -82,6 +82,10 @@ class EventRecorder:
         self._last_stamp = 0
         self._refused: set[str] = set()
         """Causes of refusal that have been told."""
+        self.sent = 0
+        """Events that the server has taken."""
+        self.dropped = 0
+        """Events that were one too many, or that the server would not take."""
 
     def record(
         self, kind: str, namespace: str, name: str, *, uid: str = "", type: EventType, reason: str, message: str
@@ -103,6 +107,7 @@ class EventRecorder:
         if self._outbox.put(happened, self._clock()):
             self._filled.set()
         else:
+            self.dropped += 1
             log.debug("an event is one too many", source=SOURCE, kind=kind, name=name, reason=reason)
 
     async def run(self) -> None:
@@ -120,6 +125,7 @@ class EventRecorder:
             except ApiError as error:
                 refused = error
             else:
+                self.sent += 1
                 self._backoff.reset()
                 self._refused.clear()
                 return
@@ -127,6 +133,7 @@ class EventRecorder:
             if known or not isinstance(refused, _LATER):
                 break
             await asyncio.sleep(max(self._backoff.next(), refused.retry_after_s or 0.0))
+        self.dropped += 1
         if refused.cause not in self._refused:
             self._refused.add(refused.cause)
             log.warning(

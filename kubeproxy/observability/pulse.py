@@ -1,0 +1,111 @@
+"""The pulse of the process: how late the control process's loop is, and whether those that serve are well. What an
+operator has to know of it is said in the log, at most once a minute, and shown by the health server while it lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from kubeproxy.dataplane.interface import Vitals
+from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.metrics import Metrics
+from kubeproxy.observability.ratelimit import RateLimitedLog
+
+LOOK_S: Final = 5.0
+"""How often those that serve are asked."""
+BEAT_S: Final = 0.25
+"""How often the loop's lag is measured: a sleep of so long, and how much longer it was."""
+REPEAT_S: Final = 60.0
+"""How often the same trouble is said, and how long it is shown after it was last seen."""
+
+log = structlog.get_logger(__name__)
+
+
+class Serving(Protocol):
+    """What is asked of the data plane (`kubeproxy.dataplane.interface.DataPlane`)."""
+
+    async def vitals(self) -> Sequence[Vitals]:
+        """One for each process that serves."""
+
+    @property
+    def restarts(self) -> int:
+        """How often one was replaced."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it does not serve as it should."""
+
+
+class Pulse:
+    """Runs `beat` and `look` until cancelled. `clock` is a monotonic one."""
+
+    def __init__(
+        self,
+        *,
+        data_plane: Serving,
+        health: ProxyHealth,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+        look_s: float = LOOK_S,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._data_plane = data_plane
+        self._health = health
+        self._metrics = metrics
+        self._clock = clock
+        self._look_s = look_s
+        self._sleep = sleep
+        self._log = RateLimitedLog(log, interval_s=REPEAT_S, clock=clock)
+        self._turned_away = metrics.workers.turned_away
+        self._held_back_at: float | None = None
+
+    async def look(self) -> None:
+        """Ask those that serve how they are, every few seconds."""
+        while True:
+            await self.look_once()
+            await self._sleep(self._look_s)
+
+    async def beat(self) -> None:
+        """Measure how late this loop comes to what is due."""
+        while True:
+            before = self._clock()
+            await self._sleep(BEAT_S)
+            self._metrics.lagged(max(0.0, self._clock() - before - BEAT_S))
+
+    async def look_once(self) -> None:
+        """Ask once."""
+        vitals = await self._data_plane.vitals()
+        trouble = self._data_plane.trouble
+        self._metrics.workers.see(vitals, restarts=self._data_plane.restarts, trouble=trouble)
+        self._look_at_descriptors(vitals)
+        self._look_at_workers(trouble)
+
+    def _look_at_descriptors(self, vitals: Sequence[Vitals]) -> None:
+        now = self._clock()
+        more = self._metrics.workers.turned_away - self._turned_away
+        self._turned_away = self._metrics.workers.turned_away
+        if more:
+            self._held_back_at = now
+            self._log.warning(
+                "clients have to wait for want of descriptors",
+                times=more,
+                descriptors=sum(it.descriptors for it in vitals),
+                limit=sum(it.descriptors_limit for it in vitals),
+                remedy="raise the limit on open files (LimitNOFILE=, ulimit -n), or find who keeps so many open",
+            )
+        if self._held_back_at is not None:
+            over = now - self._held_back_at > REPEAT_S
+            self._health.degraded("descriptors", None if over else "clients have to wait for want of descriptors")
+            if over:
+                self._held_back_at = None
+
+    def _look_at_workers(self, trouble: str | None) -> None:
+        self._health.degraded("data plane", trouble)
+        if trouble is not None:
+            self._log.error("the data plane does not serve as it should", reason=trouble)
+        else:
+            self._log.over("the data plane does not serve as it should")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.metrics import Metrics
+from kubeproxy.observability.pulse import BEAT_S, Pulse
+from tests.observability.conftest import Serving, vitals
+
+
+@pytest.fixture(autouse=True)
+def _fresh_structlog() -> Iterator[None]:
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+
+
+class Patient:
+    """A pulse whose time is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.serving = Serving(workers=[vitals()])
+        self.health = ProxyHealth(timeout_s=60.0)
+        self.metrics = Metrics()
+        self.pulse = Pulse(
+            data_plane=self.serving, health=self.health, metrics=self.metrics, clock=lambda: self.now, sleep=self.sleep
+        )
+        self.late_s = [0.0, 0.03]
+        """How late each sleep is, until none comes any more."""
+
+    async def sleep(self, seconds: float) -> None:
+        if not self.late_s:
+            raise asyncio.CancelledError
+        self.now += seconds + self.late_s.pop(0)
+
+    def degraded(self) -> tuple[str, ...]:
+        return self.health.at(self.now).degraded
+
+
+async def test_the_loops_lag_is_what_a_sleep_took_too_long() -> None:
+    patient = Patient()
+    with contextlib.suppress(asyncio.CancelledError):
+        await patient.pulse.beat()
+    assert patient.now == pytest.approx(2 * BEAT_S + 0.03)
+    value = patient.metrics.registry.get_sample_value
+    assert value("kubeproxy_loop_lag_seconds_count") == 2
+    assert value("kubeproxy_loop_lag_seconds_bucket", {"le": "0.025"}) == 1
+    assert value("kubeproxy_loop_lag_seconds_sum") == pytest.approx(0.03)
+
+
+async def test_the_workers_are_looked_at_again_and_again() -> None:
+    patient = Patient()
+    with contextlib.suppress(asyncio.CancelledError):
+        await patient.pulse.look()
+    assert patient.now > 10.0
+    assert patient.metrics.registry.get_sample_value("kubeproxy_worker_up", {"worker": "0"}) == 1
+
+
+async def test_clients_that_wait_for_descriptors_are_told_of_once_a_minute() -> None:
+    patient = Patient()
+    with capture_logs() as logs:
+        for turned_away in (0, 3, 5, 5):
+            patient.serving.workers = [vitals(turned_away=turned_away, descriptors=1000)]
+            await patient.pulse.look_once()
+            patient.now += 5.0
+        assert [(entry["log_level"], entry["times"], entry["limit"]) for entry in logs] == [("warning", 3, 1000)]
+        assert patient.degraded() == ("clients have to wait for want of descriptors",)
+        patient.now += 60.0
+        patient.serving.workers = [vitals(turned_away=9, descriptors=1000)]
+        await patient.pulse.look_once()
+    assert [(entry["times"], entry.get("suppressed")) for entry in logs] == [(3, None), (4, 1)]
+    patient.now += 61.0
+    await patient.pulse.look_once()
+    assert patient.degraded() == ()
+
+
+async def test_workers_that_keep_dying_are_told_of_and_shown_while_they_do() -> None:
+    patient = Patient()
+    with capture_logs() as logs:
+        patient.serving.trouble = "worker 1 keeps dying: killed by signal 9"
+        for _ in range(3):
+            await patient.pulse.look_once()
+            patient.now += 5.0
+        assert patient.degraded() == ("worker 1 keeps dying: killed by signal 9",)
+        patient.serving.trouble = None
+        await patient.pulse.look_once()
+        assert patient.degraded() == ()
+        patient.serving.trouble = "worker 0 keeps dying: exit status 1"
+        await patient.pulse.look_once()
+    assert [(entry["log_level"], entry["reason"]) for entry in logs] == [
+        ("error", "worker 1 keeps dying: killed by signal 9"),
+        ("error", "worker 0 keeps dying: exit status 1"),
+    ]
