@@ -15,16 +15,27 @@ from pathlib import Path
 import click
 
 from tests.bench import machine, report
+from tests.bench.chart import chart
 from tests.bench.cores import Cores
-from tests.bench.measures import MEASURES, Measure
-from tests.bench.peers import Bare, Direct, HAProxy, Kubeproxy, Peer, Streams
+from tests.bench.measures import CONNECTIONS, LOADS, REQUESTS, Measure
+from tests.bench.memory import IdleConnections, IdleDaemon
+from tests.bench.peers import Bare, Direct, HAProxy, Kubeproxy, Nginx, Peer, Streams
+from tests.bench.scale import SCENARIOS, Scale
 from tests.bench.stage import Stage, make_stage
 from tests.lab.privilege import require_hosts
 
-_MEASURES = tuple(measure.name for measure in MEASURES)
-_PEERS = ("direct", "haproxy", "streams", "bare", "kubeproxy")
-_USUAL = ("direct", "haproxy", "kubeproxy")
-_QUICK_MEASURES = ("requests", "connections", "bulk8")
+LANES = 3
+"""Workers and threads where several serve."""
+
+_NAMES = (*(load.name for load in LOADS), IdleConnections.name, IdleDaemon.name, Scale.name)
+_ONE = ("direct", "haproxy", "nginx", "streams", "bare", "kubeproxy0", "kubeproxy")
+_EVERY = ("direct*", f"haproxy{LANES}", f"nginx{LANES}", f"kubeproxy{LANES}")
+_PEERS = (*_ONE, *_EVERY)
+_USUAL = tuple(name for name in _PEERS if name != "bare")
+_QUICK = ("direct", "haproxy", "kubeproxy", f"haproxy{LANES}", f"kubeproxy{LANES}")
+_QUICK_NAMES = (*(load.name for load in LOADS if load.name != "bulk1"), IdleConnections.name, IdleDaemon.name)
+_WIDE = (REQUESTS, CONNECTIONS)
+"""What is measured on every core."""
 
 
 def _names_of(allowed: Sequence[str]) -> Callable[[click.Context, click.Parameter, str | None], tuple[str, ...] | None]:
@@ -41,21 +52,63 @@ def _names_of(allowed: Sequence[str]) -> Callable[[click.Context, click.Paramete
     return names
 
 
-def measure_all(
-    peers: Sequence[tuple[Peer, Stage]], measures: Sequence[Measure], *, rounds: int, seconds: float
-) -> report.Results:
-    """The alternating rounds, told on stderr as they come."""
-    results = report.Results([peer.name for peer, _ in peers])
-    for number in range(1, rounds + 1):
-        for measure in measures:
-            seen = []
-            for peer, stage in peers:
-                sample = report.Sample(number, measure.name, peer.name, measure.run(stage, peer, seconds))
-                results.samples.append(sample)
-                first = measure.metrics[0]
-                seen.append(f"{peer.name} {sample.figures[first.key]:,.{first.digits}f}")
-            print(f"round {number}/{rounds}  {measure.name:<12} {'  '.join(seen)}", file=sys.stderr, flush=True)
-    return results
+def _make_peer(name: str, netfilter: str, profile: Path | None) -> Peer:
+    lanes = LANES if name in _EVERY else 1
+    match name.rstrip("0123456789*"):
+        case "direct":
+            return Direct(name, lanes=lanes)
+        case "haproxy":
+            return HAProxy(name, lanes=lanes)
+        case "nginx":
+            return Nginx(name, lanes=lanes)
+        case "streams":
+            return Streams(name)
+        case "bare":
+            return Bare(name, profile=profile)
+        case _:
+            workers = 0 if name.endswith("0") else lanes
+            return Kubeproxy(name, workers=workers, netfilter=netfilter, profile=profile)
+
+
+def _does(peer: Peer, load: Measure) -> bool:
+    if peer.lanes > 1:
+        return load in _WIDE
+    return load.name != "udp" or not isinstance(peer, HAProxy | Streams | Bare)
+
+
+def measure_loads(
+    results: report.Results, peers: Sequence[Peer], loads: Sequence[Measure], *, rounds: int, seconds: float
+) -> None:
+    """The alternating rounds, told on stderr as they come. All peers stand at once, and one is loaded at a time."""
+    with ExitStack() as stack:
+        stages: list[tuple[Peer, Stage]] = []
+        for peer in peers:
+            stage = stack.enter_context(make_stage(peer.name, peer.cores))
+            stack.callback(peer.stop)
+            peer.start(stage)
+            stages.append((peer, stage))
+        for number in range(1, rounds + 1):
+            for load in loads:
+                seen = []
+                for peer, stage in stages:
+                    if not _does(peer, load):
+                        continue
+                    sample = report.Sample(number, load.name, peer.name, load.run(stage, peer, seconds))
+                    results.samples.append(sample)
+                    first = load.metrics[0]
+                    seen.append(f"{peer.name} {sample.figures[first.key]:,.{first.digits}f}")
+                _tell(f"round {number}/{rounds}  {load.name:<12} {'  '.join(seen)}")
+
+
+def _measure_once(results: report.Results, measure: str, peer: str, run: Callable[[], report.Figures]) -> None:
+    _tell(f"{measure}: {peer}")
+    sample = report.Sample(1, measure, peer, run())
+    results.samples.append(sample)
+    _tell("  " + "  ".join(f"{key} {figure:,.2f}" for key, figure in sample.figures.items()))
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _print_profile(path: Path) -> None:
@@ -65,12 +118,10 @@ def _print_profile(path: Path) -> None:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--rounds", type=click.IntRange(min=1), help="How often each is measured; the median counts. [5; quick 3]"
+    "--rounds", type=click.IntRange(min=1), help="How often each is measured; the median counts. [4; quick 2]"
 )
-@click.option("--seconds", type=click.FloatRange(min=0.2), help="How long each time. [3; quick 1]")
-@click.option(
-    "--only", metavar="NAME,...", callback=_names_of(_MEASURES), help=f"Only these of {', '.join(_MEASURES)}."
-)
+@click.option("--seconds", type=click.FloatRange(min=0.2), help="How long each time. [2; quick 1]")
+@click.option("--only", metavar="NAME,...", callback=_names_of(_NAMES), help=f"Only these of {', '.join(_NAMES)}.")
 @click.option(
     "--peers",
     metavar="NAME,...",
@@ -78,8 +129,10 @@ def _print_profile(path: Path) -> None:
     help=f"These of {', '.join(_PEERS)}, in this order. [{','.join(_USUAL)}]",
 )
 @click.option("--netfilter", type=click.Choice(["nftables", "iptables"]), default="nftables", show_default=True)
+@click.option("--services", type=click.IntRange(min=10), default=10_000, show_default=True, help="How many for scale.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there.")
-@click.option("--quick", is_flag=True, help=f"For experiments: {', '.join(_QUICK_MEASURES)}, few and short rounds.")
+@click.option("--chart", "chart_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw an SVG there.")
+@click.option("--quick", is_flag=True, help="For experiments, in two minutes: fewer peers, few and short rounds.")
 @click.option(
     "--profile",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -91,61 +144,68 @@ def main(
     only: tuple[str, ...] | None,
     peers: tuple[str, ...] | None,
     netfilter: str,
+    services: int,
     json_path: Path | None,
+    chart_path: Path | None,
     quick: bool,
     profile: Path | None,
 ) -> None:
-    """Measure the daemon beside HAProxy and the direct path, in network namespaces of its own: one core for the proxy,
-    the others for load and backends."""
+    """Measure the daemon beside HAProxy, nginx and the direct path, in network namespaces of its own: with one core
+    for the proxy and the others for load and backends, and with every core for all; then its memory, and how it does
+    with thousands of Services."""
     machine.require_programs()
     # Ended by either signal it takes its hosts, programs and files along, in the background of a shell too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    chosen = peers or _USUAL
-    if profile is not None and len({"bare", "kubeproxy"} & set(chosen)) != 1:
-        raise click.UsageError("--profile is for one of bare and kubeproxy: name it with --peers")
-    rounds = rounds or (3 if quick else 5)
-    seconds = seconds or (1.0 if quick else 3.0)
-    names = only or (_QUICK_MEASURES if quick else _MEASURES)
-    measures = [measure for measure in MEASURES if measure.name in names]
-    known: dict[str, Peer] = {
-        peer.name: peer
-        for peer in (
-            Direct(),
-            HAProxy(),
-            Streams(),
-            Bare(profile=profile),
-            Kubeproxy(netfilter=netfilter, profile=profile),
-        )
-    }
-    cores = Cores.split()
-    facts = machine.facts(cores)
+    chosen = peers or (_QUICK if quick else _USUAL)
+    if profile is not None and chosen not in (("bare",), ("kubeproxy0",)):
+        raise click.UsageError("--profile is for bare or kubeproxy0 alone: name it with --peers")
+    rounds = rounds or (2 if quick else 4)
+    seconds = seconds or (1.0 if quick else 2.0)
+    names = only or (_QUICK_NAMES if quick else _NAMES)
+    known = [_make_peer(name, netfilter, profile) for name in chosen]
+    loads = [load for load in LOADS if load.name in names]
+    facts = machine.facts(Cores.split())
     began = time.monotonic()
-    with ExitStack() as stack:
-        stages: list[tuple[Peer, Stage]] = []
-        for name in chosen:
-            stage = stack.enter_context(make_stage(name, cores))
-            stack.callback(known[name].stop)
-            known[name].start(stage)
-            stages.append((known[name], stage))
-        results = measure_all(stages, measures, rounds=rounds, seconds=seconds)
+    results = report.Results()
+    if loads:
+        measure_loads(results, known, loads, rounds=rounds, seconds=seconds)
+    idle, standing, scale = IdleConnections(), IdleDaemon(), Scale(services)
+    if idle.name in names:
+        for peer in known:
+            if not isinstance(peer, Direct | Bare):
+                _measure_once(results, idle.name, peer.name, lambda peer=peer: idle.run(peer))  # type: ignore[misc]
+    if standing.name in names:
+        for source in standing.sources:
+            _measure_once(results, standing.name, source, lambda source=source: standing.run(source))  # type: ignore[misc]
+    if scale.name in names:
+        for scenario in SCENARIOS:
+            _measure_once(results, scale.name, scenario.name, lambda scenario=scenario: scale.run(scenario))  # type: ignore[misc]
+    sections = [
+        report.Section("one core", [peer.name for peer in known if peer.lanes == 1], [*loads, idle]),
+        report.Section("every core", [peer.name for peer in known if peer.lanes > 1], [*loads, idle]),
+        report.Section("memory", standing.sources, [standing]),
+        report.Section("scale", [scenario.name for scenario in SCENARIOS], [scale]),
+    ]
     print(
         f"\n{facts['cores']} cores ({facts['cpu']}), Linux {facts['kernel']}, Python {facts['python']}\n"
-        f"{facts['haproxy']}\n"
-        f"medians of {rounds} alternating rounds of {seconds:g} s; proxy on core {','.join(map(str, cores.proxy))},"
-        f" load and backends on {','.join(map(str, cores.load))}\n"
+        f"{facts['haproxy']}; {facts['nginx']}\n"
+        f"medians of {rounds} alternating rounds of {seconds:g} s\n"
     )
-    print(report.table(results, measures))
+    print(report.table(results, sections))
     if json_path is not None:
         settings = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "rounds": rounds,
             "seconds": seconds,
             "netfilter": netfilter,
+            "services": services,
             "took_s": round(time.monotonic() - began, 1),
         }
-        document = report.document(results, measures, machine=facts, settings=settings)
+        document = report.document(results, sections, machine=facts, settings=settings)
         json_path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    if chart_path is not None:
+        chart_path.write_text(chart(results))
     if profile is not None:
         _print_profile(profile)
 

@@ -1,4 +1,4 @@
-"""Which core is whose, and how much of it was used."""
+"""Which core is whose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The proxy's own core, and those of the load generators and backends."""
+    """The proxy's own cores, and those of the load generators and backends."""
 
     proxy: tuple[int, ...]
     load: tuple[int, ...]
@@ -24,31 +24,16 @@ class Cores:
         taken = min(proxies, max(1, len(usable) - 1))
         return Cores(proxy=tuple(usable[-taken:]), load=tuple(usable[:-taken] or usable))
 
+    @staticmethod
+    def shared() -> Cores:
+        """Every core is everybody's, as on a node that serves its own pods."""
+        usable = tuple(sorted(os.sched_getaffinity(0)))
+        return Cores(proxy=usable, load=usable)
+
 
 def pinned(cores: tuple[int, ...], *command: str) -> list[str]:
     """The command, held to these cores with all that it starts."""
     return ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
-
-
-def cpu_seconds(root: int) -> float:
-    """User and system time so far of a process and its descendants."""
-    times: dict[int, float] = {}
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            # The name in parentheses may itself hold spaces and parentheses; proc(5) counts the fields behind it.
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        pid = int(entry.name)
-        times[pid] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-        children.setdefault(int(fields[1]), []).append(pid)
-    family = [root]
-    for pid in family:
-        family.extend(children.get(pid, ()))
-    return sum(times.get(pid, 0.0) for pid in family)
 
 
 def busy_seconds(cores: tuple[int, ...]) -> float:

@@ -1,4 +1,4 @@
-"""What is measured. A measure loads one peer for some seconds and gives one figure for each of its metrics."""
+"""What is measured under load. A measure loads one peer for some seconds and gives a figure for each of its metrics."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tests.bench import traffic
-from tests.bench.cores import busy_seconds, cpu_seconds, pinned
+from tests.bench.cores import busy_seconds, pinned
 from tests.bench.peers import Peer
-from tests.bench.stage import BULK, HTTP, Stage
+from tests.bench.processes import cpu_seconds
+from tests.bench.stage import BULK, ECHO, HTTP, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,11 @@ class Measure(ABC):
 
     name: str
     title: str
-    metrics: ClassVar[tuple[Metric, ...]]
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[Metric, ...]:
+        """What it gives."""
 
     @abstractmethod
     def run(self, stage: Stage, peer: Peer, seconds: float) -> Mapping[str, float]:
@@ -107,7 +111,7 @@ class Http(Measure):
         self._headers = [] if kept_alive else ["-H", "Connection: close"]
 
     @property
-    def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
+    def metrics(self) -> tuple[Metric, ...]:
         """Rate, CPU and errors."""
         return (
             Metric("per_s", f"{self.name} per second"),
@@ -199,4 +203,42 @@ class Latency(Measure):
         return {f"p{percent}_us": times[min(len(times) - 1, len(times) * percent // 100)] / 1e3 for percent in (50, 99)}
 
 
-MEASURES: tuple[Measure, ...] = (Http(kept_alive=True), Http(kept_alive=False), Bulk(1), Bulk(8), Latency())
+class Volley(Measure):
+    """Small datagrams, each sent as soon as the last one of its socket has come back."""
+
+    name = "udp"
+    clients = 64
+    title = f"UDP, 64-byte echo, {clients} clients"
+    metrics = (
+        Metric("per_s", "round trips per second"),
+        Metric("cpu_s", "proxy CPU s per 100,000 round trips", digits=2),
+        _BUSY,
+        Metric("lost", "lost", rare=True, compared=False),
+    )
+
+    def run(self, stage: Stage, peer: Peer, seconds: float) -> Mapping[str, float]:
+        """As many generators as cores for them."""
+        address, port = peer.address(ECHO)
+        cores = stage.cores.load
+        meter = Meter(stage, peer)
+        senders = [
+            stage.client.popen(
+                pinned(
+                    (core,),
+                    *traffic.program("volley", address, str(port), str(seconds), str(self.clients // len(cores))),
+                ),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for core in cores
+        ]
+        said = [json.loads(sender.communicate(timeout=30)[0]) for sender in senders]
+        busy, cpu_s = meter.busy(), meter.cpu_s()
+        trips, lost = (sum(figures) for figures in zip(*said, strict=True))
+        if trips == 0:
+            raise AssertionError(f"{peer.name}: not one datagram came back; {lost} were lost")
+        return {"per_s": trips / seconds, "cpu_s": cpu_s * 100_000 / trips, "busy_percent": busy, "lost": lost}
+
+
+REQUESTS, CONNECTIONS = Http(kept_alive=True), Http(kept_alive=False)
+LOADS: tuple[Measure, ...] = (REQUESTS, CONNECTIONS, Bulk(1), Bulk(8), Latency(), Volley())

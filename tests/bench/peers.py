@@ -6,14 +6,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from tests.bench import bare, streams
-from tests.bench.cores import pinned
-from tests.bench.stage import BACKENDS, BULK, HTTP, Stage, wait_for
-from tests.lab import Daemon, service_manifest, write_manifest
+from tests.bench.cores import Cores, pinned
+from tests.bench.machine import NGINX_STREAM
+from tests.bench.stage import BACKENDS, BULK, ECHO, HTTP, Stage, wait_for
+from tests.lab import Daemon, write_manifest
 from tests.lab.daemon import KUBEPROXY
 from tests.lab.node import NODE_V4
 
@@ -21,9 +23,17 @@ CLUSTER_IP = "10.96.0.10"
 
 
 class Peer(ABC):
-    """One way from the client to the backends."""
+    """One way from the client to the backends. `lanes` is how many threads or processes of it serve: one is held to a
+    core of its own, several share all cores with the load."""
 
-    name: ClassVar[str]
+    def __init__(self, name: str, *, lanes: int = 1) -> None:
+        self.name = name
+        self.lanes = lanes
+
+    @property
+    def cores(self) -> Cores:
+        """Where its stage is to run it."""
+        return Cores.split() if self.lanes == 1 else Cores.shared()
 
     @abstractmethod
     def start(self, stage: Stage) -> None:
@@ -34,7 +44,7 @@ class Peer(ABC):
         """Where the client finds that port of the backends."""
 
     def pid(self) -> int | None:
-        """The process whose CPU time, with that of its descendants, is the peer's. None: it has none."""
+        """The process whose CPU time and memory, with those of its descendants, are the peer's. None: it has none."""
         return None
 
     def stop(self) -> None:  # noqa: B027  most peers end with their stage
@@ -43,8 +53,6 @@ class Peer(ABC):
 
 class Direct(Peer):
     """No proxy: the client speaks to a backend, the node only forwards. What the load generator can do at most."""
-
-    name = "direct"
 
     def start(self, stage: Stage) -> None:
         """Nothing to do."""
@@ -57,7 +65,8 @@ class Direct(Peer):
 class Program(Peer):
     """A proxy that listens on the node's own address, under the backends' port numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, *, lanes: int = 1) -> None:
+        super().__init__(name, lanes=lanes)
         self._process: subprocess.Popen[Any] | None = None
 
     @abstractmethod
@@ -80,17 +89,14 @@ class Program(Peer):
 
 
 class HAProxy(Program):
-    """Debian's HAProxy in TCP mode with one thread, otherwise as it comes."""
-
-    name = "haproxy"
-    threads = 1
+    """Debian's HAProxy in TCP mode, otherwise as it comes."""
 
     def command(self, directory: Path) -> list[str]:
         """Round robin over the backends, a listener for each port."""
         config = directory / "haproxy.cfg"
         config.write_text(
             "global\n"
-            f"    nbthread {self.threads}\n"
+            f"    nbthread {self.lanes}\n"
             "    maxconn 8000\n"
             "defaults\n"
             "    mode tcp\n"
@@ -108,10 +114,38 @@ class HAProxy(Program):
         return ["haproxy", "-db", "-q", "-f", str(config)]
 
 
+class Nginx(Program):
+    """Debian's nginx with its stream module, otherwise as it comes; for UDP, too."""
+
+    def command(self, directory: Path) -> list[str]:
+        """Round robin over the backends, a server for each port."""
+        config = directory / "nginx.conf"
+        reuse = " reuseport" if self.lanes > 1 else ""
+        config.write_text(
+            f"load_module {NGINX_STREAM};\n"
+            f"worker_processes {self.lanes};\n"
+            "worker_rlimit_nofile 16384;\n"
+            "daemon off;\n"
+            f"pid {directory}/nginx.pid;\n"
+            "error_log stderr crit;\n"
+            "events { worker_connections 8000; }\n"
+            "stream {\n"
+            + "".join(
+                f"    upstream port{port} {{ {' '.join(f'server {address}:{port};' for address in BACKENDS)} }}\n"
+                f"    server {{ listen {NODE_V4}:{port}{udp}{reuse}{backlog}; proxy_pass port{port}; }}\n"
+                for port, udp, backlog in (
+                    (HTTP, "", " backlog=4096"),
+                    (BULK, "", " backlog=4096"),
+                    (ECHO, " udp", ""),
+                )
+            )
+            + "}\n"
+        )
+        return ["nginx", "-p", str(directory), "-e", "stderr", "-c", str(config)]
+
+
 class Streams(Program):
     """A plain proxy on asyncio's streams (streams.py), to show what the byte path is worth."""
-
-    name = "streams"
 
     def command(self, directory: Path) -> list[str]:
         """It needs no files."""
@@ -121,10 +155,8 @@ class Streams(Program):
 class Bare(Program):
     """Our data plane alone (bare.py), listening as HAProxy does: what the byte path makes without the redirect."""
 
-    name = "bare"
-
-    def __init__(self, *, profile: Path | None = None) -> None:
-        super().__init__()
+    def __init__(self, name: str, *, profile: Path | None = None) -> None:
+        super().__init__(name)
         self._profile = profile
 
     def command(self, directory: Path) -> list[str]:
@@ -144,11 +176,13 @@ def _profiled(profile: Path | None) -> list[str]:
 
 
 class Kubeproxy(Peer):
-    """Ours, through its real redirect: the client speaks to a cluster IP, and pays for connection tracking."""
+    """Ours, through its real redirect: the client speaks to a cluster IP, and pays for connection tracking.
 
-    name = "kubeproxy"
+    `workers` is the daemon's flag of that name; 0 is everything in one process."""
 
-    def __init__(self, *, netfilter: str = "nftables", profile: Path | None = None) -> None:
+    def __init__(self, name: str, *, workers: int, netfilter: str = "nftables", profile: Path | None = None) -> None:
+        super().__init__(name, lanes=max(1, workers))
+        self._workers = workers
         self._netfilter = netfilter
         self._profile = profile
         self._daemon: Daemon | None = None
@@ -157,25 +191,14 @@ class Kubeproxy(Peer):
         """Start the daemon on a manifest directory, and wait for its first sync."""
         manifests = stage.directory / "manifests"
         manifests.mkdir()
-        write_manifest(
-            manifests / "bench.yaml",
-            service_manifest(
-                "bench",
-                cluster_ip=CLUSTER_IP,
-                ports={"http": (HTTP, HTTP), "bulk": (BULK, BULK)},
-                endpoints=BACKENDS,
-            ),
-        )
-        self._daemon = Daemon(
-            stage.node,
+        write_manifest(manifests / "bench.yaml", _MANIFEST)
+        self._daemon = start_daemon(
+            stage,
             manifests=manifests,
             netfilter=self._netfilter,
-            command=pinned(stage.cores.proxy, *_profiled(self._profile), KUBEPROXY),
+            workers=self._workers,
+            command=[*_profiled(self._profile), KUBEPROXY],
         )
-        # The kernel's 120 s would fill its table (262,144 by default, for all namespaces together) with ended
-        # connections within one run. The setting exists once something on this host tracks connections.
-        with suppress(FileNotFoundError, PermissionError):
-            stage.node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_time_wait", 10)
         for port in (HTTP, BULK):
             wait_for(stage.client, self.address(port))
 
@@ -196,3 +219,47 @@ class Kubeproxy(Peer):
             status = daemon.terminate()
             if status != 0:
                 raise AssertionError(f"kubeproxy ended with status {status}:\n{daemon.log()}")
+
+
+def start_daemon(
+    stage: Stage,
+    *,
+    workers: int,
+    netfilter: str = "nftables",
+    manifests: Path | None = None,
+    options: Sequence[str] = (),
+    command: Sequence[str] = (KUBEPROXY,),
+) -> Daemon:
+    """The daemon on the stage's node, on the proxy's cores; back when it has begun to serve."""
+    daemon = Daemon(
+        stage.node,
+        manifests=manifests,
+        netfilter=netfilter,
+        # What is left open when a measurement ends is of no interest.
+        options=["--workers", str(workers), "--shutdown-grace", "100ms", *options],
+        command=pinned(stage.cores.proxy, *command),
+        ready_within_s=120.0,
+    )
+    # The kernel's 120 s would fill its table (262,144 by default, for all namespaces together) with ended
+    # connections within one run. The setting exists once something on this host tracks connections.
+    with suppress(FileNotFoundError, PermissionError):
+        stage.node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_time_wait", 10)
+    return daemon
+
+
+_PORTS = (("http", HTTP, "TCP"), ("bulk", BULK, "TCP"), ("echo", ECHO, "UDP"))
+_MANIFEST = f"""\
+apiVersion: v1
+kind: Service
+metadata: {{name: bench, namespace: default}}
+spec:
+  clusterIP: {CLUSTER_IP}
+  ports: [{", ".join(f"{{name: {name}, port: {port}, protocol: {kind}}}" for name, port, kind in _PORTS)}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: bench-1, namespace: default, labels: {{kubernetes.io/service-name: bench}}}}
+addressType: IPv4
+ports: [{", ".join(f"{{name: {name}, port: {port}, protocol: {kind}}}" for name, port, kind in _PORTS)}]
+endpoints: [{", ".join(f"{{addresses: [{address}]}}" for address in BACKENDS)}]
+"""

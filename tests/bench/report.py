@@ -5,14 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
-from tests.bench.measures import Measure
+from tests.bench.measures import Metric
 
-OURS = ("kubeproxy", "bare")
-"""The peers that are ours: the first of them that was measured is held beside all others."""
 DIRECT = "direct"
 _ADDED = "added_"
+
+
+Figures = Mapping[str, float]
+"""By the keys of metrics."""
+
+
+class Described(Protocol):
+    """A measure, as far as a report is concerned."""
+
+    name: str
+    title: str
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """What it gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,49 +35,59 @@ class Sample:
     round: int
     measure: str
     peer: str
-    figures: Mapping[str, float]
+    figures: Figures
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Where ours should stand: at least (or at most) `factor` times the other's figure."""
+    """Where one of ours should stand: at least (or at most) at a figure, or `beside` a peer at so many times its."""
 
     measure: str
     metric: str
-    factor: float
-    beside: str
+    ours: str
+    figure: float
+    beside: str | None = None
     at_most: bool = False
 
-    def met(self, ratio: float) -> bool:
-        """Whether that ratio is good enough."""
-        return ratio <= self.factor if self.at_most else ratio >= self.factor
+    def met(self, figure: float) -> bool:
+        """Whether that figure, or ratio, is good enough."""
+        return figure <= self.figure if self.at_most else figure >= self.figure
 
     def __str__(self) -> str:
-        return f"{'≤' if self.at_most else '≥'} {self.factor:g} × {self.beside}"
+        beside = "" if self.beside is None else f" × {self.beside}"
+        return f"{'≤' if self.at_most else '≥'} {self.figure:g}{beside}"
 
 
-AIMS = (
-    Aim("requests", "per_s", 0.8, "haproxy"),
-    Aim("connections", "per_s", 0.7, "haproxy"),
-    Aim("bulk8", "gbit_per_s", 1.3, "haproxy"),
-)
+def _aims() -> Iterable[Aim]:
+    for measure, one, three in (("requests", 1.0, 0.95), ("connections", 0.9, 0.95)):
+        yield Aim(measure, "per_s", "kubeproxy", one, "haproxy")
+        yield Aim(measure, "per_s", "kubeproxy3", three, "haproxy3")
+        yield Aim(measure, "per_s", "kubeproxy3", 2.0, "kubeproxy")
+    for measure in ("bulk1", "bulk8"):
+        yield Aim(measure, "gbit_per_s", "kubeproxy", 1.5, "haproxy")
+        yield Aim(measure, "gbit_per_s", "kubeproxy", 0.9, DIRECT)
+    for measure in ("bulk1", "bulk8", "connections"):
+        yield Aim(measure, "cpu_s", "kubeproxy", 1.0, "haproxy", at_most=True)
+    for metric in ("added_p50_us", "added_p99_us"):
+        yield Aim("latency", metric, "kubeproxy", 1.0, "haproxy", at_most=True)
+    yield Aim("udp", "per_s", "kubeproxy", 1.0, "nginx")
+    yield Aim("idle", "pss_kib", "kubeproxy", 3.0, at_most=True)
+    for source, most in (("manifests", 90.0), ("API", 150.0)):
+        yield Aim("standing", "pss_mib", source, most, at_most=True)
+        yield Aim("standing", "worker_mib", source, 25.0, at_most=True)
+        yield Aim("scale", "last_s", source, 10.0, at_most=True)
+    yield Aim("scale", "change_p99_ms", "API", 100.0, at_most=True)
+    yield Aim("scale", "meanwhile_ratio", "under load", 2.0, at_most=True)
+
+
+AIMS = tuple(_aims())
 
 
 @dataclass(slots=True)
 class Results:
     """All samples so far."""
 
-    peers: Sequence[str]
     samples: list[Sample] = field(default_factory=list)
-
-    @property
-    def ours(self) -> str | None:
-        """The peer that is held beside the others."""
-        return next((name for name in OURS if name in self.peers), None)
-
-    def ratio_of_ours(self, measure: str, metric: str, beside: str) -> float | None:
-        """`ratio` of ours; None without us."""
-        return None if self.ours is None else self.ratio(measure, metric, self.ours, beside)
 
     def figures(self, measure: str, metric: str, peer: str) -> dict[int, float]:
         """By round; an `added_` metric is what the peer has more of than the direct path had in the same round."""
@@ -79,7 +102,7 @@ class Results:
         return {
             sample.round: sample.figures[metric]
             for sample in self.samples
-            if (sample.measure, sample.peer) == (measure, peer)
+            if (sample.measure, sample.peer) == (measure, peer) and metric in sample.figures
         }
 
     def median(self, measure: str, metric: str, peer: str) -> float | None:
@@ -94,35 +117,64 @@ class Results:
         ratios = [ours[number] / theirs[number] for number in ours.keys() & theirs.keys() if theirs[number]]
         return median(ratios) if ratios else None
 
+    def standing(self, aim: Aim) -> float | None:
+        """The figure or ratio that an aim is about; None where it was not measured."""
+        if aim.beside is None:
+            return self.median(aim.measure, aim.metric, aim.ours)
+        return self.ratio(aim.measure, aim.metric, aim.ours, aim.beside)
 
-def table(results: Results, measures: Iterable[Measure], aims: Sequence[Aim] = AIMS) -> str:
-    """For people: medians by peer, ours beside the others, and how that stands to the aims."""
-    others = [] if results.ours is None else [peer for peer in results.peers if peer != results.ours]
-    lines = [["", *results.peers, *(f"÷ {other}" for other in others), "aim" if others else ""]]
-    for measure in measures:
-        lines.append([measure.title])
-        for metric in measure.metrics:
-            medians = [results.median(measure.name, metric.key, peer) for peer in results.peers]
-            if metric.rare and not any(medians):
-                continue
-            ratios = [
-                results.ratio_of_ours(measure.name, metric.key, other) if metric.compared else None for other in others
-            ]
-            verdicts = [
-                f"{aim}: {'met' if aim.met(ratio) else 'MISSED'}"
-                for aim in aims
-                if (aim.measure, aim.metric) == (measure.name, metric.key)
-                and (ratio := results.ratio_of_ours(aim.measure, aim.metric, aim.beside)) is not None
-            ]
-            lines.append(
-                [
-                    f"  {metric.title}",
-                    *("–" if figure is None else f"{figure:,.{metric.digits}f}" for figure in medians),
-                    *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
-                    ", ".join(verdicts),
-                ]
-            )
-    return _aligned(lines)
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One table: some measures of some peers."""
+
+    title: str
+    peers: Sequence[str]
+    measures: Sequence[Described]
+
+
+def table(results: Results, sections: Iterable[Section], aims: Sequence[Aim] = AIMS) -> str:
+    """For people: medians by peer, and how ours stand to the aims."""
+    return "\n\n".join(text for section in sections if (text := _section(results, section, aims)) is not None)
+
+
+def _section(results: Results, section: Section, aims: Sequence[Aim]) -> str | None:
+    lines: list[list[str]] = [[section.title, *section.peers, "aim"]]
+    for measure in section.measures:
+        rows = [row for metric in measure.metrics if (row := _row(results, section, measure, metric, aims))]
+        if rows:
+            lines += [[measure.title], *rows]
+    return _aligned(lines) if len(lines) > 1 else None
+
+
+def _row(
+    results: Results, section: Section, measure: Described, metric: Metric, aims: Sequence[Aim]
+) -> list[str] | None:
+    medians = [results.median(measure.name, metric.key, peer) for peer in section.peers]
+    if all(figure is None for figure in medians) or (metric.rare and not any(medians)):
+        return None
+    here = [
+        (aim, standing)
+        for aim in aims
+        if (aim.measure, aim.metric) == (measure.name, metric.key)
+        and aim.ours in section.peers
+        and (standing := results.standing(aim)) is not None
+    ]
+    named = len({aim.ours for aim, _ in here}) > 1
+    verdicts = [verdict(aim, standing, named=named) for aim, standing in here]
+    return [
+        f"  {metric.title}",
+        *("–" if figure is None else f"{figure:,.{metric.digits}f}" for figure in medians),
+        "; ".join(verdicts),
+    ]
+
+
+def verdict(aim: Aim, standing: float, *, named: bool = False) -> str:
+    """Like ``✓ 1.03 ≥ 1 × haproxy``."""
+    mark = "✓" if aim.met(standing) else "✗"
+    ours = f"{aim.ours} " if named else ""
+    digits = 2 if abs(standing) < 100 else 0
+    return f"{mark} {ours}{standing:.{digits}f} {aim}"
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
@@ -140,37 +192,32 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(text)
 
 
-def document(results: Results, measures: Iterable[Measure], aims: Sequence[Aim] = AIMS, **facts: Any) -> dict[str, Any]:
+def document(results: Results, sections: Iterable[Section], aims: Sequence[Aim] = AIMS, **facts: Any) -> dict[str, Any]:
     """For programs: the facts given, every sample, and what `table` shows."""
     summary: dict[str, Any] = {}
-    for measure in measures:
-        for metric in measure.metrics:
-            summary.setdefault(measure.name, {})[metric.key] = {
-                "title": metric.title,
-                "median": {peer: results.median(measure.name, metric.key, peer) for peer in results.peers},
-                "ratio": {
-                    other: results.ratio_of_ours(measure.name, metric.key, other)
-                    for other in results.peers
-                    if metric.compared and other != results.ours
-                },
-            }
+    for section in sections:
+        for measure in section.measures:
+            for metric in measure.metrics:
+                medians = {peer: results.median(measure.name, metric.key, peer) for peer in section.peers}
+                known = {peer: figure for peer, figure in medians.items() if figure is not None}
+                entry = summary.setdefault(measure.name, {}).setdefault(metric.key, {"title": metric.title})
+                entry.setdefault("median", {}).update(known)
     verdicts = []
     for aim in aims:
-        ratio = results.ratio_of_ours(aim.measure, aim.metric, aim.beside)
-        if ratio is not None:
+        standing = results.standing(aim)
+        if standing is not None:
             verdicts.append(
                 {
                     "measure": aim.measure,
                     "metric": aim.metric,
+                    "ours": aim.ours,
                     "aim": str(aim),
-                    "ratio": ratio,
-                    "met": aim.met(ratio),
+                    "standing": standing,
+                    "met": aim.met(standing),
                 }
             )
     return {
         **facts,
-        "ours": results.ours,
-        "peers": list(results.peers),
         "summary": summary,
         "aims": verdicts,
         "samples": [

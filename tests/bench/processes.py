@@ -1,0 +1,66 @@
+"""What a process and all that it started have used: CPU time and memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """In KiB. The proportional set size (PSS) counts a page that n processes share as an n-th of a page for each."""
+
+    rss: int
+    pss: int
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(self.rss + other.rss, self.pss + other.pss)
+
+    def __sub__(self, other: Memory) -> Memory:
+        return Memory(self.rss - other.rss, self.pss - other.pss)
+
+
+def family(root: int) -> list[int]:
+    """The process and its descendants, itself first."""
+    children: dict[int, list[int]] = {}
+    for pid, fields in _stats().items():
+        children.setdefault(int(fields[1]), []).append(pid)
+    found = [root]
+    for pid in found:
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def cpu_seconds(root: int) -> float:
+    """User and system time so far of a process and its descendants, those included that they have waited for."""
+    stats = _stats()
+    return sum(sum(map(int, stats[pid][11:15])) for pid in family(root) if pid in stats) / _TICKS_PER_S
+
+
+def memory(root: int) -> Memory:
+    """Of a process and its descendants together."""
+    return sum((memory_of(pid) for pid in family(root)), Memory(0, 0))
+
+
+def memory_of(pid: int) -> Memory:
+    """Of one process. OSError when it is gone."""
+    found: dict[str, int] = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, size = line.split(":")
+        found[name] = int(size.split()[0])
+    return Memory(found["Rss"], found["Pss"])
+
+
+def _stats() -> dict[int, list[str]]:
+    """By process id, what /proc/PID/stat says behind the name in parentheses, which may itself hold parentheses."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found[int(entry.name)] = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
