@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup check format lint types walls test demo bench lock install uninstall image clean
+.PHONY: help setup check format lint types walls test demo bench lock install uninstall image image-check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,10 @@ uninstall: ## what install made, but not /etc/kubeproxy
 
 image: ## a container image, without an engine, as root (deploy/build-image.sh says how)
 	@bash deploy/build-image.sh $(TAG)
+
+image-check: setup ## build an image, and try it in network namespaces
+	@rootfs=$$(mktemp -d) && trap 'rm -rf "$$rootfs"' EXIT && ROOTFS=$$rootfs bash deploy/build-image.sh \
+		&& KUBEPROXY_ROOTFS=$$rootfs $(BIN)/python -m pytest -q tests/deploy/test_image.py
 
 clean: ## everything that the other targets made
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
