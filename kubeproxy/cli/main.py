@@ -20,7 +20,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which they are met."""
-        return ["run", "check", "cleanup", "healthcheck", "version"]
+        return ["run", "check", "status", "trace", "cleanup", "healthcheck", "version"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """By name; None for a command that does not exist."""
@@ -33,6 +33,14 @@ class Commands(click.Group):
                 from kubeproxy.cli.check import check
 
                 return check
+            case "status":
+                from kubeproxy.cli.status import status
+
+                return status
+            case "trace":
+                from kubeproxy.cli.trace import trace
+
+                return trace
             case "cleanup":
                 from kubeproxy.cli.cleanup import cleanup
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kubeproxy.dataplane.interface import Counters, Vitals
+from kubeproxy.dataplane.interface import Vitals
 
 
 class State(StrEnum):
@@ -65,6 +65,29 @@ class EndpointStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What `kubeproxy.dataplane.interface.Counters` holds, by name. (Between processes those cross without names.)"""
+
+    accepted: int = 0
+    active: int = 0
+    refused: int = 0
+    silent: int = 0
+    nobody: int = 0
+    unable: int = 0
+    dial_retries: int = 0
+    dropped: int = 0
+    evicted: int = 0
+    affinity_entries: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    @property
+    def failed(self) -> int:
+        """Whatever the reason."""
+        return self.refused + self.silent + self.nobody + self.unable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendStatus:
     """One listener's worth of a service port."""
 
@@ -84,7 +107,7 @@ class FrontendStatus:
     affinity_s: int | None
     when_empty: str
     """What becomes of clients without endpoints: ``refuse``, ``drop``."""
-    counters: Counters
+    counters: Tally
     endpoints: tuple[EndpointStatus, ...]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Final
 
 from kubeproxy.dataplane.interface import Counters, Ill
@@ -16,6 +17,7 @@ from kubeproxy.observability.status import (
     SourceStatus,
     Standing,
     Status,
+    Tally,
     Totals,
 )
 from kubeproxy.observability.status_history import History
@@ -25,6 +27,7 @@ from kubeproxy.version import __version__
 
 REMARKS: Final = 20
 """Faults of manifests told one by one."""
+_COUNTED: Final = tuple(field.name for field in fields(Tally))
 
 
 def status(
@@ -100,7 +103,7 @@ def frontend(view: FrontendView, *, counters: Counters, ill: Sequence[Ill], cand
         source_ranges=tuple(sorted(wanted.source_ranges)),
         affinity_s=wanted.affinity_timeout_s,
         when_empty=wanted.when_empty,
-        counters=counters,
+        counters=Tally(**{field: getattr(counters, field) for field in _COUNTED}),
         endpoints=endpoints(wanted.endpoints, candidates(name), ill, preserved=wanted.preserve),
     )
 
