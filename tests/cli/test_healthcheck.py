@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from kubeproxy.cli import main
+from kubeproxy.cli.healthcheck import is_held_here
 
 ANSWERS = {"/readyz": (503, '{"ready": false, "reason": "draining"}'), "/livez": (200, '{"healthy": true}')}
 
@@ -56,3 +58,27 @@ def test_nobody_answers(server: str, capsys: pytest.CaptureFixture[str]) -> None
 def test_wrong_options(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.status_of(["healthcheck", *args]) == 64
     assert args[0].partition("=")[0] in capsys.readouterr().err
+
+
+def test_a_server_of_ours_is_here(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.status_of(["healthcheck", "--here", "--address", server, "--path=/livez"]) == 0
+
+
+def test_a_server_of_another_container_is_not(server: str, tmp_path: Path) -> None:
+    """Its socket is seen, by the network that both share; its process is not."""
+    port = int(server.rpartition(":")[2])
+    (tmp_path / "net").mkdir()
+    for table in ("tcp", "tcp6"):
+        (tmp_path / "net" / table).write_text(Path("/proc/net", table).read_text())
+    (tmp_path / "1/fd").mkdir(parents=True)
+    (tmp_path / "1/fd/3").symlink_to("socket:[1]")
+    (tmp_path / "2").mkdir()
+    assert not is_held_here(port, proc=tmp_path)
+    (own,) = (line.split()[9] for line in (tmp_path / "net/tcp").read_text().splitlines() if f":{port:04X} 0" in line)
+    (tmp_path / "1/fd/4").symlink_to(f"socket:[{own}]")
+    assert is_held_here(port, proc=tmp_path)
+
+
+def test_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.status_of(["healthcheck", "--here", "--address=127.0.0.1:1"]) == 1
+    assert "no process that is visible here" in capsys.readouterr().err
