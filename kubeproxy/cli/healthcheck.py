@@ -55,7 +55,7 @@ def healthcheck(address: str, path: str, here: bool, timeout: float) -> int:
 
 
 def is_held_here(port: int, *, proc: Path = Path("/proc")) -> bool:
-    """Whether a process of this PID namespace, which we may look at, listens on a TCP port of this network namespace."""
+    """Whether a process of this PID namespace, which we may look at, listens on a TCP port of this network."""
     sockets = {f"socket:[{inode}]" for inode in _listeners(port, proc)}
     return bool(sockets) and any(
         target in sockets for pid in proc.iterdir() if pid.name.isdecimal() for target in _descriptors(pid / "fd")
