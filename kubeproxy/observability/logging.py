@@ -28,6 +28,9 @@ OURS: Final = "kubeproxy"
 _JOURNAL_PRIORITY: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
 """syslog(3) priorities, which sd-daemon(3) reads from a ``<N>`` before each line."""
 
+_VERBOSITY: Final = {"info": 0, "debug": 4}
+"""kube-proxy's ``-v`` from which on it says so."""
+
 _COLOUR: Final = {"critical": "\x1b[1;31m", "error": "\x1b[31m", "warning": "\x1b[33m", "info": "\x1b[32m", "debug": ""}
 _DIM: Final = "\x1b[2m"
 _BOLD: Final = "\x1b[1m"
@@ -60,6 +63,7 @@ def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | Non
             foreign_pre_chain=[structlog.stdlib.add_logger_name, structlog.stdlib.add_log_level],
             processors=[
                 _timestamp,
+                *([_origin] if fmt == "json" else []),
                 structlog.processors.StackInfoRenderer(),
                 structlog.processors.format_exc_info,
                 ProcessorFormatter.remove_processors_meta,
@@ -116,7 +120,7 @@ class TextLine:
         if not self._priority:
             words.append(self._paint(_COLOUR.get(level, ""), f"{level:<7}"))
         words.append(self._paint(_BOLD, text))
-        words += [f"{self._paint(_DIM, _bare(key) + '=')}{_value(value)}" for key, value in event.items()]
+        words += [f"{self._paint(_DIM, _bare(key) + '=')}{bare_value(value)}" for key, value in event.items()]
         lines = [" ".join(words)]
         for attachment in attachments:
             lines += ["    " + _CONTROL.sub(_escape, line) for line in attachment.split("\n")]
@@ -128,8 +132,12 @@ class TextLine:
 
 
 class JsonLine:
-    """``{"ts": …, "level": …, "logger": …, "msg": …, …}``, with ``exception`` where there is one. ``ts`` and ``msg``
-    are the keys of Kubernetes' own JSON logs; the time is RFC 3339, which log collectors read without being told."""
+    """``{"ts": …, "caller": …, "msg": …, "v": …, "level": …, "logger": …, …}``.
+
+    ``ts``, ``caller`` (file and line), ``msg``, ``v`` (not of warnings and errors) and ``err`` (of an exception, whose
+    traceback is in ``exception``) are the keys of Kubernetes' own JSON logs. The time is RFC 3339, which log collectors
+    read without being told.
+    """
 
     def __init__(self, *, priority: bool) -> None:
         self._priority = priority
@@ -138,9 +146,11 @@ class JsonLine:
         level = str(event.pop("level", method))
         head = {
             "ts": event.pop("timestamp"),
+            "caller": event.pop("caller", None),
+            "msg": str(event.pop("event", "")),
+            **({"v": _VERBOSITY[level]} if level in _VERBOSITY else {}),
             "level": level,
             "logger": event.pop("logger", None),
-            "msg": str(event.pop("event", "")),
         }
         line = json.dumps({**head, **{key: _plain(value) for key, value in event.items()}}, ensure_ascii=False)
         return f"<{_JOURNAL_PRIORITY.get(level, 6)}>{line}" if self._priority else line
@@ -153,6 +163,19 @@ class _Handler(logging.StreamHandler[TextIO]):
 def _timestamp(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     created = datetime.fromtimestamp(event["_record"].created, UTC)
     event["timestamp"] = created.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return event
+
+
+def _origin(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    record: logging.LogRecord = event["_record"]
+    event["caller"] = f"{record.filename}:{record.lineno}"
+    match event.get("exc_info") or record.exc_info:
+        case BaseException() as error:
+            event["err"] = repr(error)
+        case (_, BaseException() as error, _):
+            event["err"] = repr(error)
+        case True:
+            event["err"] = repr(sys.exc_info()[1])
     return event
 
 
@@ -186,7 +209,9 @@ def _bare(key: str) -> str:
     return "".join(_BARE.findall(key)) or "_"
 
 
-def _value(value: object) -> str:
+def bare_value(value: object) -> str:
+    """A value as it stands in a line of text: quoted where it has to be, and with nothing in it that could forge a
+    line."""
     plain = _plain(value)
     if isinstance(plain, bool) or plain is None:
         text = json.dumps(plain)

@@ -116,7 +116,9 @@ def test_json_is_one_object_per_line(pipe: io.StringIO) -> None:
         logging.getLogger("aiohttp.server").exception("failed %d", 7)
     first, second = (json.loads(line) for line in pipe.getvalue().splitlines())
     assert TIME.match(first.pop("ts"))
+    assert re.fullmatch(r"test_logging\.py:\d+", first.pop("caller"))
     assert first == {
+        "v": 0,
         "level": "info",
         "logger": "kubeproxy.sources.kubernetes",
         "msg": "synced",
@@ -128,6 +130,22 @@ def test_json_is_one_object_per_line(pipe: io.StringIO) -> None:
     assert second["msg"] == "failed 7"
     assert second["logger"] == "aiohttp.server"
     assert second["exception"].endswith("ValueError: bad")
+    assert second["err"] == "ValueError('bad')"
+    assert re.fullmatch(r"test_logging\.py:\d+", second["caller"])
+    assert "v" not in second
+
+
+def test_json_tells_the_error_of_our_own_exceptions_too(pipe: io.StringIO) -> None:
+    configure(verbosity=4, fmt="json", stream=pipe)
+    try:
+        raise OSError("no route")
+    except OSError as error:
+        ours().exception("failed")
+        caught = error
+    ours().debug("failed", exc_info=caught)
+    first, second = (json.loads(line) for line in pipe.getvalue().splitlines())
+    assert first["err"] == second["err"] == "OSError('no route')"
+    assert second["v"] == 4
 
 
 @pytest.mark.parametrize("fmt", ["text", "json"])
