@@ -112,6 +112,10 @@ class Engine:
         """Those that are served."""
         return tuple(self._listeners)
 
+    def serves(self, frontend: FrontendName) -> bool:
+        """Whether it is listened for."""
+        return frontend in self._listeners
+
     def counters(self) -> dict[FrontendName, Counters]:
         """A snapshot of the sums of the frontends served now."""
         return {name: _counters_of(listener) for name, listener in self._listeners.items()}

@@ -15,10 +15,10 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from kubeproxy.dataplane.interface import Counters, Ill, Vitals
+from kubeproxy.dataplane.interface import Counters, Ill, Prospect, Vitals
 from kubeproxy.dataplane.messages import Message
 from kubeproxy.errors import KubeproxyError
-from kubeproxy.model import FrontendName
+from kubeproxy.model import Address, FrontendName
 
 HEADER = struct.Struct("!IH")
 BODY_LIMIT = 64 << 20
@@ -62,6 +62,14 @@ class Ask(Struct, frozen=True, tag=True, array_like=True):
 
     number: int
     about: About
+
+
+class Foresee(Struct, frozen=True, tag=True, array_like=True):
+    """Tell what would become of a client's next connection."""
+
+    number: int
+    frontend: FrontendName
+    client: Address
 
 
 class StopAccepting(Struct, frozen=True, tag=True, array_like=True):
@@ -118,6 +126,14 @@ class Ailing(Struct, frozen=True, tag=True, array_like=True):
     ill: tuple[tuple[FrontendName, tuple[Ill, ...]], ...]
 
 
+class Foreseen(Struct, frozen=True, tag=True, array_like=True):
+    """This would become of it; None: the frontend is not served."""
+
+    number: int
+    open: int
+    prospect: Prospect | None
+
+
 class Drained(Struct, frozen=True, tag=True, array_like=True):
     """So many are left."""
 
@@ -134,8 +150,8 @@ class Status(Struct, frozen=True, tag=True, array_like=True):
     leaving: bool = False
 
 
-Request = Apply | Shed | Ask | StopAccepting | Drain | End
-Answer = Done | Counted | Doing | Ailing | Drained
+Request = Apply | Shed | Ask | Foresee | StopAccepting | Drain | End
+Answer = Done | Counted | Doing | Ailing | Foreseen | Drained
 Report = Answer | Status
 Frame = Request | Report
 

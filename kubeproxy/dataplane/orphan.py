@@ -1,0 +1,105 @@
+"""A worker whose control process is gone: it goes on serving, and looks for somebody to tell it that it may stop.
+
+Whoever takes over on this host listens on an abstract Unix socket. The worker connects, says who it is in one line of
+JSON, and waits for the line that sends it away::
+
+    worker   {"orphan": 4711, "run": "..."}         its process, and the run that it was part of
+    owner    {"retire": true}
+
+If nobody comes within the grace time it ends by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from kubeproxy.dataplane.reactor import LEVEL, Reactor
+
+LOOK_S = 0.25
+"""How often it looks for an owner: what it costs is one system call."""
+LINE_LIMIT = 4096
+"""Bytes. Whoever says more in one line is not the one we look for."""
+
+
+class Introduction(msgspec.Struct, frozen=True):
+    """What the worker says."""
+
+    orphan: int
+    run: str
+
+
+class Word(msgspec.Struct, frozen=True):
+    """What it waits for; whatever else it hears it passes over."""
+
+    retire: bool = False
+
+
+class Orphan:
+    """Looks from now on; `retire` is called once, in the end."""
+
+    def __init__(
+        self, reactor: Reactor, *, owner_name: str, run: str, grace_s: float, retire: Callable[[], None]
+    ) -> None:
+        """`owner_name` without the leading NUL; empty: there is nobody to look for."""
+        self._reactor = reactor
+        self._name = owner_name
+        self._introduction = msgspec.json.encode(Introduction(os.getpid(), run)) + b"\n"
+        self._until = reactor.clock() + grace_s
+        self._retire: Callable[[], None] | None = retire
+        self._owner: socket.socket | None = None
+        self._heard = b""
+        self._look()
+
+    def _look(self) -> None:
+        if self._retire is None or self._owner is not None:
+            return
+        if self._reactor.clock() >= self._until:
+            self._end()
+        elif not (self._name and self._connect()):
+            self._reactor.after(LOOK_S, self._look)
+
+    def _connect(self) -> bool:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect("\0" + self._name)
+            sock.send(self._introduction)
+            self._reactor.add(sock.fileno(), self._on_owner, LEVEL)
+        except OSError:
+            sock.close()
+            return False
+        self._owner, self._heard = sock, b""
+        return True
+
+    def _on_owner(self, what: int) -> None:
+        if self._owner is None:
+            return
+        try:
+            data = self._owner.recv(LINE_LIMIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        if any(map(_sends_away, lines)):
+            self._end()
+        elif not data or len(self._heard) > LINE_LIMIT:
+            self._reactor.close(self._owner.detach())
+            self._owner = None
+            self._reactor.after(LOOK_S, self._look)
+
+    def _end(self) -> None:
+        # The connection stays open as long as this process lives: its end tells the owner that we are done.
+        retire, self._retire = self._retire, None
+        if retire is not None:
+            retire()
+
+
+def _sends_away(line: bytes) -> bool:
+    try:
+        return msgspec.json.decode(line, type=Word).retire
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False

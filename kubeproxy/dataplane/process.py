@@ -1,0 +1,208 @@
+"""A worker as the control process sees it: a child process, and the channel to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+from kubeproxy.dataplane.channel import Channel
+from kubeproxy.dataplane.interface import Counters
+from kubeproxy.dataplane.wire import Answer, Counted, Drain, GarbledError, Report, Request, Status
+from kubeproxy.model import FrontendName
+
+ANSWER_S = 30.0
+"""A worker that has not answered by then will not: it is killed, and another takes its place."""
+REAP_LOOK_S = 0.01
+"""How often we look whether a process whose channel has ended has ended, too."""
+REAP_S = 2.0
+"""How long it may take to; then it is killed."""
+
+
+def command(fd: int, *, number: int, transparent: bool, run: str, owner_name: str) -> list[str]:
+    """What starts a worker whose end of the channel is `fd`."""
+    arguments = [str(fd), str(number), "1" if transparent else "0", run, owner_name]
+    # -P: nothing is imported from where the operator happens to be.
+    return [sys.executable, "-P", "-m", "kubeproxy.dataplane.worker", *arguments]
+
+
+class WorkerProcess:
+    """Started when made. `gone` is done when it serves no more, with the reason; no zombie remains."""
+
+    def __init__(self, number: int, make_command: Callable[[int], Sequence[str]]) -> None:
+        """`make_command` gives the program for a descriptor. OSError when it cannot be started."""
+        self.number = number
+        self.untold: dict[FrontendName, None] = {}
+        """What it has yet to be told of, being new."""
+        self.in_service = False
+        """Whether it has been told everything once."""
+        self.open = 0
+        """Connections, as last heard."""
+        self.counters: dict[FrontendName, Counters] = {}
+        """As last heard."""
+        self._loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[str] = self._loop.create_future()
+        self.reaped: asyncio.Future[None] = self._loop.create_future()
+        self._pending: dict[int, _Pending] = {}
+        self._number = 0
+        self._killed_for: str | None = None
+        self._writing = False
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    make_command(theirs.fileno()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+        except BaseException:
+            ours.close()
+            raise
+        self._channel: Channel[Report] | None = Channel(ours, Report)
+        self._loop.add_reader(ours, self._on_readable)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def request(
+        self, make: Callable[[int], Request], sockets: Sequence[socket.socket] = ()
+    ) -> asyncio.Future[Answer | None]:
+        """Ask for what `make` makes of a number, and pass it sockets, which may be closed then; the answer, or None
+        when the worker has gone instead."""
+        future: asyncio.Future[Answer | None] = self._loop.create_future()
+        self._number += 1
+        request = make(self._number)
+        pending = _Pending(future)
+        if self._channel is None:
+            pending.resolve(None)
+            return future
+        self._pending[self._number] = pending
+        if not isinstance(request, Drain):
+            pending.alarm = self._loop.call_later(ANSWER_S, self.kill, f"no answer within {ANSWER_S:g} s")
+        try:
+            self._channel.send(request, [sock.fileno() for sock in sockets])
+        except OSError as error:
+            self._end(f"its channel is broken: {error.strerror or error}")
+        else:
+            self._watch_writing()
+        return future
+
+    def kill(self, reason: str) -> None:
+        """End it at once."""
+        self._killed_for = self._killed_for or reason
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def _watch_writing(self) -> None:
+        if self._channel is not None and self._channel.congested != self._writing:
+            self._writing = self._channel.congested
+            if self._writing:
+                self._loop.add_writer(self._channel.sock, self._on_writable)
+            else:
+                self._loop.remove_writer(self._channel.sock)
+
+    def _on_writable(self) -> None:
+        if self._channel is None:
+            return
+        try:
+            self._channel.flush()
+        except OSError as error:
+            self._end(f"its channel is broken: {error.strerror or error}")
+        else:
+            self._watch_writing()
+
+    def _on_readable(self) -> None:
+        if self._channel is None:
+            return
+        try:
+            for report, _ in self._channel.receive():
+                if not self.gone.done():
+                    self._take(report)
+        except GarbledError as error:
+            self.kill(f"it makes no sense any more: {error}")
+            self._end("")
+        except EOFError:
+            self._end("")
+        except OSError as error:
+            self._end(f"its channel is broken: {error.strerror or error}")
+
+    def _take(self, report: Report) -> None:
+        self.open = report.open
+        if isinstance(report, Status):
+            if report.leaving:
+                self._end("it was told to end (SIGTERM)", leaving=True)
+            return
+        if isinstance(report, Counted):
+            self.counters.update(report.counters)
+        if (pending := self._pending.pop(report.number, None)) is not None:
+            pending.resolve(report)
+
+    def _end(self, reason: str, *, leaving: bool = False) -> None:
+        """The channel is over. The process is, too, or will be soon; one that takes leave may finish what it has."""
+        if self._channel is None:
+            return
+        self._loop.remove_reader(self._channel.sock)
+        if self._writing:
+            self._loop.remove_writer(self._channel.sock)
+        self._channel.close()
+        self._channel = None
+        self.in_service = False
+        pending, self._pending = list(self._pending.values()), {}
+        for each in pending:
+            each.resolve(None)
+        if leaving:
+            self.gone.set_result(reason)
+        self._reap(reason, None if leaving else self._loop.time() + REAP_S)
+
+    def _reap(self, reason: str, until: float | None) -> None:
+        status = self._process.poll()
+        if status is None:
+            if until is not None and self._loop.time() >= until:
+                self.kill(reason or "it closed its channel")
+            self._loop.call_later(REAP_LOOK_S, self._reap, reason, until)
+            return
+        self.open = 0
+        self.reaped.set_result(None)
+        if not self.gone.done():
+            self.gone.set_result(self._killed_for or _ending(status) or reason)
+
+
+class _Pending:
+    """A question that waits for its answer."""
+
+    __slots__ = ("_future", "alarm")
+
+    def __init__(self, future: asyncio.Future[Answer | None]) -> None:
+        self._future = future
+        self.alarm: asyncio.TimerHandle | None = None
+
+    def resolve(self, answer: Answer | None) -> None:
+        if self.alarm is not None:
+            self.alarm.cancel()
+        if not self._future.done():  # whoever asked may have been cancelled
+            self._future.set_result(answer)
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+async def all_reaped(workers: Iterable[WorkerProcess], *, within_s: float) -> None:
+    """Back when their processes have ended, by force if they take longer."""
+    waiting = [worker.reaped for worker in workers]
+    if waiting and (late := (await asyncio.wait(waiting, timeout=within_s))[1]):
+        for worker in workers:
+            worker.kill("it did not end")
+        await asyncio.wait(late)

@@ -1,0 +1,356 @@
+"""A process that moves bytes and does nothing else: an engine on a reactor, told what to do through a channel.
+
+Started by `seat` as ``python -m kubeproxy.dataplane.worker``; imports little, so that it starts soon and stays small,
+and gives up its privileges before it serves anybody.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kubeproxy.dataplane import privileges
+from kubeproxy.dataplane.channel import Channel
+from kubeproxy.dataplane.context import Context
+from kubeproxy.dataplane.descriptors import DescriptorBudget
+from kubeproxy.dataplane.engine import Engine
+from kubeproxy.dataplane.interface import Counters
+from kubeproxy.dataplane.messages import Listen, Message, Retire
+from kubeproxy.dataplane.orphan import Orphan
+from kubeproxy.dataplane.reactor import LEVEL, Reactor
+from kubeproxy.dataplane.wire import (
+    About,
+    Ailing,
+    Answer,
+    Apply,
+    Ask,
+    Counted,
+    Doing,
+    Done,
+    Drain,
+    Drained,
+    End,
+    Foresee,
+    Foreseen,
+    GarbledError,
+    Request,
+    Shed,
+    Status,
+    StopAccepting,
+)
+from kubeproxy.model import FrontendName
+
+EXIT_INTERNAL_ERROR = 70
+"""sysexits' EX_SOFTWARE."""
+SLICE = 64
+"""Messages put into effect in one turn, a few milliseconds' worth: connections come in between."""
+COUNTERS_SLICE = 512
+"""Frontends whose counters are looked at in one turn."""
+LOOK_S = 0.05
+"""How often a drain looks whether it is over."""
+STATUS_S = 1.0
+"""How often the control process hears of open connections unasked, if their number has changed."""
+
+
+class Worker:
+    """The process, from its first request to its end."""
+
+    def __init__(self, sock: socket.socket, *, number: int, run: str, owner_name: str) -> None:
+        """`sock` is this end of the channel; see `orphan` for the others."""
+        self._number = number
+        self._run = run
+        self._owner_name = owner_name
+        self._reactor = Reactor()
+        self._context = Context(reactor=self._reactor, budget=DescriptorBudget.of_this_process())
+        self._engine = Engine(
+            self._context,
+            open_socket=self._open_socket,
+            close_socket=self._close_socket,
+            rng=random.Random(),
+        )
+        self._channel: Channel[Request] | None = Channel(sock, Request)
+        self._watched = LEVEL
+        self._work: deque[Iterator[None]] = deque()
+        """Requests being seen to, the first one first; each stops now and then to let connections come in between."""
+        self._working = False
+        self._arriving: deque[int] = deque()
+        """The sockets of the messages at hand."""
+        self._counted: dict[FrontendName, Counters] = {}
+        """The counters as the control process knows them."""
+        self._open_told = 0
+        self._leaving = False
+        self._reactor.add(sock.fileno(), self._on_channel, LEVEL)
+        self._reactor.after(STATUS_S, self._tell_status)
+        self._listen_to_signals()
+
+    def live(self) -> None:
+        """Serve to the end."""
+        self._reactor.run()
+        self._engine.close()
+
+    # The channel.
+
+    def _on_channel(self, what: int) -> None:
+        if self._channel is None:
+            return
+        try:
+            if what & select.EPOLLOUT:
+                self._channel.flush()
+            if what & ~select.EPOLLOUT:
+                for request, descriptors in self._channel.receive():
+                    self._arriving.extend(descriptors)
+                    self._work.append(self._see_to(request, len(descriptors)))
+        except GarbledError as error:
+            _say(self._number, f"the control process makes no sense any more: {error}")
+            self._lose_channel()
+        except (EOFError, OSError):
+            self._lose_channel()
+        if not self._working:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """One slice of the requests at hand."""
+        self._working = False
+        while self._work:
+            for _ in self._work[0]:
+                self._working = True
+                self._reactor.again(self._go_on)
+                break
+            else:
+                self._work.popleft()
+                continue
+            break
+        self._watch()
+
+    def _watch(self) -> None:
+        """Hear no more requests while there are some to be seen to: the sockets that come with them are not in the
+        budget yet."""
+        if self._channel is None:
+            return
+        events = (0 if self._working else LEVEL) | (select.EPOLLOUT if self._channel.congested else 0)
+        if events != self._watched:
+            self._watched = events
+            self._reactor.watch(self._channel.sock.fileno(), events)
+
+    def _answer(self, frame: Answer | Status) -> None:
+        if self._channel is None:
+            return
+        self._open_told = frame.open
+        try:
+            self._channel.send(frame)
+        except OSError:
+            self._lose_channel()
+        self._watch()
+
+    def _tell_status(self) -> None:
+        self._reactor.after(STATUS_S, self._tell_status)
+        if self._open != self._open_told:
+            self._answer(Status(self._open))
+
+    @property
+    def _open(self) -> int:
+        return len(self._context.live)
+
+    def _lose_channel(self) -> None:
+        """Nobody tells us anything any more."""
+        if self._channel is None:
+            return
+        self._reactor.remove(self._channel.sock.fileno())
+        self._channel.close()
+        self._channel = None
+        if self._leaving:
+            return
+        if not self._engine.frontends and not self._work:
+            self._reactor.stop()
+            return
+        Orphan(
+            self._reactor,
+            owner_name=self._owner_name,
+            run=self._run,
+            grace_s=self._context.tune.orphan_grace_s,
+            retire=self._leave,
+        )
+
+    # What is asked.
+
+    def _see_to(self, request: Request, descriptors: int) -> Iterator[None]:
+        match request:
+            case Apply(number, messages):
+                listens = sum(isinstance(message, Listen) for message in messages)
+                if listens != descriptors:
+                    raise GarbledError(f"{listens} frontends to listen for and {descriptors} sockets")
+                return self._apply(number, messages)
+            case Shed(number, frontends):
+                return self._shed(number, frontends)
+            case Ask(number, About.COUNTERS):
+                return self._count(number)
+            case StopAccepting(number):
+                return self._stop_accepting(number)
+            case Drain(number, grace_s):
+                self._drain(number, grace_s)
+            case _:
+                return self._reply(request)
+        return iter(())
+
+    def _reply(self, request: Request) -> Iterator[None]:
+        """To what takes no time, but must not overtake what came before it."""
+        match request:
+            case Ask(number, About.VITALS):
+                self._answer(Doing(number, self._open, self._engine.vitals(worker=self._number)))
+            case Ask(number, About.ILL):
+                self._answer(Ailing(number, self._open, tuple(self._engine.ill(worker=self._number).items())))
+            case Foresee(number, frontend, client):
+                prospect = self._engine.prospect(frontend, client, worker=self._number)
+                self._answer(Foreseen(number, self._open, prospect))
+            case End():
+                self._reactor.stop()
+        yield from ()
+
+    def _apply(self, number: int, messages: Sequence[Message]) -> Iterator[None]:
+        failures: dict[FrontendName, str] = {}
+        for count, message in enumerate(messages, 1):
+            if isinstance(message, Listen) and self._engine.serves(message.frontend):
+                if (failure := self._engine.succeed(message)) is not None:
+                    failures[message.frontend] = failure
+            else:
+                failures |= self._engine.handle((message,))
+            if isinstance(message, Retire):
+                self._counted.pop(message.frontend, None)
+            if count % SLICE == 0:
+                yield
+        self._answer(Done(number, self._open, tuple(failures.items())))
+
+    def _shed(self, number: int, frontends: Sequence[FrontendName]) -> Iterator[None]:
+        for count, frontend in enumerate(frontends, 1):
+            self._engine.shed(frontend)
+            if count % SLICE == 0:
+                yield
+        self._answer(Done(number, self._open))
+
+    def _count(self, number: int) -> Iterator[None]:
+        changed: list[tuple[FrontendName, Counters]] = []
+        for count, frontend in enumerate(self._engine.frontends, 1):
+            counters = self._engine.counters_of(frontend)
+            if counters is not None and counters != self._counted.get(frontend):
+                self._counted[frontend] = counters
+                changed.append((frontend, counters))
+            if count % COUNTERS_SLICE == 0:
+                yield
+        self._answer(Counted(number, self._open, tuple(changed)))
+
+    def _stop_accepting(self, number: int) -> Iterator[None]:
+        for count, frontend in enumerate(self._engine.frontends, 1):
+            self._engine.handle((Retire(frontend),))
+            if count % SLICE == 0:
+                yield
+        self._answer(Done(number, self._open))
+
+    def _drain(self, number: int, grace_s: float) -> None:
+        begun = self._reactor.clock()
+
+        def look() -> None:
+            left = sum(live.since <= begun for live in self._context.live)
+            if left and self._reactor.clock() - begun < grace_s:
+                self._reactor.after(LOOK_S, look)
+            else:
+                self._answer(Drained(number, self._open, left))
+
+        look()
+
+    # Sockets.
+
+    def _open_socket(self, message: Listen) -> socket.socket:
+        fd = self._arriving.popleft()
+        if not self._context.budget.take(1):
+            os.close(fd)
+            raise OSError(None, "all descriptors are in use; raise the limit on open files")
+        return socket.socket(fileno=fd)
+
+    def _close_socket(self, sock: socket.socket) -> None:
+        """Others may still have it: it is closed here only."""
+        self._context.budget.give(1)
+        self._reactor.close(sock.detach())
+
+    # The end.
+
+    def _listen_to_signals(self) -> None:
+        for ignored in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(ignored, signal.SIG_IGN)  # for the control process, which tells us what it means
+        wake, woken = socket.socketpair()
+        for end in (wake, woken):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wake.detach())
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        self._reactor.add(woken.fileno(), lambda what: self._on_signal(woken), LEVEL)
+
+    def _on_signal(self, woken: socket.socket) -> None:
+        woken.recv(64)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Take who waits already and nobody more, let the connections finish, end."""
+        if self._leaving:
+            return
+        self._leaving = True
+        self._engine.retire()
+        self._answer(Status(self._open, leaving=True))
+        until = self._reactor.clock() + self._context.tune.shutdown_grace_s
+
+        def look() -> None:
+            if self._context.live and self._reactor.clock() < until:
+                self._reactor.after(LOOK_S, look)
+            else:
+                self._reactor.stop()
+
+        look()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Live a worker's life; the exit status. The arguments are those that `seat.command` gives."""
+    fd, number, transparent, run, owner_name = arguments
+    try:
+        _settle_in(f"kubeproxy-{number}", transparent=transparent == "1")
+        worker = Worker(socket.socket(fileno=int(fd)), number=int(number), run=run, owner_name=owner_name)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)  # the byte path leaves no cycles behind
+        worker.live()
+    except BaseException as error:
+        _say(number, f"internal error: {_in_one_line(error)}")
+        return EXIT_INTERNAL_ERROR
+    return 0
+
+
+def _settle_in(name: str, *, transparent: bool) -> None:
+    Path("/proc/self/comm").write_text(name)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    wanted = (privileges.Capability.NET_RAW, privileges.Capability.NET_ADMIN)
+    privileges.drop(keep=wanted if transparent else ())
+
+
+def _say(number: int | str, what: str) -> None:
+    print(f"kubeproxy worker {number} (pid {os.getpid()}): {what}", file=sys.stderr, flush=True)  # noqa: T201 - its log
+
+
+def _in_one_line(error: BaseException) -> str:
+    """An exception and where it came from, innermost first."""
+    places = [
+        f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    return " < ".join([f"{type(error).__name__}: {error}".replace("\n", " "), *reversed(places)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
