@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -34,16 +35,37 @@ def plain_data(value: Any) -> Any:
 
 
 def go_data(configuration: Configuration) -> dict[str, Any]:
-    """The same under the names of Go's fields, as kube-proxy's /configz shows it."""
+    """The same under the names of Go's fields, as kube-proxy's /configz shows it. Who
+    logs in where manifests come from is left out of their URLs."""
+    shown = plain_data(configuration)
+    for key in ("apiVersion", "kind"):  # no longer there in kube-proxy's configuration once it was read
+        del shown[key]
+    manifests = shown["kubeproxy"]["manifests"]
+    manifests["paths"] = [_LOGIN.sub("xxxxx@", path) for path in manifests["paths"]]
+    return {go_name(name): value if name in _AS_IN_THE_FILE else _renamed(value) for name, value in shown.items()}
 
-    def renamed(value: Any) -> Any:
-        match value:
-            case dict():
-                return {name[:1].upper() + name[1:]: renamed(item) for name, item in value.items()}
-            case list():
-                return [renamed(item) for item in value]
-            case _:
-                return value
 
-    gates = dict(configuration.feature_gates)
-    return {**renamed(plain_data(configuration)), "FeatureGates": gates}
+def go_name(name: str) -> str:
+    """A field's name in Go, from its name in the file: its words begin with a capital, and abbreviations are capitals
+    throughout."""
+    if name in _GO_NAMES:
+        return _GO_NAMES[name]
+    first, rest = re.fullmatch(r"([a-z0-9]+)(.*)", name).groups()  # type: ignore[union-attr]
+    return (first.upper() if first in _ABBREVIATIONS else first.capitalize()) + rest
+
+
+_GO_NAMES: Final = {"iptables": "IPTables", "nftables": "NFTables"}
+_ABBREVIATIONS: Final = frozenset(("ipvs", "oom", "qps", "snat", "tcp", "udp"))
+_AS_IN_THE_FILE: Final = frozenset(("featureGates", "logging"))
+"""Gates are names themselves; and the logging options carry their file's names in Go."""
+_LOGIN: Final = re.compile(r"(?<=://)[^/@]*@")
+
+
+def _renamed(value: Any) -> Any:
+    match value:
+        case dict():
+            return {go_name(name): _renamed(item) for name, item in value.items()}
+        case list():
+            return [_renamed(item) for item in value]
+        case _:
+            return value

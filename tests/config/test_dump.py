@@ -64,3 +64,40 @@ def test_configz_has_the_names_of_gos_fields() -> None:
     assert shown["BindAddress"] == "192.0.2.1"
     assert shown["ClientConnection"]["ContentType"] == "application/vnd.kubernetes.protobuf"
     assert shown["FeatureGates"] == {"someGate": True}
+    assert {"apiVersion", "ApiVersion", "kind", "Kind"}.isdisjoint(shown)
+
+
+def test_configz_writes_names_as_go_does() -> None:
+    shown = go_data(Configuration())
+    for path in (
+        "ClientConnection.QPS",
+        "IPTables.MasqueradeBit",
+        "IPTables.LocalhostNodePorts",
+        "IPVS.ExcludeCIDRs",
+        "IPVS.StrictARP",
+        "IPVS.TCPFinTimeout",
+        "IPVS.UDPTimeout",
+        "NFTables.MinSyncPeriod",
+        "Winkernel.EnableDSR",
+        "Winkernel.SourceVip",
+        "DetectLocal.InterfaceNamePrefix",
+        "OOMScoreAdj",
+        "ClusterCIDR",
+        "NodePortAddresses",
+        "UDPIdleTimeout",
+        "Conntrack.TCPBeLiberal",
+        "Conntrack.TCPCloseWaitTimeout",
+        "Conntrack.UDPStreamTimeout",
+        "ConfigSyncPeriod",
+        "WindowsRunAsService",
+        "Logging.flushFrequency",
+        "Kubeproxy.Manifests.DefaultNamespace",
+    ):
+        found: Any = shown
+        for name in path.split("."):
+            found = found[name]
+
+
+def test_configz_does_not_show_who_logs_in() -> None:
+    shown = go_data(of_flags(manifests="https://user:secret@example.com/a@b").configuration)
+    assert shown["Kubeproxy"]["Manifests"]["Paths"] == ["https://xxxxx@example.com/a@b"]
