@@ -21,15 +21,17 @@ def _check(given: Given) -> int:
 
     from kubeproxy.sources.manifests import check as check_manifests
 
-    faults = check_manifests(
+    survey = check_manifests(
         manifests.paths,
         recursive=manifests.recursive,
         default_namespace=manifests.default_namespace,
         enforced_namespace=manifests.namespace or None,
     )
-    if faults:
-        raise ConfigError(*faults)
-    click.echo("configuration and manifests are valid")
+    if survey.faults:
+        raise ConfigError(*survey.faults)
+    counts = (survey.services, "Service"), (survey.slices, "EndpointSlice"), (survey.manifests, "manifest")
+    services, slices, read = (f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in counts)
+    click.echo(f"configuration and manifests are valid: {services} and {slices} in {read}")
     return 0
 
 

@@ -32,7 +32,9 @@ def test_every_fault_of_a_configuration_is_a_line(tmp_path: Path, capsys: pytest
 def test_good_manifests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "web.yaml").write_text(SERVICE)
     assert main.status_of(["check", "--manifests", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "configuration and manifests are valid\n"
+    assert capsys.readouterr().out == (
+        "configuration and manifests are valid: 1 Service and 0 EndpointSlices in 1 manifest\n"
+    )
 
 
 def test_faulty_manifests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kubeproxy.sources.manifests.documents import Namespaces, Reading, read
 from kubeproxy.sources.manifests.files import Changing, ReadError, look, read_file
@@ -14,15 +15,27 @@ from kubeproxy.sources.manifests.inventory import Inventory
 from kubeproxy.sources.manifests.source import STDIN, STDIN_ORIGIN
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What some manifests amount to."""
+
+    faults: tuple[str, ...]
+    """Each as a line ``FILE document N: PATH: MESSAGE``."""
+    manifests: int
+    """Files, web addresses and the like that could be read."""
+    services: int
+    slices: int
+    """EndpointSlices, and Endpoints by family."""
+
+
 def check(
     paths: Sequence[str],
     *,
     recursive: bool = False,
     default_namespace: str = "default",
     enforced_namespace: str | None = None,
-) -> list[str]:
-    """Every fault in the named manifests as a line ``FILE document N: PATH: MESSAGE``; empty where all is well. Not to
-    be called from a running event loop."""
+) -> Survey:
+    """Read the named manifests. Not to be called from a running event loop."""
     namespaces = Namespaces(default=default_namespace, enforced=enforced_namespace)
     faults: list[str] = []
     readings: dict[str, Reading | None] = {}
@@ -46,7 +59,12 @@ def check(
                     faults.append(f"{file}: {error}")
     inventory = Inventory()
     inventory.update(readings)
-    return [*faults, *(str(trouble) for trouble in inventory.troubles() if not trouble.skipped)]
+    return Survey(
+        faults=(*faults, *(str(trouble) for trouble in inventory.troubles() if not trouble.skipped)),
+        manifests=len(readings),
+        services=sum(1 for _ in inventory.services()),
+        slices=sum(1 for _ in inventory.slices()),
+    )
 
 
 async def _fetch(url: str) -> bytes:

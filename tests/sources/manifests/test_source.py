@@ -431,13 +431,14 @@ def test_check(directory: Path) -> None:
     (directory / "b.yaml").write_text(join(service("a"), "x: [\n"))
     (directory / "c.yaml").write_text(service("c"))
     missing = directory / "missing"
-    assert check([str(directory), str(missing)]) == [
+    assert list(check([str(directory), str(missing)]).faults) == [
         f"{missing}: no such file or directory",
         f"{directory}/a.yaml document 3: spec.ports[0].port: 0; allowed: 1 to 65535",
         f"{directory}/b.yaml document 2: line 9: did not find expected node content",
         f"{directory}/b.yaml document 1: metadata.name: Service default/a is defined in {directory}/a.yaml document 1"
         " already, which is served",
     ]
-    assert check([str(directory / "c.yaml")]) == []
-    assert check([str(directory / "c.yaml")], default_namespace="x", enforced_namespace="y") == []
-    assert check(["http://127.0.0.1:1/"])[0].startswith("http://127.0.0.1:1/: Cannot connect")
+    good = check([str(directory / "c.yaml")])
+    assert (good.faults, good.manifests, good.services + good.slices) == ((), 1, 1)
+    assert check([str(directory / "c.yaml")], default_namespace="x", enforced_namespace="y").faults == ()
+    assert check(["http://127.0.0.1:1/"]).faults[0].startswith("http://127.0.0.1:1/: Cannot connect")
