@@ -33,7 +33,9 @@ def command(fd: int, *, number: int, transparent: bool, run: str, owner_name: st
 class WorkerProcess:
     """Started when made. `gone` is done when it serves no more, with the reason; no zombie remains."""
 
-    def __init__(self, number: int, make_command: Callable[[int], Sequence[str]]) -> None:
+    def __init__(
+        self, number: int, make_command: Callable[[int], Sequence[str]], *, inherit: Sequence[int] = ()
+    ) -> None:
         """`make_command` gives the program for a descriptor. OSError when it cannot be started."""
         self.number = number
         self.untold: dict[FrontendName, None] = {}
@@ -58,7 +60,7 @@ class WorkerProcess:
                     make_command(theirs.fileno()),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), *inherit],
                 )
         except BaseException:
             ours.close()

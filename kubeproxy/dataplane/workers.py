@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -81,21 +80,24 @@ class WorkerDataPlane:
         on_end: Callable[[WorkerEnd], None],
         on_crash: Callable[[str, BaseException], None],
         transparent: bool = False,
+        run: str = "",
         owner_name: str = "",
+        inherit: Sequence[int] = (),
         budget: DescriptorBudget | None = None,
     ) -> None:
         """To be made inside a running event loop; the workers start at once.
 
         `on_crash` is told of errors that ought not to be (see `TaskSet`). `transparent`: workers keep the capability
         to dial from clients' addresses, if they have it. `owner_name`: the abstract Unix socket (without the leading
-        NUL) at which they look for another owner when this process is gone; empty: they do not.
+        NUL) at which they look for another owner when this process is gone, and say that they are of this `run`;
+        empty: they do not. `inherit`: descriptors that stay open in every worker as long as it lives.
         """
-        self.run = secrets.token_hex(8)
-        """What tells the workers of this process from others'."""
         self._count = count
         self._on_end = on_end
         self._transparent = transparent
+        self._run = run
         self._owner_name = owner_name
+        self._inherit = tuple(inherit)
         self._budget = budget or DescriptorBudget.of_this_process()
         self._ports = HeldPorts(self._budget)
         self._tune = Tune()
@@ -338,7 +340,7 @@ class WorkerDataPlane:
             started_at = loop.time()
             worker: WorkerProcess | None = None
             try:
-                worker = WorkerProcess(number, partial(self._command, number))
+                worker = WorkerProcess(number, partial(self._command, number), inherit=self._inherit)
                 reason = await self._tend(worker)
             except OSError as error:
                 reason = f"it cannot be started: {error.strerror or error}"
@@ -354,7 +356,7 @@ class WorkerDataPlane:
             pause_s = min(max(PAUSE_FIRST_S, 2 * pause_s), PAUSE_LIMIT_S)
 
     def _command(self, number: int, fd: int) -> list[str]:
-        return command(fd, number=number, transparent=self._transparent, run=self.run, owner_name=self._owner_name)
+        return command(fd, number=number, transparent=self._transparent, run=self._run, owner_name=self._owner_name)
 
     async def _tend(self, worker: WorkerProcess) -> str:
         """A worker's life: tell it everything, and wait for its end; why it ended."""
