@@ -15,14 +15,17 @@ from typing import Any, cast
 import structlog
 import uvloop
 
+from kubeproxy import renewal
 from kubeproxy.announcer import Announcer, Events
 from kubeproxy.config.dump import go_data
 from kubeproxy.config.reload import compare, take_over
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import uses_kubernetes
+from kubeproxy.dataplane.cores import workers_for
 from kubeproxy.dataplane.local import LocalDataPlane
 from kubeproxy.dataplane.transparent import why_not
-from kubeproxy.errors import ConfigError, KubeproxyError
+from kubeproxy.dataplane.workers import WorkerDataPlane, WorkerEnd
+from kubeproxy.errors import ConfigError, KernelError, KubeproxyError
 from kubeproxy.handover import Handover
 from kubeproxy.model import Address, Family, ServiceName
 from kubeproxy.netfilter import conntrack_limits
@@ -42,6 +45,7 @@ from kubeproxy.observability.server import HttpServer
 from kubeproxy.observability.service_health import ServiceHealthServers
 from kubeproxy.observability.views import Picture
 from kubeproxy.onlooker import Onlooker
+from kubeproxy.presence import Presence
 from kubeproxy.process import raise_descriptor_limit, set_oom_score_adj
 from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
@@ -54,7 +58,7 @@ from kubeproxy.sources.kubernetes.recorder import EventRecorder
 from kubeproxy.sources.kubernetes.requests import Requests
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from kubeproxy.sources.manifests.source import ManifestSource
-from kubeproxy.succession import Duties, Succession
+from kubeproxy.succession import OWNER, Duties, Succession
 from kubeproxy.tasks import TaskSet
 from kubeproxy.version import __version__
 from kubeproxy.whereabouts import node_facts, node_of
@@ -98,12 +102,14 @@ class Daemon:
         self._read_configuration = reload
         self._tasks = TaskSet(self._crashed)
         self._reload_wanted = asyncio.Event()
+        self._renewal_wanted = asyncio.Event()
         self._stop_wanted = asyncio.Event()
         self._stop_at_once = asyncio.Event()
         self._taken = asyncio.Event()
         """Set when the rules lead to us."""
         self._superseded = asyncio.Event()
         """Set when they lead to our successor."""
+        self._presence = Presence()
         self._succession = Succession(
             Duties(share=self._share, hold=self._hold, yield_all=self._yield_all), version=__version__
         )
@@ -128,15 +134,18 @@ class Daemon:
         log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._node_name())
         raise_descriptor_limit()
         set_oom_score_adj(configuration.oom_score_adj)
+        self._data_plane = self._make_data_plane()
         netfilter, why = await select(configuration.netfilter_order)
         log.info("packet filter", choice=why)
 
-        self._data_plane = LocalDataPlane()
         await self._data_plane.send([tune(configuration)])
         self._metrics = Metrics(families=self._families)
         self._health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=self._families)
         self._can_preserve = await self._look_whether_addresses_can_be_preserved(netfilter)
         predecessor = await self._succession.begin()
+        if predecessor is None and not self._presence.others():
+            # Whatever rules are there lead to ports that are nobody's, or will be somebody else's.
+            await netfilter.pause()
         self._data_plane.share(predecessor is not None)
         # One that serves meanwhile leaves us time: nothing is taken from it before all is known.
         self._tracker = Tracker(self._source_names(), start_grace_s=math.inf if predecessor else START_GRACE_S)
@@ -153,6 +162,7 @@ class Daemon:
         async with AsyncExitStack() as self._closing:
             self._closing.callback(self._notifier.close)
             self._closing.push_async_callback(netfilter.close)
+            self._closing.callback(self._presence.close)
             self._closing.push_async_callback(self._succession.close)
             self._servers = self._make_servers()
             for server in self._servers:
@@ -167,6 +177,7 @@ class Daemon:
             self._tasks.start(_kept_running("addresses", self._follow_addresses), name="addresses")
             self._tasks.start(_kept_running("reload", self._follow_reloads), name="reload")
             self._tasks.start(_kept_running("status", self._onlooker.run), name="status")
+            self._tasks.start(_kept_running("renewal", self._follow_renewals), name="renewal")
             self._serving_health = self._tasks.start(
                 _kept_running("service health", self._serve_service_health), name="service health"
             )
@@ -189,6 +200,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload_wanted.set)
+        loop.add_signal_handler(signal.SIGUSR2, self._renewal_wanted.set)
+        renewal.listen_again()
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
         if self._stop_wanted.is_set():
@@ -205,6 +218,31 @@ class Daemon:
     def _source_names(self) -> list[str]:
         names = ["manifests"] if self._configuration.kubeproxy.manifests.paths else []
         return [*names, "kubernetes"] if uses_kubernetes(self._configuration, os.environ) else names
+
+    def _make_data_plane(self) -> LocalDataPlane | WorkerDataPlane:
+        own = self._configuration.kubeproxy
+        count = workers_for(own.workers.number)
+        log.info("data plane", workers=count)
+        if count == 0:
+            return LocalDataPlane()
+        return WorkerDataPlane(
+            count,
+            on_end=self._worker_ended,
+            on_crash=self._crashed,
+            transparent=own.preserve_client_address != "never" and not all(map(why_not, self._families)),
+            run=self._presence.run,
+            owner_name=OWNER,
+            inherit=(self._presence.fileno(),),
+        )
+
+    def _worker_ended(self, end: WorkerEnd) -> None:
+        log.error(
+            "a worker has ended; its connections are lost, another takes its place",
+            worker=end.number,
+            pid=end.pid,
+            reason=end.reason,
+            restarts_in_s=end.restarts_in_s,
+        )
 
     def _make_proxier(self, netfilter: Netfilter) -> Proxier:
         configuration = self._configuration
@@ -390,6 +428,28 @@ class Daemon:
         if difference.restart:
             log.warning("changed, but only after a restart", fields=list(difference.restart))
 
+    async def _follow_renewals(self) -> None:
+        while True:
+            await self._renewal_wanted.wait()
+            self._renewal_wanted.clear()
+            await self._renew()
+
+    async def _renew(self) -> None:
+        """Become the code on disk under the same process number, unless that would cost connections."""
+        words = renewal.command()
+        if isinstance(self._data_plane, LocalDataPlane):
+            why: str | None = "without workers every connection would be lost; restart it, or start a successor"
+        elif not self._taken.is_set() or self._superseded.is_set():
+            why = "it is just taking over, or making way"
+        else:
+            why = await renewal.why_not(words)
+        if why is not None:
+            log.error("cannot execute itself anew; goes on as it is", reason=why)
+            return
+        log.info("executes itself anew; the workers go on meanwhile", command=" ".join(words))
+        self._notifier.reloading()
+        renewal.renew(words)
+
     def _picture(self) -> Picture:
         return Picture(
             proxier=self._proxier.snapshot(),
@@ -435,7 +495,11 @@ class Daemon:
         last_s = min(LAST_S, grace_s / 2)
         log.info("draining", open=self._data_plane.open_connections, grace_s=grace_s)
         await self._drain(grace_s - last_s)
-        await self._proxier.stop(cleanup=self._configuration.kubeproxy.cleanup_on_exit)
+        cleanup = self._configuration.kubeproxy.cleanup_on_exit
+        try:
+            await self._proxier.stop(cleanup=cleanup, pause=not cleanup)
+        except KernelError as error:
+            log.error("the packet filter's rules stay as they are", reason=str(error))
         await self._let_go(last_s)
 
     async def _make_way(self) -> None:

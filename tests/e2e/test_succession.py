@@ -3,19 +3,15 @@ another in every way there is."""
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Sequence
 
 import pytest
 
 from tests.e2e import kernel
 from tests.e2e.conftest import ADAPTERS
 from tests.e2e.crowd import Crowd
-from tests.e2e.stage import QUICK, VIP, Stage, until
+from tests.e2e.stage import QUICK, VIP, Stage, silent, until
 from tests.lab import Daemon
-from tests.lab.daemon import HEALTHZ
 
 pytestmark = pytest.mark.netns
 
@@ -63,3 +59,33 @@ def test_takeover(stage: Stage, netfilter: str, workers: str) -> None:
     assert second.get("/livez").status == 200
     assert "cut off" not in first.log()
     stage.await_answers(0, 1, 2)
+
+
+@each_adapter
+def test_stop_and_start(stage: Stage, netfilter: str) -> None:
+    """Without a successor clients wait for the next process instead of being refused."""
+    first = serve(stage, "--shutdown-grace=1s", netfilter=netfilter)
+    with Crowd(stage.client, (VIP, 80), long=0) as far, Crowd(stage.node, (VIP, 80), rate=50, long=0) as near:
+        linger()
+        assert first.terminate() == 0
+        assert silent(stage.client, (VIP, 80))
+        stage.daemon(QUICK, netfilter=netfilter)
+        linger(2.0)
+    for crowd, whence in ((far, "a client"), (near, "the node itself")):
+        unhurt(crowd)
+        crowd.show(f"stop and start, from {whence} ({netfilter})")
+    assert far.report.delays_s
+
+
+@each_adapter
+def test_everything_killed(stage: Stage, netfilter: str) -> None:
+    """No rule of a dead run leads a client to whoever has its port now, and the next start repairs everything."""
+    first = serve(stage, "--workers=0", netfilter=netfilter)
+    port = kernel.redirects(stage.node)[VIP, 80]
+    first.process.kill()
+    first.process.wait()
+    with stage.node.listen(("0.0.0.0", port)):
+        for host in stage.asking:
+            assert silent(host, (VIP, 80)), "the port is somebody else's now"
+        stage.daemon(QUICK, netfilter=netfilter)
+        stage.await_answers(0, 1, 2)
