@@ -140,7 +140,11 @@ _CONSTANTS: dict[str, object] = {
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
+_INTEGER_BEGINS = frozenset("-+0123456789")
 _MERGE = "<<"
+_Scalar = yaml.ScalarEvent
+_MappingEnd = yaml.MappingEndEvent
+_SequenceEnd = yaml.SequenceEndEvent
 
 
 class _Builder:
@@ -176,7 +180,7 @@ class _Builder:
         self._expanded += 1
         before = self._expanded
         value: object
-        if kind is yaml.ScalarEvent:
+        if kind is _Scalar:
             value = _scalar(event)
         else:
             if depth == MAX_DEPTH:
@@ -199,22 +203,34 @@ class _Builder:
         return value
 
     def _sequence(self, depth: int) -> list[object]:
-        values = []
-        while (event := self._next()).__class__ is not yaml.SequenceEndEvent:
-            values.append(self._value(event, depth))
+        following, plain = self._next, 0
+        values: list[object] = []
+        while (event := following()).__class__ is not _SequenceEnd:
+            if event.__class__ is _Scalar and event.anchor is None:
+                plain += 1
+                values.append(_scalar(event))
+            else:
+                values.append(self._value(event, depth))
+        self._count(plain)
         return values
 
     def _mapping(self, depth: int) -> dict[str, object]:
+        following, plain = self._next, 0
         found: dict[str, object] = {}
         merged: dict[str, object] = {}
-        while (event := self._next()).__class__ is not yaml.MappingEndEvent:
-            scalar = event.__class__ is yaml.ScalarEvent
+        while (event := following()).__class__ is not _MappingEnd:
+            scalar = event.__class__ is _Scalar
             key = event.value if scalar else self._value(event, depth)
             if not isinstance(key, str):
                 raise _refusal(event, "a key that is no text")
             if scalar and event.anchor is not None:
                 self._anchors[event.anchor] = key, 1
-            value = self._value(self._next(), depth)
+            said = following()
+            if said.__class__ is _Scalar and said.anchor is None:
+                plain += 1
+                value = _scalar(said)
+            else:
+                value = self._value(said, depth)
             if key == _MERGE and scalar and event.implicit[0]:
                 for part in value if isinstance(value, list) else [value]:
                     if not isinstance(part, dict):
@@ -224,16 +240,23 @@ class _Builder:
                 raise _refusal(event, f"key {key!r} stands there twice")
             else:
                 found[key] = value
+        self._count(plain)
         return merged | found if merged else found
+
+    def _count(self, plain: int) -> None:
+        """Scalars without an anchor, of which most of a manifest consists, are counted together."""
+        self._written += plain
+        self._expanded += plain
 
 
 def _scalar(event: Any) -> object:
     text: str = event.value
-    if event.implicit[0]:
+    plain, quoted = event.implicit
+    if plain:
         if text in _CONSTANTS:
             return _CONSTANTS[text]
-        return int(text) if _INTEGER.fullmatch(text) else text
-    if event.implicit[1] or event.tag in ("!", f"{_TAG}str"):
+        return int(text) if text[0] in _INTEGER_BEGINS and _INTEGER.fullmatch(text) else text
+    if quoted or event.tag in ("!", f"{_TAG}str"):
         return text
     raise _refusal(event, f"tag {event.tag!r} is not taken")
 
