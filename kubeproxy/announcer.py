@@ -18,10 +18,23 @@ class Events:
     said while there is no `recorder`: the log has it in any case."""
 
     def __init__(self) -> None:
-        self.recorder: EventRecorder | None = None
+        self._recorder: EventRecorder | None = None
+        self._node_warnings: list[tuple[str, Reason, str]] = []
+        """Of the time before there was a recorder."""
         self.owner_of: Callable[[ServiceName], str | None] = lambda service: None
         """The source of a Service."""
         self._problems: Mapping[ServiceName, Sequence[str]] = {}
+
+    @property
+    def recorder(self) -> EventRecorder | None:
+        """Who sends them; None: nobody yet, or ever."""
+        return self._recorder
+
+    @recorder.setter
+    def recorder(self, recorder: EventRecorder) -> None:
+        self._recorder, early, self._node_warnings = recorder, self._node_warnings, []
+        for warning in early:
+            self._warn_node(*warning)
 
     def starting(self, node_name: str) -> None:
         """kube-proxy's own words, on the Node."""
@@ -45,9 +58,20 @@ class Events:
                     self._warn(service, Reason.NOT_SERVED, text)
         self._problems = problems
 
+    def health_failed(self, node_name: str, text: str) -> None:
+        """The health server has not got its address. The servers start before anything else, so this may come before
+        there is a recorder, and is told then."""
+        self._warn_node(node_name, Reason.FAILED_HEALTHZ, f"failed to start proxier healthz: {text}")
+
     def health_server_failed(self, service: ServiceName, text: str) -> None:
         """A health check node port could not be had."""
         self._warn(service, Reason.FAILED_SERVICE_HEALTH, text)
+
+    def _warn_node(self, node_name: str, reason: Reason, text: str) -> None:
+        if self.recorder is None:
+            self._node_warnings.append((node_name, reason, text))
+        else:
+            self.recorder.record("Node", "", node_name, uid=node_name, type="Warning", reason=reason, message=text)
 
     def _warn(self, service: ServiceName, reason: Reason, text: str) -> None:
         if self.recorder is not None and self.owner_of(service) == SOURCE:

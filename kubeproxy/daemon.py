@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, cast
 
 import structlog
@@ -36,6 +37,7 @@ from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.select import select
 from kubeproxy.notify import own_notifier
 from kubeproxy.observability import logging
+from kubeproxy.observability.debug import debug_routes
 from kubeproxy.observability.exposition import Exposition
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics import Metrics
@@ -270,7 +272,11 @@ class Daemon:
     def _make_servers(self) -> list[HttpServer]:
         configuration = self._configuration
         exposition = Exposition(self._metrics, data_plane=self._data_plane, picture=self._picture)
-        pages = [*metrics_routes(exposition, self._metrics, self._configz), *self._onlooker.routes()]
+        pages = [
+            *metrics_routes(exposition, self._metrics, self._configz),
+            *self._onlooker.routes(),
+            *debug_routes(enabled=configuration.enable_profiling),
+        ]
         plans = (
             ("health", configuration.healthz_bind_address, health_routes(self._health, self._metrics)),
             ("metrics", configuration.metrics_bind_address, pages),
@@ -283,6 +289,7 @@ class Daemon:
                 routes=routes,
                 setting=f"{'healthz' if name == 'health' else name}BindAddress",
                 hard_fail=configuration.bind_address_hard_fail,
+                on_failure=partial(self._events.health_failed, self._node_name()) if name == "health" else None,
             )
             for name, address, routes in plans
             if address.served
@@ -306,9 +313,9 @@ class Daemon:
                 client=client, sink=self._tracker, node_sink=self._tracker, node_name=self._node_name()
             )
             self._tracker.notify_node(self._on_node)
-            self._events.recorder = EventRecorder(client=client, node_name=self._node_name())
+            recorder = self._events.recorder = EventRecorder(client=client, node_name=self._node_name())
             self._events.starting(self._node_name())
-            self._tasks.start(_kept_running("events", self._events.recorder.run), name="events")
+            self._tasks.start(_kept_running("events", recorder.run), name="events")
             self._tasks.start(_kept_running("kubernetes", self._kubernetes.run), name="kubernetes")
         if (manifests := settings.kubeproxy.manifests).paths:
             self._manifests = ManifestSource(

@@ -380,7 +380,14 @@ class Configuration(Group, frozen=True):
     bind_address_hard_fail: Annotated[
         bool, restart("End if one of these two servers cannot listen.", flag="bind-address-hard-fail")
     ] = False
-    enable_profiling: Annotated[bool, unused("kube-proxy's /debug/pprof.", flag="profiling")] = False
+    enable_profiling: Annotated[
+        bool,
+        restart(
+            "Show at /debug/tasks and /debug/stacks of the metrics server what the process is doing; kube-proxy has"
+            " Go's profiles at /debug/pprof.",
+            flag="profiling",
+        ),
+    ] = False
     show_hidden_metrics_for_version: Annotated[
         str, unused("kube-proxy's hidden metrics.", flag="show-hidden-metrics-for-version")
     ] = ""
