@@ -114,11 +114,9 @@ function showTraffic({ totals, every_s: every }) {
   $("conn-rate").textContent = rates ? rate(rates.connections) : "–";
   spark($("total-trend"), trend ? trend.connections : FLAT, `connections per second, the last ${60 * every} seconds`);
   fill($("traffic"), ...facts([
-    ["now", rates ? `${bytes(rates.bytes_in)}/s in, ${bytes(rates.bytes_out)}/s out` : "–"],
-    ["open", count(traffic.active)],
-    ["accepted", count(traffic.accepted)],
-    ["failed", count(traffic.failed)],
-    ["moved", `${bytes(traffic.bytes_in)} in, ${bytes(traffic.bytes_out)} out`],
+    ["open", count(traffic.active)], ["in", rates ? `${bytes(rates.bytes_in)}/s` : "–"],
+    ["accepted", count(traffic.accepted)], ["out", rates ? `${bytes(rates.bytes_out)}/s` : "–"],
+    ["failed", count(traffic.failed)], ["so far", bytes(traffic.bytes_in + traffic.bytes_out)],
   ]));
 }
 
