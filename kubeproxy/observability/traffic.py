@@ -50,7 +50,11 @@ FAMILIES: Final = (
     Family("kubeproxy_udp_datagrams_dropped_total", "counter", "Datagrams that could not be passed on"),
     Family("kubeproxy_udp_sessions_evicted_total", "counter", "UDP sessions that made room for others"),
     Family("kubeproxy_affinity_entries", "gauge", "Clients that session affinity binds to an endpoint now"),
-    Family("kubeproxy_endpoints_aside", "gauge", "Endpoints that are passed over now, because dialing them failed"),
+    Family(
+        "kubeproxy_endpoints_aside",
+        "gauge",
+        "Endpoints that at least one process passes over now, because dialing them failed",
+    ),
 )
 """In the order of the text. Labels are never a client's or an endpoint's address: what has no bound must not become a
 label."""
