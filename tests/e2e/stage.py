@@ -26,6 +26,8 @@ Object = dict[str, Any]
 TARGET = 8080
 """The port of every backend."""
 VIP = "10.96.0.10"
+TURNS = 8
+"""How often each endpoint ought to have had its turn when we look who answers: every worker takes turns of its own."""
 QUICK = "--iptables-min-sync-period=20ms"
 """Changes follow one another faster than by default, so that the tests do too."""
 
@@ -172,7 +174,7 @@ class Stage:
 
         def answered() -> bool:
             try:
-                seen = ask_often(self.client, address, max(3, 2 * len(pods)), timeout_s=2.0)
+                seen = ask_often(self.client, address, max(3, TURNS * len(pods)), timeout_s=2.0)
             except OSError:
                 return False
             return set(seen) == {f"pod-{pod}" for pod in pods}

@@ -111,11 +111,10 @@ class Daemon:
         return self.host.run([KUBEPROXY, "cleanup"], env=environment(self._directory))
 
     def close(self) -> None:
-        """End it at once, if it runs, and remove its log."""
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            self.process.wait()
+        """End it at once, if it runs, and workers that have outlived it; remove its log."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
