@@ -12,6 +12,14 @@ _NOT_IN_JSON = {"tag:yaml.org,2002:timestamp"}
 """Scalars that PyYAML would make objects of, and Kubernetes leaves text: it reads YAML as another way to write JSON."""
 
 
+MOST_VALUES = 100_000
+"""How many values a document may consist of when its aliases are written out. A whole configuration has 150."""
+
+
+MAX_DEPTH = 50
+"""How deep a document may be nested. A whole configuration is nested four levels deep."""
+
+
 class _Loader(yaml.SafeLoader):
     """The safe loader, which also notes fields that are given twice."""
 
@@ -23,6 +31,16 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.duplicates: list[str] = []
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"nested deeper than {MAX_DEPTH} levels")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -47,7 +65,12 @@ def parse(text: str) -> tuple[Any, list[str]]:
     try:
         loader = _Loader(text)
         try:
-            return loader.get_single_data(), loader.duplicates
+            node = loader.get_single_node()
+            if node is None:
+                return None, []
+            if _size(node, {}) > MOST_VALUES:
+                raise yaml.YAMLError(f"aliases that expand to more than {MOST_VALUES} values")
+            return loader.construct_document(node), loader.duplicates
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
@@ -60,6 +83,22 @@ def parse(text: str) -> tuple[Any, list[str]]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         # So PyYAML reports an explicit tag that its text does not agree with, such as !!bool 3.
         raise ValueError(f"a value that is not of its type ({type(error).__name__}: {_one_line(error)})") from error
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Of how many values a node consists, those behind aliases counted each time. Merging copies them, so this has to
+    be known before anything is made of the nodes."""
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES + 1  # what it counts for in itself: a value that contains itself has no end
+        children = (
+            [child for pair in node.value for child in pair]
+            if isinstance(node, yaml.MappingNode)
+            else node.value
+            if isinstance(node, yaml.SequenceNode)
+            else ()
+        )
+        known[id(node)] = 1 + sum(_size(child, known) for child in children)
+    return known[id(node)]
 
 
 def _one_line(error: Exception) -> str:

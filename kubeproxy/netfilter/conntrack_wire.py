@@ -78,7 +78,8 @@ def delete_request(flow: Flow, sequence: int) -> bytes:
     found = {kind & ~_NESTED: value for kind, value in attributes(flow.record)}
     family = Family.IPV6 if ":" in flow.address else Family.IPV4
     original = _nest(_TUPLE_ORIG, found[_TUPLE_ORIG])
-    return _request(_DELETE, _NLM_F_ACK, family, sequence, original + _attribute(_ID, found[_ID]))
+    identity = _attribute(_ID, found[_ID]) if _ID in found else b""
+    return _request(_DELETE, _NLM_F_ACK, family, sequence, original + identity)
 
 
 def parse_flow(message: Message) -> Flow | None:

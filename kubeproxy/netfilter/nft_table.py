@@ -415,7 +415,10 @@ _decoder = msgspec.json.Decoder(_Listing)
 
 def parse(listing: bytes) -> Table:
     """The table as `nft -j list table` prints it; msgspec.MsgspecError when that is not what nft prints."""
-    items = _decoder.decode(listing).nftables
+    try:
+        items = _decoder.decode(listing).nftables
+    except (UnicodeDecodeError, RecursionError) as error:  # a comment may hold any bytes
+        raise msgspec.DecodeError(str(error)) from error
     sets = {kind.name: kind for item in items if (kind := item.set or item.map) is not None}
     hooks = {chain.name: chain.base for item in items if (chain := item.chain) is not None}
     comments: dict[str, list[str]] = {name: [] for name in hooks}

@@ -94,7 +94,9 @@ class Tracker:
         self._on_change: Callable[[], None] = _nobody
         self._on_node: Callable[[], None] = _nobody
         self.node: Node | None = None
-        """This node, as it was last described; None: unknown, or there is no such node."""
+        """This node, as it was last described; None: unknown, or (`node_known`) there is no such node."""
+        self.node_known = False
+        """Somebody has said whether there is such a node."""
         self.service_changes = Tally()
         self.slice_changes = Tally()
 
@@ -103,15 +105,16 @@ class Tracker:
         self._on_change = on_change
 
     def notify_node(self, on_node: Callable[[], None]) -> None:
-        """Call `on_node` whenever `node` has changed: whoever makes the proxier's `NodeFacts` makes them anew."""
+        """Call `on_node` whenever `node` has changed, and when it becomes known: whoever makes the proxier's `NodeFacts` makes them anew."""
         self._on_node = on_node
 
     # What the sources say.
 
     def set_node(self, node: Node | None) -> None:
         """This node is so described now; None: there is no such node."""
-        if node != self.node:
+        if node != self.node or not self.node_known:
             self.node = node
+            self.node_known = True
             self._on_node()
 
     def replace_services(self, source: str, services: Iterable[Service]) -> None:

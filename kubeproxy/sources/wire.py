@@ -13,6 +13,10 @@ import msgspec
 
 T = TypeVar("T")
 
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what was asked for: not JSON or of other types, not UTF-8, nested deeper
+than the interpreter's stack may grow."""
+
 
 class Wire(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Base of all wire objects. Outside the garbage collector's sight: decoded values hold no cycles, and a hundred
@@ -237,7 +241,12 @@ class Hollow(Wire, frozen=True):
     metadata: ObjectMeta | None = None
 
 
+class StatusCause(Wire, frozen=True):
+    reason: str | None = None
+
+
 class StatusDetails(Wire, frozen=True):
+    causes: list[StatusCause | None] | None = None
     retry_after_seconds: int | None = None
 
 

@@ -55,7 +55,8 @@ class ApiServer:
         """Answer 403 to everything, as before the RBAC rules are loaded."""
         self.requests: list[Request] = []
         self.counts: Counter[str] = Counter()
-        """Requests by "list RESOURCE", "watch RESOURCE", "create events", "patch events", and others by path."""
+        """Requests by "list RESOURCE", "watch RESOURCE", "probe RESOURCE" (a list of one), "create events", "patch
+        events", and others by path."""
         self.watches: list[Watch] = []
         self.keep_requests = True
         self.host = "127.0.0.1"
@@ -129,7 +130,8 @@ class ApiServer:
         watch = query.get("watch") in ("true", "1")
         kind = next((kind for kind in KINDS.values() if kind.path == request.path), None)
         writing = verb_of(request.method, request.path)
-        reading = f"{'watch' if watch else 'list'} {kind.resource}" if kind else request.path
+        asks = "watch" if watch else "probe" if query.get("limit") == "1" else "list"
+        reading = f"{asks} {kind.resource}" if kind else request.path
         self.counts[f"{writing} events" if writing else reading] += 1
         if self.keep_requests:
             self.requests.append(Request(request.path, query, dict(request.headers)))

@@ -215,7 +215,7 @@ def test_double_fields_in_json_are_warned_of(tmp_path: Path) -> None:
         ("apiVersion: v1\nkind: Service", ['apiVersion: found "v1"', 'kind: found "Service"']),
         ("a: [", [NEITHER + " (line 1: expected the node content, but found '<stream end>')"]),
         ("a: !!bool 3", [NEITHER + " (a value that is not of its type (KeyError: '3'))"]),
-        ("[" * 5000, [NEITHER + " (nested too deeply)"]),
+        ("[" * 5000, [NEITHER + " (nested deeper than 50 levels)"]),
         ("a: 1\n---\nb: 2\n", [NEITHER + " (line 2: but found another document)"]),
     ],
 )  # fmt: skip

@@ -18,6 +18,9 @@ PLUGIN_S = 60.0
 """An exec plugin's run, and whatever else reading credentials takes."""
 RENEW_S = 60.0
 """How often credentials that work are read anew (client-go: token files every minute)."""
+FORCED_FILES_S = 1.0
+FORCED_PLUGIN_S = 10.0
+"""The shortest time between two renewals forced by a 401: files are soon read, but a plugin is a program to run."""
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -44,6 +47,8 @@ class Access:
         self._client = client
         self._kube_config = kube_config
         self._in_cluster = in_cluster
+        self.forced_renewal_s = FORCED_FILES_S
+        """The shortest time between two renewals of refused credentials, in seconds."""
 
     @classmethod
     def load(cls, settings: ClientSettings) -> Self:
@@ -94,7 +99,9 @@ class Access:
             raise ConfigError(f"--kubeconfig {path}: {type(error).__name__}: {error}") from error
         if "://" not in configuration.host:
             raise ConfigError(f"--kubeconfig {path}: server is {configuration.host!r}, not an http or https URL")
-        configuration.refresh_api_key_hook = _Renewal(loader)
+        renewal = _Renewal(loader)
+        self.forced_renewal_s = FORCED_PLUGIN_S if renewal.runs_program else FORCED_FILES_S
+        configuration.refresh_api_key_hook = renewal
         return configuration
 
 
@@ -106,6 +113,7 @@ class _Renewal:
         self._loader = loader
         self._at = asyncio.get_running_loop().time()
         user = loader._user  # the library's own refresh_token looks there too; there is no public name
+        self.runs_program = user is not None and ("exec" in user or "auth-provider" in user)
         self._lasting = user is None or ("exec" in user and not hasattr(loader, "exec_plugin_expiry"))
 
     async def __call__(self, configuration: Any) -> None:

@@ -6,10 +6,11 @@ from random import Random
 
 
 class Backoff:
-    """Decorrelated jitter: each delay is drawn between `base_s` and three times the one before, at most `cap_s`.
+    """Decorrelated jitter: each delay is drawn between `base_s` and three times the one before, or `cap_s`.
 
-    A thousand nodes that lost the same server at the same instant so drift apart from the first delay on. The cap is
-    low because what it bounds is how long a node stays behind after the server is back.
+    A thousand nodes that lost the same server at the same instant so drift apart from the first delay on. The draw is
+    what is bounded, not its result: most results would be the cap itself, and the nodes would meet again there. The
+    cap is low because what it bounds is how long a node stays behind after the server is back.
     """
 
     def __init__(self, *, base_s: float, cap_s: float, random: Random) -> None:
@@ -20,7 +21,7 @@ class Backoff:
 
     def next(self) -> float:
         """The delay before the next try, in seconds."""
-        self._last_s = min(self._cap_s, self._random.uniform(self._base_s, 3 * self._last_s))
+        self._last_s = self._random.uniform(self._base_s, min(self._cap_s, 3 * self._last_s))
         return self._last_s
 
     def reset(self) -> None:

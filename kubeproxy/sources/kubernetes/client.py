@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from time import monotonic, time
 from typing import Self
 from urllib.parse import urlsplit
@@ -18,7 +17,7 @@ from kubeproxy.errors import ConfigError
 from kubeproxy.sources.kubernetes.access import PLUGIN_S, Access, ClientSettings
 from kubeproxy.sources.kubernetes.backoff import TokenBucket
 from kubeproxy.sources.kubernetes.errors import ApiError, Garbage, Unauthorized, Unreachable
-from kubeproxy.sources.kubernetes.events import LineSplitter, error_of, excerpt, parse_status
+from kubeproxy.sources.kubernetes.events import LineSplitter, error_of, excerpt, parse_status, retry_after
 from kubeproxy.sources.kubernetes.link import Link, explained, read, read_beginning
 from kubeproxy.sources.kubernetes.requests import Requests
 
@@ -26,10 +25,9 @@ log = structlog.get_logger(__name__)
 
 ANSWER_S = 75.0
 """A whole answer. The server gives up after 60 s; its priority and fairness may first hold a request for 15 s."""
-FORCED_RENEW_S = 10.0
-"""The shortest time between two renewals forced by a 401, so that a plugin is not run by the second."""
-MAX_ANSWER_BYTES = 128 << 20
-"""The longest body taken: three times the slices of 10,000 Services with 10 endpoints each."""
+MAX_ANSWER_BYTES = 64 << 20
+"""The longest body taken: half as much again as the slices of 10,000 Services with 10 endpoints each. A list that is
+longer in one piece is then asked for page by page."""
 _MAX_ERROR_BYTES = 64 << 10
 
 
@@ -77,12 +75,14 @@ class Client:
 
     async def get_json(
         self, path: str, query: Mapping[str, str] | None = None, *, max_bytes: int = MAX_ANSWER_BYTES
-    ) -> bytes:
+    ) -> bytearray:
         """The body of a JSON answer; an `ApiError` for anything else."""
         async with self._answer(_Request(path=path, query=query or {}, total_s=ANSWER_S)) as response:
             return await read(response, max_bytes=max_bytes)
 
-    async def send_json(self, method: str, path: str, body: bytes, *, content_type: str = "application/json") -> bytes:
+    async def send_json(
+        self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
+    ) -> bytearray:
         """Write something (POST, PATCH); the body of the answer. An `ApiError` where it was not taken: after an
         `Unreachable` it may have been all the same."""
         request = _Request(method=method, path=path, body=body, content_type=content_type, total_s=ANSWER_S)
@@ -171,7 +171,7 @@ class Client:
             if self._link is not stale:
                 return True
             now = asyncio.get_running_loop().time()
-            if now - self._renewed_at < FORCED_RENEW_S:
+            if now - self._renewed_at < self._access.forced_renewal_s:
                 return False
             self._renewed_at = now
             try:
@@ -204,7 +204,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         raise Unreachable(f"{response.url}: the stream ended within a line: {excerpt(rest)}", cause="half line")
 
 
-def _refusal(response: aiohttp.ClientResponse, body: bytes, *, where: str) -> ApiError:
+def _refusal(response: aiohttp.ClientResponse, body: bytearray, *, where: str) -> ApiError:
     if response.status in (200, 201):
         return Garbage(
             f"{where} answered {response.content_type} where JSON was expected; is this an API server? It said: "
@@ -214,17 +214,5 @@ def _refusal(response: aiohttp.ClientResponse, body: bytes, *, where: str) -> Ap
         )
     location = response.headers.get("Location")
     seen = f"{where} answered" + (f" (a redirect to {location})" if location else "")
-    retry_after_s = _retry_after(response.headers.get("Retry-After"), time())
+    retry_after_s = retry_after(response.headers.get("Retry-After"), time())
     return error_of(parse_status(body), code=response.status, seen=seen, retry_after_s=retry_after_s)
-
-
-def _retry_after(value: str | None, now: float) -> float | None:
-    """Seconds from a Retry-After header: a number, or an HTTP date (RFC 9110, 10.2.3)."""
-    if value is None:
-        return None
-    if value.strip().isdigit():
-        return float(value)
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
-    except ValueError:
-        return None

@@ -67,6 +67,10 @@ class Contact:
         else:
             log.info("API server still away, for another reason", **fields)
 
+    def listed(self) -> None:
+        """Something is known from now on: whatever fails later, there is something to serve on with."""
+        self._ever = True
+
     def found(self, resource: str) -> None:
         """A resource is in step with the server."""
         self._ever = True

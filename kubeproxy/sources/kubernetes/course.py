@@ -7,6 +7,7 @@ from random import Random
 
 from kubeproxy.sources.kubernetes.backoff import Backoff
 from kubeproxy.sources.kubernetes.errors import (
+    Ahead,
     ApiError,
     Expired,
     Forbidden,
@@ -30,8 +31,9 @@ class Pace:
     """How much longer than timeoutSeconds a watch may be silent before it is taken for dead."""
     settle_s: float = 1.0
     """A watch without events counts as a success after this time: the server may still say ERROR at once."""
-    retry_s: tuple[float, float] = (0.2, 4.0)
-    """Backoff: shortest delay, longest delay. The longest bounds how late a returning server is noticed."""
+    retry_s: tuple[float, float] = (0.2, 3.0)
+    """Backoff: shortest delay, longest delay. The longest, and what is left of an attempt under way, bound how late a
+    returning server is noticed."""
     retry_after_s: float = 30.0
     """A Retry-After is honoured up to this."""
     relist_s: float = 2.0
@@ -40,8 +42,8 @@ class Pace:
     """A list with all its pages."""
     page: int = 500
     """Objects per page (client-go's)."""
-    batch: int = 64
-    """Objects or events handled before others in the event loop get their turn."""
+    slice_s: float = 0.001
+    """How long objects and events are handled before others in the event loop get their turn."""
 
 
 class Course:
@@ -57,6 +59,9 @@ class Course:
         """The resourceVersion seen last; a watch goes on behind it. Empty before the first list."""
         self.must_list = True
         """A list comes next, not a watch."""
+        self.doubtful = False
+        """The server went away since `version` was seen. It may come back with storage restored from a backup, that is
+        with older versions; a watch from one of the future is not refused, but silent until that one is reached."""
 
     def list_query(self) -> dict[str, str]:
         """How to ask for the list.
@@ -76,6 +81,15 @@ class Course:
         """How to ask for the page after the one that carried `token`."""
         return {"limit": str(self._pace.page), "continue": token}
 
+    def probe_query(self) -> dict[str, str]:
+        """How to ask, when `doubtful`, whether the server knows `version`: by one object from its cache. A server that
+        does not answers 504 (`Ahead`) after three seconds."""
+        return {"resourceVersion": self.version, "resourceVersionMatch": "NotOlderThan", "limit": "1"}
+
+    def known(self) -> None:
+        """The server knows `version`."""
+        self.doubtful = False
+
     def watch_query(self) -> tuple[dict[str, str], float]:
         """How to watch on from here, and how long the stream may be silent, in seconds."""
         timeout_s = max(1, round(self._random.uniform(*self._pace.watch_s)))
@@ -91,7 +105,15 @@ class Course:
         """A whole list arrived."""
         self.version = version
         self.must_list = False
+        self.doubtful = False
         self._from_storage = False
+
+    def seen(self, version: str) -> None:
+        """An event or bookmark of that version arrived. `Garbage` when it is older than what was seen before: then it
+        comes from a server that does not know what we know, and its objects may be older than ours."""
+        if _is_older(version, self.version):
+            raise Garbage(f"an event of version {version} after one of version {self.version}", cause="back in time")
+        self.version = version
 
     def settled(self) -> None:
         """A watch works."""
@@ -101,7 +123,9 @@ class Course:
     def list_failed(self, error: ApiError) -> float:
         """The delay before the next try, in seconds. Where the cache cannot give a list storage may, and the other way
         round; who could not be reached, or has no time for us, is asked again for the same."""
-        if not isinstance(error, Unreachable | Overloaded | Unauthorized | Forbidden):
+        if isinstance(error, Ahead):
+            self._from_storage = True
+        elif not isinstance(error, Unreachable | Overloaded | Unauthorized | Forbidden):
             self._from_storage = not self._from_storage
         return self._delay(error)
 
@@ -112,10 +136,13 @@ class Course:
             case Expired():
                 self.must_list = True
                 return max(delay_s, self._random.uniform(0, self._pace.relist_s))
+            case Ahead():
+                self.must_list = self._from_storage = True
+                return max(delay_s, self._random.uniform(0, self._pace.relist_s))
             case Garbage():
                 self.must_list = True
             case Unreachable() | Overloaded() | Unauthorized() | Forbidden():
-                pass
+                self.doubtful = True
             case _:
                 self._refusals += 1
                 self.must_list = error.status == 404 or self._refusals >= MAX_REFUSALS
@@ -126,3 +153,9 @@ class Course:
         if error.retry_after_s is None:
             return delay_s
         return max(delay_s, min(error.retry_after_s, self._pace.retry_after_s) + self._random.uniform(0, delay_s))
+
+
+def _is_older(version: str, known: str) -> bool:
+    """By number where both are numbers, as they are in every server so far; others cannot be compared."""
+    numbers = version.isascii() and version.isdecimal() and known.isascii() and known.isdecimal()
+    return numbers and int(version) < int(known)

@@ -5,7 +5,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kubeproxy.errors import ClusterError
+
+CAUSES: Final = frozenset(
+    {
+        *("refused", "no route", "name", "timeout", "tls", "reset", "cut", "no response", "not HTTP", "half line"),
+        *("unauthorized", "forbidden", "expired", "ahead", "too many requests", "unavailable"),
+        *("not JSON", "garbage", "wrong kind", "back in time", "endless line", "endless answer", "endless list"),
+        *("short watch", "internal", "status unknown"),
+        *(f"status {code}" for code in range(100, 600)),
+    }
+)
+"""Every cause there is: who counts by it holds a bounded number of counters, whatever a server says."""
 
 
 class ApiError(ClusterError):
@@ -50,6 +63,10 @@ class Expired(ApiError):
         super().__init__(message, cause="expired", status=status, reason=reason)
         self.token = token
         """A continue token that goes on from the same key at the newest resourceVersion; empty: none was offered."""
+
+
+class Ahead(ApiError):
+    """504: the server has not come to this resourceVersion yet. It lags, or its storage was restored from a backup."""
 
 
 class Overloaded(ApiError):

@@ -107,7 +107,7 @@ class Link:
         await self._session.close()
 
 
-async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytes:
+async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
     """A whole body; `Garbage` when it is longer than `max_bytes`."""
     body = await read_beginning(response, max_bytes=max_bytes + 1)
     if len(body) > max_bytes:
@@ -115,15 +115,13 @@ async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytes:
     return body
 
 
-async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytes:
-    """A body, or its first `max_bytes`."""
-    pieces: list[bytes] = []
-    room = max_bytes
+async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
+    """A body, or its first `max_bytes`. It grows in place: pieces that are joined at the end would be there twice."""
+    body = bytearray()
     with explained(str(response.url)):
-        while room > 0 and (data := await response.content.readany()):
-            pieces.append(data[:room])
-            room -= len(data)
-    return b"".join(pieces)
+        while len(body) < max_bytes and (data := await response.content.readany()):
+            body += data[: max_bytes - len(body)]
+    return body
 
 
 @contextmanager

@@ -24,15 +24,18 @@ from kubeproxy.sources.kubernetes.client import MAX_ANSWER_BYTES, Client
 from kubeproxy.sources.kubernetes.contact import Contact
 from kubeproxy.sources.kubernetes.course import Course, Pace
 from kubeproxy.sources.kubernetes.errors import ApiError, Garbage, Unreachable
-from kubeproxy.sources.kubernetes.events import Event, EventType, identity, parse_event, parse_page
+from kubeproxy.sources.kubernetes.events import MAX_LINE_BYTES, Event, EventType, identity, parse_event, parse_page
 from kubeproxy.sources.kubernetes.faults import Faults
 from kubeproxy.sources.kubernetes.resource import SOURCE, Resource
+from kubeproxy.sources.kubernetes.turns import Turns
 from kubeproxy.sources.translate import Fault
 
 log = structlog.get_logger(__name__)
 
 MAX_LIST_BYTES = 4 * MAX_ANSWER_BYTES
 """All pages of one list together."""
+MAX_OBJECTS = 200_000
+"""All objects of one list: ten times what Kubernetes is tested with (10,000 Services with 10 pods each)."""
 
 
 class Phase(StrEnum):
@@ -97,6 +100,7 @@ class Reflector:
         self._pace = pace
         self._course = Course(pace=pace, random=random)
         self._faults = Faults(name)
+        self._turns = Turns(pace.slice_s)
         self._tally = _Tally()
         self._resource: Resource[Any] | None = None
         self._phase = Phase.LISTING
@@ -176,6 +180,7 @@ class Reflector:
             ) from error
         resource.replace(found)
         self._course.listed(version)
+        self._contact.listed()
         self._tally.lists += 1
         self._tally.last_list = time()
         log.info("listed", source=SOURCE, resource=resource.name, served=len(found), resource_version=version)
@@ -187,16 +192,20 @@ class Reflector:
         names: set[str] = set()
         tokens: set[str] = set()
         query = self._course.list_query()
-        size = 0
+        size = count = 0
         while True:
-            body = await self._client.get_json(resource.path, {**resource.query, **query})
+            body = await self._client.get_json(resource.path, {**resource.query, **query}, max_bytes=resource.max_bytes)
             size += len(body)
             page = parse_page(body)
             del body
-            for number, raw in enumerate(page.items, 1):
+            if page.kind != f"{resource.kind}List":
+                raise Garbage(f"{page.kind} where a list of {resource.name} was asked for", cause="wrong kind")
+            count += len(page.items)
+            if count > MAX_OBJECTS:
+                raise Garbage(f"a list of more than {MAX_OBJECTS} {resource.name}", cause="endless list")
+            for raw in page.items:
                 found.extend(self._translate(resource, identity(raw), raw, names) or ())
-                if number % self._pace.batch == 0:
-                    await asyncio.sleep(0)
+                await self._turns.offer()
             if not page.token:
                 self._faults.keep(names)
                 return found, page.resource_version
@@ -208,6 +217,10 @@ class Reflector:
     # Watching
 
     async def _watch(self, resource: Resource[Any]) -> None:
+        if self._course.doubtful:
+            probe = {**resource.query, **self._course.probe_query()}
+            await self._client.get_json(resource.path, probe, max_bytes=MAX_LINE_BYTES)
+            self._course.known()
         query, silence_s = self._course.watch_query()
         self._tally.watches += 1
         loop = asyncio.get_running_loop()
@@ -221,8 +234,7 @@ class Reflector:
                     seen += 1
                     if seen == 1:
                         self._settled()
-                    if seen % self._pace.batch == 0:
-                        await asyncio.sleep(0)
+                    await self._turns.offer()
             finally:
                 settling.cancel()
         if not seen and loop.time() - begun < self._pace.settle_s:
@@ -230,6 +242,9 @@ class Reflector:
             raise Unreachable(f"{where}: the watch ended at once, without an event", cause="short watch")
 
     def _apply(self, resource: Resource[Any], event: Event) -> None:
+        if event.kind != resource.kind:
+            raise Garbage(f"a {event.kind or 'nameless kind'} among the {resource.name}", cause="wrong kind")
+        self._course.seen(event.resource_version)
         if event.type is EventType.DELETED:
             self._faults.note(_name(event.metadata), ())
             resource.remove(event.metadata)
@@ -251,7 +266,7 @@ class Reflector:
             names.add(name)
         try:
             found, faults = resource.translate(raw)
-        except msgspec.DecodeError as error:
+        except wire.UNDECODABLE as error:
             self._faults.note(name, [Fault("object", f"not of the shape that the API gives it: {error}")])
             return None
         self._faults.note(name, faults)

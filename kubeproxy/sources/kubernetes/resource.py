@@ -10,6 +10,7 @@ import msgspec
 
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.sources import translate, wire
+from kubeproxy.sources.kubernetes.client import MAX_ANSWER_BYTES
 from kubeproxy.sources.sink import NodeSink, Sink, SourceName
 from kubeproxy.sources.translate import Fault
 
@@ -27,8 +28,11 @@ class Resource(ABC, Generic[T]):
     """A kind of object, on its way from JSON to the sink. `T` is what the sink is told."""
 
     name: str
+    kind: str
     path: str
     query: Mapping[str, str]
+    max_bytes: int = MAX_ANSWER_BYTES
+    """The longest list taken in one piece."""
 
     @abstractmethod
     def translate(self, raw: msgspec.Raw) -> tuple[list[T], list[Fault]]:
@@ -51,6 +55,7 @@ class Services(Resource[Service]):
     """v1 Services."""
 
     name = "services"
+    kind = "Service"
     path = "/api/v1/services"
     query: Mapping[str, str] = {"labelSelector": SELECTOR}
 
@@ -79,6 +84,7 @@ class Slices(Resource[EndpointSlice]):
     """discovery.k8s.io/v1 EndpointSlices."""
 
     name = "endpointslices"
+    kind = "EndpointSlice"
     path = "/apis/discovery.k8s.io/v1/endpointslices"
     query: Mapping[str, str] = {"labelSelector": SELECTOR}
 
@@ -108,6 +114,7 @@ class Endpoints(Resource[EndpointSlice]):
     remembered by name: a change may leave fewer than there were."""
 
     name = "endpoints"
+    kind = "Endpoints"
     path = "/api/v1/endpoints"
     query: Mapping[str, str] = {"labelSelector": SELECTOR}
 
@@ -147,8 +154,10 @@ class OwnNode(Resource[Node]):
     and go; kube-proxy's role allows all three."""
 
     name = "nodes"
+    kind = "Node"
     path = "/api/v1/nodes"
     query: Mapping[str, str]
+    max_bytes = 4 << 20
 
     def __init__(self, sink: NodeSink, node_name: str) -> None:
         self._sink = sink

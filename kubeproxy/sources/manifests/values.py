@@ -101,6 +101,11 @@ def is_json(text: bytes) -> bool:
 def parse(text: bytes, line: int) -> list[Value]:
     """One document's value; several where YAML's end mark divides it further. `line` is the number of its first line.
     Raises SyntaxFault."""
+    try:
+        decoded = text.decode()
+    except UnicodeDecodeError as error:
+        at = line + text.count(b"\n", 0, error.start)
+        raise SyntaxFault(at, f"byte {text[error.start]:#04x} is not UTF-8") from None
     if is_json(text):
         try:
             msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -108,10 +113,7 @@ def parse(text: bytes, line: int) -> list[Value]:
         except (msgspec.MsgspecError, RecursionError):
             pass  # YAML has mappings in braces too, and tells the line of what is wrong
     try:
-        return [YamlValue(value) for value in _load_yaml(text.decode())]
-    except UnicodeDecodeError as error:
-        at = line + text.count(b"\n", 0, error.start)
-        raise SyntaxFault(at, f"byte {text[error.start]:#04x} is not UTF-8") from None
+        return [YamlValue(value) for value in _load_yaml(decoded)]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = error.problem or error.context or "not YAML"

@@ -23,6 +23,8 @@ SUBDOMAIN_RULE = (
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _CANONICAL_IPV4 = re.compile(rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}")
 _SHOWN = 80
+MOST_FAULTS = 20
+"""Faults of one object that are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,24 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
+
+
+class FaultList(list[Fault]):
+    """The faults of one object as they are found: the first `MOST_FAULTS`, and how many more there are. An object of a
+    million faulty ports is one mistake of somebody's, to be told in a few lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._more = 0
+
+    def append(self, fault: Fault) -> None:
+        """One more."""
+        if len(self) < MOST_FAULTS:
+            super().append(fault)
+            return
+        self._more += 1
+        unsupported = fault.unsupported and (self._more == 1 or self[-1].unsupported)
+        self[MOST_FAULTS:] = [Fault("object", f"and {self._more} more faults", unsupported=unsupported)]
 
 
 def foreign(labels: wire.Labels) -> bool:

@@ -9,6 +9,7 @@ from kubeproxy.sources.translate.checks import (
     SUBDOMAIN,
     SUBDOMAIN_RULE,
     Fault,
+    FaultList,
     address_in,
     indexed,
     reserved,
@@ -24,7 +25,7 @@ _TYPES = ("InternalIP", "ExternalIP")
 
 def node(raw: wire.Node) -> tuple[Node | None, list[Fault]]:
     """A Node as the model has it; None and a fault where it has no name that a Node can have."""
-    faults: list[Fault] = []
+    faults: list[Fault] = FaultList()
     meta = raw.metadata or wire.ObjectMeta()
     name = meta.name or ""
     addresses = _addresses(raw.status or wire.NodeStatus(), faults)

@@ -19,6 +19,7 @@ from kubeproxy.sources import wire
 from kubeproxy.sources.translate.checks import (
     LABEL,
     Fault,
+    FaultList,
     address_in,
     allowed,
     indexed,
@@ -43,7 +44,7 @@ _CIDR = re.compile(r"[0-9A-Fa-f.:]+/[0-9]{1,3}")
 def service(raw: wire.Service) -> tuple[Service | None, list[Fault]]:
     """A Service as the model has it. None without faults: not ours to serve (headless, ExternalName, another proxy's);
     None with faults: nothing in it could be served."""
-    faults: list[Fault] = []
+    faults: list[Fault] = FaultList()
     meta = raw.metadata or wire.ObjectMeta()
     spec = raw.spec or wire.ServiceSpec()
     if (meta.labels is not None and meta.labels.service_proxy_name is not None) or spec.type == "ExternalName":

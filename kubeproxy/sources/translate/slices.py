@@ -21,6 +21,7 @@ from kubeproxy.sources.translate.checks import (
     MAX_SUBDOMAIN,
     SUBDOMAIN,
     Fault,
+    FaultList,
     address_in,
     allowed,
     foreign,
@@ -38,7 +39,7 @@ def endpoint_slice(raw: wire.EndpointSlice) -> tuple[EndpointSlice | None, list[
     """A slice as the model has it. None without faults: it belongs to no Service of ours (no service-name label,
     headless, another proxy's) or holds names instead of addresses (FQDN); None with faults: nothing in it could be
     served."""
-    faults: list[Fault] = []
+    faults: list[Fault] = FaultList()
     meta = raw.metadata or wire.ObjectMeta()
     labels = meta.labels
     if labels is None or not labels.service_name or foreign(labels) or raw.address_type == "FQDN":
@@ -71,7 +72,7 @@ def endpoint_slice(raw: wire.EndpointSlice) -> tuple[EndpointSlice | None, list[
 def endpoints(raw: wire.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]:
     """A legacy Endpoints object as slices, one per subset and family, named ``NAME/SUBSET/FAMILY``: a name that no API
     object can have. Empty for those of headless Services and of another proxy's."""
-    faults: list[Fault] = []
+    faults: list[Fault] = FaultList()
     meta = raw.metadata or wire.ObjectMeta()
     if meta.labels is not None and foreign(meta.labels):
         return [], faults

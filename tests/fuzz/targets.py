@@ -1,0 +1,295 @@
+"""The decoders, each with what it may raise and what must hold of what it accepts. A target takes any bytes, and
+returns or raises AssertionError; whatever else escapes from it is a finding."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from kubeproxy.config import flags
+from kubeproxy.config.dump import dump, go_data
+from kubeproxy.config.load import load
+from kubeproxy.config.reload import compare
+from kubeproxy.dataplane import wire as channel
+from kubeproxy.errors import ConfigError
+from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
+from kubeproxy.netfilter import conntrack_wire, nft_table
+from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.sources import wire
+from kubeproxy.sources.kubernetes.errors import CAUSES, ApiError, Garbage
+from kubeproxy.sources.kubernetes.events import (
+    EventType,
+    LineSplitter,
+    error_of,
+    identity,
+    parse_event,
+    parse_page,
+    parse_status,
+    retry_after,
+)
+from kubeproxy.sources.kubernetes.resource import Endpoints, OwnNode, Resource, Services, Slices
+from kubeproxy.sources.manifests.documents import Namespaces, read
+from kubeproxy.sources.manifests.inventory import Inventory
+from kubeproxy.sources.sink import SourceName
+from tests.fuzz.invariants import canonical, check_node, check_service, check_slice, port, resolvable
+
+Target = Callable[[bytes], None]
+LONGEST_MESSAGE: Final = 2000
+"""What is said of bad input is meant for people: no message may repeat the input at length."""
+
+
+@dataclass
+class Checking:
+    """A sink that believes nothing."""
+
+    services: dict[ServiceName, Service] = field(default_factory=dict)
+    slices: dict[SliceName, EndpointSlice] = field(default_factory=dict)
+
+    def replace_services(self, source: SourceName, services: Iterable[Service]) -> None:
+        self.services.clear()
+        for service in services:
+            self.put_service(source, service)
+
+    def put_service(self, source: SourceName, service: Service) -> None:
+        check_service(service)
+        self.services[service.name] = service
+
+    def remove_service(self, source: SourceName, name: ServiceName) -> None:
+        self.services.pop(name, None)
+
+    def replace_slices(self, source: SourceName, slices: Iterable[EndpointSlice]) -> None:
+        self.slices.clear()
+        for endpoint_slice in slices:
+            self.put_slice(source, endpoint_slice)
+
+    def put_slice(self, source: SourceName, endpoint_slice: EndpointSlice) -> None:
+        check_slice(endpoint_slice)
+        self.slices[endpoint_slice.name] = endpoint_slice
+
+    def remove_slice(self, source: SourceName, name: SliceName) -> None:
+        self.slices.pop(name, None)
+
+    def set_node(self, node: Node | None) -> None:
+        if node is not None:
+            check_node(node)
+
+    def resolve(self) -> None:
+        """What came can be served, whosever endpoints it gets."""
+        for service in self.services.values():
+            resolvable(service, self.slices.values())
+
+
+def _resources(sink: Checking) -> tuple[Resource[Any], ...]:
+    return (Services(sink), Slices(sink), Endpoints(sink), OwnNode(sink, "node-a"))
+
+
+def _said(error: Exception) -> None:
+    assert str(error), "an error without a word"
+    assert len(str(error)) <= LONGEST_MESSAGE, "an error as long as its input"
+
+
+def watch(data: bytes) -> None:
+    """The stream of a watch, in pieces whose length its first byte tells: `Garbage` or an event that makes sense."""
+    step, stream = (data[0] or 256, data[1:]) if data else (1, b"")
+    splitter = LineSplitter(max_line_bytes=1 << 16)
+    sink = Checking()
+    resources = _resources(sink)
+    lines: list[bytes] = []
+    try:
+        for start in range(0, len(stream), step):
+            lines += splitter.feed(stream[start : start + step])
+    except Garbage as error:
+        _said(error)
+    for line in lines:
+        try:
+            event = parse_event(line)
+        except ApiError as error:
+            _refused(error)
+            continue
+        assert 0 < len(event.resource_version) <= 128
+        for resource in resources:
+            if event.type is EventType.DELETED:
+                resource.remove(event.metadata)
+            elif event.type is not EventType.BOOKMARK:
+                with contextlib.suppress(*wire.UNDECODABLE):
+                    found, faults = resource.translate(event.object)
+                    _check_faults(faults)
+                    resource.put(event.metadata, found)
+    sink.resolve()
+
+
+def pages(data: bytes) -> None:
+    """A page of a list: `Garbage`, or items that are each translated or refused."""
+    try:
+        page = parse_page(data)
+    except Garbage as error:
+        _said(error)
+        return
+    sink = Checking()
+    for resource in _resources(sink):
+        found: list[Any] = []
+        for raw in page.items:
+            identity(raw)
+            with contextlib.suppress(*wire.UNDECODABLE):
+                meant, faults = resource.translate(raw)
+                _check_faults(faults)
+                found += meant
+        resource.replace(found)
+    sink.resolve()
+
+
+def refusals(data: bytes) -> None:
+    """What comes instead of an answer: a header Retry-After on the first line, the body of a refusal after it."""
+    header, _, body = data.partition(b"\n")
+    wait_s = retry_after(header.decode("latin-1"), 1.7e9)
+    assert wait_s is None or wait_s >= 0
+    for code in (400, 401, 403, 410, 429, 500, 503):
+        error = error_of(parse_status(body), code=code, seen="answered", retry_after_s=wait_s)
+        _refused(error)
+
+
+def _refused(error: ApiError) -> None:
+    _said(error)
+    assert error.cause in CAUSES, error.cause
+
+
+def _check_faults(faults: Iterable[Any]) -> None:
+    found = [str(fault) for fault in faults]
+    assert len(found) <= 30, "as many faults as the object has parts"
+    assert all(len(text) <= LONGEST_MESSAGE for text in found)
+
+
+def manifests(data: bytes) -> None:
+    """A manifest: never an exception, and read again it says the same."""
+    namespaces = Namespaces()
+    reading = read(data, namespaces)
+    services: dict[ServiceName, Service] = {}
+    slices: list[EndpointSlice] = []
+    for _, entry in reading.entries:
+        assert entry.name is not None or entry.skipped or entry.faults
+        assert len(entry.skipped) <= LONGEST_MESSAGE
+        _check_faults(entry.faults)
+        if entry.service is not None:
+            check_service(entry.service)
+            services[entry.service.name] = entry.service
+        for endpoint_slice in entry.slices:
+            check_slice(endpoint_slice)
+            slices.append(endpoint_slice)
+    for service in services.values():
+        resolvable(service, slices)
+    assert read(data, namespaces, reading).entries == reading.entries
+    inventory = Inventory()
+    inventory.update({"it": reading})
+    assert all(len(str(trouble)) <= 2 * LONGEST_MESSAGE for trouble in inventory.troubles())
+    inventory.update({"it": read(data, namespaces, reading)})
+    assert not len(inventory.update({"it": None})) or services or slices
+    assert not list(inventory.services())
+
+
+def configuration(data: bytes) -> None:
+    """A configuration file: `ConfigError`, or a configuration that survives being written and read."""
+    _load_config({}, data)
+
+
+def _load_config(given: Mapping[str, list[str]], data: bytes) -> None:
+    try:
+        with _in_memory(data) as path:
+            loaded = load({**given, "config": [path]}).configuration
+    except ConfigError as error:
+        _faulty(error)
+        return
+    with _in_memory(dump(loaded).encode()) as path:
+        again = load({"config": [path]}).configuration
+    assert again == loaded
+    assert compare(loaded, again).live == compare(loaded, again).restart == ()
+    go_data(loaded)
+
+
+def _faulty(error: ConfigError) -> None:
+    assert error.faults
+    assert all(fault and len(fault) <= LONGEST_MESSAGE for fault in error.faults)
+
+
+@contextlib.contextmanager
+def _in_memory(data: bytes) -> Any:
+    descriptor = os.memfd_create("configuration")
+    try:
+        os.write(descriptor, data)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def command_line(data: bytes) -> None:
+    """Flags, one on a line as NAME=VALUE: `ConfigError`, or a configuration that survives being written and read."""
+    given: dict[str, list[str]] = {}
+    for line in data.decode("utf-8", "surrogateescape").splitlines():
+        name, _, value = line.partition("=")
+        if name in flags.flags() and name != "config":
+            given.setdefault(name, []).append(value)
+    try:
+        loaded = load(given).configuration
+    except ConfigError as error:
+        _faulty(error)
+        return
+    try:
+        written = dump(loaded).encode()
+    except UnicodeEncodeError:
+        return  # bytes of a path that are no UTF-8; no YAML file can hold them
+    with _in_memory(written) as path:
+        assert load({"config": [path]}).configuration == loaded
+
+
+def worker(data: bytes) -> None:
+    """The channel between control process and workers, both directions: `GarbledError`, or frames that are written as
+    they were read."""
+    step, stream = (data[0] or 256, data[1:]) if data else (1, b"")
+    for kind in (channel.Request, channel.Report):
+        decoder: channel.Decoder[Any] = channel.Decoder(kind)
+        try:
+            for start in range(0, len(stream), step):
+                for frame, descriptors in decoder.feed(stream[start : start + step]):
+                    assert 0 <= descriptors <= channel.DESCRIPTORS_LIMIT
+                    written = channel.encode(frame, descriptors)
+                    ((again, beside),) = channel.Decoder[Any](kind).feed(written)
+                    assert channel.encode(again, beside) == written
+        except channel.GarbledError as error:
+            _said(error)
+
+
+def conntrack(data: bytes) -> None:
+    """What ctnetlink says: flows with sound addresses and ports, each of which can be asked to be deleted."""
+    for message in conntrack_wire.messages(data):
+        assert isinstance(message.error, int)
+        flow = conntrack_wire.parse_flow(message)
+        if flow is not None:
+            canonical_or_mapped(flow.address)
+            for number in (flow.source_port, flow.port, flow.target_port):
+                port(number, least=0)
+            conntrack_wire.delete_request(flow, 1)
+
+
+def canonical_or_mapped(address: str) -> None:
+    """The kernel also tracks addresses that no Service can have."""
+    if not address.lower().startswith("::ffff:"):
+        canonical([address])  # type: ignore[list-item]
+
+
+def nft(data: bytes) -> None:
+    """What `nft -j` prints: `msgspec.MsgspecError`, or a table from which there is a way to any other."""
+    try:
+        table = nft_table.parse(data)
+    except msgspec.MsgspecError:
+        return
+    nft_table.difference(table, RuleSet())
+
+
+TARGETS: Final[Mapping[str, Target]] = {
+    target.__name__: target
+    for target in (watch, pages, refusals, manifests, configuration, command_line, worker, conntrack, nft)
+}
