@@ -9,6 +9,7 @@ from kubeproxy.errors import KernelError
 from kubeproxy.model import Family
 from kubeproxy.netfilter import routing
 from kubeproxy.netfilter.command import run
+from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.iptables import Iptables
 from kubeproxy.netfilter.nftables import Nftables
 from kubeproxy.netfilter.xt_rules import OWN
@@ -44,6 +45,26 @@ async def cleanup_all(*, keep: str | None = None) -> list[str]:
     if failures:
         raise KernelError("; ".join([*failures, *(f"removed: {text}" for text in removed)]))
     return removed
+
+
+async def disarm(*, for_s: float = GAP_S) -> list[str]:
+    """Keep the clients waiting whom rules of an earlier run, by whichever adapter, lead to proxy ports that nobody has
+    any more, or somebody else (see `Netfilter.pause`); the adapters that had any. For the start, before the first
+    listener opens, where nobody is left who serves by those rules. KernelError where that cannot be done: then they
+    lead on until the first apply."""
+    waiting: list[str] = []
+    failures: list[str] = []
+    adapters: list[Nftables | Iptables] = [Nftables()] if shutil.which("nft") else []
+    for adapter in (*adapters, Iptables()):
+        try:
+            waiting += [adapter.name] if await adapter.pause(for_s) else []
+        except KernelError as error:
+            failures.append(f"{adapter.name}: {error}")
+        finally:
+            await adapter.close()
+    if failures:
+        raise KernelError("; ".join(failures))
+    return waiting
 
 
 async def _clean(netfilter: Nftables | Iptables, what: str, removed: list[str], failures: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Address, Destination
 from kubeproxy.netfilter.interface import GAP_S
@@ -30,15 +32,18 @@ class FakeNetfilter:
         """What `why_not_guarding_sockets` says."""
         self.gap: frozenset[Destination] = frozenset()
         """Where clients are kept waiting."""
+        self._on_foreign_change: Callable[[], None] = lambda: None
         self.closed = False
 
     def fail(self, text: str = "the kernel said no", *, times: int = 1) -> None:
         """Let the next calls fail."""
         self.failures += [text] * times
 
-    def lose(self) -> None:
-        """Somebody flushes our rules, and nobody tells the adapter."""
+    def lose(self, *, noticed: bool = False) -> None:
+        """Somebody flushes our rules, and nobody tells the adapter, unless it is `noticed`."""
         self.kernel = RuleSet()
+        if noticed:
+            self._on_foreign_change()
 
     def trace(
         self,
@@ -82,6 +87,10 @@ class FakeNetfilter:
         if destinations:
             self.kernel, self.believed, self.gap = RuleSet(), None, destinations
         return bool(destinations)
+
+    def on_foreign_change(self, callback: Callable[[], None]) -> None:
+        """See `Netfilter.on_foreign_change`: told by `lose`, when it notices."""
+        self._on_foreign_change = callback
 
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""

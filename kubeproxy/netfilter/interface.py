@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -21,8 +22,9 @@ class Netfilter(Protocol):
         """Make the kernel equal to `wanted` by one transaction that holds only the difference.
 
         The difference is taken from what the adapter believes to be there; with `verify` (at start, and at every
-        periodic sync) from what the kernel says, so that rules somebody removed come back, and what an earlier run
-        left is removed. Rules that are not ours are never touched. True if anything had to be changed.
+        periodic sync) from what the kernel says, or has said of every change since it was last read, so that rules
+        somebody removed come back, and what an earlier run left is removed. Rules that are not ours are never touched.
+        True if anything had to be changed.
         """
 
     async def why_not_transparent(self) -> str | None:
@@ -38,6 +40,10 @@ class Netfilter(Protocol):
         Running connections are left alone. When the time is up nothing of it works any more, and nobody needs to come
         for that; the next `apply` ends it in the transaction that brings its redirects. True if there was any redirect.
         """
+
+    def on_foreign_change(self, callback: Callable[[], None]) -> None:
+        """Call this from now on whenever somebody else has, or may have, changed our rules; at once or within a second,
+        and from the event loop. (Where the adapter cannot find out, nobody calls.)"""
 
     async def cleanup(self) -> bool:
         """Remove everything of ours. True if there was anything."""

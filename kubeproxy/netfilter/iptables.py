@@ -9,6 +9,7 @@ and rules as bytes (`kubeproxy.netfilter.xt_entry`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import importlib
 import math
@@ -16,7 +17,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from kubeproxy.netfilter import xt_entry, xt_rules
 from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.netfilter.xt_entry import Entry
+from kubeproxy.netfilter.xt_extent import extent_of
 from kubeproxy.netfilter.xt_lock import xtables_lock
 from kubeproxy.netfilter.xt_rules import (
     BUILTIN,
@@ -49,6 +51,7 @@ log = structlog.get_logger(__name__)
 
 _ATTEMPTS = 4
 _RETRY_S = 0.02
+_LOOK_S = 1.0
 _NAMES = {Family.IPV4: Path("/proc/net/ip_tables_names"), Family.IPV6: Path("/proc/net/ip6_tables_names")}
 
 _Key = tuple[Family, str]
@@ -67,6 +70,11 @@ class Iptables:
         self._thread = ThreadPoolExecutor(1, "iptables")
         # What the kernel has as far as we know, by table; missing: unknown. Belongs to the thread.
         self._believed: dict[_Key, Chains] = {}
+        # How large the tables were when we last left or looked at them. Belongs to the thread, too.
+        self._extents: dict[_Key, bytes] = {}
+        self._on_foreign_change: Callable[[], None] | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Future[bool] | None = None
 
     async def probe(self) -> None:
         """Open the tables; KernelError tells why that cannot be done. (Opening one has the kernel make it.)"""
@@ -97,12 +105,52 @@ class Iptables:
             return False
         return await self._in_thread(self._apply, None, True)
 
+    def on_foreign_change(self, callback: Callable[[], None]) -> None:
+        """See `Netfilter.on_foreign_change`. The kernel does not tell of changes to these tables, so their size is
+        asked for every second: what replaces a rule by one of that length is noticed by the next full sync only."""
+        self._on_foreign_change = callback
+        self._look_later()
+
+    def _look_later(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_now)
+
+    def _look_now(self) -> None:
+        self._looking = asyncio.get_running_loop().run_in_executor(self._thread, self._has_changed)
+        self._looking.add_done_callback(self._looked)
+
+    def _looked(self, found: asyncio.Future[bool]) -> None:
+        if self._look is None or found.cancelled():
+            return
+        if found.result() and self._on_foreign_change is not None:
+            log.warning("somebody else has changed the legacy tables; they are read, and ours put right")
+            self._on_foreign_change()
+        self._look_later()
+
     async def close(self) -> None:
         """See `Netfilter.close`."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     async def _in_thread(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *arguments, **named))
+
+    @contextlib.contextmanager
+    def _remembering_extents(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._extents = _extents()
+
+    def _has_changed(self) -> bool:
+        now = _extents()
+        changed = any(self._extents.get(key) != extent for key, extent in now.items() if key in self._extents)
+        gone = self._extents.keys() - now.keys()
+        self._extents = now
+        if changed or gone:
+            self._believed.clear()
+        return changed or bool(gone)
 
     def _probe(self) -> None:
         with xtables_lock(self._lock_wait_s):
@@ -123,7 +171,7 @@ class Iptables:
 
     def _pause(self, families: Iterable[Family], for_s: float) -> bool:
         self._believed.clear()
-        with xtables_lock(self._lock_wait_s):
+        with xtables_lock(self._lock_wait_s), self._remembering_extents():
             paused = [self._pause_family(family, math.ceil(time.time() + for_s)) for family in families]
         return any(paused)
 
@@ -146,7 +194,7 @@ class Iptables:
         if verify:
             self._believed.clear()
         changed, failures = False, []
-        with xtables_lock(self._lock_wait_s):
+        with xtables_lock(self._lock_wait_s), self._remembering_extents():
             # A family that fails (a kernel without IPv6 tables) does not keep the other from being served.
             for family in Family:
                 try:
@@ -206,6 +254,17 @@ class Iptables:
             self._believed[key] = goal(have)
             return changed
         raise AssertionError("unreachable")
+
+
+def _extents() -> dict[_Key, bytes]:
+    """Those of the tables that are there, and tell."""
+    found: dict[_Key, bytes] = {}
+    for family in Family:
+        for table in OWN:
+            if _exists(family, table):
+                with contextlib.suppress(OSError):
+                    found[family, table] = extent_of(family, table)
+    return found
 
 
 @cache

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import msgspec
@@ -13,6 +14,7 @@ from kubeproxy.netfilter import nft_table
 from kubeproxy.netfilter.command import CommandFailed, run
 from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.nft_table import TABLE, Table
+from kubeproxy.netfilter.nft_watch import TableWatch
 from kubeproxy.netfilter.ruleset import RuleSet
 
 log = structlog.get_logger(__name__)
@@ -31,6 +33,10 @@ class Nftables:
         self._timeout_s = timeout_s
         # What the kernel has as far as we know; None: unknown.
         self._believed: Table | None = None
+        # From the first transaction on; None then: the kernel does not tell.
+        self._watch: TableWatch | None = None
+        self._watching = False
+        self._on_foreign_change: Callable[[], None] = lambda: None
 
     async def probe(self) -> None:
         """Have the kernel check our table without making it; KernelError tells why it would not take it."""
@@ -50,7 +56,10 @@ class Nftables:
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`."""
-        have = None if verify else self._believed
+        self._start_watching()
+        self._notice()
+        # The kernel has told of every change by others: what we believe is what it would say, and saying takes it long.
+        have = None if verify and self._watch is None else self._believed
         for attempt in range(_ATTEMPTS):
             believed = have is not None
             steps = nft_table.difference(have or await self._read(), wanted)
@@ -65,6 +74,7 @@ class Nftables:
                 log.warning("transaction refused, reading the kernel's rules", believed=believed, reason=str(error))
                 continue
             self._believed = Table.of(wanted)
+            self._notice()
             return bool(steps)
         raise AssertionError("unreachable")
 
@@ -82,11 +92,40 @@ class Nftables:
         self._believed = None
         if await self._read() is None:
             return False
-        await self._run("-f", "-", commands=f"add table {TABLE}\n{nft_table.DELETION}")
+        await self._transact(f"add table {TABLE}\n{nft_table.DELETION}")
         return True
+
+    def on_foreign_change(self, callback: Callable[[], None]) -> None:
+        """See `Netfilter.on_foreign_change`. The kernel tells at once."""
+        self._on_foreign_change = callback
+        self._start_watching()
+        if self._watch is not None:
+            asyncio.get_running_loop().add_reader(self._watch, self._notice)
 
     async def close(self) -> None:
         """See `Netfilter.close`."""
+        if self._watch is not None:
+            asyncio.get_running_loop().remove_reader(self._watch)
+            self._watch.close()
+            self._watch = None
+
+    def _start_watching(self) -> None:
+        if self._watching:
+            return
+        self._watching = True
+        try:
+            self._watch = TableWatch()
+        except OSError as error:
+            log.info("the kernel does not tell who changes nftables; every full sync reads it", reason=error.strerror)
+
+    def _notice(self) -> None:
+        """Whether somebody else has changed our table; then what we believed is worth nothing."""
+        if self._watch is None or not self._watch.look():
+            return
+        if self._believed is not None:
+            self._believed = None
+            log.warning("somebody else has changed the table; it is read and put right", table=TABLE)
+        self._on_foreign_change()
 
     async def _read(self) -> Table | None:
         """The table in the kernel; None when there is none."""
@@ -104,12 +143,24 @@ class Nftables:
 
     async def _commit(self, steps: Sequence[str]) -> None:
         try:
-            await self._run("-f", "-", commands="".join(steps))
+            await self._transact("".join(steps))
         except _TooLong:
             # An unprivileged user namespace cannot have the netlink buffer that thousands of elements need at once.
             rest = iter(steps)
             while batch := list(islice(rest, 2)):
-                await self._run("-f", "-", commands="".join(batch))
+                await self._transact("".join(batch))
+
+    async def _transact(self, commands: str) -> None:
+        if self._watch is None:
+            await self._run("-f", "-", commands=commands)
+            return
+        self._watch.begin()
+        committed = False
+        try:
+            await self._run("-f", "-", commands=commands)
+            committed = True
+        finally:
+            self._watch.end(committed=committed)
 
     async def _run(self, *arguments: str, commands: str = "") -> bytes:
         try:

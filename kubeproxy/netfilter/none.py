@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.ruleset import RuleSet
 
@@ -30,6 +32,9 @@ class NoNetfilter:
     async def pause(self, for_s: float = GAP_S) -> bool:
         """See `Netfilter.pause`."""
         return False
+
+    def on_foreign_change(self, callback: Callable[[], None]) -> None:
+        """See `Netfilter.on_foreign_change`: nothing here is ours."""
 
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kubeproxy.errors import KernelError
 from kubeproxy.netfilter import routing
 from kubeproxy.netfilter.interface import GAP_S
@@ -54,6 +56,10 @@ class Routed:
     async def pause(self, for_s: float = GAP_S) -> bool:
         """See `Netfilter.pause`. The routing stays: answers to running connections still need it."""
         return await self._filter.pause(for_s)
+
+    def on_foreign_change(self, callback: Callable[[], None]) -> None:
+        """See `Netfilter.on_foreign_change`. Changes of the routing are found at the next full sync."""
+        self._filter.on_foreign_change(callback)
 
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""

@@ -127,6 +127,7 @@ class Proxier:
 
     async def run(self) -> None:
         """Keep everything in step until `stop` (or until cancelled, at any time)."""
+        self._netfilter.on_foreign_change(self._suspect)
         while not self._stopped:
             self._wake.clear()
             async with self._turn:
@@ -142,14 +143,32 @@ class Proxier:
                 await self._round(full=True)  # a listener had to be closed before it could be opened anew
             return self._settled_at is not None and self._pending_since is None and self._ledger.settled
 
-    async def stop(self, *, cleanup: bool) -> None:
-        """End `run` after its present round. The rules stay as they are, unless `cleanup` asks for their removal
-        (KernelError if that fails)."""
+    async def stop(self, *, cleanup: bool, pause: bool = False) -> None:
+        """End `run` after its present round. The rules stay as they are, for a successor who has turned them to itself,
+        unless `cleanup` asks for their removal (KernelError if that fails), or `pause` for clients to be kept waiting
+        for a process that is to come (see `Netfilter.pause`; that it failed is logged). Open connections go on, and no
+        new ones come but those that were on their way."""
         self._stopped = True
         self._wake.set()
         async with self._turn:
             if cleanup:
                 await self._netfilter.cleanup()
+                await self.forget_flows()
+            elif pause:
+                try:
+                    await self._netfilter.pause()
+                except KubeproxyError as error:
+                    log.warning("clients are refused until another proxy starts", reason=str(error))
+
+    async def forget_flows(self) -> None:
+        """Delete the UDP flows that our rules led to us, for when those are gone and nobody answers any more: a client
+        that goes on sending from its socket then meets whoever comes next. That it failed is logged."""
+        if self._in_force is None:
+            return
+        try:
+            await self._conntrack.reconcile(self._in_force, RuleSet())
+        except KubeproxyError as error:
+            log.warning("clients that keep their UDP sockets may be answered by nobody", reason=str(error))
 
     def close(self) -> None:
         """Give the reserved ports back; for when the data plane has ended."""
@@ -286,7 +305,7 @@ class Proxier:
         full = full or self._schedule.full_due(started_at)
         generation, ruleset = self._ledger.rules.generation, self._ledger.rules.ruleset()
         self._tried = generation
-        self._schedule.started()
+        self._schedule.started(started_at, full=full)
         try:
             changed = await self._netfilter.apply(ruleset, verify=full)
         except KubeproxyError as error:
@@ -325,6 +344,11 @@ class Proxier:
         if self._pending_since is None and (self._tracker.untaken or not self._ledger.settled):
             self._pending_since = self._clock.now()
             self._observer.queued()
+        self._wake.set()
+
+    def _suspect(self) -> None:
+        """Somebody else may have changed our rules."""
+        self._schedule.suspect(self._clock.now())
         self._wake.set()
 
     def _transaction_at(self) -> float:

@@ -58,6 +58,9 @@ class Schedule:
         self._full_at = -math.inf
         self._certain = False
         """Whether the last transaction ended, and ended well: else nobody knows what the kernel has."""
+        self._suspect_at = math.inf
+        self._looked_at = -math.inf
+        self._look_delay_s = RETRY_FIRST_S
 
     @property
     def failures(self) -> int:
@@ -67,7 +70,7 @@ class Schedule:
     def next_at(self, *, pending: bool, new: bool) -> float:
         """When the next transaction is due. `pending`: the kernel has not learned of everything; `new`: nor has it
         been asked to."""
-        full_at = self._full_at + self.periods.sync_s
+        full_at = min(self._full_at + self.periods.sync_s, self._suspect_at)
         change_at = self._ended_at + self.periods.min_sync_s
         if self.failures:
             return min(self._backoff.retry_at, change_at) if new else self._backoff.retry_at
@@ -75,16 +78,28 @@ class Schedule:
 
     def full_due(self, now: float) -> bool:
         """Whether a transaction that starts now has to look at what the kernel really has."""
-        return not self._certain or now >= self._full_at + self.periods.sync_s
+        return not self._certain or now >= min(self._full_at + self.periods.sync_s, self._suspect_at)
 
     def doubt(self) -> None:
         """The kernel may have anything: a full sync is due."""
         self._certain = False
         self._full_at = -math.inf
 
-    def started(self) -> None:
+    def suspect(self, now: float) -> None:
+        """Somebody else has changed something: a full sync is due, at once the first time, and ever later while they go
+        on, so that two who cannot agree do not keep a processor busy."""
+        if self._suspect_at < math.inf:
+            return
+        if now >= self._looked_at + RETRY_LIMIT_S:
+            self._look_delay_s = RETRY_FIRST_S
+        self._suspect_at = max(now, self._looked_at + self._look_delay_s)
+
+    def started(self, now: float, *, full: bool) -> None:
         """A transaction begins; should it be cancelled, nobody knows how it ended."""
         self._certain = False
+        if full and now >= self._suspect_at:
+            self._looked_at, self._suspect_at = now, math.inf
+            self._look_delay_s = min(2 * self._look_delay_s, RETRY_LIMIT_S)
 
     def succeeded(self, now: float, *, full: bool) -> None:
         """The kernel is as it should be."""

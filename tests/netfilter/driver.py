@@ -3,14 +3,16 @@
     python -m tests.netfilter.driver ADAPTER
 
 Reads one JSON request per line and answers each with one line: ``{"do": "apply", "rules": {…}, "verify": bool}``,
-``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "why_not_guarding_sockets"}``,
-``{"do": "why_not_transparent"}``, ``{"do": "cleanup_all", "keep": …}``,
+``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "why_not_transparent"}``,
+``{"do": "why_not_guarding_sockets"}``, ``{"do": "watch"}`` and then ``{"do": "foreign", "within_s": seconds}`` (whether
+somebody else has changed our rules), ``{"do": "disarm", "for_s": seconds}``, ``{"do": "cleanup_all", "keep": …}``,
 ``{"do": "select", "order": […]}``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -20,7 +22,7 @@ import structlog
 
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Destination, Family, Protocol, parse_address
-from kubeproxy.netfilter.cleanup import cleanup_all
+from kubeproxy.netfilter.cleanup import cleanup_all, disarm
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables import Iptables
 from kubeproxy.netfilter.nftables import Nftables
@@ -80,9 +82,18 @@ def make(adapter: str) -> Netfilter:
     return Routed(Nftables() if adapter == "nftables" else Iptables(lock_wait_s=3.0))
 
 
-async def answer(netfilter: Netfilter, request: dict[str, Any]) -> Any:
+async def answer(netfilter: Netfilter, request: dict[str, Any], foreign: asyncio.Event) -> Any:
     """Do what a request says."""
     match request["do"]:
+        case "watch":
+            netfilter.on_foreign_change(foreign.set)
+            return None
+        case "foreign":
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(foreign.wait(), request["within_s"])
+            seen = foreign.is_set()
+            foreign.clear()
+            return seen
         case "apply":
             return await netfilter.apply(from_json(request["rules"]), verify=request["verify"])
         case "why_not_transparent":
@@ -93,6 +104,8 @@ async def answer(netfilter: Netfilter, request: dict[str, Any]) -> Any:
             return await netfilter.why_not_guarding_sockets()
         case "cleanup":
             return await netfilter.cleanup()
+        case "disarm":
+            return await disarm(for_s=request["for_s"])
         case "cleanup_all":
             return await cleanup_all(keep=request["keep"])
         case "select":
@@ -106,10 +119,11 @@ async def main() -> None:
     """Until the end of the input."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     netfilter = make(sys.argv[1])
-    for line in sys.stdin:
+    foreign = asyncio.Event()
+    while line := await asyncio.to_thread(sys.stdin.readline):
         started = time.perf_counter()
         try:
-            reply = {"result": await answer(netfilter, json.loads(line))}
+            reply = {"result": await answer(netfilter, json.loads(line), foreign)}
         except KernelError as error:
             reply = {"error": str(error)}
         print(json.dumps(reply | {"ms": (time.perf_counter() - started) * 1e3}), flush=True)

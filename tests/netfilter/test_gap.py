@@ -146,6 +146,18 @@ def test_a_gap_of_another_run_ends_with_the_first_apply(
     assert without_empty_tables(dump(network.node)) == before
 
 
+def test_disarming_keeps_the_clients_of_dead_rules_waiting(
+    network: Network, adapter: Adapter, environment: dict[str, str]
+) -> None:
+    adapter.apply(rules(), verify=True)
+    with serving(network.node, Protocol.TCP, 7001, Family.IPV4):  # somebody else's by now
+        assert meets(network.client, Family.IPV4, Protocol.TCP, 80) == ANSWERED
+        successor = Adapter(network.node, adapter.name, env=environment)
+        assert successor.call({"do": "disarm", "for_s": 30.0}) == [adapter.name]
+        assert meets(network.client, Family.IPV4, Protocol.TCP, 80) == SILENT
+        assert successor.call({"do": "disarm", "for_s": 30.0}) == []
+
+
 def test_without_rules_there_is_no_gap(network: Network, adapter: Adapter) -> None:
     before = dump(network.node)
     assert not adapter.pause()

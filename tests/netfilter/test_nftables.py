@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,15 @@ from tests.netfilter.test_adapters import RULES, WEB
 MANY = rule_set({destination(f"10.{100 + (i >> 8)}.{i & 255}.1", Protocol.TCP): 7001 for i in range(9000)})
 
 
+@contextlib.asynccontextmanager
+async def aclosing(nftables: Nftables) -> AsyncIterator[Nftables]:
+    """An adapter, closed at the end."""
+    try:
+        yield nftables
+    finally:
+        await nftables.close()
+
+
 def program(tmp_path: Path, text: str) -> str:
     """Something else that is called nft."""
     path = tmp_path / "nft"
@@ -27,8 +38,9 @@ def program(tmp_path: Path, text: str) -> str:
 
 
 async def test_no_nft() -> None:
-    with pytest.raises(KernelError, match="cannot run /nowhere/nft: No such file or directory; is it installed"):
-        await Nftables(nft="/nowhere/nft").apply(RuleSet(), verify=True)
+    async with aclosing(Nftables(nft="/nowhere/nft")) as nftables:
+        with pytest.raises(KernelError, match="cannot run /nowhere/nft: No such file or directory; is it installed"):
+            await nftables.apply(RuleSet(), verify=True)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +54,9 @@ async def test_no_nft() -> None:
     ],
 )
 async def test_an_nft_that_misbehaves(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(KernelError, match=message):
-        await Nftables(nft=program(tmp_path, text), timeout_s=0.2).apply(RULES, verify=True)
+    async with aclosing(Nftables(nft=program(tmp_path, text), timeout_s=0.2)) as nftables:
+        with pytest.raises(KernelError, match=message):
+            await nftables.apply(RULES, verify=True)
 
 
 async def test_a_faulty_command_is_not_repeated_at_length(tmp_path: Path) -> None:
@@ -53,8 +66,9 @@ cat >/dev/null
 echo "/dev/stdin:1:1-5: Error: syntax error, unexpected foo" >&2
 head -c 100000 /dev/zero | tr '\\0' x >&2
 exit 1"""
-    with pytest.raises(KernelError, match="unexpected foo") as caught:
-        await Nftables(nft=program(tmp_path, text)).apply(RULES, verify=True)
+    async with aclosing(Nftables(nft=program(tmp_path, text))) as nftables:
+        with pytest.raises(KernelError, match="unexpected foo") as caught:
+            await nftables.apply(RULES, verify=True)
     assert len(str(caught.value)) < 600
 
 

@@ -11,6 +11,7 @@ import pytest_asyncio
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Address, Family, FrontendName, Protocol
+from kubeproxy.netfilter.conntrack_fake import FakeConntrack
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.netfilter.trace import Fate
 from kubeproxy.proxier import START_GRACE_S, Periods, PortRange
@@ -527,6 +528,26 @@ class TestHold:
         assert node.answers(VIP) == TWO
 
 
+class TestSomebodyElse:
+    async def test_what_they_take_away_comes_back_at_once(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.netfilter.lose(noticed=True)
+        assert node.answers(VIP) is Fate.PASSED
+        await node.rest()
+        assert node.answers(VIP) == ONE
+        assert node.diary.entries == ["programmed full changed", "settled"]
+
+    async def test_who_goes_on_is_followed_ever_more_slowly(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        for delay_s in (0.0, 1.0, 2.0):
+            node.netfilter.lose(noticed=True)
+            await node.rest()
+            if delay_s:
+                assert node.answers(VIP) is Fate.PASSED
+                await node.pass_time(delay_s)
+            assert node.answers(VIP) == ONE
+
+
 class TestStop:
     async def test_nothing_is_removed_unless_asked(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
@@ -541,6 +562,26 @@ class TestStop:
         node = await serving(make_node())
         await node.proxier.stop(cleanup=True)
         assert node.netfilter.kernel == RuleSet()
+
+    async def test_clients_are_kept_waiting_when_asked(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        await node.proxier.stop(cleanup=False, pause=True)
+        assert node.answers(VIP) is Fate.DROPPED
+        assert node.reserver.held, "what still drains may need its port"
+
+    async def test_that_they_could_not_be_kept_waiting_keeps_nobody_from_stopping(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.netfilter.fail()
+        await node.proxier.stop(cleanup=False, pause=True)
+
+    async def test_udp_flows_go_with_the_rules(self, make_node: MakeNode) -> None:
+        conntrack = FakeConntrack()
+        node = await serving(make_node(conntrack=conntrack))
+        in_force = node.proxier.in_force
+        await node.proxier.stop(cleanup=True)
+        assert conntrack.calls[-1] == (in_force, RuleSet())
+        conntrack.fail()
+        await node.proxier.forget_flows()
 
     async def test_that_the_rules_could_not_be_removed_is_told(self, make_node: MakeNode) -> None:
         node = await serving(make_node())

@@ -43,7 +43,7 @@ class TestSchedule:
     def schedule(self, *, at: float = 100.0, full: bool = True) -> Schedule:
         """One whose last transaction succeeded at a time."""
         schedule = Schedule(Periods(min_sync_s=1.0, sync_s=30.0), even)
-        schedule.started()
+        schedule.started(110.0, full=False)
         schedule.succeeded(at, full=full)
         return schedule
 
@@ -58,7 +58,7 @@ class TestSchedule:
 
     def test_only_a_full_sync_counts_as_one(self) -> None:
         schedule = self.schedule()
-        schedule.started()
+        schedule.started(110.0, full=False)
         schedule.succeeded(120.0, full=False)
         assert schedule.next_at(pending=False, new=False) == 130.0
         assert not schedule.full_due(129.0)
@@ -68,7 +68,7 @@ class TestSchedule:
         schedule = self.schedule()
         expected = [110.5, 111.0, 112.0]
         for retry_at in expected:
-            schedule.started()
+            schedule.started(110.0, full=False)
             schedule.failed(110.0)
             assert schedule.next_at(pending=True, new=False) == retry_at
         assert schedule.full_due(110.0)
@@ -89,8 +89,33 @@ class TestSchedule:
 
     def test_one_that_was_cancelled_leaves_nobody_certain(self) -> None:
         schedule = self.schedule()
-        schedule.started()
+        schedule.started(110.0, full=False)
         assert schedule.full_due(101.0)
+
+    def test_somebody_elses_changes_are_looked_at_at_once_and_then_ever_later(self) -> None:
+        schedule, now = self.schedule(), 101.0
+        schedule.periods = Periods(sync_s=1000.0)
+        for delay_s in (0.0, 1.0, 2.0, 4.0, 8.0):
+            assert not schedule.full_due(now)
+            schedule.suspect(now)
+            schedule.suspect(now + 0.1)
+            assert schedule.next_at(pending=False, new=False) == now + delay_s
+            assert schedule.full_due(now) is (delay_s == 0.0)
+            now += delay_s
+            assert schedule.full_due(now)
+            schedule.started(now, full=True)
+            schedule.succeeded(now, full=True)
+        # After a while without any it is forgotten.
+        schedule.suspect(now + 30.0)
+        assert schedule.full_due(now + 30.0)
+
+    def test_a_change_during_a_full_sync_is_looked_at_after_it(self) -> None:
+        schedule = self.schedule()
+        schedule.suspect(101.0)
+        schedule.started(101.0, full=True)
+        schedule.suspect(101.1)
+        schedule.succeeded(101.2, full=True)
+        assert schedule.next_at(pending=False, new=False) == 102.0
 
     def test_periods_change_at_run_time(self) -> None:
         schedule = self.schedule()
