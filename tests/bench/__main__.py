@@ -130,6 +130,12 @@ def _print_profile(path: Path) -> None:
 )
 @click.option("--netfilter", type=click.Choice(["nftables", "iptables"]), default="nftables", show_default=True)
 @click.option("--services", type=click.IntRange(min=10), default=10_000, show_default=True, help="How many for scale.")
+@click.option(
+    "--scenarios",
+    metavar="NAME,...",
+    callback=_names_of(tuple(scenario.name for scenario in SCENARIOS)),
+    help=f"Scale: only these of {', '.join(scenario.name for scenario in SCENARIOS)}.",
+)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there.")
 @click.option("--chart", "chart_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw an SVG there.")
 @click.option("--quick", is_flag=True, help="For experiments, in two minutes: fewer peers, few and short rounds.")
@@ -145,6 +151,7 @@ def main(
     peers: tuple[str, ...] | None,
     netfilter: str,
     services: int,
+    scenarios: tuple[str, ...] | None,
     json_path: Path | None,
     chart_path: Path | None,
     quick: bool,
@@ -180,6 +187,8 @@ def main(
             _measure_once(results, standing.name, source, lambda source=source: standing.run(source))  # type: ignore[misc]
     if scale.name in names:
         for scenario in SCENARIOS:
+            if scenarios is not None and scenario.name not in scenarios:
+                continue
             _measure_once(results, scale.name, scenario.name, lambda scenario=scenario: scale.run(scenario))  # type: ignore[misc]
     sections = [
         report.Section("one core", [peer.name for peer in known if peer.lanes == 1], [*loads, idle]),

@@ -141,7 +141,9 @@ class Nginx(Program):
             )
             + "}\n"
         )
-        return ["nginx", "-p", str(directory), "-e", "stderr", "-c", str(config)]
+        # Its workers would outlive a master that is killed; the processes of a PID namespace do not outlive its first.
+        alone = ["unshare", "--pid", "--fork", "--kill-child"]
+        return [*alone, "nginx", "-p", str(directory), "-e", "stderr", "-c", str(config)]
 
 
 class Streams(Program):
@@ -235,8 +237,8 @@ def start_daemon(
         stage.node,
         manifests=manifests,
         netfilter=netfilter,
-        # What is left open when a measurement ends is of no interest.
-        options=["--workers", str(workers), "--shutdown-grace", "100ms", *options],
+        # What is left open when a measurement ends is of no interest, nor is who would go on without us.
+        options=["--workers", str(workers), "--shutdown-grace", "100ms", "--orphan-grace", "1s", *options],
         command=pinned(stage.cores.proxy, *command),
         ready_within_s=120.0,
     )

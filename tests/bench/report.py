@@ -77,7 +77,7 @@ def _aims() -> Iterable[Aim]:
         yield Aim("standing", "worker_mib", source, 25.0, at_most=True)
         yield Aim("scale", "last_s", source, 10.0, at_most=True)
     yield Aim("scale", "change_p99_ms", "API", 100.0, at_most=True)
-    yield Aim("scale", "meanwhile_ratio", "under load", 2.0, at_most=True)
+    yield Aim("scale", "meanwhile_ratio", "under-load", 2.0, at_most=True)
 
 
 AIMS = tuple(_aims())

@@ -1,21 +1,24 @@
-"""Medians, ratios and the table, without measuring anything."""
+"""Medians, ratios, the table and the chart, without measuring anything."""
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
 
-from tests.bench.measures import Bulk, Http, Latency, WrkSums
-from tests.bench.report import Aim, Results, Sample, document, table
+from tests.bench.chart import PANELS, Panel, chart
+from tests.bench.measures import LOADS, REQUESTS, Bulk, Latency, WrkSums
+from tests.bench.memory import IdleConnections, IdleDaemon
+from tests.bench.report import AIMS, Aim, Described, Results, Sample, Section, document, table, verdict
+from tests.bench.scale import SCENARIOS, Scale
 
-PEERS = ["direct", "haproxy", "kubeproxy"]
-
+PEERS = ("direct", "haproxy", "kubeproxy")
 
 OTHER_FIGURES = {"cpu_s": 0.1, "busy_percent": 99.0, "p99_us": 900.0}
 
 
 def rounds(measure: str, metric: str, **by_peer: list[float]) -> Results:
     return Results(
-        PEERS,
         [
             Sample(number, measure, peer, {**OTHER_FIGURES, metric: figure})
             for peer, figures in by_peer.items()
@@ -45,31 +48,50 @@ def test_added_latency_is_what_the_same_rounds_direct_path_did_not_have() -> Non
     assert results.median("latency", "added_p50_us", "direct") is None
 
 
-@pytest.mark.parametrize(("ours", "verdict"), [(13.0, "≥ 1.3 × haproxy: met"), (12.9, "≥ 1.3 × haproxy: MISSED")])
-def test_the_table_says_whether_an_aim_was_met(ours: float, verdict: str) -> None:
+@pytest.mark.parametrize(("ours", "said"), [(15.0, "✓ 1.50 ≥ 1.5 × haproxy"), (14.9, "✗ 1.49 ≥ 1.5 × haproxy")])
+def test_the_table_says_whether_an_aim_was_met(ours: float, said: str) -> None:
     results = rounds("bulk8", "gbit_per_s", direct=[30.0], haproxy=[10.0], kubeproxy=[ours])
-    lines = table(results, [Bulk(8)]).splitlines()
-    assert lines[0].split() == ["direct", "haproxy", "kubeproxy", "÷", "direct", "÷", "haproxy", "aim"]
+    lines = table(results, [Section("one core", PEERS, [Bulk(8)])]).splitlines()
+    assert lines[0].split() == ["one", "core", "direct", "haproxy", "kubeproxy", "aim"]
     assert lines[1] == "bulk, 8 streams"
     assert lines[2].split()[:4] == ["Gbit/s", "30.00", "10.00", f"{ours:.2f}"]
-    assert lines[2].endswith(verdict)
+    assert said in lines[2]
 
 
-def test_an_aim_may_be_a_ceiling() -> None:
-    ceiling = Aim("latency", "p50_us", 1.0, "haproxy", at_most=True)
-    assert str(ceiling) == "≤ 1 × haproxy"
-    assert ceiling.met(0.9)
-    assert not ceiling.met(1.1)
+def test_an_aim_may_be_a_ceiling_and_a_figure_by_itself() -> None:
+    ceiling = Aim("idle", "pss_kib", "kubeproxy", 3.0, at_most=True)
+    assert str(ceiling) == "≤ 3"
+    assert ceiling.met(2.9)
+    assert not ceiling.met(3.1)
+    assert verdict(ceiling, 2.9) == "✓ 2.90 ≤ 3"
+    assert verdict(ceiling, 300.0, named=True) == "✗ kubeproxy 300 ≤ 3"
+
+
+def test_every_aim_is_about_something_that_is_measured() -> None:
+    measures: list[Described] = [*LOADS, IdleConnections(), IdleDaemon(), Scale(10)]
+    known = {(measure.name, metric.key) for measure in measures for metric in measure.metrics}
+    assert {(aim.measure, aim.metric) for aim in AIMS} <= known
+    names = {"kubeproxy", "kubeproxy3", *IdleDaemon.sources, *(scenario.name for scenario in SCENARIOS)}
+    assert {aim.ours for aim in AIMS} <= names
+
+
+def test_sections_of_which_nothing_was_measured_are_left_out() -> None:
+    results = rounds("bulk8", "gbit_per_s", haproxy=[10.0])
+    sections = [Section("one core", PEERS, [Bulk(8), Latency()]), Section("scale", ["API"], [Scale(10)])]
+    written = table(results, sections)
+    assert "bulk" in written
+    assert "latency" not in written
+    assert "scale" not in written
 
 
 def test_the_document_holds_samples_summary_and_aims() -> None:
     results = rounds("latency", "p50_us", direct=[100.0], haproxy=[150.0], kubeproxy=[120.0])
-    aims = [Aim("latency", "p50_us", 1.0, "haproxy", at_most=True)]
-    written = document(results, [Latency()], aims, machine={"cores": 4})
+    aims = [Aim("latency", "added_p50_us", "kubeproxy", 1.0, "haproxy", at_most=True)]
+    written = document(results, [Section("one core", PEERS, [Latency()])], aims, machine={"cores": 4})
     assert written["machine"] == {"cores": 4}
     assert written["summary"]["latency"]["p50_us"]["median"] == {"direct": 100, "haproxy": 150, "kubeproxy": 120}
-    assert written["summary"]["latency"]["added_p50_us"]["ratio"]["haproxy"] == pytest.approx(20 / 50)
-    assert [verdict["met"] for verdict in written["aims"]] == [True]
+    assert written["summary"]["latency"]["added_p50_us"]["median"] == {"haproxy": 50, "kubeproxy": 20}
+    assert [(verdict["met"], verdict["standing"]) for verdict in written["aims"]] == [(True, pytest.approx(20 / 50))]
     assert len(written["samples"]) == 3
 
 
@@ -81,9 +103,34 @@ def test_wrk_sums_are_read_from_its_output() -> None:
 
 
 def test_failures_are_in_the_table_only_when_there_were_any() -> None:
-    measure = Http(kept_alive=True)
     figures = {"per_s": 10.0, "cpu_s": 1.0, "busy_percent": 99.0}
-    calm = Results(["haproxy"], [Sample(1, "requests", "haproxy", {**figures, "errors": 0})])
-    troubled = Results(["haproxy"], [Sample(1, "requests", "haproxy", {**figures, "errors": 7})])
-    assert "failed" not in table(calm, [measure])
-    assert "failed" in table(troubled, [measure])
+    section = Section("one core", ["haproxy"], [REQUESTS])
+    calm = Results([Sample(1, "requests", "haproxy", {**figures, "errors": 0})])
+    troubled = Results([Sample(1, "requests", "haproxy", {**figures, "errors": 7})])
+    assert "failed" not in table(calm, [section])
+    assert "failed" in table(troubled, [section])
+
+
+def test_the_chart_is_an_svg_of_what_was_measured() -> None:
+    results = rounds("bulk8", "gbit_per_s", direct=[30.0], haproxy=[10.0], kubeproxy=[20.0])
+    root = ElementTree.fromstring(chart(results))
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Bulk, Gbit/s", "direct", "haproxy", "kubeproxy", "30.0", "10.0", "20.0"} <= set(texts)
+    assert "nginx" not in texts
+    assert "Requests per second" not in texts
+    lengths = {
+        element.get("width")
+        for element in root.iter("{http://www.w3.org/2000/svg}rect")
+        if element.get("class") in ("ours", "theirs") and float(element.get("height", "0")) > 0
+    }
+    assert len(lengths) >= 3
+
+
+def test_a_chart_of_nothing_is_a_chart_all_the_same() -> None:
+    assert ElementTree.fromstring(chart(Results(), [Panel("a <b>", "", "x", "y", ("direct",))])) is not None
+
+
+def test_every_panel_is_about_something_that_is_measured() -> None:
+    measures: list[Described] = [*LOADS, IdleConnections()]
+    known = {(measure.name, metric.key) for measure in measures for metric in measure.metrics}
+    assert {(panel.measure, panel.metric) for panel in PANELS} <= known

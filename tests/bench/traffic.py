@@ -1,12 +1,12 @@
 """The small programs that make and take traffic, each a process of its own on one of the hosts.
 
 source PORT                     bytes without end to whoever connects
-sink ADDRESS PORT BEGIN END     takes them; prints how many came between two moments of the monotonic clock, which all
-                                hosts share
+sink ADDRESS PORT               connects, says "connected", reads two moments of the monotonic clock, which all hosts
+                                share; prints how many bytes came between them
 probe ADDRESS PORT SECONDS      asks the same small question again and again on one connection; prints how long the
                                 answers took, sorted, in nanoseconds, as JSON
-pace ADDRESS PORT PER_S         asks it at fixed moments until its input ends; prints [moment asked, time to the answer
-                                since the moment when it was to be asked], in nanoseconds, as JSON
+pace ADDRESS PORT PER_S         asks it at fixed moments until its input says something; prints [moment, time to an
+                                answer], in nanoseconds, as JSON
 hold ADDRESS PORT COUNT         opens so many connections, asks once on each, says "held", and keeps them until killed
 echo ADDRESS PORT               answers datagrams with themselves
 volley ADDRESS PORT SECONDS N   sends small datagrams from N sockets, each as soon as its last one came back; prints
@@ -60,12 +60,14 @@ def _pour(connection: socket.socket) -> None:
         return
 
 
-def sink(address: str, port: int, begin: float, end: float) -> None:
-    """Print the number of bytes received between `begin` and `end`."""
+def sink(address: str, port: int) -> None:
+    """Print the number of bytes received between the two moments."""
     buffer = bytearray(_CHUNK)
     counted = 0
     with socket.create_connection((address, port), timeout=10) as connection:
         connection.settimeout(None)
+        print("connected", flush=True)
+        begin, end = map(float, sys.stdin.readline().split())
         # MSG_TRUNC drops the bytes instead of copying them (tcp(7)): the proxy is to be the slowest part of the way.
         while (now := time.monotonic()) < end:
             size = connection.recv_into(buffer, _CHUNK, socket.MSG_TRUNC)
@@ -118,8 +120,9 @@ def probe(address: str, port: int, seconds: float) -> None:
 
 
 def pace(address: str, port: int, per_s: float) -> None:
-    """Print when each question was asked, and how long after its appointed moment the answer was there: who has to wait
-    for an earlier answer has waited, too."""
+    """Print for each appointed moment how long after it an answer was there. Who is to ask while an earlier question is
+    still open waits for that one's answer, and does not ask: so a pause counts for everybody who would have met it,
+    and for nobody else."""
     seen = []
     gc.disable()
     step = int(1e9 / per_s)
@@ -128,10 +131,14 @@ def pace(address: str, port: int, per_s: float) -> None:
         while not select.select([sys.stdin], [], [], 0)[0]:
             appointed += step
             time.sleep(max(0, appointed - time.monotonic_ns()) / 1e9)
-            late = time.monotonic_ns() > appointed + step  # only then was it an answer that made us late, not our sleep
-            asked = appointed if late else time.monotonic_ns()
+            asked = time.monotonic_ns()  # a sleep may be late: that is not the proxy's fault
             _ask(connection)
-            seen.append((asked, time.monotonic_ns() - asked))
+            answered = time.monotonic_ns()
+            seen.append((asked, answered - asked))
+            while appointed + step < answered:
+                appointed += step
+                if appointed > asked:
+                    seen.append((appointed, answered - appointed))
     json.dump(seen, sys.stdout)
 
 
@@ -255,8 +262,8 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["source", port]:
             source(int(port))
-        case ["sink", address, port, begin, end]:
-            sink(address, int(port), float(begin), float(end))
+        case ["sink", address, port]:
+            sink(address, int(port))
         case ["probe", address, port, seconds]:
             probe(address, int(port), float(seconds))
         case ["pace", address, port, per_s]:
