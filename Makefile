@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup check format lint types walls test demo bench lock install uninstall image image-check clean
+.PHONY: help setup check format lint types walls test fuzz demo bench lock install uninstall image image-check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,15 @@ format: setup ## rewrite the sources in the house format
 test: setup ## all tests (those in network namespaces need root)
 	@$(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
 
+FUZZ_SECONDS ?= 60
+fuzz: $(VENV)/fuzz/ready ## make up bytes for every decoder, FUZZ_SECONDS (60) for each (FUZZ="watch pages": only these)
+	@PYTHONPATH=$(VENV)/fuzz $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ)
+
+# Beside the environment, not in it: there is no such wheel for every platform and every Python, and only this needs it.
+$(VENV)/fuzz/ready: $(VENV)/ready requirements-fuzz.lock
+	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes --target $(VENV)/fuzz -r requirements-fuzz.lock
+	@touch $@
+
 demo: setup ## the main job, shown in network namespaces of its own (KEEP=1 leaves it running)
 	@$(BIN)/python -m tests.demo $(if $(KEEP),--keep)
 
@@ -37,6 +46,7 @@ bench: setup ## beside HAProxy and the direct path, in network namespaces
 lock: setup ## pin the newest versions of everything again
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements.lock
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra dev -o requirements-dev.lock
+	@$(BIN)/uv pip compile tests/fuzz/requirements.in --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-fuzz.lock
 
 install: ## on a host, for systemd, as root: PREFIX=/usr/local PYTHON=/usr/bin/python3 (DESTDIR= for packages)
 	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) PYTHON=$(PYTHON) bash deploy/install.sh install
@@ -52,4 +62,4 @@ image-check: setup ## build an image, and try it in network namespaces
 		&& KUBEPROXY_ROOTFS=$$rootfs $(BIN)/python -m pytest -q tests/deploy/test_image.py
 
 clean: ## everything that the other targets made
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .fuzz build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

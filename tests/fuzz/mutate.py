@@ -64,7 +64,7 @@ def _change(value: Any, random: Random) -> None:
         case 4:
             container[key] = [container[key]]
         case 5 if isinstance(container, MutableSequence):
-            container.extend([_copy(container[key])] * random.choice((1, 2, 40)))
+            container.extend([_copy(container[key])] * random.choice((1, 2, 8)))
         case _:
             other, other_key = random.choice(places)
             container[key], other[other_key] = _copy(other[other_key]), _copy(container[key])
