@@ -3,7 +3,9 @@ another in every way there is."""
 
 from __future__ import annotations
 
+import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +91,55 @@ def test_everything_killed(stage: Stage, netfilter: str) -> None:
             assert silent(host, (VIP, 80)), "the port is somebody else's now"
         stage.daemon(QUICK, netfilter=netfilter)
         stage.await_answers(0, 1, 2)
+
+
+@each_adapter
+def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
+    """Its workers serve on until the next one's rules are in force, then let what is open finish."""
+    first = serve(stage, "--workers=2", netfilter=netfilter)
+    with Crowd(stage.client, (VIP, 80)) as crowd:
+        linger()
+        first.process.kill()
+        first.process.wait()
+        linger()
+        second = stage.daemon(QUICK, GRACE, "--workers=2", netfilter=netfilter)
+        until(lambda: "a worker of an earlier run serves on" in second.log(), "orphans have reported")
+        linger(2.0)
+    unhurt(crowd)
+    crowd.show(f"control process killed ({netfilter})")
+    until(lambda: second.log().count("a worker of an earlier run has ended") == 2, "the orphans have ended")
+    stage.await_answers(0, 1, 2)
+
+
+@each_adapter
+def test_executed_anew(stage: Stage, netfilter: str) -> None:
+    """New code under the same process number."""
+    daemon = serve(stage, "--workers=2", netfilter=netfilter)
+    pid = daemon.process.pid
+    with Crowd(stage.client, (VIP, 80)) as crowd:
+        linger()
+        daemon.process.send_signal(signal.SIGUSR2)
+        until(lambda: daemon.log().count("kubeproxy starts") == 2, "it has begun anew")
+        until(lambda: "a worker of an earlier run serves on" in daemon.log(), "orphans have reported")
+        linger(2.0)
+    unhurt(crowd)
+    crowd.show(f"executed anew ({netfilter})")
+    assert daemon.process.pid == pid
+    assert daemon.process.poll() is None
+    until(lambda: daemon.log().count("a worker of an earlier run has ended") == 2, "the orphans have ended")
+    assert "defunct" not in stage.node.run(["ps", "--ppid", str(pid), "-o", "args="]).stdout
+    stage.await_answers(0, 1, 2)
+    assert daemon.terminate(40) == 0
+
+
+def test_not_executed_anew_by_code_that_refuses_the_configuration(stage: Stage, tmp_path: Path) -> None:
+    """Nothing is begun before the new code has agreed."""
+    file = tmp_path / "config.yaml"
+    head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+    file.write_text(f"{head}kubeproxy: {{workers: 1}}\n")
+    daemon = serve(stage, f"--config={file}", netfilter="nftables")
+    file.write_text(f"{head}kubeproxy: {{workers: many}}\n")
+    daemon.process.send_signal(signal.SIGUSR2)
+    until(lambda: "cannot execute itself anew" in daemon.log(), "it refuses")
+    assert "kubeproxy.workers: found" in daemon.log()
+    stage.await_answers(0, 1, 2)
