@@ -7,10 +7,14 @@ from typing import Protocol
 
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.interface import DIAL_BUCKETS_S
+from kubeproxy.dataplane.journal import Journal
 from kubeproxy.dataplane.ladder import Ladder
 from kubeproxy.dataplane.messages import Tune
+from kubeproxy.dataplane.outbox import Outbox
 from kubeproxy.dataplane.pipes import PipePool
 from kubeproxy.dataplane.reactor import Reactor
+from kubeproxy.dataplane.sweep import HalfClosedSweep
+from kubeproxy.model import FrontendName
 
 BUFFER_BYTES = 64 * 1024
 
@@ -37,6 +41,7 @@ class Tally:
         "dial_retries",
         "dropped",
         "evicted",
+        "frontend",
         "nobody",
         "refused",
         "silent",
@@ -44,6 +49,8 @@ class Tally:
     )
 
     def __init__(self) -> None:
+        self.frontend: FrontendName | None = None
+        """Whose it is."""
         self.accepted = 0
         self.active = 0
         self.refused = 0
@@ -79,10 +86,26 @@ class Context:
         self.reactor = reactor
         self.budget = budget
         self.pipes = PipePool(budget)
+        self.outbox = Outbox(reactor)
         self.ladder = Ladder(reactor)
-        self.tune = Tune()
+        self._tune = Tune()
         self.live: set[Live] = set()
         self.dial_times = DialTimes()
+        self.journal = Journal()
         self.buffer = bytearray(BUFFER_BYTES)
         """One for all reads: what was read is sent, or copied out, before the next read."""
         self.view = memoryview(self.buffer)
+        self._sweep = HalfClosedSweep(self)
+        self._sweep.restart()
+
+    @property
+    def tune(self) -> Tune:
+        """The settings in effect."""
+        return self._tune
+
+    @tune.setter
+    def tune(self, tune: Tune) -> None:
+        changed = tune.half_closed_idle_s != self._tune.half_closed_idle_s
+        self._tune = tune
+        if changed:
+            self._sweep.restart()

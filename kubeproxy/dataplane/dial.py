@@ -5,6 +5,10 @@ tried *beside* the one that is silent, and the first to answer wins: a slow netw
 that refuses makes room for the next one at once. When all were tried in this step, the dial waits for the next step and
 begins again, so that an endpoint that is just being restarted is waited for. When the last step ends, or there is
 nobody to dial, the client is reset.
+
+Most clients speak first, and have spoken by the time they are dialed for. On a short way the handshake is over when
+`connect` returns, non-blocking or not. So what the client has said is offered to the endpoint at once: if it is taken,
+the endpoint has answered, and was woken once for the connection and its first message.
 """
 
 from __future__ import annotations
@@ -14,13 +18,18 @@ import os
 import select
 import socket
 from functools import partial
+from os import read, write
+from typing import TYPE_CHECKING
 
-from kubeproxy.dataplane.balancer import Balancer
-from kubeproxy.dataplane.context import Context, Tally
 from kubeproxy.dataplane.fds import reset_on_close
-from kubeproxy.dataplane.splice import Connection
+from kubeproxy.dataplane.splice import READ_BYTES, Connection
 from kubeproxy.dataplane.transparent import bind_as, can_preserve
-from kubeproxy.model import Target
+
+if TYPE_CHECKING:
+    from kubeproxy.dataplane.balancer import Balancer
+    from kubeproxy.dataplane.context import Context, Tally
+    from kubeproxy.dataplane.journal import Entry
+    from kubeproxy.model import Target
 
 ATTEMPTS_PER_STEP = 8
 """So that one client of a service whose thousand endpoints all refuse does not cost a thousand connects."""
@@ -28,10 +37,11 @@ ATTEMPTS_PER_STEP = 8
 EPHEMERAL_PORTS_FROM = 32_768
 """net.ipv4.ip_local_port_range begins here by default; lower it and lower ports are concerned too."""
 UNDER_WAY = (0, errno.EINPROGRESS)
-UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+UNREACHABLE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 """What speaks against the endpoint; other errors (no port, no memory) are this host's own."""
 HUNG_UP = select.EPOLLERR | select.EPOLLHUP
 """An endpoint that refused, or a client that reset. (A client that only said FIN may still want its answer.)"""
+NON_BLOCKING_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
 class Dial:
@@ -45,11 +55,15 @@ class Dial:
         "_client_address",
         "_client_events",
         "_context",
+        "_early",
+        "_entry",
         "_preserve",
+        "_refused",
         "_step",
         "_tally",
         "_tried",
         "_waiting",
+        "_watched",
         "since",
     )
 
@@ -62,7 +76,9 @@ class Dial:
         client: int,
         client_address: str,
         preserve: frozenset[Target],
+        entry: Entry | None,
     ) -> None:
+        """The entry is for the journal, if there is to be one."""
         self.since = context.reactor.now
         self._context = context
         self._tally = tally
@@ -71,38 +87,58 @@ class Dial:
         self._client_address = client_address
         self._preserve = preserve
         self._client_events = 0
+        self._watched = False
+        """Whether the client's events are heard of."""
+        self._early = b""
+        """What the client has said already."""
         self._waiting: dict[int, Target] = {}
         self._tried: list[Target] = []
         self._step = 0
         self._attempts = 0
+        """In this step."""
+        self._refused = False
+        """Whether some endpoint has refused, or could not be reached."""
+        self._entry = entry
+        context.live.add(self)
 
-    def start(self) -> None:
+    def begin(self) -> None:
         """Begin with the first step of the ladder."""
-        reactor = self._context.reactor
-        self._context.live.add(self)
-        try:
-            reactor.add(self._client, self._on_client)
-        except OSError:
-            self._fail()
+        context = self._context
+        if self not in context.live:
             return
-        self._context.ladder.step(self, self._context.tune.dial_steps_s[0])
-        # Like all that wakes somebody: at the end of the turn, when the whole batch has been accepted.
-        reactor.at_end(self._attempt)
+        try:
+            self._early = read(self._client, READ_BYTES)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._end("reset by client")
+            return
+        self._attempt()
+        if self not in context.live:
+            return
+        try:
+            context.reactor.add(self._client, self._on_client)
+        except OSError:
+            self._tally.unable += 1
+            self._end("unable")
+            return
+        self._watched = True
+        context.ladder.step(self, context.tune.dial_steps_s[0])
 
     def abort(self) -> None:
         """End it now; the client sees a reset."""
-        self._end()
+        self._end("cut")
 
     def _attempt(self) -> None:
         """Dial the next endpoints of this step, until one has not refused at once."""
-        if self not in self._context.live:
-            return
         while self._attempts < ATTEMPTS_PER_STEP:
             target = self._balancer.pick(self._client_address, self._context.reactor.now, self._tried)
             if target is None:
                 break
             self._attempts += 1
             self._tried.append(target)
+            if self._entry is not None:
+                self._entry.attempts += 1
             if self._connect(target):
                 return
             self._tally.dial_retries += 1
@@ -110,7 +146,7 @@ class Dial:
             self._fail()
 
     def _connect(self, target: Target) -> bool:
-        """Whether a connection to this endpoint is under way."""
+        """Whether a connection to this endpoint is under way, or there."""
         context = self._context
         if self._waiting and not context.budget.take(1):
             return False
@@ -118,23 +154,39 @@ class Dial:
             fd = begin_connecting(target, keepalive_s=context.tune.keepalive_s, client=self._speak_as(target))
         except OSError as error:
             if error.errno in UNREACHABLE:
-                reason = "refused" if error.errno == errno.ECONNREFUSED else "unreachable"
-                self._balancer.failed(target, context.reactor.now, reason)
+                self._refuse(target, "refused" if error.errno == errno.ECONNREFUSED else "unreachable")
             if self._waiting:
                 context.budget.give(1)
             return False
         self._waiting[fd] = target
+        sent = 0
+        try:
+            if self._early and target.port < EPHEMERAL_PORTS_FROM:
+                sent = write(fd, self._early)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._drop(fd)
+            if error.errno in UNREACHABLE:
+                self._refuse(target, "refused")
+            return False
         try:
             context.reactor.add(fd, partial(self._on_endpoint, fd))
         except OSError:
             self._drop(fd)
             return False
+        if sent:
+            self._arrive(fd, sent, 0)
         return True
 
     def _speak_as(self, target: Target) -> str | None:
         """Whose address the endpoint is to see; None: this node's."""
         client = self._client_address
         return client if target in self._preserve and can_preserve(client, target.address) else None
+
+    def _refuse(self, target: Target, reason: str) -> None:
+        self._refused = True
+        self._balancer.failed(target, self._context.reactor.now, reason)
 
     def _drop(self, fd: int) -> None:
         del self._waiting[fd]
@@ -146,31 +198,42 @@ class Dial:
         target = self._waiting[fd]
         if what & HUNG_UP or (target.port >= EPHEMERAL_PORTS_FROM and _is_own_echo(fd)):
             self._drop(fd)
-            self._balancer.failed(target, self._context.reactor.now, "refused")
+            self._refuse(target, "refused")
             self._tally.dial_retries += 1
             self._attempt()
             return
+        self._arrive(fd, 0, what)
+
+    def _arrive(self, fd: int, sent: int, what: int) -> None:
+        """This endpoint has answered, and taken so many of the client's early bytes."""
+        context, target = self._context, self._waiting[fd]
         if len(self._waiting) > 1:
             for loser in [other for other in self._waiting if other != fd]:
                 self._drop(loser)
         self._waiting.clear()
-        self._context.live.discard(self)
-        self._context.dial_times.add(self._context.reactor.now - self.since)
+        if not self._watched:
+            try:
+                context.reactor.add(self._client, self._on_client)
+            except OSError:
+                context.reactor.close(fd)
+                self._tally.unable += 1
+                self._end("unable")
+                return
+        context.live.discard(self)
+        dial_s = context.reactor.clock() - self.since
+        context.dial_times.add(dial_s)
         self._balancer.answered(target)
-        self._balancer.settle(self._client_address, target, self._context.reactor.now)
-        Connection(
-            self._context,
-            self._tally,
-            client=self._client,
-            endpoint=fd,
-            client_events=self._client_events,
-            endpoint_events=what,
-            since=self.since,
+        self._balancer.settle(self._client_address, target, context.reactor.now)
+        if self._entry is not None:
+            self._entry.endpoint = target
+            self._entry.dial_s = dial_s
+        Connection(context, self._tally, client=self._client, endpoint=fd, since=self.since, entry=self._entry).begin(
+            early=self._early, sent=sent, client_events=self._client_events, endpoint_events=what
         )
 
     def _on_client(self, what: int) -> None:
         if what & HUNG_UP:
-            self._end()
+            self._end("reset by client")
         else:
             self._client_events |= what
 
@@ -200,28 +263,35 @@ class Dial:
         tally = self._tally
         if self._waiting:
             tally.silent += 1
+            reason = "timeout"
         elif not len(self._balancer):
             tally.nobody += 1
-        elif self._balancer.aside:
+            reason = "no endpoint"
+        elif self._refused:
             tally.refused += 1
+            reason = "refused"
         else:
             tally.unable += 1
-        self._end()
+            reason = "unable"
+        self._end(reason)
 
-    def _end(self) -> None:
+    def _end(self, reason: str) -> None:
+        context = self._context
         for fd in list(self._waiting):
             self._drop(fd)
-        self._context.live.discard(self)
+        context.live.discard(self)
         reset_on_close(self._client)
-        self._context.reactor.close(self._client)
-        self._context.budget.give(2)
+        context.reactor.close(self._client)
+        context.budget.give(2)
+        if self._entry is not None:
+            context.journal.add(self._entry.ended(reason, duration_s=context.reactor.now - self.since))
 
 
 def begin_connecting(target: Target, *, keepalive_s: int, client: str | None) -> int:
     """A descriptor whose connection to an endpoint is under way, from the address of `client` if one is given. OSError
     when it could not even begin."""
-    family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    # The C type: a `socket.socket` costs three Python calls more.
+    sock = socket.SocketType(socket.AF_INET6 if ":" in target.address else socket.AF_INET, NON_BLOCKING_STREAM)
     try:
         set_stream_options(sock, keepalive_s=keepalive_s)
         if client is not None:
@@ -247,11 +317,12 @@ def _is_own_echo(fd: int) -> bool:
         sock.detach()
 
 
-def set_stream_options(sock: socket.socket, *, keepalive_s: int) -> None:
+def set_stream_options(sock: socket.SocketType, *, keepalive_s: int) -> None:
     """What both legs have; a listener hands its own down to what it accepts. Urgent data stays in line: a proxy that
     took it out would lose it."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, keepalive_s)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive_s)
+    setsockopt = sock.setsockopt
+    setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+    setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, keepalive_s)
+    setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive_s)

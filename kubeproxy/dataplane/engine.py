@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.datagrams import DatagramListener, Sessions
-from kubeproxy.dataplane.interface import PROSPECTS, Counters, Ill, Prospect, Vitals
+from kubeproxy.dataplane.interface import PROSPECTS, Counters, Ended, Ill, Prospect, Vitals
 from kubeproxy.dataplane.listener import Listener
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
 from kubeproxy.model import Address, FrontendName, Protocol
@@ -66,6 +66,7 @@ class Engine:
         listener = self._open(message)
         if isinstance(listener, str):
             return listener
+        listener.tally.frontend = message.frontend
         self._listeners[message.frontend] = listener
         return None
 
@@ -166,7 +167,12 @@ class Engine:
             lag_s=context.reactor.take_longest_turn(),
             dials=tuple(context.dial_times.counts),
             dial_seconds=context.dial_times.seconds,
+            unlogged=context.journal.forgotten,
         )
+
+    def take_ended(self) -> list[Ended]:
+        """The connections that have ended since this was last asked (see `DataPlane.ended`)."""
+        return self._context.journal.take()
 
     def retire(self) -> None:
         """Serve no new client of any frontend; those who wait already are taken, and the open connections go on."""

@@ -8,7 +8,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from kubeproxy.dataplane.interface import PROSPECTS, Counters, Ill, Prospect, Vitals
+from kubeproxy.dataplane.interface import PROSPECTS, Counters, Ended, Ill, Prospect, Vitals
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
 from kubeproxy.errors import KernelError
 from kubeproxy.model import NODE_PORTS, Address, Family, FrontendName, family_of
@@ -91,6 +91,10 @@ class FakeDataPlane:
         """The endpoints in the order in which they were told; nobody is bound."""
         told = self.endpoints.get(frontend)
         return () if told is None else (Prospect(0, told.endpoints[:PROSPECTS]),)
+
+    async def ended(self) -> Sequence[Ended]:
+        """Nobody ever came."""
+        return ()
 
     restarts = 0
     trouble: str | None = None

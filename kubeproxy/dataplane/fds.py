@@ -9,15 +9,29 @@ rest.
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 import struct
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _shutdown = _libc.shutdown
 _shutdown.argtypes = (ctypes.c_int, ctypes.c_int)
+_send = _libc.send
+_send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_send.restype = ctypes.c_ssize_t
 _setsockopt = _libc.setsockopt
 _setsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
+LAST = socket.MSG_MORE | socket.MSG_NOSIGNAL
 _LINGER_ZERO = struct.pack("ii", 1, 0)
+
+
+def write_last(fd: int, data: bytes) -> int:
+    """As `os.write`, of what the end will follow at once: in the same packet, as the kernel waits for it."""
+    sent: int = _send(fd, data, len(data), LAST)
+    if sent < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return sent
 
 
 def finish_writing(fd: int) -> bool:

@@ -72,6 +72,8 @@ class Vitals(Struct, frozen=True):
     for the rest, not cumulative."""
     dial_seconds: float
     """The sum of these times."""
+    unlogged: int = 0
+    """Connections whose end nobody asked for in time (see `DataPlane.ended`)."""
 
 
 class Ill(Struct, frozen=True):
@@ -101,6 +103,32 @@ class Prospect(Struct, frozen=True):
     """The endpoint that the client stays with, by affinity; None: none."""
 
 
+class Ended(Struct, frozen=True, array_like=True):
+    """What became of one client's connection."""
+
+    frontend: FrontendName
+    protocol: Transport
+    client: Target
+    endpoint: Target | None
+    """Who answered; None: nobody."""
+    attempts: int
+    """How often an endpoint was dialed for it."""
+    began: float
+    """When it was accepted, in Unix seconds."""
+    dial_s: float | None
+    """From there to the endpoint's answer; None: there was none."""
+    duration_s: float
+    """From there to the end."""
+    bytes_in: int
+    """From the client, whether or not the endpoint took them."""
+    bytes_out: int
+    """From the endpoint, whether or not the client took them."""
+    reason: str
+    """``closed``: both sides had said all; ``reset by client``, ``reset by endpoint``; ``idle``: half-closed, and
+    silent for too long; ``cut``: by this proxy, on its own way out. And without an endpoint: ``refused``, ``timeout``,
+    ``no endpoint``, ``unable`` (see `Counters`)."""
+
+
 class DataPlane(Protocol):
     """A running data plane."""
 
@@ -121,6 +149,10 @@ class DataPlane(Protocol):
     async def prospects(self, frontend: FrontendName, client: Address) -> Sequence[Prospect]:
         """What each process that serves a frontend would do with the next connection from a client's address. Asking
         changes nothing; nobody answers for a frontend that is not served."""
+
+    async def ended(self) -> Sequence[Ended]:
+        """The connections that have ended since this was last asked, if `Tune.access_log` is on: of each serving
+        process the first few thousand."""
 
     @property
     def restarts(self) -> int:

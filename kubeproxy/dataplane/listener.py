@@ -10,9 +10,10 @@ import socket
 from kubeproxy.dataplane.balancer import Balancer
 from kubeproxy.dataplane.context import Context, Tally
 from kubeproxy.dataplane.dial import Dial, set_stream_options
+from kubeproxy.dataplane.journal import Entry
 from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.reactor import LEVEL, Timer
-from kubeproxy.model import Target
+from kubeproxy.model import Address, Target
 
 BATCH = 32
 """Clients taken in one helping; the other listeners come before the next."""
@@ -22,6 +23,21 @@ PAUSE_S = 0.1
 """How long a listener rests when the kernel has no descriptor or memory for another client and none of ours is given
 back meanwhile."""
 NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+OF_A_CLIENT = frozenset(
+    {
+        errno.ECONNABORTED,
+        errno.EPROTO,
+        errno.EPERM,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENOPROTOOPT,
+        errno.ENONET,
+        errno.EOPNOTSUPP,
+    }
+)
+"""accept(2): errors of a client that is gone already; EPERM: that a firewall refused."""
 DESCRIPTORS_PER_CLIENT = 2
 
 
@@ -52,33 +68,42 @@ class Listener:
             if not self._context.budget.take(DESCRIPTORS_PER_CLIENT):
                 self._rest()
                 return
-            if not self._accept():
+            dial = self._accept()
+            if dial is None:
                 self._context.budget.give(DESCRIPTORS_PER_CLIENT)
                 return
+            # Like all that wakes somebody: at the end of the turn, when the whole batch has been accepted.
+            self._context.outbox.dial(dial)
 
-    def _accept(self) -> bool:
-        """Whether a client was there; it is taken care of."""
-        try:
-            # Not accept(): what is wanted is the descriptor.
-            fd, address = self._sock._accept()  # type: ignore[attr-defined]
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                self._rest()
-            # Others (ECONNABORTED, EPROTO, ...) are of a client that is gone already.
-            return False
+    def _accept(self) -> Dial | None:
+        """The next client, to be dialed for; None if there is none."""
+        while True:
+            try:
+                # Not accept(): what is wanted is the descriptor.
+                fd, address = self._sock._accept()  # type: ignore[attr-defined]
+                break
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    self._rest()
+                if error.errno not in OF_A_CLIENT:
+                    return None
         os.set_blocking(fd, False)
         self.tally.accepted += 1
-        Dial(
+        return Dial(
             self._context,
             self.tally,
             self.balancer,
             client=fd,
             client_address=address[0],
             preserve=self._preserve,
-        ).start()
-        return True
+            entry=self._entry_of(address) if self._context.tune.access_log else None,
+        )
+
+    def _entry_of(self, address: tuple[str, int]) -> Entry | None:
+        name = self.tally.frontend
+        return None if name is None else Entry(name, Target(Address(address[0]), address[1]))
 
     def _rest(self) -> None:
         """No room: leave the clients in the queue until something is given back, or a moment has passed."""
@@ -104,6 +129,8 @@ class Listener:
         self._resting = False
         self._context.reactor.remove(self._sock.fileno())
         while self._context.budget.take(DESCRIPTORS_PER_CLIENT):
-            if not self._accept():
+            dial = self._accept()
+            if dial is None:
                 self._context.budget.give(DESCRIPTORS_PER_CLIENT)
                 break
+            self._context.reactor.again(dial.begin)

@@ -10,7 +10,7 @@ from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.held import HeldPorts
-from kubeproxy.dataplane.interface import Counters, Ill, Prospect, Vitals
+from kubeproxy.dataplane.interface import Counters, Ended, Ill, Prospect, Vitals
 from kubeproxy.dataplane.messages import Message
 from kubeproxy.dataplane.ports import HeldPort, stop_listening
 from kubeproxy.dataplane.reactor import Reactor
@@ -63,6 +63,10 @@ class LocalDataPlane:
         """See `DataPlane.prospects`."""
         prospect = self.engine.prospect(frontend, client)
         return () if prospect is None else (prospect,)
+
+    async def ended(self) -> Sequence[Ended]:
+        """See `DataPlane.ended`."""
+        return self.engine.take_ended()
 
     @property
     def restarts(self) -> int:

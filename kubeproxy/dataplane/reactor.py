@@ -69,6 +69,7 @@ class Reactor:
         self._at_end: list[Callable[[], None]] = []
         self.at_end = self._at_end.append
         """Call when everything that this turn's events, timers and helpings bring has been seen to."""
+        self._every_end: list[Callable[[], None]] = []
         self._closing: list[int] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._ticket = count()
@@ -107,6 +108,10 @@ class Reactor:
         if self._driver is not None:
             self._driver.wake_soon()
 
+    def at_every_end(self, callback: Callable[[], None]) -> None:
+        """Call at the end of every turn, before descriptors are closed."""
+        self._every_end.append(callback)
+
     def after(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         """Call once after some seconds."""
         timer = Timer(self.now + delay_s, callback)
@@ -139,6 +144,8 @@ class Reactor:
             for callback in self._at_end:
                 callback()
             self._at_end.clear()
+        for callback in self._every_end:
+            callback()
         if self._closing:
             for fd in self._closing:
                 os.close(fd)

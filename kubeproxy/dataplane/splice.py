@@ -19,10 +19,16 @@ from __future__ import annotations
 import os
 import select
 from os import read, write
+from typing import TYPE_CHECKING
 
-from kubeproxy.dataplane.context import Context, Tally
-from kubeproxy.dataplane.fds import finish_writing, reset_on_close
+from kubeproxy.dataplane.fds import finish_writing, reset_on_close, write_last
 from kubeproxy.dataplane.pipes import PIPE_BYTES, Pipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kubeproxy.dataplane.context import Context, Tally
+    from kubeproxy.dataplane.journal import Entry
 
 READABLE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 READ_ON = select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -46,16 +52,19 @@ class Flow:
         "_backlog",
         "_connection",
         "_context",
+        "_last",
         "_meter",
         "_more",
         "_pipe",
         "_piped",
+        "_post",
         "_read_on",
         "_sink",
         "_source",
         "_streak",
         "blocked",
         "broken",
+        "count",
         "open",
         "reverse",
     )
@@ -63,12 +72,24 @@ class Flow:
     reverse: Flow
     """The other direction; to be had only until the connection ends."""
 
-    def __init__(self, context: Context, connection: Connection, source: int, sink: int, meter: list[int]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        connection: Connection,
+        source: int,
+        sink: int,
+        *,
+        meter: list[int],
+        post: Callable[[Flow], None],
+    ) -> None:
         self._context = context
         self._connection = connection
         self._source = source
         self._sink = sink
         self._meter = meter
+        self._post = post
+        self.count = 0
+        """Bytes read."""
         self.open = True
         """The source has not ended."""
         self.blocked = False
@@ -77,6 +98,8 @@ class Flow:
         """The source is dead: after what it still holds comes a reset."""
         self._read_on = False
         self._more = False
+        self._last = False
+        """After the backlog comes the end."""
         self._backlog = b""
         self._pipe: Pipe | None = None
         self._piped = 0
@@ -99,6 +122,15 @@ class Flow:
         if what & WRITABLE and reverse.blocked:
             reverse.flush()
 
+    def begin_with(self, data: bytes, sent: int) -> None:
+        """So much was read, and sent on, before there was a flow."""
+        self.count = len(data)
+        self._meter[0] += len(data)
+        if sent < len(data):
+            self._backlog = data[sent:]
+            self.blocked = True
+            self._post(self)
+
     def pump(self) -> None:
         """Move what the source has to the sink, until one of them has had enough or it is the others' turn."""
         if self._pipe is not None:
@@ -118,13 +150,17 @@ class Flow:
                 self._over(reset=self.broken)
                 return
             count = len(data)
+            self.count += count
             self._meter[0] += count
             self._backlog = data
             self.blocked = True
             if count < READ_BYTES:
                 self._streak = 0
-                self._more = self._read_on
-                self._context.reactor.at_end(self.flush)
+                if self._read_on:
+                    self._look_for_end()
+                else:
+                    self._more = False
+                self._post(self)
                 return
             self._more = True
             if not self._write_backlog():
@@ -138,34 +174,43 @@ class Flow:
             moved += count
         self._context.reactor.again(self._go_on)
 
+    def _look_for_end(self) -> None:
+        """An end was announced: if it comes right after what was read, it can go out in the same packet."""
+        self._more = True
+        if self.broken:
+            return
+        try:
+            data = read(self._source, READ_BYTES)
+        except BlockingIOError:
+            self._more = False
+        except OSError:
+            self.broken = True
+        else:
+            count = len(data)
+            self.count += count
+            self._meter[0] += count
+            self._backlog += data
+            self._last = not data
+
     def flush(self) -> None:
         """Give the sink what waits for it, if anything still does, and then go on reading."""
         if not self.blocked:
             return
-        backlog = self._backlog
-        if backlog:
-            # As in _write_backlog, but for one call less on the way of every small message.
-            try:
-                sent = write(self._sink, backlog)
-            except BlockingIOError:
+        if self._backlog:
+            if not self._write_backlog():
                 return
-            except OSError:
-                self._sink_lost()
-                return
-            if sent < len(backlog):
-                self._backlog = backlog[sent:]
-                return
-            self._backlog = b""
         elif self._pipe is not None and not self._empty_pipe(self._pipe):
             return
         self.blocked = False
-        if self._more:
+        if self._last:
+            self._over(reset=self.broken)
+        elif self._more:
             self.pump()
 
     def _write_backlog(self) -> bool:
         """Whether the sink took all of it."""
         try:
-            sent = write(self._sink, self._backlog)
+            sent = (write_last if self._last else write)(self._sink, self._backlog)
         except BlockingIOError:
             return False
         except OSError:
@@ -193,6 +238,7 @@ class Flow:
             if not count:
                 self._over(reset=self.broken)
                 return
+            self.count += count
             self._meter[0] += count
             moved += count
             self._piped = count
@@ -241,7 +287,7 @@ class Flow:
         if self.open:
             self.pump()
         else:
-            self._connection.abort()
+            self._connection.reset_by(self)
 
     def _nothing_more(self) -> None:
         if self.broken:
@@ -256,7 +302,7 @@ class Flow:
         """The source has said all, and all of it is delivered (nothing is read while something waits)."""
         self.stop()
         if reset:
-            self._connection.abort()
+            self._connection.reset_by(self)
         elif not self.reverse.open:
             self._connection.finish()
         elif not finish_writing(self._sink):
@@ -269,61 +315,106 @@ class Flow:
         self._release_pipe(self._pipe)
 
 
+def send_backlogs(flows: Iterable[Flow]) -> None:
+    """Give each flow's sink what waits for it: `Flow.flush` for many at once, with nothing but the system call on the
+    way of a small message."""
+    for flow in flows:
+        if not flow.blocked:
+            continue
+        backlog = flow._backlog
+        if flow._last or not backlog:
+            flow.flush()
+            continue
+        try:
+            sent = write(flow._sink, backlog)
+        except BlockingIOError:
+            continue
+        except OSError:
+            flow._sink_lost()
+            continue
+        if sent < len(backlog):
+            flow._backlog = backlog[sent:]
+            continue
+        flow._backlog = b""
+        flow.blocked = False
+        if flow._more:
+            flow.pump()
+
+
 class Connection:
     """A client and its endpoint. Owns both descriptors and the claim on them."""
 
-    __slots__ = ("_client", "_context", "_down", "_endpoint", "_tally", "_up", "since")
+    __slots__ = ("_client", "_context", "_endpoint", "_entry", "_tally", "down", "since", "up")
 
     def __init__(
-        self,
-        context: Context,
-        tally: Tally,
-        *,
-        client: int,
-        endpoint: int,
-        client_events: int,
-        endpoint_events: int,
-        since: float,
+        self, context: Context, tally: Tally, *, client: int, endpoint: int, since: float, entry: Entry | None
     ) -> None:
-        """Both descriptors are watched by the reactor already; the events are those that came before there was a
-        connection to hear of them."""
+        """Both descriptors are watched by the reactor already; the entry is for the journal."""
         self.since = since
         self._context = context
         self._tally = tally
         self._client = client
         self._endpoint = endpoint
-        up = self._up = Flow(context, self, client, endpoint, tally.bytes_in)
-        down = self._down = Flow(context, self, endpoint, client, tally.bytes_out)
+        self._entry = entry
+        outbox = context.outbox
+        up = self.up = Flow(context, self, client, endpoint, meter=tally.bytes_in, post=outbox.to_endpoints)
+        down = self.down = Flow(context, self, endpoint, client, meter=tally.bytes_out, post=outbox.to_clients)
         up.reverse, down.reverse = down, up
         tally.active += 1
         context.live.add(self)
         context.reactor.hand_over(client, up.on_event)
         context.reactor.hand_over(endpoint, down.on_event)
+
+    def begin(self, *, early: bytes, sent: int, client_events: int, endpoint_events: int) -> None:
+        """Go on from here: this was read from the client already, so much of it was taken by the endpoint, and these
+        events came before there was a connection to hear of them."""
+        up, down = self.up, self.down
+        if early:
+            up.begin_with(early, sent)
         if client_events & READABLE:
             up.on_event(client_events)
         if endpoint_events & READABLE and down.open:
             down.on_event(endpoint_events)
 
+    @property
+    def half_closed(self) -> bool:
+        """One side has said all, and the other has not."""
+        return self.up.open is not self.down.open
+
+    @property
+    def moved(self) -> int:
+        """Bytes so far, both ways."""
+        return self.up.count + self.down.count
+
     def finish(self) -> None:
         """Both sides have said all they had to say."""
-        self._end()
+        self._end("closed")
 
-    def abort(self) -> None:
+    def reset_by(self, flow: Flow) -> None:
+        """The source of this flow is dead; the other side is told so."""
+        self.abort("reset by client" if flow is self.up else "reset by endpoint")
+
+    def abort(self, reason: str = "cut") -> None:
         """End it now; both sides see a reset."""
         if self in self._context.live:
             reset_on_close(self._client)
             reset_on_close(self._endpoint)
-            self._end()
+            self._end(reason)
 
-    def _end(self) -> None:
+    def _end(self, reason: str) -> None:
         context = self._context
         context.live.discard(self)
         self._tally.active -= 1
-        up, down = self._up, self._down
+        up, down = self.up, self.down
         up.stop()
         down.stop()
         # The three know each other; left so, only the garbage collector would find them.
-        del up.reverse, down.reverse, self._up, self._down
+        del up.reverse, down.reverse, self.up, self.down
         context.reactor.close(self._client)
         context.reactor.close(self._endpoint)
         context.budget.give(2)
+        if self._entry is not None:
+            duration_s = context.reactor.now - self.since
+            context.journal.add(
+                self._entry.ended(reason, duration_s=duration_s, bytes_in=up.count, bytes_out=down.count)
+            )

@@ -24,7 +24,7 @@ def can_preserve(client: str, endpoint: str) -> bool:
     return client != endpoint and not client.startswith("127.") and client != "::1"
 
 
-def bind_as(sock: socket.socket, client: str) -> None:
+def bind_as(sock: socket.SocketType, client: str) -> None:
     """Let a socket speak from this address. OSError (EPERM: neither CAP_NET_RAW nor CAP_NET_ADMIN)."""
     _make_transparent(sock)
     sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
@@ -38,7 +38,7 @@ def make_recognizable(sock: socket.socket) -> None:
         _make_transparent(sock)
 
 
-def _make_transparent(sock: socket.socket) -> None:
+def _make_transparent(sock: socket.SocketType) -> None:
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, IPV6_TRANSPARENT, 1)
     else:

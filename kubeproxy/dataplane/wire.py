@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from kubeproxy.dataplane.interface import Counters, Ill, Prospect, Vitals
+from kubeproxy.dataplane.interface import Counters, Ended, Ill, Prospect, Vitals
 from kubeproxy.dataplane.messages import Message
 from kubeproxy.errors import KubeproxyError
 from kubeproxy.model import Address, FrontendName
@@ -55,6 +55,7 @@ class About(StrEnum):
     COUNTERS = "counters"
     VITALS = "vitals"
     ILL = "ill"
+    ENDED = "ended"
 
 
 class Ask(Struct, frozen=True, tag=True, array_like=True):
@@ -126,6 +127,14 @@ class Ailing(Struct, frozen=True, tag=True, array_like=True):
     ill: tuple[tuple[FrontendName, tuple[Ill, ...]], ...]
 
 
+class Ends(Struct, frozen=True, tag=True, array_like=True):
+    """The connections that have ended since this was last asked."""
+
+    number: int
+    open: int
+    ended: tuple[Ended, ...]
+
+
 class Foreseen(Struct, frozen=True, tag=True, array_like=True):
     """This would become of it; None: the frontend is not served."""
 
@@ -151,7 +160,7 @@ class Status(Struct, frozen=True, tag=True, array_like=True):
 
 
 Request = Apply | Shed | Ask | Foresee | StopAccepting | Drain | End
-Answer = Done | Counted | Doing | Ailing | Foreseen | Drained
+Answer = Done | Counted | Doing | Ailing | Ends | Foreseen | Drained
 Report = Answer | Status
 Frame = Request | Report
 

@@ -40,6 +40,7 @@ from kubeproxy.dataplane.wire import (
     Drain,
     Drained,
     End,
+    Ends,
     Foresee,
     Foreseen,
     GarbledError,
@@ -209,6 +210,8 @@ class Worker:
                 self._answer(Doing(number, self._open, self._engine.vitals(worker=self._number)))
             case Ask(number, About.ILL):
                 self._answer(Ailing(number, self._open, tuple(self._engine.ill(worker=self._number).items())))
+            case Ask(number, About.ENDED):
+                self._answer(Ends(number, self._open, tuple(self._engine.take_ended())))
             case Foresee(number, frontend, client):
                 prospect = self._engine.prospect(frontend, client, worker=self._number)
                 self._answer(Foreseen(number, self._open, prospect))

@@ -13,7 +13,7 @@ from msgspec.structs import astuple, replace
 
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.held import HeldPorts
-from kubeproxy.dataplane.interface import Counters, Ill, Prospect, Vitals
+from kubeproxy.dataplane.interface import Counters, Ended, Ill, Prospect, Vitals
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.ports import HeldPort
 from kubeproxy.dataplane.process import WorkerProcess, all_reaped, command
@@ -29,6 +29,7 @@ from kubeproxy.dataplane.wire import (
     Drain,
     Drained,
     End,
+    Ends,
     Foresee,
     Foreseen,
     Request,
@@ -299,6 +300,11 @@ class WorkerDataPlane:
                 for name, ill in answer.ill:
                     found.setdefault(name, []).extend(ill)
         return found
+
+    async def ended(self) -> Sequence[Ended]:
+        """See `DataPlane.ended`."""
+        answers = await self._ask(lambda number: Ask(number, About.ENDED))
+        return [ended for answer in answers if isinstance(answer, Ends) for ended in answer.ended]
 
     async def prospects(self, frontend: FrontendName, client: Address) -> Sequence[Prospect]:
         """See `DataPlane.prospects`."""

@@ -154,6 +154,32 @@ async def test_a_client_that_spoke_and_said_fin_while_we_dialed_is_served(bench:
                 writer.close()
 
 
+@pytest.mark.parametrize("size", [1, 65_536, 300_000])
+async def test_what_a_client_says_before_it_is_dialed_for_reaches_the_endpoint_that_answers(
+    bench: Bench, size: int
+) -> None:
+    """Once, and whole, whoever was tried before."""
+    await bench.plane.send([QUICK])
+    words = bytes(range(256)) * (size // 256) or b"x"
+    with refusing_target() as refusing, silent_target() as silent:
+        async with endpoint(echo) as alive:
+            address = await bench.serve(refusing, silent, alive)
+            for _ in range(3):
+                sock = socket.socket()
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
+                # What is sent before the data plane has its first turn is there when the client is accepted.
+                sock.connect(address)
+                sock.setblocking(False)
+                sent = sock.send(words)
+                sock.shutdown(socket.SHUT_WR)
+                reader, writer = await asyncio.open_connection(sock=sock)
+                assert await asyncio.wait_for(reader.read(), 10) == words[:sent]
+                writer.close()
+    await eventually(lambda: not bench.plane._context.live)
+    counters = bench.plane.engine.counters()[frontend()]
+    assert counters.bytes_in == counters.bytes_out > 0
+
+
 async def test_endpoints_change_under_running_connections(bench: Bench) -> None:
     async with endpoint(echo) as old, endpoint(says("new")) as new:
         address = await bench.serve(old)

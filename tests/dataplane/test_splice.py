@@ -10,7 +10,7 @@ import struct
 
 import pytest
 
-from kubeproxy.dataplane.messages import Retire
+from kubeproxy.dataplane.messages import Retire, Tune
 from tests.dataplane.conftest import Bench, ask, echo, endpoint, eventually, frontend, says
 
 RESET = struct.pack("ii", 1, 0)
@@ -240,3 +240,50 @@ async def test_a_drain_waits_for_the_connections_open_at_its_begin(bench: Bench)
         writer.close()
         assert await drain == 0
         late_writer.close()
+
+
+async def test_a_half_closed_connection_that_is_silent_for_long_is_ended(bench: Bench) -> None:
+    """And none that still moves bytes, nor one that is whole, however silent."""
+    await bench.plane.send([Tune(half_closed_idle_s=0.4, access_log=True)])
+
+    async def forgets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        kind = await reader.readexactly(1)
+        while not over.is_set() and not writer.transport.is_closing():
+            if kind == b"t":
+                writer.write(b".")
+            await asyncio.sleep(0.05)
+
+    over = asyncio.Event()
+    async with endpoint(forgets) as target:
+        address = await bench.serve(target)
+        whole, forgotten, talking = [await asyncio.open_connection(*address) for _ in range(3)]
+        for (_, writer), kind in ((whole, b"w"), (forgotten, b"f"), (talking, b"t")):
+            writer.write(kind)
+        for _, writer in (forgotten, talking):
+            writer.write_eof()
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(forgotten[0].read(), 10)
+        assert [told.reason for told in await bench.plane.ended()] == ["idle"]
+        assert bench.plane.engine.counters()[frontend()].active == 2
+        assert await talking[0].readexactly(1) == b"."
+        over.set()
+        for _, writer in (whole, forgotten, talking):
+            writer.transport.abort()
+        await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)
+
+
+@pytest.mark.parametrize("size", [1, 65_535, 65_536, 200_000])
+async def test_the_last_words_and_the_end_arrive_together_and_whole(bench: Bench, size: int) -> None:
+    """An endpoint that says all and ends at once, to a client that reads late."""
+    words = os.urandom(size)
+
+    async def says_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(words)
+
+    async with endpoint(says_all) as target:
+        address = await bench.serve(target)
+        readers = [(await asyncio.open_connection(*address)) for _ in range(20)]
+        for reader, writer in readers:
+            assert await reader.read() == words
+            writer.close()
+    await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)

@@ -1,0 +1,61 @@
+"""What a turn has to say to others, said at its end, in the order that wakes them least.
+
+Waking a process that sleeps is what a small message costs most, and one that was woken a moment ago by another message
+is still awake. So a turn first reads all there is to read. Then it sends: first to endpoints, then to clients (half the
+wake-ups of sending in the order of reading). And it dials last, for all whom it has accepted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from kubeproxy.dataplane.reactor import Reactor
+from kubeproxy.dataplane.splice import Flow, send_backlogs
+
+if TYPE_CHECKING:
+    from kubeproxy.dataplane.dial import Dial
+
+_T = TypeVar("_T")
+
+ROUNDS = 4
+"""What is sent may make room to read more, which then is to be sent, too; but not for ever, as others wait."""
+
+
+class Outbox:
+    """Of one reactor."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self._to_endpoints: list[Flow] = []
+        self._to_clients: list[Flow] = []
+        self._dials: list[Dial] = []
+        self.to_endpoints = self._to_endpoints.append
+        """Send this flow's backlog, to an endpoint, at the end of the turn."""
+        self.to_clients = self._to_clients.append
+        """Send this flow's backlog, to a client, at the end of the turn."""
+        self.dial = self._dials.append
+        """Begin this dial at the end of the turn."""
+        reactor.at_every_end(self._empty)
+
+    def _empty(self) -> None:
+        for _ in range(ROUNDS):
+            if self._to_endpoints:
+                send_backlogs(_taken(self._to_endpoints))
+            if self._to_clients:
+                send_backlogs(_taken(self._to_clients))
+            if self._dials:
+                for dial in _taken(self._dials):
+                    dial.begin()
+            elif not (self._to_endpoints or self._to_clients):
+                return
+        self._reactor.again(_at_the_next_end)
+
+
+def _taken(items: list[_T]) -> list[_T]:
+    taken = items[:]
+    items.clear()
+    return taken
+
+
+def _at_the_next_end() -> None:
+    """What is left is sent then."""
