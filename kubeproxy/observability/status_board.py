@@ -94,7 +94,7 @@ class Board:
     async def _fresh(self, age_s: float, *, sample: bool = False) -> Index:
         """The index, at most `age_s` seconds old. Samples are taken at a steady pace, so not for every question."""
         async with self._one_at_a_time:
-            if self._index is None or self._clock() - self._looked_at > age_s:
+            if self._index is None or self._clock() - self._looked_at >= age_s:
                 sight = await self._look()
                 index = Index(sight)
                 await _breathe(index.fill(self._names))

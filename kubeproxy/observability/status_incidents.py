@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Mapping
 from typing import Final
@@ -54,6 +55,8 @@ def _words(record: logging.LogRecord) -> tuple[str, str]:
         text, error = str(record.msg.get("event", "")), record.msg.get("exc_info") or record.exc_info
     else:
         fields, text, error = {}, record.getMessage(), record.exc_info
+    if error is True:
+        error = sys.exc_info()
     if isinstance(error, tuple):
         error = error[1]
     if isinstance(error, BaseException):

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,6 +22,14 @@ from tests.lab import Host
 
 ANSWER_S = 20.0
 LOOK_S = 0.05
+_EXEC = """\
+import fcntl, os, sys
+ours = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
+for place, number in enumerate(ours, 3):
+    os.dup2(number, place)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Chromium reads at 3 and writes at 4."""
 
 
 def chromium() -> str | None:
@@ -56,7 +65,7 @@ class Chromium:
         )
         self._log = Path(self._profile, "log").open("wb")  # noqa: SIM115 - closed by close()
         self._process = host.popen(
-            ["sh", "-c", f"exec {program} {flags} 3<&{theirs_in} 4>&{theirs_out}"],
+            [sys.executable, "-c", _EXEC, str(theirs_in), str(theirs_out), program, *flags.split()],
             pass_fds=(theirs_in, theirs_out),
             stdout=self._log,
             stderr=self._log,

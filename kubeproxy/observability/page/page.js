@@ -7,7 +7,7 @@ const NEWS_MS = 15000;      // how long a restart is told
 const DOTS = 40;            // endpoints shown as dots in one row
 
 const STATES = {
-  problem: "with a problem", ill: "with an ill endpoint", empty: "without endpoints", waiting: "starting", ok: "well",
+  problem: "with a problem", ill: "with ill endpoints", empty: "without endpoints", waiting: "starting", ok: "well",
 };
 const STANDINGS = {
   ready: "ready", aside: "does not answer", trial: "about to be tried again", terminating: "terminating",
@@ -32,7 +32,7 @@ function make(tag, attributes = {}, ...children) {
 
 // Replaces an element's children only if they differ, so that what is selected or pointed at stays so.
 function fill(element, ...children) {
-  const fresh = make("div", {}, ...children);
+  const fresh = make(element.tagName, {}, ...children);
   if (fresh.innerHTML !== element.innerHTML) element.replaceChildren(...fresh.childNodes);
 }
 
@@ -100,8 +100,8 @@ function showDaemon(status) {
   showStates(status.totals);
   showNetfilter(status.netfilter);
   fill($("sources"), ...status.sources.map((source) => sourceLine(source, status.now)));
-  fill($("workers"), ...status.workers.map(workerLine));
-  if (status.restarts) $("workers").append(make("li", { class: "bad" }, `${count(status.restarts)} died and were replaced`));
+  fill($("workers"), ...status.workers.map(workerRow));
+  $("restarts").textContent = status.restarts ? `${count(status.restarts)} died and were replaced` : "";
   fill($("incidents"), ...(status.incidents.length ? status.incidents.map(incidentLine) : [make("li", {}, "none")]));
 }
 
@@ -149,13 +149,14 @@ function sourceLine(source, now) {
     make("span", { class: well ? "push" : "push bad" }, state), make("small", {}, last), faults);
 }
 
-function workerLine(worker) {
-  return make("li", {}, make("b", {}, `worker ${worker.number}`), make("span", { class: "push" }, `pid ${worker.pid}`),
-    make("small", {}, `${count(worker.connections)} connections, ${count(worker.udp_sessions)} UDP sessions`),
-    make("small", {}, `longest turn ${(worker.lag_s * 1000).toFixed(1)} ms`),
-    make("meter", { min: 0, max: worker.descriptors_limit, high: 0.8 * worker.descriptors_limit, value: worker.descriptors,
-      "aria-label": "descriptors in use" }),
-    make("small", {}, `${count(worker.descriptors)} of ${count(worker.descriptors_limit)} descriptors`));
+function workerRow(worker) {
+  const { descriptors, descriptors_limit: limit } = worker;
+  const sessions = worker.udp_sessions ? ` + ${count(worker.udp_sessions)} UDP` : "";
+  return make("tr", {}, make("th", { scope: "row" }, String(worker.pid)),
+    make("td", {}, `${count(worker.connections)}${sessions}`),
+    make("td", {}, `${(worker.lag_s * 1000).toFixed(1)} ms`),
+    make("td", { title: `${count(descriptors)} of ${count(limit)}` }, count(descriptors),
+      make("meter", { min: 0, max: limit, high: 0.8 * limit, value: descriptors, "aria-label": `of ${count(limit)}` })));
 }
 
 function incidentLine(incident) {

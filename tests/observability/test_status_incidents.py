@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from kubeproxy.observability import logging as ours
+from kubeproxy.observability.status_incidents import KEPT, Incidents
+
+
+@pytest.fixture
+def incidents() -> Iterator[Incidents]:
+    handler = Incidents()
+    before = logging.getLogger().level, logging.getLogger().handlers[:]
+    ours.configure(verbosity=0)
+    handler.listen()
+    yield handler
+    root = logging.getLogger()
+    root.setLevel(before[0])
+    for one in root.handlers[:]:
+        if one not in before[1]:
+            root.removeHandler(one)
+    structlog.reset_defaults()
+
+
+def test_warnings_and_errors_are_kept_newest_first(incidents: Incidents) -> None:
+    log = structlog.get_logger("kubeproxy.test")
+    log.info("all is well")
+    log.warning("watch ended", source="kubernetes", retry_in_s=1.5)
+    logging.getLogger("aiohttp").error("oh %s", "dear")
+    kept = incidents.newest_first()
+    assert [(it.level, it.text, it.details) for it in kept] == [
+        ("error", "oh dear", ""),
+        ("warning", "watch ended", "source=kubernetes retry_in_s=1.5"),
+    ]
+    assert kept[0].at >= kept[1].at > 1_600_000_000
+
+
+def test_repeats_are_counted(incidents: Incidents) -> None:
+    log = structlog.get_logger("kubeproxy.test")
+    for _ in range(3):
+        log.warning("again")
+    log.warning("another")
+    assert [(it.text, it.times) for it in incidents.newest_first()] == [("another", 1), ("again", 3)]
+
+
+def test_of_an_exception_only_its_text_is_kept(incidents: Incidents) -> None:
+    try:
+        raise ValueError("no such thing")
+    except ValueError:
+        structlog.get_logger("kubeproxy.test").exception("internal error", part="proxier")
+    (kept,) = incidents.newest_first()
+    assert kept.details == "part=proxier error=ValueError: no such thing"
+
+
+def test_memory_is_bounded(incidents: Incidents) -> None:
+    log = structlog.get_logger("kubeproxy.test")
+    for number in range(2 * KEPT):
+        log.warning("w" * 5000, number=number, text="d" * 5000)
+    assert len(incidents.newest_first()) == KEPT
+    assert max(len(it.text) + len(it.details) for it in incidents.newest_first()) <= 800
+
+
+def test_a_second_one_takes_the_place_of_the_first(incidents: Incidents) -> None:
+    second = Incidents()
+    second.listen()
+    structlog.get_logger("kubeproxy.test").warning("heard once")
+    assert incidents.newest_first() == ()
+    assert len(second.newest_first()) == 1
+    logging.getLogger().removeHandler(second)
