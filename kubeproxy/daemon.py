@@ -37,6 +37,7 @@ from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.select import select
 from kubeproxy.notify import own_notifier
 from kubeproxy.observability import logging
+from kubeproxy.observability.access_log import AccessLog
 from kubeproxy.observability.debug import debug_routes
 from kubeproxy.observability.exposition import Exposition
 from kubeproxy.observability.health import ProxyHealth
@@ -186,6 +187,9 @@ class Daemon:
             pulse = Pulse(data_plane=self._data_plane, health=self._health, metrics=self._metrics)
             self._tasks.start(_kept_running("pulse", pulse.look), name="pulse")
             self._tasks.start(pulse.beat(), name="loop lag")
+            self._access_log = AccessLog(self._data_plane.ended, on_lost=self._metrics.access_log_lost)
+            self._use_access_log()
+            self._tasks.start(_kept_running("access log", self._access_log.run), name="access log")
             self._tasks.start(self._settle_in(netfilter.name), name="settling in")
             _settle_memory()
             if await self._end() is self._superseded:
@@ -431,9 +435,14 @@ class Daemon:
         self._proxier.set_periods(periods(new))
         self._health.timeout_s = 2 * new.sync_period_s
         self._tasks.start(self._data_plane.send([tune(new)]), name="tune")
+        self._use_access_log()
         log.info("configuration reloaded", changed=list(difference.live))
         if difference.restart:
             log.warning("changed, but only after a restart", fields=list(difference.restart))
+
+    def _use_access_log(self) -> None:
+        configuration = self._configuration
+        self._access_log.use(configuration.kubeproxy.access_log, as_json=configuration.logging.format == "json")
 
     async def _follow_renewals(self) -> None:
         while True:
@@ -527,6 +536,7 @@ class Daemon:
         await self._drain(grace_s)
         if left := self._data_plane.open_connections:
             log.warning("connections are cut off", open=left)
+        await self._access_log.flush()
         await self._data_plane.close()
         self._proxier.close()
 

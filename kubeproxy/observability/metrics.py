@@ -159,7 +159,7 @@ class Metrics:
         )
         self._access_log_lost = Counter(
             "kubeproxy_access_log_lost_lines_total",
-            "Lines of the access log that could not be written, or were too many",
+            "Lines of the access log that could not be written",
             registry=registry,
         )
         self._lag = Histogram(

@@ -61,6 +61,7 @@ class Pulse:
         self._sleep = sleep
         self._log = RateLimitedLog(log, interval_s=REPEAT_S, clock=clock)
         self._turned_away = metrics.workers.turned_away
+        self._unlogged = metrics.workers.unlogged
         self._held_back_at: float | None = None
 
     async def look(self) -> None:
@@ -83,6 +84,7 @@ class Pulse:
         self._metrics.workers.see(vitals, restarts=self._data_plane.restarts, trouble=trouble)
         self._look_at_descriptors(vitals)
         self._look_at_workers(trouble)
+        self._look_at_access_log()
 
     def _look_at_descriptors(self, vitals: Sequence[Vitals]) -> None:
         now = self._clock()
@@ -109,3 +111,9 @@ class Pulse:
             self._log.error("the data plane does not serve as it should", reason=trouble)
         else:
             self._log.over("the data plane does not serve as it should")
+
+    def _look_at_access_log(self) -> None:
+        more = self._metrics.workers.unlogged - self._unlogged
+        self._unlogged = self._metrics.workers.unlogged
+        if more:
+            self._log.warning("the access log has gaps: too many connections ended at once", connections=more)

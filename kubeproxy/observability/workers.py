@@ -38,6 +38,8 @@ class Workers(Collector):
         self._lag_s: dict[int, float] = {}
         self.turned_away = 0
         """How often a client had to wait for want of descriptors, since this process began."""
+        self.unlogged = 0
+        """Connections that the access log has not got, because too many ended at once."""
 
     def see(self, vitals: Sequence[Vitals], *, restarts: int = 0, trouble: str | None = None) -> None:
         """So they are now. Belongs to the event loop's thread."""
@@ -48,6 +50,7 @@ class Workers(Collector):
             self._dials = tuple(map(add, self._dials, map(sub, it.dials, before.dials) if before else it.dials))
             self._dial_seconds += it.dial_seconds - (before.dial_seconds if before else 0.0)
             self.turned_away += it.turned_away - (before.turned_away if before else 0)
+            self.unlogged += it.unlogged - (before.unlogged if before else 0)
             self._lag_s[it.number] = max(it.lag_s, self._lag_s.get(it.number, 0.0))
             self._known.add(it.number)
             lives[life] = it
@@ -75,6 +78,11 @@ class Workers(Collector):
             "kubeproxy_clients_held_back_total",
             "How often a client had to wait to be accepted for want of descriptors",
             self.turned_away,
+        )
+        yield CounterMetricFamily(
+            "kubeproxy_access_log_skipped_connections_total",
+            "Connections that the access log has not got, because too many ended at once",
+            self.unlogged,
         )
         buckets, count = list[tuple[str, float]](), 0
         for bound, number in zip((*map(str, DIAL_BUCKETS_S), "+Inf"), self._dials, strict=True):

@@ -60,6 +60,7 @@ def vitals(
     connections: int = 0,
     descriptors: int = 0,
     turned_away: int = 0,
+    unlogged: int = 0,
     lag_s: float = 0.0,
     dials: Sequence[int] = (),
     dial_seconds: float = 0.0,
@@ -77,6 +78,7 @@ def vitals(
         lag_s=lag_s,
         dials=(*dials, *[0] * (len(DIAL_BUCKETS_S) + 1 - len(dials))),
         dial_seconds=dial_seconds,
+        unlogged=unlogged,
     )
 
 

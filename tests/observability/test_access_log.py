@@ -5,39 +5,38 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import structlog
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from kubeproxy.dataplane.interface import Ended
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
-from kubeproxy.observability.access_log import AccessLog, EndedView, json_line, text_line
+from kubeproxy.observability.access_log import AccessLog, json_line, text_line
 from tests.observability.conftest import WEB_IPV4
 
 DEADLINE_S = 10.0
-CLIENT = Target(Address("192.0.2.9"), 50123)
-ENDPOINT = Target(Address("10.0.0.1"), 8080)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    frontend: FrontendName = WEB_IPV4
-    protocol: Protocol = Protocol.TCP
-    client: Target = CLIENT
-    endpoint: Target | None = ENDPOINT
-    attempts: int = 2
-    began: float = 1_800_000_000.0
-    dial_s: float | None = 0.2500004
-    duration_s: float = 1.5
-    bytes_in: int = 120
-    bytes_out: int = 4096
-    reason: str = "closed"
-
-
-FAILED = Ended(endpoint=None, dial_s=None, attempts=3, bytes_in=0, bytes_out=0, reason="every endpoint refused")
+SERVED = Ended(
+    frontend=WEB_IPV4,
+    protocol=Protocol.TCP,
+    client=Target(Address("192.0.2.9"), 50123),
+    endpoint=Target(Address("10.0.0.1"), 8080),
+    attempts=2,
+    began=1_800_000_000.0,
+    dial_s=0.2500004,
+    duration_s=1.5,
+    bytes_in=120,
+    bytes_out=4096,
+    reason="closed",
+)
+FAILED = replace(
+    SERVED, endpoint=None, dial_s=None, attempts=3, bytes_in=0, bytes_out=0, reason="every endpoint refused"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +54,7 @@ class Source:
         self.broken = False
         self.lost = 0
 
-    async def __call__(self) -> Sequence[EndedView]:
+    async def __call__(self) -> Sequence[Ended]:
         if self.broken:
             raise KernelError("worker 1 gives no answer")
         ended, self.ended = self.ended, []
@@ -76,15 +75,17 @@ def log(source: Source) -> AccessLog:
 
 
 def test_a_line_says_who_was_served_by_whom_how_much_and_how_it_ended() -> None:
-    assert text_line(Ended()) == (
+    assert text_line(SERVED) == (
         "2027-01-15T08:00:01.500000Z service=default/web port=http protocol=TCP client=192.0.2.9:50123 "
         "endpoint=10.0.0.1:8080 attempts=2 bytes_in=120 bytes_out=4096 dial_s=0.25 duration_s=1.5 end=closed\n"
     )
     assert text_line(FAILED).endswith(
         'endpoint=- attempts=3 bytes_in=0 bytes_out=0 dial_s=- duration_s=1.5 end="every endpoint refused"\n'
     )
-    odd = Ended(
-        frontend=FrontendName(ServicePortName("a", "b\nc", ""), Family.IPV6), client=Target(Address("2001:db8::1"), 1)
+    odd = replace(
+        SERVED,
+        frontend=FrontendName(ServicePortName("a", "b\nc", ""), Family.IPV6),
+        client=Target(Address("2001:db8::1"), 1),
     )
     assert ' service="a/b\\nc" port=- protocol=TCP client=[2001:db8::1]:1 ' in text_line(odd)
     assert text_line(odd).count("\n") == 1
@@ -111,9 +112,9 @@ async def test_lines_are_added_to_the_file_that_has_the_name(log: AccessLog, sou
     path, rotated = tmp_path / "access.log", tmp_path / "access.log.1"
     path.write_text("what was there\n")
     log.use(str(path), as_json=False)
-    source.ended = [Ended(), FAILED]
+    source.ended = [SERVED, FAILED]
     await log.flush()
-    assert path.read_text() == "what was there\n" + text_line(Ended()) + text_line(FAILED)
+    assert path.read_text() == "what was there\n" + text_line(SERVED) + text_line(FAILED)
     path.rename(rotated)
     source.ended = [FAILED]
     await log.flush()
@@ -125,27 +126,35 @@ async def test_lines_are_added_to_the_file_that_has_the_name(log: AccessLog, sou
 
 async def test_many_lines_are_all_there_and_in_order(log: AccessLog, source: Source, tmp_path: Path) -> None:
     log.use(str(tmp_path / "access.log"), as_json=True)
-    source.ended = [replace(Ended(), bytes_in=number) for number in range(2500)]
+    source.ended = [replace(SERVED, bytes_in=number) for number in range(2500)]
     await log.flush()
     lines = (tmp_path / "access.log").read_text().splitlines()
     assert [json.loads(line)["bytes_in"] for line in lines] == list(range(2500))
 
 
+async def test_what_several_processes_tell_is_put_in_order(log: AccessLog, source: Source, tmp_path: Path) -> None:
+    log.use(str(tmp_path / "access.log"), as_json=True)
+    source.ended = [replace(SERVED, duration_s=float(number), bytes_in=number) for number in (3, 1, 2)]
+    await log.flush()
+    lines = (tmp_path / "access.log").read_text().splitlines()
+    assert [json.loads(line)["bytes_in"] for line in lines] == [1, 2, 3]
+
+
 async def test_it_runs_while_it_is_wanted(log: AccessLog, source: Source, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     running = asyncio.create_task(log.run())
-    source.ended = [Ended()]
+    source.ended = [SERVED]
     await asyncio.sleep(0.1)
     assert source.ended, "nobody has asked for them"
     log.use(str(first), as_json=False)
     await until(lambda: first.exists() and first.read_text().count("\n") == 1)
     log.use(str(second), as_json=False)
-    source.ended = [Ended()]
+    source.ended = [SERVED]
     await until(lambda: second.exists() and second.read_text().count("\n") == 1)
     log.use("", as_json=False)
     await until(lambda: not log._turn.locked())
     await asyncio.sleep(0.05)
-    source.ended = [Ended()]
+    source.ended = [SERVED]
     await asyncio.sleep(0.1)
     assert source.ended
     running.cancel()
@@ -159,13 +168,13 @@ async def test_a_file_that_cannot_be_written_is_told_once_and_its_lines_are_coun
     log.use(str(path), as_json=False)
     with capture_logs() as logs:
         for _ in range(3):
-            source.ended = [Ended(), Ended()]
+            source.ended = [SERVED, SERVED]
             await log.flush()
         assert source.lost == 6
         path.parent.mkdir()
-        source.ended = [Ended()]
+        source.ended = [SERVED]
         await log.flush()
-    assert path.read_text() == text_line(Ended())
+    assert path.read_text() == text_line(SERVED)
     assert [(entry["log_level"], entry["reason"], entry["lines_lost"]) for entry in logs] == [
         ("error", "No such file or directory", 2)
     ]
@@ -174,7 +183,7 @@ async def test_a_file_that_cannot_be_written_is_told_once_and_its_lines_are_coun
 async def test_a_pipe_that_nobody_reads_holds_nobody_up(log: AccessLog, source: Source, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     log.use(str(tmp_path / "pipe"), as_json=False)
-    source.ended = [Ended()]
+    source.ended = [SERVED]
     with capture_logs() as logs:
         async with asyncio.timeout(DEADLINE_S):
             await log.flush()
@@ -184,7 +193,7 @@ async def test_a_pipe_that_nobody_reads_holds_nobody_up(log: AccessLog, source: 
 
 async def test_among_the_other_logs(log: AccessLog, source: Source) -> None:
     log.use("-", as_json=False)
-    source.ended = [Ended()]
+    source.ended = [SERVED]
     with capture_logs() as logs:
         await log.flush()
     assert logs == [
@@ -213,7 +222,7 @@ async def test_a_data_plane_without_an_answer_is_told_of_and_asked_again(log: Ac
         await log.flush()
         await log.flush()
         assert [entry["reason"] for entry in logs] == ["worker 1 gives no answer"]
-        source.broken, source.ended = False, [Ended()]
+        source.broken, source.ended = False, [SERVED]
         await log.flush()
     assert logs[-1]["event"] == "connection ended"
 

@@ -98,3 +98,12 @@ async def test_workers_that_keep_dying_are_told_of_and_shown_while_they_do() -> 
         ("error", "worker 1 keeps dying: killed by signal 9"),
         ("error", "worker 0 keeps dying: exit status 1"),
     ]
+
+
+async def test_gaps_in_the_access_log_are_told_of() -> None:
+    patient = Patient()
+    with capture_logs() as logs:
+        for unlogged in (0, 5, 5, 6):
+            patient.serving.workers = [vitals(unlogged=unlogged)]
+            await patient.pulse.look_once()
+    assert [(entry["log_level"], entry["connections"]) for entry in logs] == [("warning", 5)]

@@ -52,9 +52,10 @@ def test_sums_outlive_the_processes() -> None:
     workers.see([vitals(0, turned_away=2, dials=(3, 1), dial_seconds=0.5), vitals(1, turned_away=1, dials=(1,))])
     workers.see([vitals(0, turned_away=4, dials=(4, 1), dial_seconds=0.75), vitals(1, turned_away=1, dials=(1,))])
     assert workers.turned_away == 5
-    workers.see([vitals(0, pid=2000, began=9.0, turned_away=1, dials=(0, 0, 2), dial_seconds=0.25)])
+    workers.see([vitals(0, pid=2000, began=9.0, turned_away=1, unlogged=7, dials=(0, 0, 2), dial_seconds=0.25)])
     found = values(workers)
     assert found["clients_held_back_total"] == 6
+    assert found["access_log_skipped_connections_total"] == 7
     assert found["dial_duration_seconds_bucket le=0.0005"] == 5
     assert found["dial_duration_seconds_bucket le=0.001"] == 6
     assert found["dial_duration_seconds_bucket le=0.0025"] == 8
