@@ -59,11 +59,17 @@ class Ledger:
     """Not for two tasks at once."""
 
     def __init__(
-        self, *, ports: Ports, claims: Claims, families: Iterable[Family], protocols: Iterable[Protocol]
+        self,
+        *,
+        ports: Ports,
+        claims: Claims,
+        families: Iterable[Family],
+        protocols: Iterable[Protocol],
+        guard_sockets: bool = False,
     ) -> None:
         self.ports = ports
         self.claims = claims
-        self.rules = Rules()
+        self.rules = Rules(guard_sockets=guard_sockets)
         self.wanted: dict[FrontendName, Frontend] = {}
         """Without what their claims were denied."""
         self.listeners: dict[FrontendName, Listener] = {}

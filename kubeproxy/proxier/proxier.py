@@ -84,10 +84,12 @@ class Proxier:
         facts: NodeFacts = NOWHERE,
         landing: Mapping[Family, Address] | None = None,
         bind: Mapping[Family, Address] | None = None,
+        guard_sockets: bool = False,
         observer: ProxierObserver | None = None,
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        """`guard_sockets`: the data plane's listeners have IP_TRANSPARENT, and netfilter can tell (see `RuleSet`)."""
         self._tracker = tracker
         self._data_plane = data_plane
         self._netfilter = netfilter
@@ -96,7 +98,9 @@ class Proxier:
         """The rules that the kernel's flows last agreed with; None: unknown."""
         ports = Ports(reserver, port_range)
         claims = Claims(reserver, is_proxy_port=ports.holds)
-        self._ledger = Ledger(ports=ports, claims=claims, families=families, protocols=protocols)
+        self._ledger = Ledger(
+            ports=ports, claims=claims, families=families, protocols=protocols, guard_sockets=guard_sockets
+        )
         self._ledger.use_facts(facts)
         self._ledger.use_addresses(landing or {}, bind or {})
         self._schedule = Schedule(periods, jitter)

@@ -52,6 +52,7 @@ class Rules:
     landing: Mapping[Family, Address] = field(default_factory=dict)
     bind: Mapping[Family, Address] = field(default_factory=dict)
     facts: NodeFacts = NOWHERE
+    guard_sockets: bool = False
     generation: int = 0
     _entries: dict[FrontendName, _Entry] = field(default_factory=dict)
     _external: set[FrontendName] = field(default_factory=set)
@@ -145,6 +146,7 @@ class Rules:
             node_addresses=self.facts.node_addresses,
             allowed_sources=self._allowed_sources.copy(),
             transparent=self._transparent(),
+            guard_sockets=self.guard_sockets,
             proxy_ports=frozenset(self._proxy_ports),
             refused=frozenset(self._without_endpoints[Verdict.REFUSE]),
             dropped=frozenset(self._without_endpoints[Verdict.DROP]),
