@@ -124,6 +124,16 @@ class Cluster:
         self.compact()
         self.restart()
 
+    def restore(self, version: int) -> None:
+        """Put everything back to what it was at a version, and forget what came after: storage from a backup."""
+        for resource, objects in self._now.items():
+            objects_then = self.at(resource, version)
+            objects.clear()
+            objects.update(objects_then)
+            history = self._history[resource]
+            del history[bisect_right(history, version, key=lambda change: change.version) :]
+        self.version = self.compacted = self.cached_from = version
+
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` after every write; the returned function ends that."""
         self._listeners.append(listener)

@@ -26,6 +26,12 @@ class Break(StrEnum):
     """Lines with nothing in them; the watch goes on."""
     UNKNOWN_TYPE = "unknown-type"
     """An event of a type that nobody knows; the watch goes on."""
+    OLD_EVENT = "old-event"
+    """A change of the first object, with a version from before everything; the watch goes on."""
+    WRONG_KIND = "wrong-kind"
+    """An event of another kind of object; the watch goes on."""
+    DEEP = "deep"
+    """An event nested a hundred thousand levels deep; the watch goes on."""
     ERROR_410 = "error-410"
     ERROR_500 = "error-500"
     STALL = "stall"
@@ -39,7 +45,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     kind: str = "status"
     """``status``: answer `status`; ``drop``: close without an answer; ``reset``: the same with a RST; ``hang``: never
-    answer; ``endless``: a list whose items go on for ever; ``cut``: half the answer, then close; ``slow``: the true
+    answer; ``endless``: a list whose items go on for ever; ``pages``: a list of one page after
+    another, for ever; ``cut``: half the answer, then close; ``slow``: the true
     answer after `delay_s`."""
     path: str = ""
     """Begin of the path."""
@@ -57,7 +64,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     delay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("status", "drop", "reset", "hang", "endless", "cut", "slow"):
+        if self.kind not in ("status", "drop", "reset", "hang", "endless", "pages", "cut", "slow"):
             raise ValueError(f"unknown fault {self.kind!r}")
 
     def hits(self, path: str, query: str, watch: bool) -> bool:

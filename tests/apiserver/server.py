@@ -189,6 +189,11 @@ class ApiServer:
                 hang_up(request, reset=fault.kind == "reset")
             case "hang":
                 await asyncio.Event().wait()
+            case "pages":
+                token = f"{len(request.query.get('continue', ''))}-{self.counts.total()}"
+                items = [{"metadata": {"name": f"s-{token}-{number}", "namespace": "demo"}} for number in range(500)]
+                page = {"kind": "ServiceList", "metadata": {"resourceVersion": "1", "continue": token}, "items": items}
+                return web.json_response(page)
             case "endless":
                 response = web.StreamResponse(headers={"Content-Type": "application/json"})
                 await response.prepare(request)

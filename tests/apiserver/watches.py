@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from aiohttp import web
 
@@ -137,6 +137,10 @@ class Watch:
                 async with asyncio.timeout_at(min(end, next_bookmark)):
                     await self._wake.wait()
 
+    def _with_kind(self, item: Mapping[str, object]) -> bytes:
+        kind = KINDS[self.resource]
+        return json.dumps({"kind": kind.kind, "apiVersion": kind.group_version, **item}).encode()
+
     def _bookmark_times(self, now: float, end: float) -> Iterator[float]:
         at = now + self._bookmark_s
         while at < end - BEFORE_END_S:
@@ -180,6 +184,15 @@ class Watch:
                 await response.write(b"\n\r\n\n")
             case Break.UNKNOWN_TYPE:
                 await response.write(_line("RENAMED", b'{"metadata":{"name":"x","resourceVersion":"1"}}'))
+            case Break.OLD_EVENT:
+                first = next(iter(self._cluster.at(self.resource, self._cluster.version).values()))
+                old = {**first.object, "metadata": {**first.object["metadata"], "resourceVersion": "1"}, "spec": {}}
+                await response.write(_line("MODIFIED", self._with_kind(old)))
+            case Break.WRONG_KIND:
+                pod = b'{"kind":"Pod","metadata":{"name":"x","namespace":"y","resourceVersion":"999999"}}'
+                await response.write(_line("ADDED", pod))
+            case Break.DEEP:
+                await response.write(_line("ADDED", b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
             case Break.ERROR_410:
                 text = f"too old resource version: 1 ({self._cluster.version})"
                 await self._refuse(response, _error(410, text), end)

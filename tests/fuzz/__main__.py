@@ -66,7 +66,7 @@ def fuzz(name: str, seconds: int) -> int:
             sys.stderr.write(said)
             raise SystemExit(f"{name}: the fuzzer did not run")
         found += 1
-        Path(f"{written[-1]}.txt").write_text(said[-20_000:])
+        Path(f"{written[-1]}.txt").write_text(run.stdout[-20_000:] + run.stderr[-4_000:])
         print(f"{name}: found {written[-1]}", flush=True)
     kept = len(list(corpus.iterdir()))
     print(f"{name}: {executions} executions in {seconds} s, {found} findings, {kept} inputs kept", flush=True)

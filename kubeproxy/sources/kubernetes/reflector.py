@@ -160,11 +160,15 @@ class Reflector:
             self._contact.failed(self._name, error, since=time() - self.state().behind_s)
         return delay_s
 
-    def _settled(self) -> None:
+    def _in_step(self) -> None:
         """The watch works: what was sent before is here, and what comes will be."""
-        self._course.settled()
         self._behind_since = None
         self._contact.found(self._name)
+
+    def _settled(self) -> None:
+        """It has worked for a while, so the next failure is a new story."""
+        self._course.settled()
+        self._in_step()
 
     # Listing
 
@@ -233,13 +237,13 @@ class Reflector:
                     self._apply(resource, parse_event(line))
                     seen += 1
                     if seen == 1:
-                        self._settled()
+                        self._in_step()
                     await self._turns.offer()
             finally:
                 settling.cancel()
-        if not seen and loop.time() - begun < self._pace.settle_s:
+        if loop.time() - begun < self._pace.settle_s:
             where = f"{self._client.server}{resource.path}"
-            raise Unreachable(f"{where}: the watch ended at once, without an event", cause="short watch")
+            raise Unreachable(f"{where}: the watch ended at once, after {seen} events", cause="short watch")
 
     def _apply(self, resource: Resource[Any], event: Event) -> None:
         if event.kind != resource.kind:
