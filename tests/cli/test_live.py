@@ -1,0 +1,144 @@
+"""`kubeproxy status` and `kubeproxy trace` against a live daemon with one endpoint that refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kubeproxy.observability.status import State
+from tests.browser.shop import ILL, WEB, Shop, ask, open_shop
+from tests.lab import Host
+from tests.lab.daemon import KUBEPROXY
+
+pytestmark = pytest.mark.netns
+
+CLIENT = "10.2.0.2"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with open_shop(tmp_path_factory.mktemp("manifests"), services=8) as opened:
+        yield opened
+
+
+def run(shop: Shop, *words: str) -> subprocess.CompletedProcess[str]:
+    return shop.network.node.run([KUBEPROXY, *words], check=False)
+
+
+def make_ill(shop: Shop) -> None:
+    """shop/web has just met its ill endpoint."""
+    for _ in range(4):
+        ask(shop.network, WEB)
+
+
+def test_the_summary(shop: Shop) -> None:
+    make_ill(shop)
+    done = run(shop, "status")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert re.match(r"kubeproxy \S+ on \S+: healthy, up ", lines[0])
+    table = lines[lines.index("") + 1 :]
+    assert table[0].split()[:3] == ["STATE", "SERVICE", "ACTIVE"]
+    assert table[1].split()[:2] == ["ill", "shop/web"]
+    assert ILL in table[1]
+    assert table[2].split()[:2] == ["empty", "billing/reports"]
+    assert len({line.find("shop/") for line in table if "shop/" in line}) == 1
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["web", "shop/web", "shop/web:http"])
+def test_one_service(shop: Shop, name: str) -> None:
+    make_ill(shop)
+    done = run(shop, "status", name)
+    assert done.returncode == 0
+    assert done.stdout.startswith("shop/web: ill")
+    assert re.search(rf"(aside|trial) +{re.escape(ILL)}: refuses", done.stdout)
+    assert "ready       10.3.0.2:8080" in done.stdout
+
+
+def test_json(shop: Shop) -> None:
+    make_ill(shop)
+    done = run(shop, "status", "-o", "json")
+    status = json.loads(done.stdout)
+    assert status["matched"] == len(status["services"]) == 10
+    assert status["services"][0]["state"] == State.ILL
+
+
+def test_what_does_not_exist_is_said(shop: Shop) -> None:
+    done = run(shop, "status", "nothing")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("kubeproxy: no Service nothing (of 10); `kubeproxy status` without a name lists")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["status"], ["trace", "10.96.0.1:80"]])
+def test_no_daemon_is_one_line_that_says_what_to_do(words: list[str]) -> None:
+    with Host("empty") as host:
+        done = host.run([KUBEPROXY, *words], check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "no daemon answers at 127.0.0.1:10249: Connection refused; is it running on this host" in done.stderr
+
+
+def test_the_address_comes_from_the_configuration(shop: Shop, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+    config.write_text(f"{head}metricsBindAddress: 0.0.0.0:10249\n")
+    assert run(shop, "status", "--config", str(config)).returncode == 0
+    config.write_text(f"{head}metricsBindAddress: 127.0.0.1:1\n")
+    assert "at 127.0.0.1:1: " in run(shop, "status", "--config", str(config)).stderr
+    assert run(shop, "status", "--config", str(config), "--address", "127.0.0.1:10249").returncode == 0
+    assert run(shop, "status", "--address", "nonsense").returncode == 64
+    # What answers there speaks HTTP, and is not what was looked for.
+    assert "it is no kubeproxy" in run(shop, "status", "--address", "127.0.0.1:10256").stderr
+
+
+def test_trace(shop: Shop) -> None:
+    make_ill(shop)
+    done = run(shop, "trace", f"{WEB}:80", "--from", CLIENT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"TCP from {CLIENT} (another host) to {WEB}:80: proxied\n")
+    assert "a cluster IP of shop/web:http; it is redirected to proxy port" in done.stdout
+    order = re.findall(r"^    \d\. (\S+?):? ?(?:refuses.*)?$", done.stdout, re.MULTILINE)
+    assert ILL in order
+    assert len(order) % 3 == 0
+    refused = run(shop, "trace", "10.96.0.2:80")
+    assert "(this node) to 10.96.0.2:80: refused" in refused.stdout
+    port = re.search(r"proxy port (\d+)", run(shop, "status", "web").stdout)
+    assert port is not None
+    assert "dropped" in run(shop, "trace", f"10.2.0.1:{port[1]}", "--from", CLIENT).stdout
+    assert json.loads(run(shop, "trace", f"{WEB}:80", "-o", "json").stdout)["outcome"] == "proxied"
+    assert run(shop, "trace", WEB).returncode == 64
+
+
+def test_watch_draws_anew_until_q(shop: Shop) -> None:
+    make_ill(shop)
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "140", "LINES": "30"}
+    process = shop.network.node.popen(
+        [KUBEPROXY, "status", "--watch"], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    seen, deadline = b"", time.monotonic() + 20
+    while seen.count(b"\x1b[H\x1b[2J") < 2:
+        assert time.monotonic() < deadline, seen
+        if select.select([ours], [], [], 0.5)[0]:
+            seen += os.read(ours, 65536)
+    os.write(ours, b"q")
+    assert process.wait(10) == 0
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+    assert "healthy" in text
+    assert "● shop/web" in text
+    first = text.partition("kubeproxy ")[2].partition("kubeproxy ")[0]
+    assert first.count("\n") <= 30
