@@ -45,7 +45,9 @@ def convert(kind: inspect.Type, value: Any, path: str, findings: Findings) -> An
         case inspect.DictType():
             if isinstance(value, Mapping):
                 return {
-                    name_of(key): convert(kind.value_type, item, join(path, key), findings)
+                    key if isinstance(key, str) else name_of(key): convert(
+                        kind.value_type, item, join(path, key), findings
+                    )
                     for key, item in value.items()
                 }
         case inspect.StructType():
