@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup check format lint types walls test fuzz demo bench lock install uninstall image image-check clean
+.PHONY: help setup check format lint types walls test fuzz demo bench micro profile lock install uninstall image image-check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,8 +40,17 @@ $(VENV)/fuzz/ready: $(VENV)/ready requirements-fuzz.lock
 demo: setup ## the main job, shown in network namespaces of its own (KEEP=1 leaves it running)
 	@$(BIN)/python -m tests.demo $(if $(KEEP),--keep)
 
-bench: setup ## beside HAProxy and the direct path, in network namespaces
+bench: setup ## beside HAProxy, nginx and the direct path, and at 10,000 services, in network namespaces (BENCH=--quick)
 	@$(BIN)/python -m tests.bench $(BENCH)
+
+micro: setup ## the pure parts by themselves, at the size of a large cluster (MICRO="-k pick")
+	@$(BIN)/python -m pytest -q --benchmark-enable --benchmark-columns=median,iqr,ops,rounds --benchmark-sort=name tests/bench/micro.py $(MICRO)
+
+PROFILED ?= requests,connections,bulk8
+PROFILING = --peers kubeproxy0 --rounds 1 --seconds 4 --only $(PROFILED)
+profile: setup ## where serving spends its time (PROFILED=requests): by perf if it is there, then by cProfile
+	@if command -v perf >/dev/null; then $(BIN)/python -m tests.bench $(PROFILING) --perf $(VENV)/perf.data; fi
+	@$(BIN)/python -m tests.bench $(PROFILING) --profile $(VENV)/profile.pstats
 
 lock: setup ## pin the newest versions of everything again
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements.lock

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import pstats
+import shutil
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from tests.bench.cores import Cores
 from tests.bench.measures import CONNECTIONS, LOADS, REQUESTS, Measure
 from tests.bench.memory import IdleConnections, IdleDaemon
 from tests.bench.peers import Bare, Direct, HAProxy, Kubeproxy, Nginx, Peer, Streams
+from tests.bench.processes import family
 from tests.bench.scale import SCENARIOS, Scale
 from tests.bench.stage import Stage, make_stage
 from tests.lab.privilege import require_hosts
@@ -77,9 +80,16 @@ def _does(peer: Peer, load: Measure) -> bool:
 
 
 def measure_loads(
-    results: report.Results, peers: Sequence[Peer], loads: Sequence[Measure], *, rounds: int, seconds: float
+    results: report.Results,
+    peers: Sequence[Peer],
+    loads: Sequence[Measure],
+    *,
+    rounds: int,
+    seconds: float,
+    perf: Path | None = None,
 ) -> None:
-    """The alternating rounds, told on stderr as they come. All peers stand at once, and one is loaded at a time."""
+    """The alternating rounds, told on stderr as they come. All peers stand at once, and one is loaded at a time. With
+    `perf`, the last of them is sampled."""
     with ExitStack() as stack:
         stages: list[tuple[Peer, Stage]] = []
         for peer in peers:
@@ -87,6 +97,7 @@ def measure_loads(
             stack.callback(peer.stop)
             peer.start(stage)
             stages.append((peer, stage))
+        stack.enter_context(_sampled(peers[-1].pid(), perf))
         for number in range(1, rounds + 1):
             for load in loads:
                 seen = []
@@ -112,8 +123,30 @@ def _tell(text: str) -> None:
 
 
 def _print_profile(path: Path) -> None:
-    print(f"\nWhere it spent its time (all of it: python -m pstats {path}):")
+    print(f"\nWhere it spent its time, by cProfile (all of it: python -m pstats {path}):")
     pstats.Stats(str(path)).sort_stats("tottime").print_stats(25)
+
+
+@contextmanager
+def _sampled(pid: int | None, path: Path | None) -> Iterator[None]:
+    """perf looks at a process and its descendants meanwhile: 499 times a second, at the kernel's side of it, too."""
+    if path is None or pid is None:
+        yield
+        return
+    pids = ",".join(map(str, family(pid)))
+    sampler = subprocess.Popen(["perf", "record", "-q", "-F", "499", "-g", "-o", str(path), "-p", pids])
+    try:
+        yield
+    finally:
+        sampler.send_signal(signal.SIGINT)
+        sampler.wait(30)
+
+
+def _print_samples(path: Path) -> None:
+    print(f"\nWhere it spent its time, by perf (all of it: perf report -i {path}):")
+    command = ["perf", "report", "-i", str(path), "--stdio", "--no-children", "-g", "none", "--percent-limit", "0.7"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print("\n".join(line for line in done.stdout.splitlines() if line.strip() and not line.startswith("#")))
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -144,6 +177,11 @@ def _print_profile(path: Path) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Run ours under cProfile, write its profile there, and print its top; it is much slower then.",
 )
+@click.option(
+    "--perf",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Let perf sample ours, write its data there, and print its top: the kernel's part, and the interpreter's.",
+)
 def main(
     rounds: int | None,
     seconds: float | None,
@@ -156,6 +194,7 @@ def main(
     chart_path: Path | None,
     quick: bool,
     profile: Path | None,
+    perf: Path | None,
 ) -> None:
     """Measure the daemon beside HAProxy, nginx and the direct path, in network namespaces of its own: with one core
     for the proxy and the others for load and backends, and with every core for all; then its memory, and how it does
@@ -165,8 +204,12 @@ def main(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     chosen = peers or (_QUICK if quick else _USUAL)
-    if profile is not None and chosen not in (("bare",), ("kubeproxy0",)):
-        raise click.UsageError("--profile is for bare or kubeproxy0 alone: name it with --peers")
+    if (profile or perf) and chosen not in (("bare",), ("kubeproxy0",)):
+        raise click.UsageError("--profile and --perf are for bare or kubeproxy0 alone: name it with --peers")
+    if perf is not None and shutil.which("perf") is None:
+        sys.exit(
+            "bench: there is no perf here; it comes in the package linux-perf. Without it, --profile tells of Python"
+        )
     rounds = rounds or (2 if quick else 4)
     seconds = seconds or (1.0 if quick else 2.0)
     names = only or (_QUICK_NAMES if quick else _NAMES)
@@ -176,7 +219,7 @@ def main(
     began = time.monotonic()
     results = report.Results()
     if loads:
-        measure_loads(results, known, loads, rounds=rounds, seconds=seconds)
+        measure_loads(results, known, loads, rounds=rounds, seconds=seconds, perf=perf)
     idle, standing, scale = IdleConnections(), IdleDaemon(), Scale(services)
     if idle.name in names:
         for peer in known:
@@ -215,6 +258,8 @@ def main(
         json_path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     if chart_path is not None:
         chart_path.write_text(chart(results))
+    if perf is not None:
+        _print_samples(perf)
     if profile is not None:
         _print_profile(profile)
 

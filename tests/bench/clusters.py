@@ -67,10 +67,15 @@ def write_manifests(directory: Path, *, services: int, per_file: int = 100) -> i
     directory.mkdir()
     size = 0
     for first in range(0, services, per_file):
-        documents = list(_documents(range(first, min(first + per_file, services))))
-        text = yaml.dump_all(documents, Dumper=yaml.CSafeDumper, sort_keys=False)
+        text = manifest(range(first, min(first + per_file, services)))
         size += (directory / f"services-{first:05}.yaml").write_text(text)
     return size
+
+
+def manifest(numbers: range) -> str:
+    """These Services and their slices as YAML."""
+    text: str = yaml.dump_all(list(_documents(numbers)), Dumper=yaml.CSafeDumper, sort_keys=False)
+    return text
 
 
 def _documents(numbers: range) -> Iterator[dict[str, Any]]:
