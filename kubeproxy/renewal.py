@@ -1,7 +1,7 @@
 """New code under the same process number: the process executes itself anew, as it was started.
 
 Its workers go on meanwhile, as they do when it dies, and are relieved when the new image's rules are in force. Nothing
-is begun before the code on disk has read the configuration and found no fault in it.
+is begun before the code on disk has been loaded once, has read the configuration and found no fault in it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 CHECK_S = 30.0
-"""How long the new code may take to read the configuration."""
+"""How long the new code may take for each of these."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 """What we listen to. By default each of them would end a process that has not come to listen yet."""
 
@@ -26,10 +26,16 @@ def command() -> list[str]:
 
 async def why_not(words: Sequence[str]) -> str | None:
     """What the code on disk has against starting so; None: nothing."""
+    for check in ((*words, "--write-config-to=/dev/null"), (words[0], "-c", "import kubeproxy.daemon")):
+        if (complaint := await _complaint(check)) is not None:
+            return complaint
+    return None
+
+
+async def _complaint(words: Sequence[str]) -> str | None:
     try:
         check = await asyncio.create_subprocess_exec(
             *words,
-            "--write-config-to=/dev/null",
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -42,10 +48,10 @@ async def why_not(words: Sequence[str]) -> str | None:
     except TimeoutError:
         check.kill()
         await check.wait()
-        return f"it did not read the configuration within {CHECK_S:g} s"
+        return f"the new code did not answer within {CHECK_S:g} s"
     if check.returncode == 0:
         return None
-    return said.decode(errors="replace").strip() or f"it ended with status {check.returncode}"
+    return said.decode(errors="replace").strip() or f"the new code ended with status {check.returncode}"
 
 
 def renew(words: Sequence[str]) -> NoReturn:

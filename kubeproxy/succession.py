@@ -245,7 +245,7 @@ class Succession:
         finally:
             del self._orphans[writer]
             log.info("a worker of an earlier run has ended", pid=pid)
-            _reap(pid)
+            self._tasks.start(_reap(pid), name="succession: reap")
 
     async def _serve_successor(
         self, hello: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -307,10 +307,13 @@ async def _receive(reader: asyncio.StreamReader) -> Message | None:
     return message
 
 
-def _reap(pid: int) -> None:
+async def _reap(pid: int) -> None:
     """After a re-execution an orphan is a child of ours, and would stay as a zombie."""
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+        for _ in range(ATTEMPTS):
+            if os.waitpid(pid, os.WNOHANG) != (0, 0):  # noqa: ASYNC222 - does not wait
+                return
+            await asyncio.sleep(RETRY_S)
 
 
 def _uid_of(sock: socket.socket) -> int:

@@ -45,6 +45,7 @@ from kubeproxy.netfilter.xt_rules import (
     Chains,
     Difference,
     Rules,
+    Workshop,
 )
 
 log = structlog.get_logger(__name__)
@@ -70,6 +71,7 @@ class Iptables:
         self._thread = ThreadPoolExecutor(1, "iptables")
         # What the kernel has as far as we know, by table; missing: unknown. Belongs to the thread.
         self._believed: dict[_Key, Chains] = {}
+        self._workshop = Workshop()
         # How large the tables were when we last left or looked at them. Belongs to the thread, too.
         self._extents: dict[_Key, bytes] = {}
         self._on_foreign_change: Callable[[], None] | None = None
@@ -134,6 +136,9 @@ class Iptables:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     async def _in_thread(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        # Not first in the thread: importing holds a lock that the loop wants, holding others, whenever it starts a
+        # program, and the two would wait for each other for ever.
+        _iptc()
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *arguments, **named))
 
     @contextlib.contextmanager
@@ -210,7 +215,7 @@ class Iptables:
             want: Mapping[str, Chains] = {table: {} for table in OWN}
             needed = True
         else:
-            want, needed = xt_rules.chains_of(wanted, family), xt_rules.is_needed(wanted, family)
+            want, needed = xt_rules.chains_of(wanted, family, self._workshop), xt_rules.is_needed(wanted, family)
         return any(
             [
                 # Guards and refusals come before the redirects that need them, and go after them.

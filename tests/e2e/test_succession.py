@@ -127,7 +127,9 @@ def test_executed_anew(stage: Stage, netfilter: str) -> None:
     assert daemon.process.pid == pid
     assert daemon.process.poll() is None
     until(lambda: daemon.log().count("a worker of an earlier run has ended") == 2, "the orphans have ended")
-    assert "defunct" not in stage.node.run(["ps", "--ppid", str(pid), "-o", "args="]).stdout
+    until(
+        lambda: "defunct" not in stage.node.run(["ps", "--ppid", str(pid), "-o", "args="]).stdout, "no zombie remains"
+    )
     stage.await_answers(0, 1, 2)
     assert daemon.terminate(40) == 0
 
