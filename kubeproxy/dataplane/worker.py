@@ -57,6 +57,8 @@ SLICE = 64
 """Messages put into effect in one turn, a few milliseconds' worth: connections come in between."""
 COUNTERS_SLICE = 512
 """Frontends whose counters are looked at in one turn."""
+_NOTHING = Counters()
+"""What the control process takes a frontend's to be that it has heard nothing of."""
 LOOK_S = 0.05
 """How often a drain looks whether it is over."""
 STATUS_S = 1.0
@@ -244,7 +246,7 @@ class Worker:
         changed: list[tuple[FrontendName, Counters]] = []
         for count, frontend in enumerate(self._engine.frontends, 1):
             counters = self._engine.counters_of(frontend)
-            if counters is not None and counters != self._counted.get(frontend):
+            if counters is not None and counters != self._counted.get(frontend, _NOTHING):
                 self._counted[frontend] = counters
                 changed.append((frontend, counters))
             if count % COUNTERS_SLICE == 0:

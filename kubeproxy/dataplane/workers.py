@@ -279,13 +279,18 @@ class WorkerDataPlane:
     async def counters(self) -> Mapping[FrontendName, Counters]:
         """See `DataPlane.counters`."""
         await self._ask(lambda number: Ask(number, About.COUNTERS))
-        found: dict[FrontendName, Counters] = {}
-        for count, name in enumerate(list(self._frontends), 1):
-            parts = [self._past.get(name), *(worker.counters.get(name) for worker in self._workers.values())]
-            found[name] = _sum(part for part in parts if part is not None)
+        found = dict.fromkeys(self._frontends, _NOTHING)
+        tables = self._tables()
+        for count, name in enumerate(set().union(*tables) & found.keys(), 1):
+            parts = [part for table in tables if (part := table.get(name)) is not None]
+            found[name] = _sum(parts) if len(parts) > 1 else parts[0] if parts else _NOTHING
             if count % _BREATH == 0:
                 await asyncio.sleep(0)
+                tables = self._tables()  # one that has died meanwhile is among the past ones now
         return found
+
+    def _tables(self) -> list[Mapping[FrontendName, Counters]]:
+        return [self._past, *(worker.counters for worker in self._workers.values())]
 
     async def vitals(self) -> Sequence[Vitals]:
         """See `DataPlane.vitals`."""
@@ -486,6 +491,10 @@ def _chunks(messages: Sequence[Message], listens: int) -> Iterator[Sequence[Mess
         chunk.append(message)
     if chunk:
         yield chunk
+
+
+_NOTHING = Counters()
+"""Of a frontend that nobody has come to. Most are so on any one node, and cost nothing to tell."""
 
 
 def _sum(parts: Iterable[Counters]) -> Counters:
