@@ -214,13 +214,17 @@ def _policy(frontend: Frontend, met: Trace) -> str:
 
 
 def _dialing(frontend: Frontend, outlooks: Sequence[Prospect]) -> Iterator[str]:
-    count = len(frontend.endpoints)
-    yield f"{count} endpoint{'' if count == 1 else 's'}, in turn; each worker has a turn of its own"
+    yield f"{_count(frontend)}, in turn; each worker has a turn of its own, and the kernel chooses the worker"
     if frontend.affinity_timeout_s is None:
         return
     bound = sorted({str(one.bound) for one in outlooks if one.bound is not None})
     says = f"it is bound to {', '.join(bound)}" if bound else "it is bound to none yet"
     yield f"the client stays with its endpoint for {frontend.affinity_timeout_s} s (affinity by address); {says}"
+
+
+def _count(frontend: Frontend) -> str:
+    count = len(frontend.endpoints)
+    return f"{count} endpoint{'' if count == 1 else 's'}"
 
 
 def _because(asked: Asked, met: Trace, frontend: Frontend | None, rules: RuleSet, snapshot: Snapshot) -> str:
@@ -233,7 +237,7 @@ def _because(asked: Asked, met: Trace, frontend: Frontend | None, rules: RuleSet
         case Why.NO_RULE:
             return _missing(asked.to, rules, snapshot)
     if met.fate is Fate.PROXIED:
-        return f"{name} has {len(frontend.endpoints) if frontend else 0} endpoints"
+        return f"{name} has {_count(frontend)}" if frontend is not None else "its Service is just being removed"
     nobody = "no endpoint on this node" if frontend and frontend.when_empty is Verdict.DROP else "no endpoints"
     return f"{name} has {nobody}"
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kubeproxy.model import Address, Endpoint, ServicePort, TrafficPolicy
 from kubeproxy.netfilter.trace import Fate
-from kubeproxy.observability.status import Standing
-from kubeproxy.observability.trace import Asked, Outcome, TraceReport, lines
+from kubeproxy.observability.status import EndpointStatus, FrontendStatus, Standing, Tally
+from kubeproxy.observability.trace import Asked, Outcome, TraceReport, WorkerOutlook, lines
 from kubeproxy.proxier import NodeFacts
 from kubeproxy.tracer import Tracer, client_of
 from tests.proxier.builders import endpoint_slice, service
@@ -177,3 +177,61 @@ def test_what_cannot_be_asked(question: dict[str, str], said: str) -> None:
 
 def test_ipv6_in_brackets() -> None:
     assert Asked.of(to="[FD00::0:1]:80", protocol="udp").to == ("fd00::1", "UDP", 80)
+
+
+def test_workers_that_would_do_the_same_are_told_together() -> None:
+    frontend = FrontendStatus(
+        port="http",
+        protocol="TCP",
+        family=4,
+        scope="cluster",
+        proxy_port=40001,
+        addresses=("10.96.0.1:80",),
+        own_addresses=(),
+        source_ranges=(),
+        affinity_s=600,
+        when_empty="refuse",
+        counters=Tally(),
+        endpoints=(
+            EndpointStatus(
+                address="a:1", standing=Standing.ASIDE, used=True, reason="timeout", failures=2, retry_in_s=3.0
+            ),
+            EndpointStatus(address="b:1", standing=Standing.READY, used=True, preserved=True),
+            EndpointStatus(address="c:1", standing=Standing.UNREADY, used=False),
+        ),
+    )
+    report = TraceReport(
+        to="10.96.0.1:80",
+        protocol="TCP",
+        source="10.2.0.2",
+        client="another host",
+        hook="prerouting",
+        outcome=Outcome.PROXIED,
+        because="web has 2 endpoints",
+        steps=("first", "second"),
+        service="default/web",
+        frontend=frontend,
+        outlooks=(
+            WorkerOutlook(0, ("b:1", "a:1"), "b:1"),
+            WorkerOutlook(1, ("b:1", "a:1"), None),
+            WorkerOutlook(2, ("b:1", "a:1"), None),
+        ),
+    )
+    assert (
+        list(lines(report))
+        == """\
+TCP from 10.2.0.2 (another host) to 10.96.0.1:80: proxied
+  web has 2 endpoints
+
+  1. first
+  2. second
+
+  worker 0 would try now
+    1. b:1: the client is bound to it; dialed from the client's address
+    2. a:1: did not answer in time (2 times in a row); tried again in 3.0s
+  workers 1, 2 would try now
+    1. b:1: dialed from the client's address
+    2. a:1: did not answer in time (2 times in a row); tried again in 3.0s
+  not asked
+    c:1: says that it is not ready""".splitlines()
+    )

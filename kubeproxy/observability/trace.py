@@ -103,18 +103,21 @@ def lines(report: TraceReport) -> Iterator[str]:
         return
     yield ""
     states = {endpoint.address: endpoint for endpoint in frontend.endpoints}
+    alike: dict[tuple[tuple[str, ...], str | None], list[int]] = {}
     for outlook in report.outlooks:
-        yield f"  worker {outlook.worker} would try now"
-        for place, address in enumerate(outlook.order, 1):
+        alike.setdefault((outlook.order, outlook.bound), []).append(outlook.worker)
+    for (order, bound), workers in alike.items():
+        yield f"  worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))} would try now"
+        for place, address in enumerate(order, 1):
             endpoint = states.get(address)
             remarks = [] if endpoint is None else [words.endpoint(endpoint)]
-            if address == outlook.bound:
+            if address == bound:
                 remarks.insert(0, "the client is bound to it")
             if endpoint is not None and endpoint.preserved:
                 remarks.append("dialed from the client's address")
             told = "; ".join(filter(None, remarks))
             yield f"    {place}. {address}{f': {told}' if told else ''}"
-        if not outlook.order:
+        if not order:
             yield "    nobody"
     unused = [endpoint for endpoint in frontend.endpoints if not endpoint.used]
     if unused:

@@ -1,6 +1,6 @@
 """`python -m tests.browser PNG...`: take the pictures of the status page that the documentation shows.
 
-Two files: by day and by night. Takes about half a minute, in which there is traffic to be seen.
+Two files: by day and by night. Takes some two minutes, in which there is traffic to be seen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.browser.chromium import Chromium
 from tests.browser.shop import WEB, Shop, ask, open_shop
 
-TRAFFIC_S = 40.0
+TRAFFIC_S = 125.0
 
 
 def clients(shop: Shop, until: threading.Event) -> None:
