@@ -1,0 +1,81 @@
+"""What `kubeproxy status` draws on a terminal."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from kubeproxy.cli.status_screen import draw, sparkline
+from kubeproxy.observability.status import Status
+from kubeproxy.observability.status_history import History
+from tests.observability.sight import NOW, shop
+from tests.observability.test_status_build import whole
+
+
+def drawn(status: Status, *, detailed: bool = False, height: int | None = None, width: int = 140) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, highlight=False)
+    draw(status, detailed=detailed, height=height, console=console)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue().splitlines()
+
+
+def test_the_same_facts_as_in_a_pipe() -> None:
+    lines = drawn(whole(shop()))
+    text = "\n".join(lines)
+    assert "kubeproxy" in lines[0]
+    assert "healthy" in lines[0]
+    row = next(line for line in lines if "shop/web" in line)
+    assert "■◐●" in row
+    assert "10.3.1.2:8080 refuses (3 times in a row)" in row
+    assert next(line for line in lines if "billing/reports" in line).split()[2] == "none"
+    assert "node port 30090" in text
+    assert "watch ended source=kubernetes (2 times)" in text
+
+
+def test_it_fits_the_terminal() -> None:
+    status = whole(shop())
+    assert len(drawn(status, height=20)) <= 20
+    assert any("and 1 more" in line for line in drawn(status, height=18))
+    assert all(len(line) <= 60 for line in drawn(status, width=60))
+
+
+def test_one_service_with_its_endpoints() -> None:
+    text = "\n".join(drawn(whole(shop(), service="web"), detailed=True))
+    assert "shop/web: ill" in text
+    assert "proxy port 40001" in text
+    assert "■  10.3.1.2:8080  node-2  refuses (3 times in a row); tried again in 4.0s" in text
+    assert "○  10.3.3.2:8080" in text
+
+
+def test_names_are_text_and_nothing_else() -> None:
+    """Square brackets are markup to rich."""
+    status = whole(shop())
+    faulty = status.services[0].problems[0].replace("is not", "[bold red]is[/] not")
+    lines = drawn(with_problem(status, faulty))
+    assert any("[bold red]is[/] not" in line for line in lines)
+
+
+def with_problem(status: Status, problem: str) -> Status:
+    first, *others = status.services
+    return replace(status, services=(replace(first, problems=(problem,)), *others))
+
+
+def test_trends_are_drawn() -> None:
+    history = History(gap_s=10)
+    sight = shop()
+    list(history.add({key: type(it)() for key, it in sight.counters.items()}, NOW - 2))
+    list(history.add(sight.counters, NOW))
+    row = next(line for line in drawn(whole(sight, history=history)) if "shop/web" in line)
+    assert "█" in row
+    assert "50" in row
+
+
+@pytest.mark.parametrize(
+    ("points", "text"), [((), ""), ((0.0, 0.0), "  "), ((0.0, 0.001, 8.0, 4.0), " ▁█▄"), ((3.0,), "█")]
+)
+def test_a_sparkline(points: tuple[float, ...], text: str) -> None:
+    assert sparkline(points) == text
