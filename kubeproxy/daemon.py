@@ -325,8 +325,9 @@ class Daemon:
             self._manifests = ManifestSource(
                 paths=manifests.paths,
                 recursive=manifests.recursive,
-                default_namespace=manifests.default_namespace,
-                enforced_namespace=manifests.namespace or None,
+                # Plain text: it becomes part of names, and what encodes those for workers takes no kind of `str`.
+                default_namespace=str(manifests.default_namespace),
+                enforced_namespace=str(manifests.namespace) or None,
                 sink=self._tracker,
                 on_report=lambda report: None,
             )
