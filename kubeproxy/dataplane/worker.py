@@ -118,8 +118,10 @@ class Worker:
             self._lose_channel()
         except (EOFError, OSError):
             self._lose_channel()
-        if not self._working:
-            self._go_on()
+        if self._work and not self._working:
+            self._working = True
+            self._reactor.again(self._go_on)
+        self._watch()
 
     def _go_on(self) -> None:
         """One slice of the requests at hand."""
@@ -233,6 +235,7 @@ class Worker:
                 self._counted.pop(message.frontend, None)
             if count % SLICE == 0:
                 yield
+        yield  # a turn, at the end of which sockets are closed
         self._answer(Done(number, self._open, tuple(failures.items())))
 
     def _shed(self, number: int, frontends: Sequence[FrontendName]) -> Iterator[None]:
@@ -240,6 +243,7 @@ class Worker:
             self._engine.shed(frontend)
             if count % SLICE == 0:
                 yield
+        yield
         self._answer(Done(number, self._open))
 
     def _count(self, number: int) -> Iterator[None]:
@@ -258,6 +262,7 @@ class Worker:
             self._engine.handle((Retire(frontend),))
             if count % SLICE == 0:
                 yield
+        yield
         self._answer(Done(number, self._open))
 
     def _drain(self, number: int, grace_s: float) -> None:

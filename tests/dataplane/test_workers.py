@@ -1,0 +1,496 @@
+"""Several processes serve: what each of them is told, what becomes of one that dies, what none of them may do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kubeproxy.dataplane.cores import MOST_BY_ITSELF, workers_for
+from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.workers import WorkerDataPlane
+from kubeproxy.errors import KernelError
+from kubeproxy.model import Address, Protocol, Target
+from tests.dataplane.conftest import LOOPBACK, ask, echo, endpoint, eventually, frontend, refusing_target, says
+from tests.dataplane.workers import Crew, crew, listening, status, udp_client, until
+
+WORKERS = 3
+
+
+async def accepted(crew: Crew, name: str = "web") -> int:
+    return (await crew.plane.counters())[frontend(name)].accepted
+
+
+async def test_every_worker_serves() -> None:
+    async with crew(WORKERS) as it, endpoint(says("hello")) as target:
+        address = await it.serve(target)
+        assert listening(address[1]) == WORKERS, "the reservation does not listen"
+        for _ in range(60):
+            assert await ask(address) == "hello"
+        vitals = await it.plane.vitals()
+        assert [each.number for each in vitals] == list(range(WORKERS))
+        assert [each.pid for each in vitals] == [worker.pid for worker in it.workers]
+        assert all(sum(each.dials) > 0 for each in vitals), "the kernel deals out"
+        assert sum(sum(each.dials) for each in vitals) == 60
+        assert await accepted(it) == 60
+        assert (it.plane.restarts, it.plane.trouble) == (0, None)
+
+
+async def test_only_what_changed_crosses_again() -> None:
+    async with crew(1) as it, endpoint(says("hello")) as target:
+        address = await it.serve(target)
+        await it.serve(target, name="other")
+        assert set(await it.plane.counters()) == {frontend(), frontend("other")}
+        worker = it.workers[0]
+        worker.counters.clear()
+        assert await ask(address) == "hello"
+        await until(lambda: _has_ended(it))
+        assert set(worker.counters) == {frontend()}
+
+
+async def _has_ended(it: Crew) -> bool:
+    found = (await it.plane.counters())[frontend()]
+    return (found.accepted, found.active) == (1, 0)
+
+
+async def test_a_frontend_comes_changes_and_goes() -> None:
+    async with crew(WORKERS) as it, endpoint(says("one")) as one, endpoint(says("two")) as two:
+        address = await it.serve(one)
+        assert await ask(address) == "one"
+        await it.plane.send([SetEndpoints(frontend(), (two,))])
+        assert {await ask(address) for _ in range(12)} == {"two"}
+        await it.plane.send([Retire(frontend())])
+        with pytest.raises(ConnectionRefusedError):
+            await ask(address)
+        assert await it.plane.counters() == {}
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(address)  # it is still held
+        it.held[frontend()].release()
+        it.plane.reserve(Protocol.TCP, LOOPBACK, address[1])
+
+
+async def test_what_was_not_reserved_is_said_and_the_others_are_served() -> None:
+    async with crew(WORKERS) as it, endpoint(says("hello")) as target:
+        held = it.plane.reserve(Protocol.TCP, LOOPBACK, 0)
+        messages: list[Message] = [
+            Listen(frontend("lost"), Protocol.TCP, LOOPBACK, 1),
+            SetEndpoints(frontend("lost"), (target,)),
+            Listen(frontend("web"), Protocol.TCP, LOOPBACK, held.port),
+            SetEndpoints(frontend("web"), (target,)),
+        ]
+        failures = await it.plane.send(messages)
+        assert failures == {frontend("lost"): "cannot listen on 127.0.0.1 port 1: it was not reserved"}
+        assert await ask(("127.0.0.1", held.port)) == "hello"
+        assert set(await it.plane.counters()) == {frontend("web")}
+
+
+async def test_a_foreign_holder_is_noticed() -> None:
+    async with crew(WORKERS) as it:
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            other.bind(("127.0.0.1", 0))
+            with pytest.raises(OSError, match="in use"):
+                it.plane.reserve(Protocol.TCP, LOOPBACK, other.getsockname()[1])
+
+
+@pytest.mark.parametrize("count", [1, WORKERS])
+async def test_a_worker_that_is_killed_is_replaced_and_its_neighbours_notice_nothing(count: int) -> None:
+    async with crew(count) as it, endpoint(echo) as target:
+        address = await it.serve(target)
+        connections = [await asyncio.open_connection(*address) for _ in range(8 * count)]
+        for _, writer in connections:
+            writer.write(b"x")
+        for reader, _ in connections:
+            await reader.readexactly(1)
+        before = await it.plane.counters()
+        victim, *neighbours = it.workers
+        doomed = next(vitals.connections for vitals in await it.plane.vitals() if vitals.pid == victim.pid)
+        os.kill(victim.pid, signal.SIGKILL)
+        lost = 0
+        for reader, writer in connections:
+            writer.write(b"y")
+            try:
+                lost += await asyncio.wait_for(reader.read(1), 10) != b"y"
+            except ConnectionError:
+                lost += 1
+        assert lost == doomed
+        await it.complete(count)
+        assert [worker for worker in it.workers if worker in neighbours] == neighbours
+        assert it.workers[0].pid != victim.pid
+        assert [(end.number, end.pid, end.reason) for end in it.ends] == [(0, victim.pid, "killed by SIGKILL")]
+        assert (it.plane.restarts, it.plane.trouble) == (1, None)
+        after = await it.plane.counters()
+        assert after[frontend()].accepted == before[frontend()].accepted == len(connections)
+        assert after[frontend()].active == len(connections) - lost
+        for _, writer in connections:
+            writer.close()
+        met = set()
+        for _ in range(20 * count):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"z")
+            assert await reader.read(1) == b"z"
+            writer.close()
+            met |= {vitals.pid for vitals in await it.plane.vitals() if sum(vitals.dials)}
+        assert it.workers[0].pid in met, "the new one serves"
+
+
+async def test_new_clients_find_somebody_while_workers_are_killed() -> None:
+    async with crew(WORKERS) as it, endpoint(says("hello")) as target:
+        address = await it.serve(target)
+        stop = False
+        outcomes: Counter[str] = Counter()
+
+        async def clients() -> None:
+            while not stop:
+                try:
+                    outcomes[await ask(address)] += 1
+                except ConnectionError:
+                    outcomes["lost"] += 1
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(clients())
+            for number in range(WORKERS):
+                await asyncio.sleep(0.2)
+                os.kill(it.workers[number].pid, signal.SIGKILL)
+                await eventually(lambda: len(it.workers) < WORKERS)
+                await it.complete(WORKERS)
+            stop = True
+        # Only those whom the dead ones had accepted, or had in their queues.
+        assert outcomes["lost"] <= 4 * WORKERS
+        assert outcomes["hello"] > 20
+        assert it.plane.restarts == WORKERS
+
+
+async def test_what_is_sent_while_one_is_dying_is_known_to_all_in_the_end() -> None:
+    async with crew(2) as it, endpoint(says("hello")) as target:
+        names = [f"s{number}" for number in range(40)]
+        for number, name in enumerate(names):
+            if number % 10 == 5:
+                await eventually(lambda: bool(it.workers))
+                os.kill(it.workers[-1].pid, signal.SIGKILL)
+            await it.serve(target, name=name, affinity_timeout_s=60 if number % 2 else None)
+        await it.complete(2)
+        await it.plane.send([Retire(frontend(name)) for name in names[:10]])
+        for name in names[10:]:
+            port = it.held[frontend(name)].port
+            assert listening(port) == 2
+            assert await ask(("127.0.0.1", port)) == "hello"
+        seen = [await worker_frontends(worker.pid) for worker in it.workers]
+        assert seen[0] == seen[1]
+
+
+async def worker_frontends(pid: int) -> int:
+    """How many sockets a worker has open, but for those of connections, which come and go."""
+    await asyncio.sleep(0)
+    return sum(1 for fd in Path(f"/proc/{pid}/fd").iterdir() if "socket" in _link(fd))
+
+
+def _link(path: Path) -> str:
+    with suppress(FileNotFoundError):
+        return str(path.readlink())
+    return ""
+
+
+async def test_one_that_keeps_dying_is_trouble() -> None:
+    async with crew(2) as it, endpoint(says("hello")) as target:
+        address = await it.serve(target)
+        for deaths in range(1, 4):
+            await it.complete(2)
+            assert it.plane.trouble is None
+            os.kill(it.workers[0].pid, signal.SIGSEGV)
+            await eventually(lambda: len(it.ends) == deaths)  # noqa: B023
+        assert it.plane.trouble == "workers keep dying: 3 within 60 s, the last (number 0): killed by SIGSEGV"
+        assert [end.restarts_in_s for end in it.ends] == [0.0, 0.1, 0.2]
+        assert await ask(address) == "hello"
+
+
+async def test_nobody_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubeproxy.dataplane.workers.START_S", 0.5)
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    ends: list[object] = []
+    plane = WorkerDataPlane(2, on_end=ends.append, on_crash=lambda *crash: pytest.fail(str(crash)))
+    with pytest.raises(KernelError, match=r"no worker process is in service within 0.5 s.*No such file"):
+        await plane.send([Tune()])
+    assert ends
+    monkeypatch.undo()
+    await eventually(lambda: any(worker.in_service for worker in plane._workers.values()))
+    assert await plane.send([Tune()]) == {}
+    await plane.close()
+
+
+async def test_one_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with crew(2) as it, endpoint(says("hello")) as target:
+        await it.serve(target)
+        monkeypatch.setattr("kubeproxy.dataplane.process.ANSWER_S", 0.3)
+        stopped = it.workers[0]
+        os.kill(stopped.pid, signal.SIGSTOP)
+        assert await it.plane.send([SetEndpoints(frontend(), (target,))]) == {}
+        monkeypatch.undo()
+        await it.complete(2)
+        assert [end.reason for end in it.ends] == ["no answer within 0.3 s"]
+
+
+async def test_garbage_on_the_channel_replaces_the_one_that_sent_it() -> None:
+    async with crew(2) as it:
+        channel = it.workers[1]._channel
+        assert channel is not None
+        channel.sock.send(
+            b"GET / HTTP/1.1\r\n\r\n"
+        )  # the worker gives up its channel, and having nothing to serve, ends
+        await eventually(lambda: len(it.ends) == 1)
+        await it.complete(2)
+        assert it.ends[0].reason == "exit status 0"
+
+
+async def test_sigterm_to_one_lets_its_connections_finish_and_brings_another_at_once() -> None:
+    async with crew(2) as it, endpoint(echo) as target:
+        address = await it.serve(target, affinity_timeout_s=60)
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+        serving = next(vitals for vitals in await it.plane.vitals() if vitals.connections)
+        os.kill(serving.pid, signal.SIGTERM)
+        await eventually(lambda: len(it.ends) == 1)
+        await it.complete(2)
+        assert it.ends[0].reason == "it was told to end (SIGTERM)"
+        writer.write(b"y")
+        assert await reader.readexactly(1) == b"y", "the old one still has it"
+        others = [await asyncio.open_connection(*address) for _ in range(3)]
+        for new_reader, new_writer in others:
+            new_writer.write(b"z")
+            assert await new_reader.readexactly(1) == b"z", "the same client, and the new one has the old one's socket"
+            new_writer.close()
+        writer.close()
+        await eventually(lambda: not Path(f"/proc/{serving.pid}").exists())
+
+
+async def test_signals_that_are_for_the_control_process_are_left_to_it() -> None:
+    async with crew(1) as it, endpoint(says("hello")) as target:
+        address = await it.serve(target)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            os.kill(it.workers[0].pid, number)
+        assert await ask(address) == "hello"
+        assert it.ends == []
+
+
+# What workers are.
+
+
+@pytest.mark.parametrize("transparent", [False, True])
+async def test_workers_have_no_privileges(transparent: bool) -> None:
+    async with crew(1, transparent=transparent) as it:
+        said = status(it.workers[0].pid)
+        ours = int(status(os.getpid())["CapPrm"], 16)
+        kept = (1 << 13) & ours if transparent else 0
+        assert said["NoNewPrivs"] == "1"
+        assert int(said["CapPrm"], 16) == int(said["CapEff"], 16) == int(said["CapBnd"], 16) == kept
+        assert int(said["CapInh"], 16) == int(said["CapAmb"], 16) == 0
+        assert said["Name"] == "kubeproxy-0"
+
+
+def test_workers_import_little() -> None:
+    script = "import sys, kubeproxy.dataplane.worker; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"asyncio", "uvloop", "structlog", "kubernetes_asyncio", "click", "logging", "ssl", "aiohttp", "yaml"}
+    assert heavy.isdisjoint(modules)
+    ours = {name for name in modules if name.startswith("kubeproxy.")}
+    assert all(
+        name.startswith(("kubeproxy.dataplane", "kubeproxy.model", "kubeproxy.errors", "kubeproxy.version"))
+        for name in ours
+    )
+
+
+async def test_workers_are_small() -> None:
+    async with crew(2) as it, endpoint(says("hello")) as target:
+        for number in range(10):
+            await it.serve(target, name=f"s{number}")
+        for worker in it.workers:
+            lines = Path(f"/proc/{worker.pid}/smaps_rollup").read_text().splitlines()
+            pss = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            assert pss < 25 * 1024
+
+
+# Who meets whom.
+
+
+@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UDP])
+async def test_a_client_that_must_meets_the_same_worker_and_what_it_sent_outlives_that(protocol: Protocol) -> None:
+    async with crew(WORKERS) as it:
+        with socket.socket(type=socket.SOCK_DGRAM) as pod, udp_client() as client:
+            pod.bind(("127.0.0.1", 0))
+            pod.setblocking(False)
+            target = Target(LOOPBACK, pod.getsockname()[1])
+            if protocol is Protocol.TCP:
+                async with endpoint(says("hello")) as tcp_target:
+                    address = await it.serve(tcp_target, affinity_timeout_s=60)
+                    for _ in range(20):
+                        assert await ask(address) == "hello"
+                    assert len([1 for vitals in await it.plane.vitals() if sum(vitals.dials)]) == 1
+                    assert (await it.plane.counters())[frontend()].affinity_entries == 1
+                    busy = next(vitals for vitals in await it.plane.vitals() if sum(vitals.dials))
+                    os.kill(busy.pid, signal.SIGSTOP)
+                    waiting = asyncio.gather(*(ask(address) for _ in range(5)))
+                    await asyncio.sleep(0.1)
+                    os.kill(busy.pid, signal.SIGKILL)
+                    assert await waiting == ["hello"] * 5, "they waited in the socket for the next worker"
+                return
+            loop = asyncio.get_running_loop()
+            address = await it.serve(target, protocol=Protocol.UDP)
+            client.connect(address)
+            for word in (b"one", b"two"):
+                client.send(word)
+                assert await asyncio.wait_for(loop.sock_recv(pod, 10), 5) == word
+            busy = next(vitals for vitals in await it.plane.vitals() if vitals.udp_sessions)
+            os.kill(busy.pid, signal.SIGSTOP)
+            client.send(b"three")
+            os.kill(busy.pid, signal.SIGKILL)
+            assert await asyncio.wait_for(loop.sock_recv(pod, 10), 5) == b"three"
+            sums = await it.plane.counters()
+            assert sums[frontend()].active == 1
+
+
+async def test_affinity_that_comes_later() -> None:
+    async with crew(WORKERS) as it, endpoint(says("a")) as one, endpoint(says("b")) as two:
+        address = await it.serve(one, two)
+        assert {await ask(address) for _ in range(40)} == {"a", "b"}
+        busy = True
+        failures: list[BaseException] = []
+
+        async def clients() -> None:
+            while busy:
+                try:
+                    assert await ask(address) in ("a", "b")
+                except OSError as error:
+                    failures.append(error)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(clients())
+            await it.plane.send([SetEndpoints(frontend(), (one, two), 60)])
+            await eventually(lambda: listening(address[1]) == WORKERS, within_s=20)
+            busy = False
+        assert failures == []
+        before = Counter({vitals.number: sum(vitals.dials) for vitals in await it.plane.vitals()})
+        assert len({await ask(address) for _ in range(30)}) == 1
+        after = Counter({vitals.number: sum(vitals.dials) for vitals in await it.plane.vitals()})
+        assert sorted((after - before).values()) == [30], "one worker"
+        assert (await it.plane.counters())[frontend()].accepted == sum(after.values())
+        # And it survives the death of a worker.
+        os.kill(it.workers[0].pid, signal.SIGKILL)
+        await eventually(lambda: len(it.workers) < WORKERS)
+        await it.complete(WORKERS)
+        assert len({await ask(address) for _ in range(10)}) == 1
+        await it.plane.send([SetEndpoints(frontend(), (one, two), None)])
+        assert {await ask(address) for _ in range(20)} == {"a", "b"}
+
+
+# Asking.
+
+
+async def test_endpoints_that_are_passed_over_are_told_by_worker() -> None:
+    async with crew(2) as it, endpoint(says("hello")) as target:
+        with refusing_target() as bad:
+            address = await it.serve(bad, target)
+            while len((await it.plane.ill()).get(frontend(), ())) < 2:
+                assert await ask(address) == "hello"
+        found = (await it.plane.ill())[frontend()]
+        assert [(ill.target, ill.reason) for ill in found] == [(bad, "refused")] * 2
+        assert {ill.worker for ill in found} == {0, 1}
+        prospects = await it.plane.prospects(frontend(), Address("10.0.0.1"))
+        assert [prospect.worker for prospect in prospects] == [0, 1]
+        assert all(prospect.order[0] == target for prospect in prospects)
+        assert await it.plane.prospects(frontend("nobody"), Address("10.0.0.1")) == []
+
+
+async def test_many_messages_do_not_stop_connections() -> None:
+    """Ten thousand changes are seen to in slices: those who talk meanwhile hear answers in between."""
+    async with crew(1) as it, endpoint(echo) as target:
+        address = await it.serve(target)
+        reader, writer = await asyncio.open_connection(*address)
+        crowd = tuple(Target(LOOPBACK, 1 + number) for number in range(50))
+        sending = asyncio.ensure_future(
+            it.plane.send([SetEndpoints(frontend(), crowd)] * 10_000 + [SetEndpoints(frontend(), (target,))])
+        )
+        exchanges = 0
+        while not sending.done():
+            writer.write(b"x")
+            await reader.readexactly(1)
+            exchanges += 1
+        assert await sending == {}
+        assert exchanges > 10
+        writer.close()
+        assert max(vitals.lag_s for vitals in await it.plane.vitals()) < 1.0
+
+
+# The end.
+
+
+async def test_draining_waits_for_what_was_open_and_retiring_takes_nobody_new() -> None:
+    async with crew(2) as it, endpoint(echo) as target:
+        address = await it.serve(target)
+        connections = [await asyncio.open_connection(*address) for _ in range(6)]
+        for reader, writer in connections:
+            writer.write(b"x")
+            await reader.readexactly(1)
+        await eventually(lambda: it.plane.open_connections == 6)
+        assert await it.plane.drain(0.1) == 6
+        draining = asyncio.ensure_future(it.plane.drain(30))
+        await it.plane.retire()
+        with pytest.raises(ConnectionRefusedError):
+            await ask(address)
+        for reader, writer in connections:
+            writer.write(b"y")
+            assert await reader.readexactly(1) == b"y"
+        assert not draining.done()
+        for _, writer in connections:
+            writer.close()
+        assert await asyncio.wait_for(draining, 10) == 0
+        assert it.plane.open_connections == 0
+        os.kill(it.workers[0].pid, signal.SIGKILL)
+        await eventually(lambda: len(it.workers) == 1)
+        assert it.plane.restarts == 0, "nobody is needed any more"
+
+
+async def test_closing_cuts_off_and_leaves_nothing() -> None:
+    async with crew(2) as it, endpoint(echo) as target:
+        address = await it.serve(target)
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"x")
+        await reader.readexactly(1)
+        pids = [worker.pid for worker in it.workers]
+        await it.plane.close()
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        with socket.socket() as free:
+            free.bind(address)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [({}, 4), ({"": "max 100000"}, 4), ({"pod": "150000 100000"}, 2), ({"": "50000 100000", "pod": "max 100000"}, 1)],
+)
+def test_as_many_workers_as_suit_the_machine(
+    tmp_path: Path, limits: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/elsewhere\n0::/pod/container\n")
+    (tmp_path / "sys/fs/cgroup/pod/container").mkdir(parents=True)
+    for group, text in limits.items():
+        (tmp_path / "sys/fs/cgroup" / group / "cpu.max").write_text(f"{text}\n")
+    assert workers_for(None, root=tmp_path) == expected
+    assert workers_for(None, root=tmp_path / "nowhere") == MOST_BY_ITSELF
+    assert (workers_for(0), workers_for(7)) == (0, 7)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    assert workers_for(None, root=tmp_path) == 1
