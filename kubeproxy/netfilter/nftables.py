@@ -80,9 +80,10 @@ class Nftables:
 
     async def pause(self, for_s: float = GAP_S) -> bool:
         """See `Netfilter.pause`."""
+        self._notice()
+        have = self._believed or await self._read()
         self._believed = None
-        table = await self._read()
-        if table is None or not (steps := nft_table.gap(table, for_s=for_s)):
+        if have is None or not (steps := nft_table.gap(have, for_s=for_s)):
             return False
         await self._commit(steps)
         return True
@@ -90,7 +91,7 @@ class Nftables:
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""
         self._believed = None
-        if await self._read() is None:
+        if f"table {TABLE}" not in (await self._run("list", "tables")).decode().splitlines():
             return False
         await self._transact(f"add table {TABLE}\n{nft_table.DELETION}")
         return True

@@ -7,9 +7,10 @@ set. ``docs/netfilter.md`` shows them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any, TypeVar
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, family_of
 from kubeproxy.netfilter import xt_entry
@@ -68,6 +69,9 @@ _DIVERT_COMMENT = "mark answers to connections from addresses of clients"
 _GAP_COMMENT = "let clients wait for the next proxy"
 _PORTS_COMMENT = "guard proxy ports, refuse clients of services without endpoints"
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 Rules = frozenset[Entry] | tuple[Entry, ...]
 """The rules of a chain: without order in our own chains, in order in the built-in ones, of which it is our jumps."""
 
@@ -75,18 +79,43 @@ Chains = Mapping[str, Rules]
 """Our chains with their rules, and the built-in ones with our jumps in them."""
 
 
-def chains_of(wanted: RuleSet, family: Family) -> dict[str, Chains]:
+class Workshop:
+    """Where the long chains are made. It keeps the last of each, and makes of the next one only what is different, so
+    that one change among ten thousand services does not cost ten thousand rules."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Family, str], tuple[object, Mapping[Any, Any], frozenset[Entry]]] = {}
+
+    def make(
+        self, family: Family, chain: str, items: Mapping[K, V], rules: Callable[[K, V], Iterable[Entry]], *, to: object
+    ) -> frozenset[Entry]:
+        """The chain that has these rules for each of the items; `to` is what the rules depend on besides. Different
+        items have different rules."""
+        before_to, before, made = self._kept.get((family, chain), (to, {}, frozenset()))
+        if before_to != to:
+            before, made = {}, frozenset()
+        # (Not by sets of the items: hashing them takes ten times as long.)
+        new = [(key, value) for key, value in items.items() if before.get(key) != value]
+        gone = [(key, value) for key, value in before.items() if items.get(key) != value]
+        if gone or new:
+            made = made.difference(*(rules(*item) for item in gone)).union(*(rules(*item) for item in new))
+        self._kept[family, chain] = to, items, made
+        return made
+
+
+def chains_of(wanted: RuleSet, family: Family, workshop: Workshop | None = None) -> dict[str, Chains]:
     """What a rule set comes to in each table of a family. The chains and jumps are there also when they have nothing
     to do: with the last rule that needs connection tracking, the kernel would end it, and every running connection
     with it. (Chains for node ports and for the cluster's own way are there when they have something to do.)"""
+    workshop = workshop or Workshop()
     mangle = divert(family) if wanted.transparent else {}
-    return {NAT: _nat(wanted, family), FILTER: _filter(wanted, family), MANGLE: mangle}
+    return {NAT: _nat(wanted, family, workshop), FILTER: _filter(wanted, family, workshop), MANGLE: mangle}
 
 
 _ANYBODY = (None,)
 
 
-def _nat(wanted: RuleSet, family: Family) -> Chains:
+def _nat(wanted: RuleSet, family: Family, workshop: Workshop) -> Chains:
     bind = wanted.bind.get(family)
     landing = bind or wanted.landing.get(family)
     exact, on_node = _by_kind(wanted.redirects, family)
@@ -99,19 +128,23 @@ def _nat(wanted: RuleSet, family: Family) -> Chains:
     # Who is not admitted is not redirected, and is dropped by the filter table (the nat table must not drop).
     admitted = wanted.admitted
 
-    def portals(redirects: Mapping[Destination, int], to: Address | None) -> Rules:
-        return frozenset(
-            xt_entry.rule(
-                family,
-                xt_entry.dnat(to, port) if to else xt_entry.redirect(family, port),
-                xt_entry.match_port(key.protocol, key.port),
-                protocol=key.protocol,
-                destination=None if key.address == NODE_PORTS[family] else key.address,
-                source=source,
-            )
-            for key, port in redirects.items()
-            for source in admitted.get(key, _ANYBODY)
-        )
+    def portals(chain: str, redirects: Mapping[Destination, int], to: Address | None) -> Rules:
+        def portal(key: Destination, way: tuple[int, tuple[str | None, ...]]) -> list[Entry]:
+            port, sources = way
+            return [
+                xt_entry.rule(
+                    family,
+                    xt_entry.dnat(to, port) if to else xt_entry.redirect(family, port),
+                    xt_entry.match_port(key.protocol, key.port),
+                    protocol=key.protocol,
+                    destination=None if key.address == NODE_PORTS[family] else key.address,
+                    source=source,
+                )
+                for source in sources
+            ]
+
+        items = {key: (port, admitted.get(key, _ANYBODY)) for key, port in redirects.items()}
+        return workshop.make(family, chain, items, portal, to=to)
 
     def jumps(chain: str, comment: str, *, sources: Iterable[str | None] = _ANYBODY) -> list[Entry]:
         match = xt_entry.match_comment(comment)
@@ -122,24 +155,24 @@ def _nat(wanted: RuleSet, family: Family) -> Chains:
 
     prerouting, output = jumps(PORTALS_CONTAINER, _PORTALS_COMMENT), jumps(PORTALS_HOST, _PORTALS_COMMENT)
     chains = {
-        PORTALS_CONTAINER: portals(exact, landing),
-        PORTALS_HOST: portals({**exact, **own_exact}, bind),
+        PORTALS_CONTAINER: portals(PORTALS_CONTAINER, exact, landing),
+        PORTALS_HOST: portals(PORTALS_HOST, {**exact, **own_exact}, bind),
     }
     if internal and own_exact:
         prerouting = [*jumps(PORTALS_INTERNAL, _INTERNAL_COMMENT, sources=internal), *prerouting]
-        chains[PORTALS_INTERNAL] = portals(own_exact, landing)
+        chains[PORTALS_INTERNAL] = portals(PORTALS_INTERNAL, own_exact, landing)
     if internal and own_on_node and outside:
         prerouting += jumps(NODEPORT_INTERNAL, _INTERNAL_COMMENT, sources=internal)
         chains[NODEPORT_INTERNAL] = on(outside, PORTS_INTERNAL)
-        chains[PORTS_INTERNAL] = portals(own_on_node, landing)
+        chains[PORTS_INTERNAL] = portals(PORTS_INTERNAL, own_on_node, landing)
     if on_node and outside:
         prerouting += jumps(NODEPORT_CONTAINER, _NODEPORTS_COMMENT)
         chains[NODEPORT_CONTAINER] = on(outside, PORTS_CONTAINER)
-        chains[PORTS_CONTAINER] = portals(on_node, landing)
+        chains[PORTS_CONTAINER] = portals(PORTS_CONTAINER, on_node, landing)
     if (on_node or own_on_node) and addresses:
         output += jumps(NODEPORT_HOST, _NODEPORTS_COMMENT)
         chains[NODEPORT_HOST] = on(addresses, PORTS_HOST)
-        chains[PORTS_HOST] = portals({**on_node, **own_on_node}, bind)
+        chains[PORTS_HOST] = portals(PORTS_HOST, {**on_node, **own_on_node}, bind)
     return {"PREROUTING": tuple(prerouting), "OUTPUT": tuple(output), **chains}
 
 
@@ -153,18 +186,20 @@ def _by_kind(redirects: Mapping[Destination, int], family: Family) -> tuple[dict
     return exact, on_node
 
 
-def _filter(wanted: RuleSet, family: Family) -> Chains:
-    def on_port(target: bytes, port: ProxyPort) -> Entry:
-        return xt_entry.rule(family, target, xt_entry.match_port(*port), protocol=port.protocol)
+def _filter(wanted: RuleSet, family: Family, workshop: Workshop) -> Chains:
+    def on_port(port: ProxyPort, is_refused: bool) -> list[Entry]:
+        target = xt_entry.reject(family, port.protocol) if is_refused else xt_entry.jump("DROP")
+        return [xt_entry.rule(family, target, xt_entry.match_port(*port), protocol=port.protocol)]
 
     def jump(chain: str, *matches: bytes) -> Entry:
         return xt_entry.rule(family, xt_entry.jump(chain), *matches)
 
-    closed = {
-        port: on_port(xt_entry.jump("DROP") if port in wanted.dropped else xt_entry.reject(family, port.protocol), port)
-        for port in wanted.refused | wanted.dropped
-    }
+    closed = {**dict.fromkeys(wanted.refused, True), **dict.fromkeys(wanted.dropped, False)}
     undisguised = wanted.undisguised
+    direct = {
+        **dict.fromkeys(wanted.guarded - undisguised, False),
+        **{port: closed[port] for port in undisguised if port in closed},
+    }
     restricted = [key for key in wanted.allowed_sources if family_of(key.address) is family]
     sources = (jump(PROXY_SOURCES, xt_entry.match_state(xt_entry.NEW), xt_entry.match_comment(_SOURCES_COMMENT)),)
     first_packets = xt_entry.match_state(xt_entry.NEW | xt_entry.INVALID | xt_entry.UNTRACKED)
@@ -180,13 +215,8 @@ def _filter(wanted: RuleSet, family: Family) -> Chains:
                 *sockets,
             }
         ),
-        PROXY_DIRECT: frozenset(
-            {
-                *(on_port(xt_entry.jump("DROP"), port) for port in wanted.guarded - undisguised),
-                *(closed[port] for port in undisguised if port in closed),
-            }
-        ),
-        PROXY_CLOSED: frozenset(closed.values()),
+        PROXY_DIRECT: workshop.make(family, PROXY_DIRECT, direct, on_port, to=None),
+        PROXY_CLOSED: workshop.make(family, PROXY_CLOSED, closed, on_port, to=None),
     }
     if sockets:
         chains |= guarding_sockets(family)
@@ -287,6 +317,8 @@ def union(have: Chains, wanted: Chains) -> Chains:
 
 
 def _together(have: Rules, wanted: Rules) -> Rules:
+    if have is wanted:
+        return have
     if isinstance(have, frozenset) and isinstance(wanted, frozenset):
         return have | wanted
     return tuple(dict.fromkeys((*wanted, *have)))
@@ -321,6 +353,8 @@ def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
             if tuple(old) != tuple(new):
                 delete += [(name, entry) for entry in old]
                 add += [(name, entry) for entry in new]
+            continue
+        if old is new:
             continue
         more, gone = frozenset(new) - frozenset(old), frozenset(old) - frozenset(new)
         # Finding a rule to delete takes a walk through its chain, so a chain that loses most is filled anew.

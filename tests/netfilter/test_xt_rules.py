@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hypothesis import given
+from hypothesis import strategies as st
 
 from kubeproxy.model import Family, Protocol
 from kubeproxy.netfilter import xt_entry
@@ -21,6 +22,7 @@ from kubeproxy.netfilter.xt_rules import (
     PROXY_CLOSED,
     PROXY_DIRECT,
     Chains,
+    Workshop,
     chains_of,
     comes_last,
     difference,
@@ -168,3 +170,27 @@ def test_a_proxy_port_that_is_the_services_own_is_not_guarded_but_refuses() -> N
     assert chains_of(rules, Family.IPV4)[FILTER][PROXY_DIRECT] == frozenset({drop[7002]})
     rules = replace(rules, dropped=frozenset({port}))
     assert chains_of(rules, Family.IPV4)[FILTER][PROXY_DIRECT] == frozenset(drop.values())
+
+
+@given(sequence=st.lists(rule_sets, min_size=2, max_size=4))
+def test_what_is_made_from_the_last_is_as_if_made_anew(sequence: list[RuleSet]) -> None:
+    workshop = Workshop()
+    for rules in sequence:
+        for family in Family:
+            assert chains_of(rules, family, workshop) == chains_of(rules, family)
+
+
+def test_only_what_is_different_is_made() -> None:
+    workshop, made = Workshop(), list[object]()
+
+    def rules(key: str, value: int) -> list[bytes]:
+        made.append(key)
+        return [f"{key}{value}".encode()]
+
+    first = workshop.make(Family.IPV4, "c", {"a": 1, "b": 2}, rules, to=None)
+    made.clear()
+    assert workshop.make(Family.IPV4, "c", {"a": 1, "b": 2}, rules, to=None) is first
+    assert made == []
+    assert workshop.make(Family.IPV4, "c", {"a": 1, "b": 3}, rules, to=None) == {b"a1", b"b3"}
+    assert set(made) == {"b"}
+    assert workshop.make(Family.IPV4, "c", {"a": 1}, rules, to="elsewhere") == {b"a1"}
