@@ -23,6 +23,7 @@ from kubeproxy.observability.status import (
 from kubeproxy.observability.status_history import History
 from kubeproxy.observability.status_index import Index, Query, Row, frontends_of
 from kubeproxy.observability.status_views import Candidates, FrontendView, Sight
+from kubeproxy.observability.status_words import discreet
 from kubeproxy.version import __version__
 
 REMARKS: Final = 20
@@ -170,7 +171,7 @@ def _complaints(sight: Sight) -> Iterator[str]:
     if sight.trouble:
         yield f"data plane: {sight.trouble}"
     if sight.proxier.failing:
-        yield sight.proxier.failing
+        yield discreet(sight.proxier.failing)
     if health.draining:
         yield "draining: the process is about to end"
     elif not health.on_time:
@@ -189,7 +190,7 @@ def _netfilter(sight: Sight) -> NetfilterStatus:
 
     return NetfilterStatus(
         adapter=proxier.netfilter,
-        failing=proxier.failing,
+        failing=None if proxier.failing is None else discreet(proxier.failing),
         failures=proxier.failures,
         programmed_ago_s=ago(proxier.programmed_at),
         pending_s=ago(proxier.pending_since),
@@ -215,7 +216,7 @@ def _sources(sight: Sight) -> Iterator[SourceStatus]:
             0.0,
             sight.manifests.last_change or None,
             sum(not trouble.skipped for trouble in troubles),
-            tuple(map(str, troubles[:REMARKS])),
+            tuple(discreet(str(trouble)) for trouble in troubles[:REMARKS]),
         )
     for name, listed in sight.proxier.sources.items():
         if name not in told:

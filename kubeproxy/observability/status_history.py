@@ -1,7 +1,7 @@
 """What the traffic was, a little way back: a few numbers for each Service that had any. Pure.
 
 Every sample adds one point to the series of those Services whose counters moved; a series without movement in all the
-time that is remembered is dropped. So memory is bounded by the Services that are in use: about 1 KiB for each.
+time that is remembered is dropped. So memory is bounded by the Services that are in use: about 1.5 KiB for each.
 """
 
 from __future__ import annotations

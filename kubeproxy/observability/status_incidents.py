@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kubeproxy.observability.status import Incident
+from kubeproxy.observability.status_words import discreet
 
 KEPT: Final = 50
 _LONGEST: Final = 400
@@ -62,4 +63,4 @@ def _words(record: logging.LogRecord) -> tuple[str, str]:
     if isinstance(error, BaseException):
         fields["error"] = f"{type(error).__name__}: {error}"
     details = " ".join(f"{key}={value}" for key, value in fields.items())
-    return text[:_LONGEST], details[:_LONGEST]
+    return discreet(text)[:_LONGEST], discreet(details)[:_LONGEST]

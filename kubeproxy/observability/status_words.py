@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from kubeproxy.observability.status import EndpointStatus, FrontendStatus, ServiceStatus, SourceStatus, Standing, State
@@ -13,6 +14,15 @@ MEANING: Final = {
     State.WAITING: "does not listen yet",
     State.OK: "served",
 }
+
+
+def discreet(text: str) -> str:
+    """Without what a URL may hold in secret: a user and password, or a token behind the question mark."""
+    return _QUERY.sub(r"\1?…", _USER.sub(r"\1…@", text))
+
+
+_USER: Final = re.compile(r"(\w://)[^\s/@]+@")
+_QUERY: Final = re.compile(r"(\w://[^\s?\"']+)\?[^\s\"']+")
 
 
 def duration(seconds: float) -> str:

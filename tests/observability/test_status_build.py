@@ -282,3 +282,19 @@ def test_lengths_of_time(seconds: float, text: str) -> None:
 )
 def test_sizes(count: float, text: str) -> None:
     assert words.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cannot read https://me:secret@host/a.yaml: 401", "cannot read https://…@host/a.yaml: 401"),
+        ("http://host/a?token=secret&x=1 document 2", "http://host/a?… document 2"),
+        ('url="https://token@host:6443/a?b=c" retry', 'url="https://…@host:6443/a?…" retry'),
+        ("10.3.0.2:8080 refuses; is it up?", "10.3.0.2:8080 refuses; is it up?"),
+        ("https://host/a.yaml", "https://host/a.yaml"),
+    ],
+)
+def test_what_urls_hold_in_secret_is_left_out(text: str, told: str) -> None:
+    assert words.discreet(text) == told
+    failing = whole(shop(proxier=snapshot((), failing=text)))
+    assert "secret" not in msgspec.json.encode(failing).decode()

@@ -70,3 +70,8 @@ def test_a_second_one_takes_the_place_of_the_first(incidents: Incidents) -> None
     assert incidents.newest_first() == ()
     assert len(second.newest_first()) == 1
     logging.getLogger().removeHandler(second)
+
+
+def test_no_secret_of_a_url_is_kept(incidents: Incidents) -> None:
+    structlog.get_logger("kubeproxy.test").warning("cannot read", url="https://me:secret@host/a?token=secret")
+    assert "secret" not in str(incidents.newest_first())
