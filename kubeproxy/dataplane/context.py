@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Protocol
 
-from kubeproxy.dataplane.descriptors import DescriptorBudget
+from kubeproxy.dataplane.descriptors import DescriptorBudget, Share
 from kubeproxy.dataplane.interface import DIAL_BUCKETS_S
 from kubeproxy.dataplane.journal import Journal
 from kubeproxy.dataplane.ladder import Ladder
@@ -44,6 +44,7 @@ class Tally:
         "frontend",
         "nobody",
         "refused",
+        "share",
         "silent",
         "unable",
     )
@@ -51,6 +52,7 @@ class Tally:
     def __init__(self) -> None:
         self.frontend: FrontendName | None = None
         """Whose it is."""
+        self.share = Share()
         self.accepted = 0
         self.active = 0
         self.refused = 0

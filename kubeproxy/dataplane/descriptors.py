@@ -13,15 +13,32 @@ RESERVE = 64
 """Left to everything else in the process: the API server's connections, logs, epoll, subprocesses' pipes."""
 
 
+class Share:
+    """What one frontend's clients have of a budget."""
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held = 0
+
+
 class DescriptorBudget:
-    """Counts descriptors in use against a limit."""
+    """Counts descriptors in use against a limit.
+
+    Three quarters of what is there for clients are whoever's comes first. Of the last quarter nobody gets more than a
+    fair part: a frontend that is flooded fills the three quarters, and the others still have something.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
         self.refusals = 0
         """How often somebody was turned away."""
-        self._waiting: list[Callable[[], None]] = []
+        self._clients = 0
+        """In use by clients."""
+        self._sharers = 0
+        """Frontends that have clients."""
+        self._waiting: dict[Callable[[], None], None] = {}
 
     @classmethod
     def of_this_process(cls) -> DescriptorBudget:
@@ -29,25 +46,45 @@ class DescriptorBudget:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls(soft - min(RESERVE, soft // 4))
 
-    def take(self, count: int) -> bool:
-        """Claim descriptors; False when there are not so many left."""
-        if self.used + count > self.limit:
+    def take(self, count: int, share: Share | None = None) -> bool:
+        """Claim descriptors, for a client of whose share they are if one is given; False when there are not so many
+        left, or not for this one."""
+        if self.used + count > self.limit or (share is not None and not self._fair(count, share)):
             self.refusals += 1
             return False
         self.used += count
+        if share is not None:
+            self._clients += count
+            self._sharers += not share.held
+            share.held += count
         return True
 
-    def give(self, count: int) -> None:
+    def _fair(self, count: int, share: Share) -> bool:
+        room = self.limit - self.used + self._clients
+        if 4 * (self._clients + count) <= 3 * room or not share.held:
+            return True
+        # One part is for who is not here yet.
+        return share.held + count <= room // (self._sharers + 1)
+
+    def take_spare(self, count: int) -> bool:
+        """Claim descriptors that one can do without, if nobody is likely to miss them."""
+        return 4 * (self.used + count) <= 3 * self.limit and self.take(count)
+
+    def give(self, count: int, share: Share | None = None) -> None:
         """Give descriptors back."""
         self.used -= count
+        if share is not None:
+            self._clients -= count
+            share.held -= count
+            self._sharers -= not share.held
         if self._waiting:
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting = self._waiting, {}
             for callback in waiting:
                 callback()
 
     def call_when_free(self, callback: Callable[[], None]) -> None:
         """Call once, when something has been given back."""
-        self._waiting.append(callback)
+        self._waiting[callback] = None
 
     def __repr__(self) -> str:
         return f"<DescriptorBudget {self.used} of {self.limit}>"

@@ -107,23 +107,26 @@ class Dial:
         if self not in context.live:
             return
         try:
-            self._early = read(self._client, READ_BYTES)
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._end("reset by client")
-            return
-        self._attempt()
-        if self not in context.live:
-            return
-        try:
-            context.reactor.add(self._client, self._on_client)
-        except OSError:
+            try:
+                self._early = read(self._client, READ_BYTES)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._end("reset by client")
+                return
+            self._attempt()
+            if self in context.live:
+                context.reactor.add(self._client, self._on_client)
+                self._watched = True
+                context.ladder.step(self, context.tune.dial_steps_s[0])
+        except (OSError, MemoryError):
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """This host cannot serve this client now."""
+        if self in self._context.live:
             self._tally.unable += 1
             self._end("unable")
-            return
-        self._watched = True
-        context.ladder.step(self, context.tune.dial_steps_s[0])
 
     def abort(self) -> None:
         """End it now; the client sees a reset."""
@@ -148,7 +151,7 @@ class Dial:
     def _connect(self, target: Target) -> bool:
         """Whether a connection to this endpoint is under way, or there."""
         context = self._context
-        if self._waiting and not context.budget.take(1):
+        if self._waiting and not context.budget.take(1, self._tally.share):
             return False
         try:
             fd = begin_connecting(target, keepalive_s=context.tune.keepalive_s, client=self._speak_as(target))
@@ -156,12 +159,13 @@ class Dial:
             if error.errno in UNREACHABLE:
                 self._refuse(target, "refused" if error.errno == errno.ECONNREFUSED else "unreachable")
             if self._waiting:
-                context.budget.give(1)
+                context.budget.give(1, self._tally.share)
             return False
         self._waiting[fd] = target
         sent = 0
         try:
-            if self._early and target.port < EPHEMERAL_PORTS_FROM:
+            context.reactor.add(fd, partial(self._on_endpoint, fd))
+            if self._early and not _is_own_echo(fd, target):
                 sent = write(fd, self._early)
         except BlockingIOError:
             pass
@@ -169,11 +173,6 @@ class Dial:
             self._drop(fd)
             if error.errno in UNREACHABLE:
                 self._refuse(target, "refused")
-            return False
-        try:
-            context.reactor.add(fd, partial(self._on_endpoint, fd))
-        except OSError:
-            self._drop(fd)
             return False
         if sent:
             self._arrive(fd, sent, 0)
@@ -192,33 +191,35 @@ class Dial:
         del self._waiting[fd]
         self._context.reactor.close(fd)
         if self._waiting:
-            self._context.budget.give(1)
+            self._context.budget.give(1, self._tally.share)
 
     def _on_endpoint(self, fd: int, what: int) -> None:
         target = self._waiting[fd]
-        if what & HUNG_UP or (target.port >= EPHEMERAL_PORTS_FROM and _is_own_echo(fd)):
-            self._drop(fd)
-            self._refuse(target, "refused")
-            self._tally.dial_retries += 1
-            self._attempt()
-            return
-        self._arrive(fd, 0, what)
+        try:
+            if what & HUNG_UP or _is_own_echo(fd, target):
+                self._drop(fd)
+                self._refuse(target, "refused")
+                self._tally.dial_retries += 1
+                self._attempt()
+            else:
+                self._arrive(fd, 0, what)
+        except (OSError, MemoryError):
+            self._give_up()
 
     def _arrive(self, fd: int, sent: int, what: int) -> None:
-        """This endpoint has answered, and taken so many of the client's early bytes."""
+        """This endpoint has answered, and taken so many of the client's early bytes. OSError or MemoryError: and still
+        there can be no connection."""
         context, target = self._context, self._waiting[fd]
         if len(self._waiting) > 1:
             for loser in [other for other in self._waiting if other != fd]:
                 self._drop(loser)
-        self._waiting.clear()
         if not self._watched:
-            try:
-                context.reactor.add(self._client, self._on_client)
-            except OSError:
-                context.reactor.close(fd)
-                self._tally.unable += 1
-                self._end("unable")
-                return
+            context.reactor.add(self._client, self._on_client)
+            self._watched = True
+        connection = Connection(
+            context, self._tally, client=self._client, endpoint=fd, since=self.since, entry=self._entry
+        )
+        self._waiting.clear()
         context.live.discard(self)
         dial_s = context.reactor.clock() - self.since
         context.dial_times.add(dial_s)
@@ -227,9 +228,7 @@ class Dial:
         if self._entry is not None:
             self._entry.endpoint = target
             self._entry.dial_s = dial_s
-        Connection(context, self._tally, client=self._client, endpoint=fd, since=self.since, entry=self._entry).begin(
-            early=self._early, sent=sent, client_events=self._client_events, endpoint_events=what
-        )
+        connection.begin(early=self._early, sent=sent, client_events=self._client_events, endpoint_events=what)
 
     def _on_client(self, what: int) -> None:
         if what & HUNG_UP:
@@ -239,8 +238,13 @@ class Dial:
 
     def on_step_over(self) -> None:
         """The present step is over: on to the next one, unless there is an endpoint (or no client) by now."""
-        if self not in self._context.live:
-            return
+        if self in self._context.live:
+            try:
+                self._next_step()
+            except (OSError, MemoryError):
+                self._give_up()
+
+    def _next_step(self) -> None:
         tune, now = self._context.tune, self._context.reactor.now
         for silent in set(self._waiting.values()):
             self._balancer.failed(silent, now, "timeout")
@@ -282,7 +286,7 @@ class Dial:
         context.live.discard(self)
         reset_on_close(self._client)
         context.reactor.close(self._client)
-        context.budget.give(2)
+        context.budget.give(2, self._tally.share)
         if self._entry is not None:
             context.journal.add(self._entry.ended(reason, duration_s=context.reactor.now - self.since))
 
@@ -305,9 +309,11 @@ def begin_connecting(target: Target, *, keepalive_s: int, client: str | None) ->
     return sock.detach()
 
 
-def _is_own_echo(fd: int) -> bool:
+def _is_own_echo(fd: int, target: Target) -> bool:
     """Whether the kernel, by a simultaneous open, has connected the socket to itself: possible where a local endpoint
     is gone and its port lies in the ephemeral range."""
+    if target.port < EPHEMERAL_PORTS_FROM:
+        return False
     sock = socket.socket(fileno=fd)
     try:
         return bool(sock.getsockname() == sock.getpeername())

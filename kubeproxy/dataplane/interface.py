@@ -126,7 +126,7 @@ class Ended(Struct, frozen=True, array_like=True):
     reason: str
     """``closed``: both sides had said all; ``reset by client``, ``reset by endpoint``; ``idle``: half-closed, and
     silent for too long; ``cut``: by this proxy, on its own way out. And without an endpoint: ``refused``, ``timeout``,
-    ``no endpoint``, ``unable`` (see `Counters`)."""
+    ``no endpoint``, ``unable`` (see `Counters`). ``no memory``: this host had none left."""
 
 
 class DataPlane(Protocol):

@@ -22,7 +22,6 @@ BACKLOG = 4096
 PAUSE_S = 0.1
 """How long a listener rests when the kernel has no descriptor or memory for another client and none of ours is given
 back meanwhile."""
-NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 OF_A_CLIENT = frozenset(
     {
         errno.ECONNABORTED,
@@ -64,19 +63,27 @@ class Listener:
         self._preserve = message.preserve
 
     def _on_clients(self, what: int) -> None:
+        budget, share = self._context.budget, self.tally.share
         for _ in range(BATCH):
-            if not self._context.budget.take(DESCRIPTORS_PER_CLIENT):
+            if not budget.take(DESCRIPTORS_PER_CLIENT, share):
                 self._rest()
                 return
-            dial = self._accept()
+            try:
+                dial = self._accept()
+            except (OSError, MemoryError):
+                # In this order, as whoever rests is told when something is given back.
+                budget.give(DESCRIPTORS_PER_CLIENT, share)
+                self._rest()
+                return
             if dial is None:
-                self._context.budget.give(DESCRIPTORS_PER_CLIENT)
+                budget.give(DESCRIPTORS_PER_CLIENT, share)
                 return
             # Like all that wakes somebody: at the end of the turn, when the whole batch has been accepted.
             self._context.outbox.dial(dial)
 
     def _accept(self) -> Dial | None:
-        """The next client, to be dialed for; None if there is none."""
+        """The next client, to be dialed for; None if there is none. OSError or MemoryError: there may be, but not for
+        us, now."""
         while True:
             try:
                 # Not accept(): what is wanted is the descriptor.
@@ -85,21 +92,24 @@ class Listener:
             except BlockingIOError:
                 return None
             except OSError as error:
-                if error.errno in NO_ROOM:
-                    self._rest()
                 if error.errno not in OF_A_CLIENT:
-                    return None
-        os.set_blocking(fd, False)
+                    raise
+        try:
+            os.set_blocking(fd, False)
+            dial = Dial(
+                self._context,
+                self.tally,
+                self.balancer,
+                client=fd,
+                client_address=address[0],
+                preserve=self._preserve,
+                entry=self._entry_of(address) if self._context.tune.access_log else None,
+            )
+        except BaseException:
+            os.close(fd)
+            raise
         self.tally.accepted += 1
-        return Dial(
-            self._context,
-            self.tally,
-            self.balancer,
-            client=fd,
-            client_address=address[0],
-            preserve=self._preserve,
-            entry=self._entry_of(address) if self._context.tune.access_log else None,
-        )
+        return dial
 
     def _entry_of(self, address: tuple[str, int]) -> Entry | None:
         name = self.tally.frontend
@@ -128,9 +138,13 @@ class Listener:
             self._timer.cancel()
         self._resting = False
         self._context.reactor.remove(self._sock.fileno())
-        while self._context.budget.take(DESCRIPTORS_PER_CLIENT):
-            dial = self._accept()
+        budget, share = self._context.budget, self.tally.share
+        while budget.take(DESCRIPTORS_PER_CLIENT, share):
+            try:
+                dial = self._accept()
+            except (OSError, MemoryError):
+                dial = None
             if dial is None:
-                self._context.budget.give(DESCRIPTORS_PER_CLIENT)
+                budget.give(DESCRIPTORS_PER_CLIENT, share)
                 break
             self._context.reactor.again(dial.begin)

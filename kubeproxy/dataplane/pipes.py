@@ -38,7 +38,7 @@ class PipePool:
         if self._idle:
             self.in_use += 1
             return self._idle.pop()
-        if self.in_use >= PIPES_MAX or not self._budget.take(2):
+        if self.in_use >= PIPES_MAX or not self._budget.take_spare(2):
             return None
         try:
             pipe = Pipe(*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))

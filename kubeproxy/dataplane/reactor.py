@@ -126,7 +126,10 @@ class Reactor:
             timeout_s = 0.0
         elif timeout_s and self._timers:
             timeout_s = max(0.0, min(timeout_s, self._timers[0][0] - self.clock()))
-        events = self._epoll.poll(timeout_s, EVENTS_PER_TURN)
+        try:
+            events = self._epoll.poll(timeout_s, EVENTS_PER_TURN)
+        except MemoryError:
+            events = []
         self.now = self.clock()
         handlers = self._handlers
         for fd, what in events:

@@ -41,6 +41,7 @@ SPLICE_FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 READ_BYTES = 64 * 1024
 HELPING_BYTES = 1 << 20
 """One flow's share of a turn; the others come first before it gets the next."""
+NO_MEMORY = "no memory"
 FULL_READS_FOR_PIPE = 2
 SMALL_HELPINGS_FOR_COPY = 4
 
@@ -109,18 +110,21 @@ class Flow:
     def on_event(self, what: int) -> None:
         """Something happened to this flow's source, which is the sink of the reverse flow."""
         reverse = self.reverse
-        if what & READABLE:
-            if what & READ_ON:
-                self._read_on = True
-                if what & BROKEN:
-                    self.lost()
-                    return
-            if self.blocked:
-                self._more = True
-            elif self.open:
-                self.pump()
-        if what & WRITABLE and reverse.blocked:
-            reverse.flush()
+        try:
+            if what & READABLE:
+                if what & READ_ON:
+                    self._read_on = True
+                    if what & BROKEN:
+                        self.lost()
+                        return
+                if self.blocked:
+                    self._more = True
+                elif self.open:
+                    self.pump()
+            if what & WRITABLE and reverse.blocked:
+                reverse.flush()
+        except MemoryError:
+            self._connection.abort(NO_MEMORY)
 
     def begin_with(self, data: bytes, sent: int) -> None:
         """So much was read, and sent on, before there was a flow."""
@@ -277,7 +281,10 @@ class Flow:
 
     def _go_on(self) -> None:
         if self.open and not self.blocked:
-            self.pump()
+            try:
+                self.pump()
+            except MemoryError:
+                self._connection.abort(NO_MEMORY)
 
     def lost(self) -> None:
         """The source is dead; what it still holds is delivered, then the reset is passed on."""
@@ -321,24 +328,25 @@ def send_backlogs(flows: Iterable[Flow]) -> None:
     for flow in flows:
         if not flow.blocked:
             continue
-        backlog = flow._backlog
-        if flow._last or not backlog:
-            flow.flush()
-            continue
         try:
+            backlog = flow._backlog
+            if flow._last or not backlog:
+                flow.flush()
+                continue
             sent = write(flow._sink, backlog)
+            if sent < len(backlog):
+                flow._backlog = backlog[sent:]
+                continue
+            flow._backlog = b""
+            flow.blocked = False
+            if flow._more:
+                flow.pump()
         except BlockingIOError:
             continue
         except OSError:
             flow._sink_lost()
-            continue
-        if sent < len(backlog):
-            flow._backlog = backlog[sent:]
-            continue
-        flow._backlog = b""
-        flow.blocked = False
-        if flow._more:
-            flow.pump()
+        except MemoryError:
+            flow._connection.abort(NO_MEMORY)
 
 
 class Connection:
@@ -360,8 +368,8 @@ class Connection:
         up = self.up = Flow(context, self, client, endpoint, meter=tally.bytes_in, post=outbox.to_endpoints)
         down = self.down = Flow(context, self, endpoint, client, meter=tally.bytes_out, post=outbox.to_clients)
         up.reverse, down.reverse = down, up
-        tally.active += 1
         context.live.add(self)
+        tally.active += 1
         context.reactor.hand_over(client, up.on_event)
         context.reactor.hand_over(endpoint, down.on_event)
 
@@ -369,8 +377,12 @@ class Connection:
         """Go on from here: this was read from the client already, so much of it was taken by the endpoint, and these
         events came before there was a connection to hear of them."""
         up, down = self.up, self.down
-        if early:
-            up.begin_with(early, sent)
+        try:
+            if early:
+                up.begin_with(early, sent)
+        except MemoryError:
+            self.abort(NO_MEMORY)
+            return
         if client_events & READABLE:
             up.on_event(client_events)
         if endpoint_events & READABLE and down.open:
@@ -412,7 +424,7 @@ class Connection:
         del up.reverse, down.reverse, self.up, self.down
         context.reactor.close(self._client)
         context.reactor.close(self._endpoint)
-        context.budget.give(2)
+        context.budget.give(2, self._tally.share)
         if self._entry is not None:
             duration_s = context.reactor.now - self.since
             context.journal.add(
