@@ -125,6 +125,8 @@ class Proxier:
         self._settled_at: float | None = None
         self._programmed_at: float | None = None
         self._in_force: RuleSet | None = None
+        self._shown: tuple[FrontendStatus, ...] | None = None
+        """As of the end of the last round; None: not gathered since."""
         tracker.notify(self._changed)
 
     # What others may ask for.
@@ -177,6 +179,7 @@ class Proxier:
     def close(self) -> None:
         """Give the reserved ports back; for when the data plane has ended."""
         self._ledger.close()
+        self._shown = None
 
     async def hold(self, on: bool) -> None:
         """Leave netfilter alone from now on, because a successor turns the rules to itself (back when no transaction
@@ -230,13 +233,9 @@ class Proxier:
     def snapshot(self) -> Snapshot:
         """What is wanted, what stands and what is wrong, as of now."""
         ledger, tracker = self._ledger, self._tracker
-        listeners = ledger.listeners
         return Snapshot(
             ready=tracker.ready_at(self._clock.now()) <= self._clock.now(),
-            frontends=tuple(
-                FrontendStatus(frontend, listeners[name].reservation.port if name in listeners else None)
-                for name, frontend in ledger.wanted.items()
-            ),
+            frontends=self._frontends(),
             problems=self._problems,
             service_health=self._health,
             sources=tracker.sources(),
@@ -253,6 +252,19 @@ class Proxier:
             endpoint_changes_total=tracker.slice_changes.total,
         )
 
+    def _frontends(self) -> tuple[FrontendStatus, ...]:
+        """They change in rounds only; gathering twenty thousand of them takes as many microseconds."""
+        if self._shown is not None:
+            return self._shown
+        listeners = self._ledger.listeners
+        shown = tuple(
+            FrontendStatus(frontend, listeners[name].reservation.port if name in listeners else None)
+            for name, frontend in self._ledger.wanted.items()
+        )
+        if not self._turn.locked():
+            self._shown = shown
+        return shown
+
     def summary(self) -> Summary:
         """How things stand, in a few numbers."""
         return Summary(
@@ -266,6 +278,7 @@ class Proxier:
     # One round.
 
     async def _round(self, *, full: bool) -> None:
+        self._shown = None
         now = self._clock.now()
         if self._stopped or self._tracker.ready_at(now) > now:
             return
@@ -344,6 +357,7 @@ class Proxier:
 
     def _changed(self) -> None:
         """Something may be new."""
+        self._shown = None
         if self._pending_since is None and (self._tracker.untaken or not self._ledger.settled):
             self._pending_since = self._clock.now()
             self._observer.queued()

@@ -596,3 +596,16 @@ class TestStop:
         await node.proxier.sync_now()
         assert node.netfilter.kernel == RuleSet()
         assert len(node.reserver.held) == 1
+
+
+async def test_who_looks_again_and_again_costs_nothing_while_nothing_changes(make_node: MakeNode) -> None:
+    node = await serving(make_node())
+    shown = node.proxier.snapshot().frontends
+    assert node.proxier.snapshot().frontends is shown
+    assert [status.frontend.endpoints for status in shown] == [ONE]
+    node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1 10.0.0.2"))
+    await node.rest()
+    assert [status.frontend.endpoints for status in node.proxier.snapshot().frontends] == [TWO]
+    await node.proxier.stop(cleanup=False)
+    node.proxier.close()
+    assert [status.proxy_port for status in node.proxier.snapshot().frontends] == [None]
