@@ -15,13 +15,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from kubeproxy.model import Protocol
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables import Iptables
 from kubeproxy.netfilter.nftables import Nftables
+from kubeproxy.netfilter.routed import Routed
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.lab import Host
 from tests.netfilter.stage import destination, rule_set
@@ -47,7 +49,7 @@ def cpu() -> float:
     )
 
 
-async def measure(what: str, steps: list[Callable[[], Awaitable[object]]]) -> None:
+async def measure(what: str, steps: Sequence[Callable[[], Awaitable[object]]]) -> None:
     """Do each step and print the medians."""
     times, cpus = [], []
     for step in steps:
@@ -65,8 +67,8 @@ async def go(netfilter: Netfilter, services: int) -> None:
     try:
         await measure("all of them, at start", [lambda: netfilter.apply(full, verify=True)])
         for what, to in (("one service less, or more", less), ("one without endpoints, or with them", refusing)):
-            one = [lambda to=to: netfilter.apply(to, verify=False), lambda: netfilter.apply(full, verify=False)]
-            await measure(what, one * ROUNDS)
+            both = [partial(netfilter.apply, it, verify=False) for it in (to, full)]
+            await measure(what, both * ROUNDS)
         await measure("nothing new", [lambda: netfilter.apply(full, verify=False)] * ROUNDS)
         await measure("nothing new, verified", [lambda: netfilter.apply(full, verify=True)] * ROUNDS)
         await measure("paused", [netfilter.pause])
@@ -85,7 +87,7 @@ def main() -> None:
     with tempfile.NamedTemporaryFile() as lock, Host("node") as node, node.entered():
         os.environ["XTABLES_LOCKFILE"] = lock.name
         for adapter in (Nftables, Iptables):
-            asyncio.run(go(adapter(), services))
+            asyncio.run(go(Routed(adapter()), services))
 
 
 if __name__ == "__main__":

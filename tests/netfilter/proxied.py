@@ -1,0 +1,74 @@
+"""A Proxier that keeps a real packet filter in step, with nothing real behind it, in a process of its own.
+
+    python -m tests.netfilter.proxied ADAPTER
+
+Reads one JSON request per line and answers each with one line: ``{"services": {name: address}}`` (all that there are,
+each with one endpoint), ``{}`` (nothing new). The answer is how things stand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from kubeproxy.dataplane.fake import FakeDataPlane, FakePortReserver
+from kubeproxy.model import Family
+from kubeproxy.netfilter.iptables import Iptables
+from kubeproxy.netfilter.nftables import Nftables
+from kubeproxy.netfilter.routed import Routed
+from kubeproxy.proxier import Periods, Proxier, Tracker
+from kubeproxy.tasks import TaskSet
+from tests.proxier.builders import endpoint_slice, service
+
+SOURCE = "test"
+
+
+def say(tracker: Tracker, services: Mapping[str, str]) -> None:
+    """These are all the Services."""
+    tracker.replace_services(SOURCE, [service(name, address) for name, address in services.items()])
+    tracker.replace_slices(SOURCE, [endpoint_slice(name, "10.3.0.2") for name in services])
+
+
+def state(proxier: Proxier) -> dict[str, Any]:
+    """How things stand."""
+    snapshot = proxier.snapshot()
+    return {
+        "failing": snapshot.failing,
+        "failures": snapshot.failures,
+        "pending": snapshot.pending_since is not None,
+        "services": len(snapshot.owners),
+    }
+
+
+async def main() -> None:
+    """Until the end of the input."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    netfilter = Routed(Nftables(timeout_s=1.0) if sys.argv[1] == "nftables" else Iptables(lock_wait_s=0.5))
+    tracker = Tracker([SOURCE])
+    proxier = Proxier(
+        tracker=tracker,
+        data_plane=FakeDataPlane(),
+        netfilter=netfilter,
+        reserver=FakePortReserver(),
+        periods=Periods(min_sync_s=0.05, sync_s=1000.0),
+        families=(Family.IPV4,),
+    )
+    tasks = TaskSet(lambda name, error: sys.exit(f"{name}: {error!r}"))
+    tasks.start(proxier.run(), name="proxier")
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        request = json.loads(line)
+        if "services" in request:
+            say(tracker, request["services"])
+        print(json.dumps(state(proxier)), flush=True)
+    await proxier.stop(cleanup=False)
+    await tasks.close()
+    await netfilter.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
