@@ -36,6 +36,8 @@ class Break(StrEnum):
     ERROR_500 = "error-500"
     STALL = "stall"
     """Nothing more is sent, though the connection stays open."""
+    FLOOD = "flood"
+    """The first object changes to and fro, ten thousand times a second for five seconds; the watch goes on."""
     ENDLESS_LINE = "endless-line"
     """A line that does not end."""
 

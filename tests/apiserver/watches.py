@@ -17,6 +17,9 @@ from tests.apiserver.faults import Break
 from tests.apiserver.selector import Selector
 from tests.apiserver.version import Version
 
+FLOOD_RATE = 10_000
+"""Events a second."""
+FLOOD_S = 5
 BEFORE_END_S = 2.0
 """How long before the end by timeoutSeconds the last bookmark goes out."""
 
@@ -137,6 +140,20 @@ class Watch:
                 async with asyncio.timeout_at(min(end, next_bookmark)):
                     await self._wake.wait()
 
+    async def _flood(self, response: web.StreamResponse) -> None:
+        (stored, *_) = self._cluster.at(self.resource, self._cluster.version).values()
+        one = {**stored.object, "metadata": {**stored.object["metadata"], "resourceVersion": "@"}}
+        other = {**one, "endpoints": stored.object.get("endpoints", [])[:1]}
+        lines = [_line("MODIFIED", self._with_kind(item)).replace(b"%", b"%%") for item in (other, one)]
+        texts = [line.replace(b'"@"', b'"%d"') for line in lines]
+        loop = asyncio.get_running_loop()
+        begun, at_once = loop.time(), FLOOD_RATE // 100
+        for turn in range(FLOOD_S * 100):
+            first = self._cluster.version + 1
+            self._cluster.version += at_once
+            await response.write(b"".join(texts[number % 2] % (first + number) for number in range(at_once)))
+            await asyncio.sleep(max(0.0, begun + turn / 100 - loop.time()))
+
     def _with_kind(self, item: Mapping[str, object]) -> bytes:
         kind = KINDS[self.resource]
         return json.dumps({"kind": kind.kind, "apiVersion": kind.group_version, **item}).encode()
@@ -188,6 +205,8 @@ class Watch:
                 first = next(iter(self._cluster.at(self.resource, self._cluster.version).values()))
                 old = {**first.object, "metadata": {**first.object["metadata"], "resourceVersion": "1"}, "spec": {}}
                 await response.write(_line("MODIFIED", self._with_kind(old)))
+            case Break.FLOOD:
+                await self._flood(response)
             case Break.WRONG_KIND:
                 pod = b'{"kind":"Pod","metadata":{"name":"x","namespace":"y","resourceVersion":"999999"}}'
                 await response.write(_line("ADDED", pod))

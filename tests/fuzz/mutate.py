@@ -22,6 +22,9 @@ ODD: Final[tuple[Any, ...]] = (
 )
 """Values at the edges of what fields allow, and just beyond."""
 
+MOST_PLACES: Final = 2000
+"""Parts that a value may have to be changed once more: it may grow eightfold by a change, and soon be a gigabyte."""
+
 MutateBytes = Callable[[bytes, int], bytes]
 
 
@@ -50,7 +53,7 @@ def mutate(data: bytes, longest: int, seed: int, mutate_bytes: MutateBytes) -> b
 
 def _change(value: Any, random: Random) -> None:
     places = list(_places(value))
-    if not places:
+    if not 0 < len(places) <= MOST_PLACES:
         return
     container, key = random.choice(places)
     match random.randrange(6):

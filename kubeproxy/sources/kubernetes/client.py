@@ -43,6 +43,7 @@ class _Request:
     content_type: str = ""
     total_s: float | None = None
     silence_s: float | None = None
+    head_s: float | None = None
 
 
 class Client:
@@ -74,10 +75,15 @@ class Client:
         return self._link.base
 
     async def get_json(
-        self, path: str, query: Mapping[str, str] | None = None, *, max_bytes: int = MAX_ANSWER_BYTES
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        max_bytes: int = MAX_ANSWER_BYTES,
+        head_s: float | None = None,
     ) -> bytearray:
-        """The body of a JSON answer; an `ApiError` for anything else."""
-        async with self._answer(_Request(path=path, query=query or {}, total_s=ANSWER_S)) as response:
+        """The body of a JSON answer; an `ApiError` for anything else, and where it does not begin within `head_s`."""
+        async with self._answer(_Request(path=path, query=query or {}, total_s=ANSWER_S, head_s=head_s)) as response:
             return await read(response, max_bytes=max_bytes)
 
     async def send_json(
@@ -91,14 +97,15 @@ class Client:
 
     @asynccontextmanager
     async def stream(
-        self, path: str, query: Mapping[str, str], *, silence_s: float
+        self, path: str, query: Mapping[str, str], *, silence_s: float, head_s: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a watch, without their ends, while it lasts; `silence_s` is how long it may say nothing.
+        """The lines of a watch, without their ends, while it lasts; `silence_s` is how long it may say nothing, once it
+        has begun within `head_s`.
 
         The iterator ends where the stream ended in good order, and raises `Unreachable` where it was cut off: half a
         line is never handed out.
         """
-        request = _Request(path=path, query=query, encoding="identity", silence_s=silence_s)
+        request = _Request(path=path, query=query, encoding="identity", silence_s=silence_s, head_s=head_s)
         async with self._answer(request) as response:
             yield _lines(response)
 
@@ -140,6 +147,7 @@ class Client:
                 body=request.body,
                 total_s=request.total_s,
                 silence_s=request.silence_s,
+                head_s=request.head_s,
             )
             status = response.status
         finally:

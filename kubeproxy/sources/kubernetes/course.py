@@ -29,6 +29,10 @@ class Pace:
     """The span from which a watch's timeoutSeconds is drawn (client-go's): reflectors must not end together."""
     margin_s: float = 15.0
     """How much longer than timeoutSeconds a watch may be silent before it is taken for dead."""
+    patience_s: tuple[float, float, float] = (4.0, 20.0, 75.0)
+    """How long the head of an answer may be in coming: at first, at most for a watch (whose head comes at once, or
+    after 15 s in the queue of a server's priority and fairness), at most for a list. A server may take a connection and
+    say nothing on it for ever, and answer all others."""
     settle_s: float = 1.0
     """A watch without events counts as a success after this time: the server may still say ERROR at once."""
     retry_s: tuple[float, float] = (0.2, 3.0)
@@ -55,6 +59,7 @@ class Course:
         self._backoff = Backoff(base_s=pace.retry_s[0], cap_s=pace.retry_s[1], random=random)
         self._from_storage = False
         self._refusals = 0
+        self._patience_s = pace.patience_s[0]
         self.version = ""
         """The resourceVersion seen last; a watch goes on behind it. Empty before the first list."""
         self.must_list = True
@@ -101,6 +106,11 @@ class Course:
         }
         return query, timeout_s + self._pace.margin_s
 
+    def patience_s(self) -> float:
+        """How long to wait for the head of the next answer, in seconds: longer each time that it was too short, so
+        that a slow server is not asked the same for ever without hearing its answer."""
+        return min(self._patience_s, self._pace.patience_s[2 if self.must_list else 1])
+
     def listed(self, version: str) -> None:
         """A whole list arrived."""
         self.version = version
@@ -119,6 +129,7 @@ class Course:
         """A watch works."""
         self._backoff.reset()
         self._refusals = 0
+        self._patience_s = self._pace.patience_s[0]
 
     def list_failed(self, error: ApiError) -> float:
         """The delay before the next try, in seconds. Where the cache cannot give a list storage may, and the other way
@@ -149,6 +160,8 @@ class Course:
         return delay_s
 
     def _delay(self, error: ApiError) -> float:
+        if error.cause == "timeout":
+            self._patience_s = min(2 * self._patience_s, self._pace.patience_s[2])
         delay_s = self._backoff.next()
         if error.retry_after_s is None:
             return delay_s

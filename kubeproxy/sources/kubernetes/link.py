@@ -6,6 +6,7 @@ a word would wait for ever. This one is opened from the library's configuration.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -66,24 +67,27 @@ class Link:
         body: bytes | None = None,
         total_s: float | None = None,
         silence_s: float | None = None,
+        head_s: float | None = None,
     ) -> aiohttp.ClientResponse:
-        """A response, its body still to be read; redirects are answers like any other."""
+        """A response, its body still to be read; redirects are answers like any other. `head_s`: how long the answer's
+        head may be in coming."""
         limits = aiohttp.ClientTimeout(
             total=total_s, connect=CONNECT_S, sock_connect=TCP_CONNECT_S, sock_read=silence_s
         )
         with explained(self.base + path):
-            return await self._session.request(
-                method,
-                self.base + path,
-                params=query,
-                data=body,
-                headers=headers,
-                timeout=limits,
-                allow_redirects=False,
-                proxy=self.configuration.proxy,
-                proxy_headers=self.configuration.proxy_headers,
-                server_hostname=self.configuration.tls_server_name,
-            )
+            async with asyncio.timeout(head_s):
+                return await self._session.request(
+                    method,
+                    self.base + path,
+                    params=query,
+                    data=body,
+                    headers=headers,
+                    timeout=limits,
+                    allow_redirects=False,
+                    proxy=self.configuration.proxy,
+                    proxy_headers=self.configuration.proxy_headers,
+                    server_hostname=self.configuration.tls_server_name,
+                )
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[None]:

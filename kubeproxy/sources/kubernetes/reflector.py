@@ -26,6 +26,7 @@ from kubeproxy.sources.kubernetes.course import Course, Pace
 from kubeproxy.sources.kubernetes.errors import ApiError, Garbage, Unreachable
 from kubeproxy.sources.kubernetes.events import MAX_LINE_BYTES, Event, EventType, identity, parse_event, parse_page
 from kubeproxy.sources.kubernetes.faults import Faults
+from kubeproxy.sources.kubernetes.recall import Recall
 from kubeproxy.sources.kubernetes.resource import SOURCE, Resource
 from kubeproxy.sources.kubernetes.turns import Turns
 from kubeproxy.sources.translate import Fault
@@ -100,6 +101,7 @@ class Reflector:
         self._pace = pace
         self._course = Course(pace=pace, random=random)
         self._faults = Faults(name)
+        self._recall: Recall[Any] = Recall()
         self._turns = Turns(pace.slice_s)
         self._tally = _Tally()
         self._resource: Resource[Any] | None = None
@@ -198,7 +200,12 @@ class Reflector:
         query = self._course.list_query()
         size = count = 0
         while True:
-            body = await self._client.get_json(resource.path, {**resource.query, **query}, max_bytes=resource.max_bytes)
+            body = await self._client.get_json(
+                resource.path,
+                {**resource.query, **query},
+                max_bytes=resource.max_bytes,
+                head_s=self._course.patience_s(),
+            )
             size += len(body)
             page = parse_page(body)
             del body
@@ -212,6 +219,7 @@ class Reflector:
                 await self._turns.offer()
             if not page.token:
                 self._faults.keep(names)
+                self._recall.keep(names)
                 return found, page.resource_version
             if page.token in tokens or size > MAX_LIST_BYTES:
                 raise Garbage(f"a list of {resource.name} without an end ({size} bytes)", cause="endless list")
@@ -223,14 +231,18 @@ class Reflector:
     async def _watch(self, resource: Resource[Any]) -> None:
         if self._course.doubtful:
             probe = {**resource.query, **self._course.probe_query()}
-            await self._client.get_json(resource.path, probe, max_bytes=MAX_LINE_BYTES)
+            patience_s = self._course.patience_s()
+            await self._client.get_json(resource.path, probe, max_bytes=MAX_LINE_BYTES, head_s=patience_s)
             self._course.known()
         query, silence_s = self._course.watch_query()
         self._tally.watches += 1
         loop = asyncio.get_running_loop()
         begun = loop.time()
         seen = 0
-        async with self._client.stream(resource.path, {**resource.query, **query}, silence_s=silence_s) as lines:
+        stream = self._client.stream(
+            resource.path, {**resource.query, **query}, silence_s=silence_s, head_s=self._course.patience_s()
+        )
+        async with stream as lines:
             settling = loop.call_later(self._pace.settle_s, self._settled)
             try:
                 async for line in lines:
@@ -249,6 +261,8 @@ class Reflector:
         if event.kind != resource.kind:
             raise Garbage(f"a {event.kind or 'nameless kind'} among the {resource.name}", cause="wrong kind")
         self._course.seen(event.resource_version)
+        if event.type is not EventType.BOOKMARK:
+            self._recall.forget(_name(event.metadata))
         if event.type is EventType.DELETED:
             self._faults.note(_name(event.metadata), ())
             resource.remove(event.metadata)
@@ -264,16 +278,22 @@ class Reflector:
     def _translate(
         self, resource: Resource[Any], metadata: wire.ObjectMeta, raw: msgspec.Raw, names: set[str] | None = None
     ) -> list[Any] | None:
-        """What an object means; None when it is not even of the right shape: then a watch lets stand what it meant."""
+        """What an object means; None when it is not even of the right shape: then a watch lets stand what it meant.
+        With `names` it is one of a list: what an earlier list said in the same words is taken from there."""
         name = _name(metadata)
         if names is not None:
             names.add(name)
+            known = self._recall.meaning(name, raw)
+            if known is not None:
+                return known
         try:
             found, faults = resource.translate(raw)
         except wire.UNDECODABLE as error:
             self._faults.note(name, [Fault("object", f"not of the shape that the API gives it: {error}")])
             return None
         self._faults.note(name, faults)
+        if names is not None:
+            self._recall.note(name, raw, found)
         return found
 
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
+from kubeproxy.model import EndpointSlice, SliceName
+from kubeproxy.sources import translate, wire
 from kubeproxy.sources.kubernetes.recall import Recall
+from tests.apiserver import ApiServer, Cluster
+from tests.apiserver.generate import endpoint_slice, fill
+from tests.sources.kubernetes.harness import connected, until, watching
 
 OLD, NEW = msgspec.Raw(b'{"a":1}'), msgspec.Raw(b'{"a":2}')
 
@@ -43,3 +49,32 @@ def test_what_is_gone_is_forgotten() -> None:
     assert len(recall) == 1
     assert recall.meaning("b", OLD) == ["b"]
     assert recall.meaning("c", OLD) is None
+
+
+async def test_a_new_list_decodes_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(version=100)
+    fill(cluster, services=20, endpoints_each=2)
+    decoded = []
+    real = translate.endpoint_slice
+
+    def counted(raw: wire.EndpointSlice) -> tuple[EndpointSlice | None, list[translate.Fault]]:
+        decoded.append(raw)
+        return real(raw)
+
+    monkeypatch.setattr(translate, "endpoint_slice", counted)
+    server = ApiServer(cluster)
+    async with server, connected(server.url) as client, watching(client) as (_, sink):
+        await until(lambda: sink.complete)
+        assert len(decoded) == 20
+        standing = dict(sink.slices)
+        await server.stop()
+        decoded.clear()
+        cluster.put("endpointslices", endpoint_slice(7, ["10.0.9.9"]))
+        cluster.delete("endpointslices", "demo", "service-8-a")
+        cluster.expire()
+        await server.start()
+        await until(lambda: len(sink.slices) == 19)
+        assert len(decoded) == 1
+        changed = SliceName("demo", "service-7-a")
+        assert sink.slices[changed] != standing[changed]
+        assert all(sink.slices[name] is standing[name] for name in sink.slices.keys() - {changed})

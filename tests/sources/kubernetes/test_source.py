@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from kubeproxy.model import ServiceName, SliceName
 from kubeproxy.sources.kubernetes.reflector import Phase, ReflectorState
+from kubeproxy.sources.kubernetes.resource import Services
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from tests.apiserver import V1_20, V1_36, ApiServer, Break, Cluster, Fault, Version
 from tests.apiserver.generate import endpoint_slice, endpoints, fill, service
@@ -243,9 +244,7 @@ async def test_recorded_pages_are_put_together() -> None:
 
 @pytest.mark.parametrize("kind", ["endless", "cut"])
 async def test_a_list_that_goes_wrong_withdraws_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kubeproxy.sources.kubernetes import client as client_module
-
-    monkeypatch.setattr(client_module.Client.get_json, "__kwdefaults__", {"max_bytes": 1_000_000})
+    monkeypatch.setattr(Services, "max_bytes", 1_000_000)
     async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
         server.inject(Fault(kind=kind, path="/api/v1/services", watch=False, times=3))
         server.cluster.expire()
