@@ -139,9 +139,12 @@ class Traffic:
     ) -> Iterator[bytes]:
         """The text, in slices (some of them empty). To be run by one at a time; one that is not run to its end does no
         harm."""
+        read: Counters | None = None
+        values = _NOTHING
         for batch in _batches(counters.items()):
             for name, now in batch:
-                values = cast(Values, _read(now))
+                if now is not read:  # all that nobody has come to may be one and the same
+                    read, values = now, cast(Values, _read(now))
                 before = self._seen.get(name)
                 if before != values:
                     self._take(name, before, values)
