@@ -117,7 +117,7 @@ class Tracer:
             client=client.words,
             hook=client.hook,
             outcome=_OUTCOMES[met.fate],
-            because=_because(asked, met, frontend, rules, snapshot),
+            because=_because(asked, met, frontend, rules, snapshot, self._troubled(snapshot)),
             steps=tuple(steps),
             service=None if frontend is None else str(frontend.name.service_port),
             frontend=listener,
@@ -126,6 +126,11 @@ class Tracer:
                 for one in outlooks
             ),
         )
+
+    def _troubled(self, snapshot: Snapshot) -> list[Service]:
+        """The Services that are not, or not wholly, served."""
+        services = (self._proxier.service(name) for name in snapshot.problems)
+        return [service for service in services if service is not None]
 
     async def _listener(self, standing: Standing) -> FrontendStatus:
         name = standing.frontend.name
@@ -222,12 +227,27 @@ def _dialing(frontend: Frontend, outlooks: Sequence[Prospect]) -> Iterator[str]:
     yield f"the client stays with its endpoint for {frontend.affinity_timeout_s} s (affinity by address); {says}"
 
 
+def _asks_for(service: Service, to: Destination, rules: RuleSet) -> bool:
+    """Whether a Service would have a destination, if all that it asks for could be had."""
+    ports = [port for port in service.ports if port.protocol is to.protocol]
+    if to.address in (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips):
+        return any(port.port == to.port for port in ports)
+    return to.address in rules.node_addresses and any(port.node_port == to.port for port in ports)
+
+
 def _count(frontend: Frontend) -> str:
     count = len(frontend.endpoints)
     return f"{count} endpoint{'' if count == 1 else 's'}"
 
 
-def _because(asked: Asked, met: Trace, frontend: Frontend | None, rules: RuleSet, snapshot: Snapshot) -> str:
+def _because(
+    asked: Asked,
+    met: Trace,
+    frontend: Frontend | None,
+    rules: RuleSet,
+    snapshot: Snapshot,
+    troubled: Sequence[Service],
+) -> str:
     name = "" if frontend is None else str(frontend.name.service_port)
     match met.why:
         case Why.SOURCE_RANGE:
@@ -235,20 +255,23 @@ def _because(asked: Asked, met: Trace, frontend: Frontend | None, rules: RuleSet
         case Why.GUARD:
             return "a proxy port takes only what was redirected to it"
         case Why.NO_RULE:
-            return _missing(asked.to, rules, snapshot)
+            return _missing(asked.to, rules, snapshot, troubled)
     if met.fate is Fate.PROXIED:
         return f"{name} has {_count(frontend)}" if frontend is not None else "its Service is just being removed"
     nobody = "no endpoint on this node" if frontend and frontend.when_empty is Verdict.DROP else "no endpoints"
     return f"{name} has {nobody}"
 
 
-def _missing(to: Destination, rules: RuleSet, snapshot: Snapshot) -> str:
+def _missing(to: Destination, rules: RuleSet, snapshot: Snapshot, troubled: Sequence[Service]) -> str:
     """Why no rule takes it: the nearest that there is."""
     for it in snapshot.frontends:
         if to in it.frontend.destinations | it.frontend.own_destinations:
             service = it.frontend.name.service_port
             problems = snapshot.problems.get(service.service, ())
             return f"it belongs to {service}, but " + ("; ".join(problems) or "the rules do not have it yet")
+    for denied in troubled:
+        if _asks_for(denied, to, rules):
+            return f"it belongs to {denied.name}, but " + "; ".join(snapshot.problems[denied.name])
     if to._replace(address=NODE_PORTS[family_of(to.address)]) in rules.redirects:
         return f"{to.port} is a node port, but {to.address} is no address of this node that takes node ports"
     served = sorted({key for key in (*rules.redirects, *rules.own_redirects) if key.address == to.address})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kubeproxy.model import Address, Endpoint, ServicePort, TrafficPolicy
+from kubeproxy.model import Address, Endpoint, Protocol, ServicePort, TrafficPolicy
 from kubeproxy.netfilter.trace import Fate
 from kubeproxy.observability.status import EndpointStatus, FrontendStatus, Standing, Tally
 from kubeproxy.observability.trace import Asked, Outcome, TraceReport, WorkerOutlook, lines
@@ -35,7 +35,7 @@ async def shop() -> Node:
     """Five Services: plain, Local, admitting few, empty, and one whose clients stay."""
     node = Node(facts=FACTS)
     node.proxier.set_landing({4: HERE}, {})  # type: ignore[dict-item]
-    web = replace(service("web", "10.96.0.1"), ports=(ServicePort("http", service("x").ports[0].protocol, 80, 30080),))
+    web = replace(service("web", "10.96.0.1"), ports=(ServicePort("http", Protocol.TCP, 80, 30080),))
     local = replace(
         service("local", "10.96.0.2"),
         external_ips=(Address("198.51.100.2"),),
@@ -235,3 +235,17 @@ TCP from 10.2.0.2 (another host) to 10.96.0.1:80: proxied
   not asked
     c:1: says that it is not ready""".splitlines()
     )
+
+
+async def test_a_node_port_that_could_not_be_had_is_named() -> None:
+    node = Node(facts=FACTS)
+    node.reserver.taken.add((Protocol.TCP, 30080))
+    web = replace(service("web", "10.96.0.1"), ports=(ServicePort("http", Protocol.TCP, 80, 30080),))
+    node.tracker.replace_services(SOURCE, (web,))
+    node.tracker.replace_slices(SOURCE, [endpoint_slice("web", EVERYBODY)])
+    await node.proxier.sync_now()
+    report = await ask(node, f"{HERE}:30080", "10.2.0.2")
+    assert report.outcome is Outcome.PASSED
+    assert report.because.startswith("it belongs to default/web, but node port 30080")
+    assert (await ask(node, f"{HERE}:30081", "10.2.0.2")).because.startswith("no Service has this address")
+    await node.close()

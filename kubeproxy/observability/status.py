@@ -20,7 +20,8 @@ class State(StrEnum):
     ILL = "ill"
     """An endpoint of it is passed over."""
     EMPTY = "empty"
-    """Some port of it has no endpoint: its clients are refused or dropped."""
+    """Some port of it has no endpoint in the cluster: its clients are refused. (That a policy admits endpoints of this
+    node alone, and there are none, is as it should be on most nodes, and not told by this.)"""
     WAITING = "waiting"
     """It is new, and does not listen yet."""
     OK = "ok"

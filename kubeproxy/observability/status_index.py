@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from kubeproxy.model import FrontendName, ServiceName
+from kubeproxy.model import FrontendName, ServiceName, Verdict
 from kubeproxy.observability.status import State, Traffic
 from kubeproxy.observability.status_history import History
 from kubeproxy.observability.status_views import FrontendView, Sight
@@ -126,7 +126,7 @@ class Index:
             return State.PROBLEM
         if row.ill:
             return State.ILL
-        if not all(view.frontend.endpoints for view in row.frontends):
+        if not all(view.frontend.endpoints or view.frontend.when_empty is Verdict.DROP for view in row.frontends):
             return State.EMPTY
         if any(view.proxy_port is None for view in row.frontends):
             return State.WAITING

@@ -174,7 +174,10 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
     if counters.dropped or counters.evicted:
         yield f"  datagrams   {counters.dropped} dropped; {counters.evicted} sessions made room for others"
     if not any(endpoint.used for endpoint in frontend.endpoints):
-        yield f"  endpoints   none; clients are {'refused' if frontend.when_empty == 'refuse' else 'dropped'}"
+        fate = (
+            "none; clients are refused" if frontend.when_empty == "refuse" else "none on this node; clients are dropped"
+        )
+        yield f"  endpoints   {fate}"
     for endpoint in frontend.endpoints:
         node = f" on {endpoint.node}" if endpoint.node else ""
         by = f" (workers {', '.join(map(str, endpoint.workers))})" if len(endpoint.workers) > 1 else ""

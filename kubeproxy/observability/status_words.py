@@ -90,11 +90,10 @@ def note(service: ServiceStatus) -> str:
         for it in frontend.endpoints:
             if it.standing in (Standing.ASIDE, Standing.TRIAL):
                 return f"{it.address} {endpoint(it)}"
-    if service.state is State.EMPTY:
-        empty = next(frontend for frontend in service.frontends if not any(e.used for e in frontend.endpoints))
-        fate = "refused" if empty.when_empty == "refuse" else "dropped"
-        port = f"port {empty.port}: " if empty.port else ""
-        return f"{port}no endpoints; clients are {fate}"
+    for frontend in service.frontends:
+        if frontend.when_empty == "refuse" and not any(it.used for it in frontend.endpoints):
+            port = f"port {frontend.port}: " if frontend.port else ""
+            return f"{port}no endpoints; clients are refused"
     return MEANING[State.WAITING] if service.state is State.WAITING else ""
 
 
@@ -105,7 +104,7 @@ def endpoint_count(service: ServiceStatus) -> str:
     return str(well) if well == len(used) else f"{well}/{len(used)}"
 
 
-def frontend(status: FrontendStatus) -> str:
+def listener(status: FrontendStatus) -> str:
     """What kind of listener: ``http TCP IPv4``, ``dns UDP IPv6 (external)``."""
     scope = "" if status.scope == "cluster" else f" ({status.scope})"
     return f"{status.port + ' ' if status.port else ''}{status.protocol} IPv{status.family}{scope}"

@@ -18,7 +18,6 @@ from kubeproxy.model import (
     ServiceName,
     ServicePortName,
     Target,
-    Verdict,
 )
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.status_views import Sight
@@ -115,7 +114,7 @@ def shop(**changes: object) -> Sight:
     frontends = (
         FrontendStatus(frontend(WEB, "10.96.0.1", GOOD, ILL, LEAVING, node_port=30080), 40001),
         FrontendStatus(frontend(MAIL, "10.96.0.2", GOOD), 40002),
-        FrontendStatus(replace(frontend(REPORTS, "10.96.0.3"), when_empty=Verdict.DROP), 40003),
+        FrontendStatus(frontend(REPORTS, "10.96.0.3"), 40003),
         FrontendStatus(frontend(BROKEN, "10.96.0.4", GOOD), 40004),
     )
     proxier = snapshot(frontends, problems={BROKEN: ("node port 30090 is not served: it is in use",)})

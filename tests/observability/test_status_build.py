@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from kubeproxy.dataplane.interface import Ill
-from kubeproxy.model import ServiceName
+from kubeproxy.model import Scope, ServiceName, Verdict
 from kubeproxy.observability import status_build, status_text
 from kubeproxy.observability import status_words as words
 from kubeproxy.observability.status import Incident, ServiceStatus, Standing, State, Status
 from kubeproxy.observability.status_history import History
 from kubeproxy.observability.status_index import Index, Order, Query, Row
 from kubeproxy.observability.status_views import Sight
+from kubeproxy.proxier import FrontendStatus
 from tests.observability.sight import (
     BROKEN,
     ILL,
@@ -221,7 +222,7 @@ STATE    SERVICE          ACTIVE  ACCEPTED  FAILED  CONN/S  BYTES/S  ENDPOINTS  
 problem  billing/broken        0         0       0       -        -          1  node port 30090 is not served: it is in use
 ill      shop/web              3       100       1       -        -        2/3  10.3.1.2:8080 refuses (3 times in a row); \
 tried again in 4.0s
-empty    billing/reports       0         0       0       -        -          0  port http: no endpoints; clients are dropped
+empty    billing/reports       0         0       0       -        -          0  port http: no endpoints; clients are refused
 ok       shop/mail             5        10       0       -        -          1
 
 last warnings and errors
@@ -298,3 +299,14 @@ def test_what_urls_hold_in_secret_is_left_out(text: str, told: str) -> None:
     assert words.discreet(text) == told
     failing = whole(shop(proxier=snapshot((), failing=text)))
     assert "secret" not in msgspec.json.encode(failing).decode()
+
+
+def test_that_nobody_is_on_this_node_is_nothing_to_worry_about() -> None:
+    sight = shop()
+    *others, status = sight.proxier.frontends
+    local = replace(status.frontend, name=status.frontend.name._replace(scope=Scope.EXTERNAL), endpoints=())
+    for verdict, state in ((Verdict.DROP, State.OK), (Verdict.REFUSE, State.EMPTY)):
+        both = (*others, status, FrontendStatus(replace(local, when_empty=verdict), 40009))
+        seen = one(whole(shop(proxier=snapshot(both))), BROKEN)
+        assert seen.state is state
+        assert ("none on this node; clients are dropped" in "\n".join(status_text.details(seen))) == (state is State.OK)

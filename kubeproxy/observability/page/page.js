@@ -269,8 +269,8 @@ function noteOf(service) {
   const ill = everybody(service).find(({ standing }) => standing === "aside" || standing === "trial");
   if (ill) return `${ill.address} ${explain(ill)}`;
   if (service.state === "empty") {
-    const empty = service.frontends.find(({ endpoints }) => !endpoints.some(({ used }) => used));
-    return `${empty.port ? `port ${empty.port}: ` : ""}no endpoints; clients are ${empty.when_empty === "refuse" ? "refused" : "dropped"}`;
+    const empty = service.frontends.find((it) => it.when_empty === "refuse" && !it.endpoints.some(({ used }) => used));
+    return `${empty.port ? `port ${empty.port}: ` : ""}no endpoints; clients are refused`;
   }
   return service.state === "waiting" ? "does not listen yet" : "";
 }
@@ -283,6 +283,9 @@ function listener(frontend) {
   if (frontend.own_addresses.length) lines.push(`from this node and its pods: ${frontend.own_addresses.join(", ")}`);
   if (frontend.source_ranges.length) lines.push(`load balancer addresses admit ${frontend.source_ranges.join(", ")}`);
   if (frontend.affinity_s !== null) lines.push(`a client stays ${frontend.affinity_s} s; ${count(c.affinity_entries)} bound now`);
+  if (!frontend.endpoints.some(({ used }) => used)) {
+    lines.push(`no endpoints ${frontend.when_empty === "refuse" ? "at all: clients are refused" : "on this node: clients are dropped"}`);
+  }
   lines.push(`${count(c.accepted)} accepted, ${count(c.dial_retries)} retries; failed: ${count(c.refused)} refused, ` +
     `${count(c.silent)} silent, ${count(c.nobody)} nobody there, ${count(c.unable)} unable`);
   return make("div", { class: "listener" },
