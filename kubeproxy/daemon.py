@@ -7,7 +7,6 @@ import gc
 import math
 import os
 import signal
-import socket
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -21,16 +20,14 @@ from kubeproxy.announcer import Announcer, Events
 from kubeproxy.config.dump import go_data
 from kubeproxy.config.reload import compare, take_over
 from kubeproxy.config.schema import Configuration
-from kubeproxy.config.validate import uses_kubernetes
 from kubeproxy.dataplane.cores import workers_for
 from kubeproxy.dataplane.local import LocalDataPlane
-from kubeproxy.dataplane.transparent import why_not
 from kubeproxy.dataplane.workers import WorkerDataPlane, WorkerEnd
 from kubeproxy.errors import ConfigError, KernelError, KubeproxyError
 from kubeproxy.handover import Handover
-from kubeproxy.model import Address, Family, ServiceName
+from kubeproxy.inputs import Inputs, source_names
+from kubeproxy.model import ServiceName
 from kubeproxy.netfilter import conntrack_limits
-from kubeproxy.netfilter.addresses import landing_addresses, local_addresses
 from kubeproxy.netfilter.cleanup import cleanup_all
 from kubeproxy.netfilter.conntrack_kernel import KernelConntrack
 from kubeproxy.netfilter.interface import Netfilter
@@ -49,36 +46,26 @@ from kubeproxy.observability.service_health import ServiceHealthServers
 from kubeproxy.observability.views import Picture
 from kubeproxy.onlooker import Onlooker
 from kubeproxy.presence import Presence
-from kubeproxy.process import raise_descriptor_limit, set_oom_score_adj
+from kubeproxy.process import raise_descriptor_limit, set_oom_score_adj, settle_memory
 from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
-from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
+from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.settings import conntrack_limits as wanted_conntrack_limits
 from kubeproxy.settings import periods, port_range, tune
-from kubeproxy.sources.kubernetes.access import ClientSettings
-from kubeproxy.sources.kubernetes.client import Client
-from kubeproxy.sources.kubernetes.recorder import EventRecorder
-from kubeproxy.sources.kubernetes.requests import Requests
-from kubeproxy.sources.kubernetes.source import KubernetesSource
-from kubeproxy.sources.manifests.source import ManifestSource
 from kubeproxy.succession import OWNER, Duties, Succession
+from kubeproxy.surroundings import Surroundings
 from kubeproxy.tasks import TaskSet
+from kubeproxy.upkeep import kept_running
 from kubeproxy.version import __version__
-from kubeproxy.whereabouts import node_facts, node_of
 
 log = structlog.get_logger(__name__)
 
 EXIT_FAILURE = 1
-RESTART_S = 1.0
-"""How long a part that ended by a fault of ours stays down before it is started again."""
-
-ADDRESS_LOOK_S = 5.0
-"""How often we look whether this node's addresses have changed: a few system calls."""
-
 
 LAST_S = 1.0
-"""How long clients whose packets were on the way to us when the rules changed may take to arrive, and those who came
-last to be served: a round trip and a retransmission."""
+"""How much of the grace is kept for the clients who came last."""
+ARRIVAL_S = 0.5
+"""How long a client whose packets were on the way to us when the rules changed may take to arrive: a round trip."""
 CONTAINER_INIT = 1
 
 
@@ -116,17 +103,18 @@ class Daemon:
         self._succession = Succession(
             Duties(share=self._share, hold=self._hold, yield_all=self._yield_all), version=__version__
         )
-        self._families = _families()
-        self._landing = landing_addresses()
-        self._can_preserve = False
+        self._tracker = Tracker(source_names(configuration))
+        self._surroundings = Surroundings(configuration, node=lambda: self._tracker.node)
         self._service_health_wanted: Mapping[ServiceName, tuple[int, int]] = {}
         self._service_health_changed = asyncio.Event()
-        bind = configuration.bind_address
-        self._bind = {} if bind in ("0.0.0.0", "::") else {bind.family: bind.address}
-        self._manifests: ManifestSource | None = None
-        self._kubernetes: KubernetesSource | None = None
-        self._requests: Requests | None = None
         self._events = Events()
+        self._inputs = Inputs(
+            configuration,
+            node_name=self._surroundings.node_name,
+            tracker=self._tracker,
+            events=self._events,
+            tasks=self._tasks,
+        )
         self._notifier = own_notifier()
 
     async def live(self) -> int:
@@ -134,7 +122,7 @@ class Daemon:
         configuration = self._configuration
         self._listen_to_signals()
         self._notifier.starting("starting")
-        log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._node_name())
+        log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._surroundings.node_name)
         raise_descriptor_limit()
         set_oom_score_adj(configuration.oom_score_adj)
         self._data_plane = self._make_data_plane()
@@ -142,25 +130,27 @@ class Daemon:
         log.info("packet filter", choice=why)
 
         await self._data_plane.send([tune(configuration)])
-        self._metrics = Metrics(families=self._families)
-        self._health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=self._families)
-        self._can_preserve = await self._look_whether_addresses_can_be_preserved(netfilter)
+        self._metrics = Metrics(families=self._surroundings.families)
+        self._health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=self._surroundings.families)
+        await self._surroundings.look_whether_addresses_can_be_preserved(netfilter)
         predecessor = await self._succession.begin()
         if predecessor is None and not self._presence.others():
             # Whatever rules are there lead to ports that are nobody's, or will be somebody else's.
             await netfilter.pause()
-        self._data_plane.share(predecessor is not None)
-        # One that serves meanwhile leaves us time: nothing is taken from it before all is known.
-        self._tracker = Tracker(self._source_names(), start_grace_s=math.inf if predecessor else START_GRACE_S)
+        if predecessor is not None:
+            # It serves meanwhile: nothing is taken from it before all is known.
+            self._tracker.start_grace_s = math.inf
+            self._data_plane.share(True)
         self._proxier = self._make_proxier(cast(Netfilter, Handover(netfilter, predecessor, on_taken=self._on_taken)))
         self._events.owner_of = self._proxier.owner_of
+        self._tracker.notify_node(self._on_node)
         self._onlooker = Onlooker(
-            node=self._node_name(),
+            node=self._surroundings.node_name,
             proxier=self._proxier,
             data_plane=self._data_plane,
             health=self._health,
             picture=self._picture,
-            facts=self._facts,
+            facts=self._surroundings.facts,
         )
         async with AsyncExitStack() as self._closing:
             self._closing.callback(self._notifier.close)
@@ -175,23 +165,23 @@ class Daemon:
                 await server.start()
             self._closing.push_async_callback(self._tasks.close)
             self._tasks.start(self._notifier.beat(self._status), name="service manager")
-            await self._start_sources()
-            self._tasks.start(_kept_running("proxier", self._proxier.run), name="proxier")
-            self._tasks.start(_kept_running("addresses", self._follow_addresses), name="addresses")
-            self._tasks.start(_kept_running("reload", self._follow_reloads), name="reload")
-            self._tasks.start(_kept_running("status", self._onlooker.run), name="status")
-            self._tasks.start(_kept_running("renewal", self._follow_renewals), name="renewal")
+            await self._inputs.start(self._closing)
+            self._tasks.start(kept_running("proxier", self._proxier.run), name="proxier")
+            self._tasks.start(kept_running("surroundings", self._follow_surroundings), name="surroundings")
+            self._tasks.start(kept_running("reload", self._follow_reloads), name="reload")
+            self._tasks.start(kept_running("status", self._onlooker.run), name="status")
+            self._tasks.start(kept_running("renewal", self._follow_renewals), name="renewal")
             self._serving_health = self._tasks.start(
-                _kept_running("service health", self._serve_service_health), name="service health"
+                kept_running("service health", self._serve_service_health), name="service health"
             )
             pulse = Pulse(data_plane=self._data_plane, health=self._health, metrics=self._metrics)
-            self._tasks.start(_kept_running("pulse", pulse.look), name="pulse")
+            self._tasks.start(kept_running("pulse", pulse.look), name="pulse")
             self._tasks.start(pulse.beat(), name="loop lag")
             self._access_log = AccessLog(self._data_plane.ended, on_lost=self._metrics.access_log_lost)
             self._use_access_log()
-            self._tasks.start(_kept_running("access log", self._access_log.run), name="access log")
+            self._tasks.start(kept_running("access log", self._access_log.run), name="access log")
             self._tasks.start(self._settle_in(netfilter.name), name="settling in")
-            _settle_memory()
+            settle_memory()
             if await self._end() is self._superseded:
                 await self._make_way()
             else:
@@ -217,14 +207,6 @@ class Daemon:
             log.info("told to stop", signal=number.name)
             self._stop_wanted.set()
 
-    def _node_name(self) -> str:
-        """As kube-proxy has it: trimmed and in lower case."""
-        return (self._configuration.hostname_override or socket.gethostname()).strip().lower()
-
-    def _source_names(self) -> list[str]:
-        names = ["manifests"] if self._configuration.kubeproxy.manifests.paths else []
-        return [*names, "kubernetes"] if uses_kubernetes(self._configuration, os.environ) else names
-
     def _make_data_plane(self) -> LocalDataPlane | WorkerDataPlane:
         own = self._configuration.kubeproxy
         count = workers_for(own.workers.number)
@@ -235,7 +217,7 @@ class Daemon:
             count,
             on_end=self._worker_ended,
             on_crash=self._crashed,
-            transparent=own.preserve_client_address != "never" and not all(map(why_not, self._families)),
+            transparent=self._surroundings.may_preserve,
             run=self._presence.run,
             owner_name=OWNER,
             inherit=(self._presence.fileno(),),
@@ -259,10 +241,10 @@ class Daemon:
             reserver=self._data_plane,
             port_range=port_range(configuration),
             periods=periods(configuration),
-            families=self._families,
-            facts=self._facts(),
-            landing=self._landing,
-            bind=self._bind,
+            families=self._surroundings.families,
+            facts=self._surroundings.facts(),
+            landing=self._surroundings.landing,
+            bind=self._surroundings.bind,
             conntrack=KernelConntrack() if netfilter.name != "none" else None,
             observer=Announcer(
                 self._health,
@@ -293,45 +275,13 @@ class Daemon:
                 routes=routes,
                 setting=f"{'healthz' if name == 'health' else name}BindAddress",
                 hard_fail=configuration.bind_address_hard_fail,
-                on_failure=partial(self._events.health_failed, self._node_name()) if name == "health" else None,
+                on_failure=partial(self._events.health_failed, self._surroundings.node_name)
+                if name == "health"
+                else None,
             )
             for name, address, routes in plans
             if address.served
         ]
-
-    async def _start_sources(self) -> None:
-        """ConfigError when an API server is wanted and what says where and who we are is no good."""
-        settings = self._configuration
-        if uses_kubernetes(settings, os.environ):
-            client = await Client.connect(
-                ClientSettings(
-                    kubeconfig=settings.client_connection.kubeconfig,
-                    master=settings.kubeproxy.master,
-                    qps=settings.client_connection.qps,
-                    burst=settings.client_connection.burst,
-                )
-            )
-            self._closing.push_async_callback(client.close)
-            self._requests = client.requests
-            self._kubernetes = KubernetesSource(
-                client=client, sink=self._tracker, node_sink=self._tracker, node_name=self._node_name()
-            )
-            self._tracker.notify_node(self._on_node)
-            recorder = self._events.recorder = EventRecorder(client=client, node_name=self._node_name())
-            self._events.starting(self._node_name())
-            self._tasks.start(_kept_running("events", recorder.run), name="events")
-            self._tasks.start(_kept_running("kubernetes", self._kubernetes.run), name="kubernetes")
-        if (manifests := settings.kubeproxy.manifests).paths:
-            self._manifests = ManifestSource(
-                paths=manifests.paths,
-                recursive=manifests.recursive,
-                # Plain text: it becomes part of names, and what encodes those for workers takes no kind of `str`.
-                default_namespace=str(manifests.default_namespace),
-                enforced_namespace=str(manifests.namespace) or None,
-                sink=self._tracker,
-                on_report=lambda report: None,
-            )
-            self._tasks.start(_kept_running("manifests", self._manifests.run), name="manifests")
 
     # Life
 
@@ -347,45 +297,21 @@ class Daemon:
         for removed in await cleanup_all(keep=ours):
             log.info("removed what an earlier run left", what=removed)
 
-    async def _follow_addresses(self) -> None:
-        """The node's own addresses may change under us."""
-        known = self._facts()
-        while True:
-            await asyncio.sleep(ADDRESS_LOOK_S)
-            landing, facts = landing_addresses(), self._facts()
-            if landing != self._landing:
-                log.info("this node's address has changed", before=_words(self._landing), now=_words(landing))
-                self._landing = landing
-                self._proxier.set_landing(landing, self._bind)
-            if facts != known:
-                known = facts
-                self._proxier.set_facts(facts)
-                self._service_health_changed.set()
+    async def _follow_surroundings(self) -> None:
+        def on_landing() -> None:
+            self._proxier.set_landing(self._surroundings.landing, self._surroundings.bind)
 
-    def _facts(self) -> NodeFacts:
-        node = node_of(self._configuration, self._node_name(), self._tracker.node)
-        return node_facts(self._configuration, node, local_addresses(), can_preserve=self._can_preserve)
+        def on_facts(facts: NodeFacts) -> None:
+            self._proxier.set_facts(facts)
+            self._service_health_changed.set()
+
+        await self._surroundings.follow(on_landing=on_landing, on_facts=on_facts)
 
     def _on_node(self) -> None:
         """The Node object has changed."""
         node = self._tracker.node
         self._health.node_eligible(node is not None and node.eligible)
-        self._proxier.set_facts(self._facts())
-
-    async def _look_whether_addresses_can_be_preserved(self, netfilter: Netfilter) -> bool:
-        if self._configuration.kubeproxy.preserve_client_address == "never":
-            return False
-        reasons = [f"{family}: {reason}" for family in self._families if (reason := why_not(family)) is not None]
-        if not reasons and (reason := await netfilter.why_not_transparent()) is not None:
-            reasons.append(f"{netfilter.name}: {reason}")
-        if not reasons:
-            return True
-        log.warning(
-            "cannot dial endpoints from clients' addresses; they will see this node's",
-            reason="; ".join(reasons),
-            remedy="CAP_NET_ADMIN or CAP_NET_RAW, or --preserve-client-address=never",
-        )
-        return False
+        self._proxier.set_facts(self._surroundings.facts())
 
     def _service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
         """Load balancers ask after these Services."""
@@ -396,14 +322,14 @@ class Daemon:
         await self._taken.wait()
         servers = ServiceHealthServers(
             health=self._health,
-            addresses=self._facts().node_addresses,
+            addresses=self._surroundings.facts().node_addresses,
             on_failure=self._events.health_server_failed,
         )
         try:
             while True:
                 await self._service_health_changed.wait()
                 self._service_health_changed.clear()
-                await servers.set_addresses(self._facts().node_addresses)
+                await servers.set_addresses(self._surroundings.facts().node_addresses)
                 await servers.sync(self._service_health_wanted)
         finally:
             await servers.close()
@@ -416,8 +342,7 @@ class Daemon:
                 self._notifier.reloading()
             try:
                 self._reload()
-                if self._manifests is not None:
-                    await self._manifests.reload()
+                await self._inputs.reload()
             finally:
                 if served and not self._stop_wanted.is_set():
                     self._notifier.ready(self._status())
@@ -468,13 +393,7 @@ class Daemon:
         renewal.renew(words)
 
     def _picture(self) -> Picture:
-        return Picture(
-            proxier=self._proxier.snapshot(),
-            watches=self._kubernetes.state() if self._kubernetes is not None else (),
-            manifests=self._manifests.state() if self._manifests is not None else None,
-            requests=self._requests,
-            events=self._events.recorder,
-        )
+        return self._inputs.picture(self._proxier.snapshot())
 
     def _status(self) -> str:
         """One line for `systemctl status`."""
@@ -522,7 +441,6 @@ class Daemon:
     async def _make_way(self) -> None:
         """The rules lead to our successor. Who was on the way to us still arrives; then what is open may finish."""
         grace_s = self._configuration.kubeproxy.shutdown_grace.seconds
-        await asyncio.sleep(LAST_S)
         log.info("a successor has taken over; draining", open=self._data_plane.open_connections, grace_s=grace_s)
         await self._proxier.stop(cleanup=False)
         await self._let_go(grace_s)
@@ -532,7 +450,8 @@ class Daemon:
             await self._stop_wanted.wait()
 
     async def _let_go(self, grace_s: float) -> None:
-        """Accept no more, and give what is open so long to end."""
+        """Let those arrive whose packets were on the way to us; then accept no more, and give what is open so long."""
+        await self._hurried(asyncio.sleep(min(ARRIVAL_S, grace_s / 2)))
         await self._data_plane.retire()
         await self._drain(grace_s)
         if left := self._data_plane.open_connections:
@@ -542,10 +461,14 @@ class Daemon:
         self._proxier.close()
 
     async def _drain(self, grace_s: float) -> None:
-        """Wait for the connections open now; a second signal ends that."""
-        drain = self._tasks.start(self._data_plane.drain(grace_s), name="drain")
+        """Wait for the connections open now."""
+        await self._hurried(self._data_plane.drain(grace_s))
+
+    async def _hurried(self, patience: Coroutine[Any, Any, Any]) -> None:
+        """Wait, unless a second signal says at once."""
+        waiting = self._tasks.start(patience, name="end")
         hurry = self._tasks.start(self._stop_at_once.wait(), name="second signal")
-        await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((waiting, hurry), return_when=asyncio.FIRST_COMPLETED)
 
     # Succession
 
@@ -562,6 +485,7 @@ class Daemon:
 
     async def _hold(self, on: bool) -> None:
         """The successor turns the rules to itself; or could not."""
+        await self._taken.wait()
         await self._proxier.hold(on)
 
     async def _yield_all(self) -> None:
@@ -571,37 +495,3 @@ class Daemon:
         self._serving_health.cancel()
         await asyncio.wait((self._serving_health,))
         self._superseded.set()
-
-
-def _families() -> tuple[Family, ...]:
-    """Those that this kernel has: IPv6 may be built out, or switched off at boot."""
-    try:
-        socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
-    except OSError:
-        return (Family.IPV4,)
-    return tuple(Family)
-
-
-def _words(addresses: Mapping[Family, Address]) -> str:
-    return ", ".join(addresses.values()) or "none"
-
-
-def _settle_memory() -> None:
-    """What is there now stays: spare the collector from going through it again, and let it come less often. The byte
-    path leaves no cycles behind."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-
-
-async def _kept_running(name: str, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """A part that fails by a fault of ours is started again; what is served goes on meanwhile."""
-    while True:
-        try:
-            await part()
-            return
-        except KubeproxyError as error:
-            log.error("cannot go on; tries again", part=name, reason=str(error), retry_in_s=RESTART_S)
-        except Exception:
-            log.exception("internal error; starts again", part=name, retry_in_s=RESTART_S)
-        await asyncio.sleep(RESTART_S)

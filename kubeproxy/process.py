@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 from pathlib import Path
 
@@ -30,3 +31,11 @@ def set_oom_score_adj(adjustment: int) -> None:
             reason=error.strerror,
             remedy="CAP_SYS_RESOURCE, systemd's OOMScoreAdjust=, or --oom-score-adj=0",
         )
+
+
+def settle_memory() -> None:
+    """What is there now stays: spare the collector from going through it again, and let it come less often. The byte
+    path leaves no cycles behind."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)

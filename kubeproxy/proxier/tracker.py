@@ -83,8 +83,8 @@ class Tracker:
     Like the sources it belongs to the event loop's thread.
     """
 
-    def __init__(self, sources: Iterable[str], *, start_grace_s: float = START_GRACE_S) -> None:
-        self._start_grace_s = start_grace_s
+    def __init__(self, sources: Iterable[str]) -> None:
+        self.start_grace_s = START_GRACE_S
         self._stores: dict[str, _Store] = {source: _Store() for source in sources}
         self._claims: dict[ServiceName, tuple[str, ...]] = {}
         """Complete sources that define a Service; the first owns it."""
@@ -168,7 +168,7 @@ class Tracker:
         if not complete:
             return math.inf
         self._complete_at = min(self._complete_at, now)
-        return self._complete_at if complete == len(self._stores) else self._complete_at + self._start_grace_s
+        return self._complete_at if complete == len(self._stores) else self._complete_at + self.start_grace_s
 
     def sources(self) -> Mapping[str, bool]:
         """Every source, and whether it is complete."""

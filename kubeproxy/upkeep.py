@@ -1,0 +1,29 @@
+"""Parts of the daemon that go on whatever happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from kubeproxy.errors import KubeproxyError
+
+log = structlog.get_logger(__name__)
+
+RESTART_S = 1.0
+"""How long a part that ended by a fault of ours stays down before it is started again."""
+
+
+async def kept_running(name: str, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """A part that fails by a fault of ours is started again; what is served goes on meanwhile."""
+    while True:
+        try:
+            await part()
+            return
+        except KubeproxyError as error:
+            log.error("cannot go on; tries again", part=name, reason=str(error), retry_in_s=RESTART_S)
+        except Exception:
+            log.exception("internal error; starts again", part=name, retry_in_s=RESTART_S)
+        await asyncio.sleep(RESTART_S)
