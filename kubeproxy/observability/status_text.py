@@ -157,7 +157,7 @@ def details(service: ServiceStatus) -> Iterator[str]:
 def listener(frontend: FrontendStatus) -> Iterator[str]:
     """One frontend."""
     port = f"proxy port {frontend.proxy_port}" if frontend.proxy_port is not None else "does not listen yet"
-    yield f"{words.frontend(frontend)}: {port}"
+    yield f"{words.listener(frontend)}: {port}"
     yield f"  takes       {', '.join(frontend.addresses) or 'nothing from outside'}"
     if frontend.own_addresses:
         yield f"  from here   {', '.join(frontend.own_addresses)}"
@@ -174,10 +174,8 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
     if counters.dropped or counters.evicted:
         yield f"  datagrams   {counters.dropped} dropped; {counters.evicted} sessions made room for others"
     if not any(endpoint.used for endpoint in frontend.endpoints):
-        fate = (
-            "none; clients are refused" if frontend.when_empty == "refuse" else "none on this node; clients are dropped"
-        )
-        yield f"  endpoints   {fate}"
+        nobody = "none; clients are refused"
+        yield f"  endpoints   {nobody if frontend.when_empty == 'refuse' else 'none on this node; clients are dropped'}"
     for endpoint in frontend.endpoints:
         node = f" on {endpoint.node}" if endpoint.node else ""
         by = f" (workers {', '.join(map(str, endpoint.workers))})" if len(endpoint.workers) > 1 else ""

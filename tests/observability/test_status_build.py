@@ -16,7 +16,7 @@ from kubeproxy.observability.status import Incident, ServiceStatus, Standing, St
 from kubeproxy.observability.status_history import History
 from kubeproxy.observability.status_index import Index, Order, Query, Row
 from kubeproxy.observability.status_views import Sight
-from kubeproxy.proxier import FrontendStatus
+from kubeproxy.proxier import FrontendStatus, Snapshot
 from tests.observability.sight import (
     BROKEN,
     ILL,
@@ -303,6 +303,7 @@ def test_what_urls_hold_in_secret_is_left_out(text: str, told: str) -> None:
 
 def test_that_nobody_is_on_this_node_is_nothing_to_worry_about() -> None:
     sight = shop()
+    assert isinstance(sight.proxier, Snapshot)
     *others, status = sight.proxier.frontends
     local = replace(status.frontend, name=status.frontend.name._replace(scope=Scope.EXTERNAL), endpoints=())
     for verdict, state in ((Verdict.DROP, State.OK), (Verdict.REFUSE, State.EMPTY)):
