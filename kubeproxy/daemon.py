@@ -119,29 +119,52 @@ class Daemon:
 
     async def live(self) -> int:
         """From start to stop."""
-        configuration = self._configuration
         self._listen_to_signals()
         self._notifier.starting("starting")
         log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._surroundings.node_name)
         raise_descriptor_limit()
-        set_oom_score_adj(configuration.oom_score_adj)
-        self._data_plane = self._make_data_plane()
-        netfilter, why = await select(configuration.netfilter_order)
-        log.info("packet filter", choice=why)
+        set_oom_score_adj(self._configuration.oom_score_adj)
+        async with AsyncExitStack() as self._closing:
+            await self._look_around()
+            await self._begin()
+            settle_memory()
+            if await self._end() is self._superseded:
+                await self._make_way()
+            else:
+                await self._leave()
+        log.info("kubeproxy has stopped")
+        return 0
 
-        await self._data_plane.send([tune(configuration)])
-        self._metrics = Metrics(families=self._surroundings.families)
-        self._health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=self._surroundings.families)
+    # Start
+
+    async def _look_around(self) -> None:
+        """What this kernel can do, and who serves here already."""
+        self._closing.callback(self._notifier.close)
+        self._data_plane = self._make_data_plane()
+        self._closing.push_async_callback(self._data_plane.close)
+        await self._data_plane.send([tune(self._configuration)])
+        netfilter, why = await select(self._configuration.netfilter_order)
+        log.info("packet filter", choice=why)
+        self._closing.push_async_callback(netfilter.close)
         await self._surroundings.look_whether_addresses_can_be_preserved(netfilter)
-        predecessor = await self._succession.begin()
-        if predecessor is None and not self._presence.others():
-            # Whatever rules are there lead to ports that are nobody's, or will be somebody else's.
-            await netfilter.pause()
-        if predecessor is not None:
+        self._closing.callback(self._presence.close)
+        self._closing.push_async_callback(self._succession.close)
+        self._predecessor = await self._succession.begin()
+        if self._predecessor is not None:
             # It serves meanwhile: nothing is taken from it before all is known.
             self._tracker.start_grace_s = math.inf
             self._data_plane.share(True)
-        self._proxier = self._make_proxier(cast(Netfilter, Handover(netfilter, predecessor, on_taken=self._on_taken)))
+        elif not self._presence.others():
+            # Whatever rules are there lead to ports that are nobody's, or will be somebody else's.
+            await netfilter.pause()
+        self._netfilter = cast(Netfilter, Handover(netfilter, self._predecessor, on_taken=self._on_taken))
+
+    async def _begin(self) -> None:
+        """Everything that runs for as long as we do."""
+        configuration = self._configuration
+        self._metrics = Metrics(families=self._surroundings.families)
+        self._health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=self._surroundings.families)
+        self._proxier = self._make_proxier(self._netfilter)
         self._events.owner_of = self._proxier.owner_of
         self._tracker.notify_node(self._on_node)
         self._onlooker = Onlooker(
@@ -152,44 +175,30 @@ class Daemon:
             picture=self._picture,
             facts=self._surroundings.facts,
         )
-        async with AsyncExitStack() as self._closing:
-            self._closing.callback(self._notifier.close)
-            self._closing.push_async_callback(netfilter.close)
-            self._closing.callback(self._presence.close)
-            self._closing.push_async_callback(self._succession.close)
-            self._servers = self._make_servers()
-            for server in self._servers:
-                self._closing.push_async_callback(server.close)
-                if predecessor is not None:
-                    server.expect_port(math.inf)
-                await server.start()
-            self._closing.push_async_callback(self._tasks.close)
-            self._tasks.start(self._notifier.beat(self._status), name="service manager")
-            await self._inputs.start(self._closing)
-            self._tasks.start(kept_running("proxier", self._proxier.run), name="proxier")
-            self._tasks.start(kept_running("surroundings", self._follow_surroundings), name="surroundings")
-            self._tasks.start(kept_running("reload", self._follow_reloads), name="reload")
-            self._tasks.start(kept_running("status", self._onlooker.run), name="status")
-            self._tasks.start(kept_running("renewal", self._follow_renewals), name="renewal")
-            self._serving_health = self._tasks.start(
-                kept_running("service health", self._serve_service_health), name="service health"
-            )
-            pulse = Pulse(data_plane=self._data_plane, health=self._health, metrics=self._metrics)
-            self._tasks.start(kept_running("pulse", pulse.look), name="pulse")
-            self._tasks.start(pulse.beat(), name="loop lag")
-            self._access_log = AccessLog(self._data_plane.ended, on_lost=self._metrics.access_log_lost)
-            self._use_access_log()
-            self._tasks.start(kept_running("access log", self._access_log.run), name="access log")
-            self._tasks.start(self._settle_in(netfilter.name), name="settling in")
-            settle_memory()
-            if await self._end() is self._superseded:
-                await self._make_way()
-            else:
-                await self._leave()
-        log.info("kubeproxy has stopped")
-        return 0
-
-    # Start
+        self._servers = self._make_servers()
+        for server in self._servers:
+            self._closing.push_async_callback(server.close)
+            if self._predecessor is not None:
+                server.expect_port(math.inf)
+            await server.start()
+        self._closing.push_async_callback(self._tasks.close)
+        self._tasks.start(self._notifier.beat(self._status), name="service manager")
+        await self._inputs.start(self._closing)
+        self._tasks.start(kept_running("proxier", self._proxier.run), name="proxier")
+        self._tasks.start(kept_running("surroundings", self._follow_surroundings), name="surroundings")
+        self._tasks.start(kept_running("reload", self._follow_reloads), name="reload")
+        self._tasks.start(kept_running("status", self._onlooker.run), name="status")
+        self._tasks.start(kept_running("renewal", self._follow_renewals), name="renewal")
+        self._serving_health = self._tasks.start(
+            kept_running("service health", self._serve_service_health), name="service health"
+        )
+        pulse = Pulse(data_plane=self._data_plane, health=self._health, metrics=self._metrics)
+        self._tasks.start(kept_running("pulse", pulse.look), name="pulse")
+        self._tasks.start(pulse.beat(), name="loop lag")
+        self._access_log = AccessLog(self._data_plane.ended, on_lost=self._metrics.access_log_lost)
+        self._use_access_log()
+        self._tasks.start(kept_running("access log", self._access_log.run), name="access log")
+        self._tasks.start(self._settle_in(self._netfilter.name), name="settling in")
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
