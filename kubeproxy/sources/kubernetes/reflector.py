@@ -200,7 +200,12 @@ class Reflector:
         query = self._course.list_query()
         size = count = 0
         while True:
-            body = await self._client.get_json(resource.path, {**resource.query, **query}, max_bytes=resource.max_bytes)
+            body = await self._client.get_json(
+                resource.path,
+                {**resource.query, **query},
+                max_bytes=resource.max_bytes,
+                head_s=self._course.patience_s(),
+            )
             size += len(body)
             page = parse_page(body)
             del body
@@ -226,14 +231,18 @@ class Reflector:
     async def _watch(self, resource: Resource[Any]) -> None:
         if self._course.doubtful:
             probe = {**resource.query, **self._course.probe_query()}
-            await self._client.get_json(resource.path, probe, max_bytes=MAX_LINE_BYTES)
+            patience_s = self._course.patience_s()
+            await self._client.get_json(resource.path, probe, max_bytes=MAX_LINE_BYTES, head_s=patience_s)
             self._course.known()
         query, silence_s = self._course.watch_query()
         self._tally.watches += 1
         loop = asyncio.get_running_loop()
         begun = loop.time()
         seen = 0
-        async with self._client.stream(resource.path, {**resource.query, **query}, silence_s=silence_s) as lines:
+        stream = self._client.stream(
+            resource.path, {**resource.query, **query}, silence_s=silence_s, head_s=self._course.patience_s()
+        )
+        async with stream as lines:
             settling = loop.call_later(self._pace.settle_s, self._settled)
             try:
                 async for line in lines:
