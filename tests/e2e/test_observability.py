@@ -8,11 +8,13 @@ import re
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.stage import TARGET, VIP, Stage, ask, until
+from tests.e2e.api import ApiHost
+from tests.e2e.stage import TARGET, VIP, Stage, ask, endpoints, service, until
 from tests.lab import Daemon, Network
 from tests.lab.daemon import HEALTHZ, METRICS
 
@@ -149,3 +151,33 @@ def test_a_taken_port_of_the_health_server_is_no_end_unless_it_is_asked_for(stag
         taken.close()
     daemon = stage.daemon("--bind-address-hard-fail")
     assert daemon.get("/healthz", address=HEALTHZ).status == 200
+
+
+def test_a_node_that_the_cluster_does_not_have_or_is_about_to_remove_takes_no_new_clients(stage: Stage) -> None:
+    name = "node-1"
+    node: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {}}
+    taint = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}
+    with ApiHost(stage.client, service(), endpoints("web", [0])) as api:
+        daemon = stage.daemon(f"--master={api.url}", f"--hostname-override={name}", manifests=None)
+
+        def eligible() -> bool:
+            answer = daemon.get("/healthz")
+            body = json.loads(answer.body)
+            assert answer.status == (200 if body["healthy"] else 503)
+            assert body["healthy"] == body["nodeEligible"]
+            assert daemon.get("/livez").status == 200
+            return bool(body["nodeEligible"])
+
+        until(lambda: not eligible(), "there is no such node")
+        api.put(node)
+        until(eligible, "the node is there")
+        api.put({**node, "spec": {"taints": [taint]}})
+        until(lambda: not eligible(), "the node is about to be removed")
+        api.put(node)
+        until(eligible, "it is not")
+        scrape = Scrape(daemon)
+        assert scrape("rest_client_requests_total", code="200", method="GET") > 0
+        assert scrape("rest_client_request_duration_seconds_count", verb="GET") > 0
+        assert scrape("kubeproxy_watch_lists_total", resource="services") == 1
+        until(lambda: Scrape(daemon)("kubeproxy_events_sent_total") >= 1, "the start is told as an Event")
+        daemon.terminate()
