@@ -453,32 +453,39 @@ def _parse_redirects(prefix: str, sets: Mapping[str, _Set]) -> dict[Destination,
     for family in Family:
         for key, port in sets[f"{prefix}redirects{family.value}"].elem:
             address, protocol, number = key["concat"]
-            found[Destination(Address(_canonical(address)), _PROTOCOLS[protocol], number)] = port
+            found[Destination(Address(_canonical(address)), _PROTOCOLS[protocol], _port(number))] = _port(port)
         for key, port in sets[f"{prefix}node_ports{family.value}"].elem:
             protocol, number = key["concat"]
-            found[Destination(NODE_PORTS[family], _PROTOCOLS[protocol], number)] = port
+            found[Destination(NODE_PORTS[family], _PROTOCOLS[protocol], _port(number))] = _port(port)
     return found
 
 
 def _parse_element(key: Sequence[str], value: Any) -> Element:
     fields = value["concat"] if len(key) > 1 else [value]
-    return tuple(
-        _PROTOCOLS[field] if kind == "inet_proto" else _parse_field(field)
-        for kind, field in zip(key, fields, strict=True)
-    )
+    return tuple(_parse_field(kind, field) for kind, field in zip(key, fields, strict=True))
 
 
-def _parse_field(field: Any) -> str | int:
+def _parse_field(kind: str, field: Any) -> str | int:
+    if kind == "inet_proto":
+        return _PROTOCOLS[field]
+    if kind == "inet_service":
+        return _port(field)
     if isinstance(field, dict):
         prefix = field["prefix"]
         return f"{_canonical(prefix['addr'])}/{prefix['len']}"
-    if not isinstance(field, str | int):
-        raise TypeError(field)
-    return field if isinstance(field, int) else _canonical(field)
+    return _canonical(field)
 
 
-def _canonical(address: str) -> str:
+def _port(found: Any) -> int:
+    if not isinstance(found, int):
+        raise TypeError(found)
+    return found
+
+
+def _canonical(address: Any) -> str:
     """nft writes the ends of some IPv6 addresses as IPv4 addresses; ranges and addresses of the model do not."""
+    if not isinstance(address, str):
+        raise TypeError(address)
     return str(ipaddress.ip_address(address)) if ":" in address and "." in address else address
 
 
