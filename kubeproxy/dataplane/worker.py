@@ -1,6 +1,6 @@
 """A process that moves bytes and does nothing else: an engine on a reactor, told what to do through a channel.
 
-Started by `seat` as ``python -m kubeproxy.dataplane.worker``; imports little, so that it starts soon and stays small,
+Started by `process` as ``python -m kubeproxy.dataplane.worker``; imports little, so that it starts soon and stays small,
 and gives up its privileges before it serves anybody.
 """
 
@@ -17,7 +17,6 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from kubeproxy.dataplane import privileges
 from kubeproxy.dataplane.channel import Channel
@@ -326,7 +325,7 @@ class Worker:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Live a worker's life; the exit status. The arguments are those that `seat.command` gives."""
+    """Live a worker's life; the exit status. The arguments are those that `process.command` gives."""
     fd, number, transparent, run, owner_name = arguments
     try:
         _settle_in(f"kubeproxy-{number}", transparent=transparent == "1")
@@ -342,7 +341,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _settle_in(name: str, *, transparent: bool) -> None:
-    Path("/proc/self/comm").write_text(name)
+    with open("/proc/self/comm", "w") as comm:
+        comm.write(name)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     wanted = (privileges.Capability.NET_RAW, privileges.Capability.NET_ADMIN)
@@ -356,7 +356,7 @@ def _say(number: int | str, what: str) -> None:
 def _in_one_line(error: BaseException) -> str:
     """An exception and where it came from, innermost first."""
     places = [
-        f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
+        f"{frame.name} ({os.path.basename(frame.filename)}:{frame.lineno})"
         for frame in traceback.extract_tb(error.__traceback__)
     ]
     return " < ".join([f"{type(error).__name__}: {error}".replace("\n", " "), *reversed(places)])

@@ -494,3 +494,25 @@ def test_as_many_workers_as_suit_the_machine(
     assert (workers_for(0), workers_for(7)) == (0, 7)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
     assert workers_for(None, root=tmp_path) == 1
+
+
+def test_an_internal_error_is_one_line_and_a_status() -> None:
+    ours, theirs = socket.socketpair()
+    script = (
+        "import sys; from kubeproxy.dataplane import worker\n"
+        "def fail(self): raise RuntimeError('two\\nlines')\n"
+        "worker.Worker.live = fail\n"
+        "sys.exit(worker.main(sys.argv[1:]))"
+    )
+    with ours, theirs:
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(theirs.fileno()), "2", "0", "", ""],
+            pass_fds=[theirs.fileno()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 70
+    assert done.stderr.count("\n") == 1
+    assert "internal error: RuntimeError: two lines < fail (<string>:2) < main (worker.py:" in done.stderr
+    assert done.stderr.startswith("kubeproxy worker 2 (pid ")
