@@ -1,7 +1,7 @@
 """A process that moves bytes and does nothing else: an engine on a reactor, told what to do through a channel.
 
-Started by `process` as ``python -m kubeproxy.dataplane.worker``; imports little, so that it starts soon and stays small,
-and gives up its privileges before it serves anybody.
+Started by `process` as ``python -m kubeproxy.dataplane.worker``; imports little, so that it starts soon and stays
+small, and gives up its privileges before it serves anybody.
 """
 
 from __future__ import annotations
