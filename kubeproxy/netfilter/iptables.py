@@ -74,7 +74,7 @@ class Iptables:
         self._workshop = Workshop()
         # How large the tables were when we last left or looked at them. Belongs to the thread, too.
         self._extents: dict[_Key, bytes] = {}
-        self._on_foreign_change: Callable[[], None] | None = None
+        self._on_foreign_change: Callable[[], None] = lambda: None
         self._look: asyncio.TimerHandle | None = None
         self._looking: asyncio.Future[bool] | None = None
 
@@ -123,8 +123,7 @@ class Iptables:
     def _looked(self, found: asyncio.Future[bool]) -> None:
         if self._look is None or found.cancelled():
             return
-        if found.result() and self._on_foreign_change is not None:
-            log.warning("somebody else has changed the legacy tables; they are read, and ours put right")
+        if found.result():
             self._on_foreign_change()
         self._look_later()
 

@@ -123,9 +123,7 @@ class Nftables:
         """Whether somebody else has changed our table; then what we believed is worth nothing."""
         if self._watch is None or not self._watch.look():
             return
-        if self._believed is not None:
-            self._believed = None
-            log.warning("somebody else has changed the table; it is read and put right", table=TABLE)
+        self._believed = None
         self._on_foreign_change()
 
     async def _read(self) -> Table | None:

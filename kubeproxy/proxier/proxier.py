@@ -151,9 +151,9 @@ class Proxier:
 
     async def stop(self, *, cleanup: bool, pause: bool = False) -> None:
         """End `run` after its present round. The rules stay as they are, for a successor who has turned them to itself,
-        unless `cleanup` asks for their removal (KernelError if that fails), or `pause` for clients to be kept waiting
-        for a process that is to come (see `Netfilter.pause`; that it failed is logged). Open connections go on, and no
-        new ones come but those that were on their way."""
+        unless `cleanup` asks for their removal, or `pause` for clients to be kept waiting for a process that is to come
+        (`Netfilter.pause`); KernelError if that fails. Open connections go on, and no new ones come but those that were
+        on their way."""
         self._stopped = True
         self._wake.set()
         async with self._turn:
@@ -161,10 +161,7 @@ class Proxier:
                 await self._netfilter.cleanup()
                 await self.forget_flows()
             elif pause:
-                try:
-                    await self._netfilter.pause()
-                except KubeproxyError as error:
-                    log.warning("clients are refused until another proxy starts", reason=str(error))
+                await self._netfilter.pause()
 
     async def forget_flows(self) -> None:
         """Delete the UDP flows that our rules led to us, for when those are gone and nobody answers any more: a client
@@ -365,6 +362,9 @@ class Proxier:
 
     def _suspect(self) -> None:
         """Somebody else may have changed our rules."""
+        if self._held or self._stopped:
+            return  # a successor has, or is about to
+        log.warning("somebody else has changed our packet filter rules; they are looked at, and put right")
         self._schedule.suspect(self._clock.now())
         self._wake.set()
 

@@ -547,6 +547,16 @@ class TestSomebodyElse:
                 await node.pass_time(delay_s)
             assert node.answers(VIP) == ONE
 
+    async def test_a_successor_is_not_somebody_else(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        await node.proxier.hold(True)
+        node.netfilter.lose(noticed=True)
+        await node.pass_time(100.0)
+        assert node.answers(VIP) is Fate.PASSED
+        await node.proxier.hold(False)
+        await node.rest()
+        assert node.answers(VIP) == ONE
+
 
 class TestStop:
     async def test_nothing_is_removed_unless_asked(self, make_node: MakeNode) -> None:
@@ -569,11 +579,6 @@ class TestStop:
         assert node.answers(VIP) is Fate.DROPPED
         assert node.reserver.held, "what still drains may need its port"
 
-    async def test_that_they_could_not_be_kept_waiting_keeps_nobody_from_stopping(self, make_node: MakeNode) -> None:
-        node = await serving(make_node())
-        node.netfilter.fail()
-        await node.proxier.stop(cleanup=False, pause=True)
-
     async def test_udp_flows_go_with_the_rules(self, make_node: MakeNode) -> None:
         conntrack = FakeConntrack()
         node = await serving(make_node(conntrack=conntrack))
@@ -583,11 +588,12 @@ class TestStop:
         conntrack.fail()
         await node.proxier.forget_flows()
 
-    async def test_that_the_rules_could_not_be_removed_is_told(self, make_node: MakeNode) -> None:
+    @pytest.mark.parametrize("cleanup", [True, False])
+    async def test_that_it_failed_is_told(self, make_node: MakeNode, cleanup: bool) -> None:
         node = await serving(make_node())
         node.netfilter.fail()
         with pytest.raises(KernelError):
-            await node.proxier.stop(cleanup=True)
+            await node.proxier.stop(cleanup=cleanup, pause=not cleanup)
 
     async def test_nothing_happens_afterwards(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
