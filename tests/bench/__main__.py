@@ -171,6 +171,12 @@ def _print_samples(path: Path) -> None:
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there.")
 @click.option("--chart", "chart_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw an SVG there.")
+@click.option(
+    "--docs",
+    "docs_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Put the tables into this page, between its marks.",
+)
 @click.option("--quick", is_flag=True, help="For experiments, in two minutes: fewer peers, few and short rounds.")
 @click.option(
     "--profile",
@@ -192,6 +198,7 @@ def main(
     scenarios: tuple[str, ...] | None,
     json_path: Path | None,
     chart_path: Path | None,
+    docs_path: Path | None,
     quick: bool,
     profile: Path | None,
     perf: Path | None,
@@ -239,12 +246,16 @@ def main(
         report.Section("memory", standing.sources, [standing]),
         report.Section("scale", [scenario.name for scenario in SCENARIOS], [scale]),
     ]
-    print(
-        f"\n{facts['cores']} cores ({facts['cpu']}), Linux {facts['kernel']}, Python {facts['python']}\n"
+    text = (
+        f"{facts['cores']} cores ({facts['cpu']}), Linux {facts['kernel']}, Python {facts['python']}\n"
         f"{facts['haproxy']}; {facts['nginx']}\n"
-        f"medians of {rounds} alternating rounds of {seconds:g} s\n"
+        f"medians of {rounds} alternating rounds of {seconds:g} s;"
+        f" load average before: {facts['load_average_before']:.1f}\n\n"
+        f"{report.table(results, sections)}"
     )
-    print(report.table(results, sections))
+    print(f"\n{text}")
+    if docs_path is not None:
+        docs_path.write_text(report.put_between_marks(docs_path.read_text(), text))
     if json_path is not None:
         settings = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),

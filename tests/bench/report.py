@@ -192,6 +192,18 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(text)
 
 
+_BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def put_between_marks(page: str, text: str) -> str:
+    """The page with this text, as it stands, in place of what its marks enclose. ValueError where it has none."""
+    head, begin, rest = page.partition(_BEGIN)
+    _, end, tail = rest.partition(_END)
+    if not (begin and end):
+        raise ValueError(f"the page has no {_BEGIN} and {_END}")
+    return f"{head}{begin}\n```text\n{text}\n```\n{end}{tail}"
+
+
 def document(results: Results, sections: Iterable[Section], aims: Sequence[Aim] = AIMS, **facts: Any) -> dict[str, Any]:
     """For programs: the facts given, every sample, and what `table` shows."""
     summary: dict[str, Any] = {}

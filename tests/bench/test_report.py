@@ -9,7 +9,18 @@ import pytest
 from tests.bench.chart import PANELS, Panel, chart
 from tests.bench.measures import LOADS, REQUESTS, Bulk, Latency, WrkSums
 from tests.bench.memory import IdleConnections, IdleDaemon
-from tests.bench.report import AIMS, Aim, Described, Results, Sample, Section, document, table, verdict
+from tests.bench.report import (
+    AIMS,
+    Aim,
+    Described,
+    Results,
+    Sample,
+    Section,
+    document,
+    put_between_marks,
+    table,
+    verdict,
+)
 from tests.bench.scale import SCENARIOS, Scale
 
 PEERS = ("direct", "haproxy", "kubeproxy")
@@ -93,6 +104,15 @@ def test_the_document_holds_samples_summary_and_aims() -> None:
     assert written["summary"]["latency"]["added_p50_us"]["median"] == {"haproxy": 50, "kubeproxy": 20}
     assert [(verdict["met"], verdict["standing"]) for verdict in written["aims"]] == [(True, pytest.approx(20 / 50))]
     assert len(written["samples"]) == 3
+
+
+def test_a_page_gets_the_tables_between_its_marks() -> None:
+    page = "before\n<!-- figures: begin -->\nold\n<!-- figures: end -->\nafter\n"
+    once = put_between_marks(page, "new")
+    assert once == "before\n<!-- figures: begin -->\n```text\nnew\n```\n<!-- figures: end -->\nafter\n"
+    assert put_between_marks(once, "new") == once
+    with pytest.raises(ValueError, match="no <!-- figures: begin"):
+        put_between_marks("nothing", "new")
 
 
 def test_wrk_sums_are_read_from_its_output() -> None:
