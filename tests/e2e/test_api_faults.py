@@ -237,3 +237,13 @@ def delays(stage: Stage, during_s: float) -> list[float]:
 def shown(found: list[float]) -> str:
     """Median and 99th percentile."""
     return f"{found[len(found) // 2] * 1e3:.1f} ms (p99 {found[len(found) * 99 // 100] * 1e3:.1f} ms)"
+
+
+def test_a_node_that_does_not_exist_is_not_fit_for_load_balancers(stage: Stage, api: ApiHost) -> None:
+    """As kube-proxy's newest: /healthz says 503 until there is such a Node. Services are served all the same."""
+    daemon = stage.daemon(QUICK, f"--master={api.url}", "--hostname-override=node-a", manifests=None)
+    stage.await_answers(0, 1)
+    until(lambda: daemon.get("/healthz").status == 503, "it is known that there is no such node")
+    assert daemon.get("/livez").status == 200
+    api.put({"kind": "Node", "metadata": {"name": "node-a"}, "spec": {}, "status": {}})
+    until(lambda: daemon.get("/healthz").status == 200, "now there is")

@@ -232,3 +232,14 @@ class TestTaking:
         with pytest.raises(ZeroDivisionError):
             tracker.replace_services(API, (service("web", ports=f"http:{1 // 0}") for _ in range(1)))
         assert tracker.take(10) == []
+
+
+def test_that_there_is_no_such_node_is_news_too() -> None:
+    """kube-proxy's newest answers 503 on /healthz then; before anybody has said it, nobody knows."""
+    tracker, told = tracker_of(API), list[object]()
+    tracker.notify_node(lambda: told.append(tracker.node))
+    known = [tracker.node_known]
+    tracker.set_node(None)
+    assert [*known, tracker.node_known] == [False, True]
+    tracker.set_node(None)
+    assert told == [None]

@@ -8,7 +8,7 @@ import pytest
 
 from kubeproxy.sources.kubernetes.backoff import Backoff, TokenBucket
 from kubeproxy.sources.kubernetes.course import MAX_REFUSALS, Course, Pace
-from kubeproxy.sources.kubernetes.errors import ApiError, Expired, Forbidden, Garbage, Overloaded, Unreachable
+from kubeproxy.sources.kubernetes.errors import Ahead, ApiError, Expired, Forbidden, Garbage, Overloaded, Unreachable
 
 PACE = Pace()
 LOST = Unreachable("gone", cause="refused")
@@ -138,3 +138,42 @@ def test_the_bucket_lets_a_burst_through_and_then_a_rate() -> None:
     assert bucket.take(100.0) == 0.0
     unlimited = TokenBucket(qps=0, burst=0)
     assert [unlimited.take(0.0) for _ in range(100)] == [0.0] * 100
+
+
+def test_patience_doubles_with_every_answer_that_does_not_come() -> None:
+    silent = Unreachable("nothing", cause="timeout")
+    found = course()
+    waits = []
+    for _ in range(7):
+        waits.append(found.patience_s())
+        found.list_failed(silent)
+    assert waits == [4.0, 8.0, 16.0, 32.0, 64.0, 75.0, 75.0]
+    found.listed("1")
+    assert found.patience_s() == 20.0, "the head of a watch comes at once, or never"
+    found.watch_failed(LOST)
+    found.settled()
+    assert found.patience_s() == 4.0
+
+
+def test_a_server_that_went_away_is_asked_whether_it_knows_our_version() -> None:
+    found = listed("100")
+    doubts = [found.doubtful]
+    found.watch_failed(LOST)
+    assert [*doubts, found.doubtful] == [False, True]
+    assert found.probe_query() == {"resourceVersion": "100", "resourceVersionMatch": "NotOlderThan", "limit": "1"}
+    found.watch_failed(Ahead("too large", cause="ahead", status=504))
+    assert found.must_list
+    assert found.list_query() == {"limit": "500"}, "from storage: the cache would wait for a version that is no more"
+    found.listed("60")
+    assert (found.doubtful, found.must_list, found.version) == (False, False, "60")
+
+
+def test_versions_do_not_run_backwards() -> None:
+    found = listed("100")
+    for version in ("100", "101", "1000"):
+        found.seen(version)
+    with pytest.raises(Garbage, match="999 after one of version 1000"):
+        found.seen("999")
+    assert found.version == "1000"
+    found.seen("not-a-number")
+    found.seen("1")
