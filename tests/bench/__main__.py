@@ -223,6 +223,8 @@ def main(
     known = [_make_peer(name, netfilter, profile) for name in chosen]
     loads = [load for load in LOADS if load.name in names]
     facts = machine.facts(Cores.split())
+    if facts["load_average_before"] > 1:
+        _tell(f"bench: others use this machine (load average {facts['load_average_before']:.1f}); trust ratios at most")
     began = time.monotonic()
     results = report.Results()
     if loads:

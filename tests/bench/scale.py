@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,6 +87,7 @@ class Scale:
         Metric("change_p99_ms", "endpoint change: event to use, p99, ms", digits=1, compared=False),
         Metric("added_p50_ms", "service added: event to answer, p50, ms", digits=1, compared=False),
         Metric("connect_p50_us", "connection and answer, last service, p50, µs", digits=0, compared=False),
+        Metric("unanswered", "connections without an answer within 1 s", rare=True, compared=False),
         Metric("normal_p99_us", "traffic before: p99, µs", digits=0, compared=False),
         Metric("meanwhile_p99_us", "traffic while they come: p99, µs", digits=0, compared=False),
         Metric("meanwhile_ratio", "traffic while they come: p99, × normal", digits=2, compared=False),
@@ -116,7 +118,9 @@ class Scale:
                 figures = self._until_the_last(stage, daemon, watcher, begun)
                 if scenario.source == "api":
                     figures |= self._changes(stage)
-                figures |= _percentiles("connect", _connections(stage, address_of(numbers[-1])), unit=1e6, of=(50,))
+                times = _connections(stage, address_of(numbers[-1]))
+                figures["unanswered"] = times.count(math.inf)
+                figures |= _percentiles("connect", times, unit=1e6, of=(50,))
         return {key: figure for key, figure in figures.items() if any(key == metric.key for metric in self.metrics)}
 
     def _until_the_last(
@@ -240,13 +244,12 @@ def _until_answered_by(stage: Stage, address: str, endpoint: str = "") -> float:
 
 
 def _connections(stage: Stage, address: str) -> list[float]:
-    """How long new connections take, to the first answer, in seconds."""
+    """How long new connections take, to the first answer, in seconds; infinite where there was none."""
     times = []
     for _ in range(_QUESTIONS):
         begun = time.monotonic()
-        if not _ask(stage, address):
-            raise AssertionError(f"{address} does not answer")
-        times.append(time.monotonic() - begun)
+        answered = _ask(stage, address)
+        times.append(time.monotonic() - begun if answered else math.inf)
     return times
 
 
