@@ -207,6 +207,7 @@ class _Connection(asyncio.Protocol):
         self._inner = inner
         self._registry = registry
         self._transport: asyncio.Transport | None = None
+        self._aborted = False
         self._deadline = asyncio.get_running_loop().call_later(lifetime_s, self.abort)
         self.data_received = inner.data_received  # type: ignore[method-assign]
         self.eof_received = inner.eof_received  # type: ignore[method-assign]
@@ -216,6 +217,8 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._inner.connection_made(transport)
+        if self._aborted:  # before it was made: a loop that is very late
+            self._transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._deadline.cancel()
@@ -223,6 +226,7 @@ class _Connection(asyncio.Protocol):
         self._inner.connection_lost(exc)  # type: ignore[arg-type]
 
     def abort(self) -> None:
+        self._aborted = True
         self._deadline.cancel()
         self._registry.pop(self, None)
         if self._transport is not None:

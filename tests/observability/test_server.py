@@ -104,7 +104,7 @@ async def test_a_silent_and_a_dripping_client_are_let_go(start: Start) -> None:
 
 
 async def test_a_client_that_does_not_read_is_let_go(start: Start) -> None:
-    server = await start(connection_s=0.5)
+    server = await start(connection_s=2.0)
     with closing(socket.create_connection(("127.0.0.1", server.port))) as client:
         client.setblocking(False)
         loop = asyncio.get_running_loop()
