@@ -487,6 +487,9 @@ class Daemon:
         await self._succession.own()
         self._succession.in_force()
         self._data_plane.share(False)
+        if self._predecessor is not None:
+            for server in self._servers:
+                server.expect_port()
 
     def _share(self, on: bool) -> None:
         """A successor is there, which has to hold the node ports that we hold; or it is there no more."""
