@@ -5,6 +5,7 @@ const EVERY_MS = 2000;      // as often as the daemon takes a sample while someb
 const PATIENCE_MS = 8000;   // how long an answer may take
 const NEWS_MS = 15000;      // how long a restart is told
 const DOTS = 40;            // endpoints shown as dots in one row
+const REMARKS = 2;          // faults of a source told one by one
 
 const STATES = {
   problem: "with a problem", ill: "with ill endpoints", empty: "without endpoints", waiting: "starting", ok: "well",
@@ -144,8 +145,10 @@ function sourceLine(source, now) {
   const well = source.listed && source.behind_s === 0;
   const state = !source.listed ? "not listed yet" : source.behind_s > 0 ? `behind by ${seconds(source.behind_s)}` : "follows";
   const last = source.last_event === null ? "" : `last news ${seconds(Math.max(0, now - source.last_event))} ago`;
-  const faults = source.faults ? make("small", { class: "bad" }, `${count(source.faults)} faulty: ${source.remarks.join("; ")}`) : "";
-  return make("li", {}, make("i", { class: `dot ${well ? "ok" : "ill"}` }), make("b", {}, source.name),
+  const more = source.faults > REMARKS ? "; …" : "";
+  const told = `${count(source.faults)} faulty: ${source.remarks.slice(0, REMARKS).join("; ")}${more}`;
+  const faults = source.faults ? make("small", { class: "bad" }, told) : "";
+  return make("li", {}, make("i", { class: `dot ${!well ? "ill" : source.faults ? "empty" : "ok"}` }), make("b", {}, source.name),
     make("span", { class: well ? "push" : "push bad" }, state), make("small", {}, last), faults);
 }
 
