@@ -30,6 +30,8 @@ BATCH = 256
 """Datagrams taken from one socket in one helping."""
 SHARE = 8
 """Datagrams of one session sent on before it is the next one's turn."""
+STREAM_S = 0.001
+"""Answers that follow one another within that time are a stream."""
 QUEUE = 256
 """Datagrams that wait for one session; what comes beyond is dropped, as a router would."""
 BUFFER_BYTES = 4 << 20
@@ -101,11 +103,13 @@ class Sessions:
 class Session:
     """One client and the endpoint that answers it."""
 
-    __slots__ = ("_avoid", "_key", "_queue", "_reply", "_socket", "_target", "last_used", "listener")
+    __slots__ = ("_answered", "_avoid", "_key", "_queue", "_reply", "_socket", "_target", "last_used", "listener")
 
     def __init__(self, listener: DatagramListener, key: Key, reply: list[tuple[int, int, bytes]]) -> None:
         self.listener = listener
         self.last_used = listener.context.reactor.now
+        self._answered = 0.0
+        """When its endpoint sent last."""
         self._key = key
         self._reply = reply
         """Ancillary data that makes an answer leave from the address that was asked."""
@@ -174,21 +178,27 @@ class Session:
         sock, listener = self._socket, self.listener
         if sock is None:
             return
+        now = listener.context.reactor.now
+        # A lone answer is not asked for a second one; what comes in a stream is taken by the share.
+        share = SHARE if now - self._answered < STREAM_S else 1
         buffer, view = listener.context.buffer, listener.context.view
+        answer, reply, client = listener.answer, self._reply, self._key[0]
         answered = False
-        for _ in range(SHARE):
-            try:
+        try:
+            for _ in range(share):
                 count = sock.recv_into(buffer)
-            except BlockingIOError:
-                break
-            except OSError:
-                self._refused()
-                break
-            answered = True
+                answered = True
+                answer(view[:count], reply, client)
+        except BlockingIOError:
+            pass
+        except MemoryError:
+            listener.tally.dropped += 1
+        except OSError:
+            self._refused()
+        if answered:
+            self._answered = now
             if self._target is not None:
                 listener.balancer.answered(self._target)
-            listener.answer(view[:count], self._reply, self._key[0])
-        if answered:
             listener.sessions.used(self)
 
     def _refused(self) -> None:
@@ -248,7 +258,7 @@ class DatagramListener:
         for _ in range(BATCH):
             try:
                 count, ancillary, _, client = recvmsg_into((buffer,), _ANCILLARY_BYTES)
-            except BlockingIOError:
+            except (BlockingIOError, MemoryError):
                 break
             except OSError:
                 # An ICMP error for an earlier answer: that client's business.
