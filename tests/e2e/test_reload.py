@@ -34,7 +34,7 @@ def serve(stage: Stage, config: Path, **settings: Any) -> Daemon:
     """A daemon by that file, with a Service that answers."""
     write(config, **settings)
     stage.write_service([0, 1])
-    daemon = stage.daemon(f"--config={config}")
+    daemon = stage.daemon(f"--config={config}", "--workers=1")  # whose sockets are all there when it is ready
     stage.await_answers(0, 1)
     return daemon
 
