@@ -332,7 +332,7 @@ def main(arguments: Sequence[str]) -> int:
         worker = Worker(socket.socket(fileno=int(fd)), number=int(number), run=run, owner_name=owner_name)
         gc.collect()
         gc.freeze()
-        gc.set_threshold(50_000, 20, 100)  # the byte path leaves no cycles behind
+        gc.set_threshold(1_000, 4, 10_000)  # the byte path leaves no cycles; and a short look is a short pause
         worker.live()
     except BaseException as error:
         _say(number, f"internal error: {_in_one_line(error)}")
