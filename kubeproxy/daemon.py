@@ -147,6 +147,7 @@ class Daemon:
         log.info("packet filter", choice=why)
         self._closing.push_async_callback(netfilter.close)
         await self._surroundings.look_whether_addresses_can_be_preserved(netfilter)
+        self._can_guard_sockets = await self._surroundings.can_guard_sockets(netfilter)
         self._closing.callback(self._presence.close)
         self._closing.push_async_callback(self._succession.close)
         self._predecessor = await self._succession.begin()
@@ -254,6 +255,7 @@ class Daemon:
             facts=self._surroundings.facts(),
             landing=self._surroundings.landing,
             bind=self._surroundings.bind,
+            guard_sockets=self._can_guard_sockets,
             conntrack=KernelConntrack() if netfilter.name != "none" else None,
             observer=Announcer(
                 self._health,

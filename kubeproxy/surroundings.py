@@ -61,6 +61,18 @@ class Surroundings:
                 remedy="CAP_NET_ADMIN or CAP_NET_RAW, or --preserve-client-address=never",
             )
 
+    async def can_guard_sockets(self, netfilter: Netfilter) -> bool:
+        """Whether netfilter can tell our listening sockets from others'."""
+        reasons = [f"{family}: {reason}" for family in self.families if (reason := why_not(family)) is not None]
+        if not reasons and (reason := await netfilter.why_not_guarding_sockets()) is not None:
+            reasons.append(f"{netfilter.name}: {reason}")
+        if reasons and netfilter.name != "none":
+            log.info(
+                "the packet filter does not look whose socket listens at a proxy port; goes on without",
+                reason="; ".join(reasons),
+            )
+        return not reasons
+
     async def follow(self, *, on_landing: Callable[[], None], on_facts: Callable[[NodeFacts], None]) -> None:
         """Tell of what changes about this node's own addresses, until cancelled."""
         known = self.facts()
