@@ -130,6 +130,7 @@ TROUBLES: dict[str, tuple[Step, Step]] = {
 }
 
 
+@pytest.mark.timeout(300)
 def test_traffic_does_not_notice_and_we_are_in_step_soon_after(stage: Stage, api: ApiHost) -> None:
     """One daemon lives through all of it, one trouble after another."""
     daemon = stage.daemon(QUICK, f"--master={api.url}", manifests=None)

@@ -193,16 +193,18 @@ async def test_who_has_listed_does_not_say_that_there_was_no_server_yet() -> Non
 def test_a_thousand_nodes_do_not_come_back_together() -> None:
     """All lose the server at the same instant, for 30 seconds; on its return no tenth of a second sees a tenth of
     them, and all are there within the longest delay."""
-    pace, returns = Pace(), Counter[int]()
+    pace, returns, drawn = Pace(), Counter[int](), Counter[float]()
     for seed in range(1000):
         backoff = Backoff(base_s=pace.retry_s[0], cap_s=pace.retry_s[1], random=Random(seed))
         at = 0.0
         while at < 30.0:
-            at += backoff.next()
+            at += (delay_s := backoff.next())
+            drawn[round(delay_s, 1)] += 1
         returns[int((at - 30.0) * 10)] += 1
         assert at - 30.0 <= pace.retry_s[1]
     assert max(returns.values()) < 100
     assert len(returns) > 20
+    assert max(drawn.values()) < 0.1 * drawn.total(), "no delay is everybody's"
 
 
 @pytest.mark.parametrize(
