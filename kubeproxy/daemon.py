@@ -352,13 +352,13 @@ class Daemon:
             if served := self._proxier.serving.is_set() and not self._stop_wanted.is_set():
                 self._notifier.reloading()
             try:
-                self._reload()
+                await self._reload()
                 await self._inputs.reload()
             finally:
                 if served and not self._stop_wanted.is_set():
                     self._notifier.ready(self._status())
 
-    def _reload(self) -> None:
+    async def _reload(self) -> None:
         """Read the configuration again, and take over what can be taken over. A faulty one is refused whole."""
         try:
             new = self._read_configuration()
@@ -371,7 +371,7 @@ class Daemon:
         logging.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
         self._proxier.set_periods(periods(new))
         self._health.timeout_s = 2 * new.sync_period_s
-        self._tasks.start(self._data_plane.send([tune(new)]), name="tune")
+        await self._data_plane.send([tune(new)])
         self._use_access_log()
         log.info("configuration reloaded", changed=list(difference.live))
         if difference.restart:

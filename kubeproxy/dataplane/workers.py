@@ -132,6 +132,8 @@ class WorkerDataPlane:
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
         """See `DataPlane.send`. KernelError when no worker can be had."""
+        # Of this, whoever is started hears even if nobody hears it now.
+        self._tune = next((message for message in reversed(messages) if isinstance(message, Tune)), self._tune)
         await self._until_served()
         endpoints = {message.frontend: message for message in messages if isinstance(message, SetEndpoints)}
         failures: dict[FrontendName, str] = {}
@@ -151,7 +153,6 @@ class WorkerDataPlane:
         for message in messages:
             match message:
                 case Tune():
-                    self._tune = message
                     _add(parcels, message)
                 case Listen(frontend=name):
                     known = self._frontends.get(name)
