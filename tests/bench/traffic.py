@@ -12,7 +12,7 @@ echo ADDRESS PORT               answers datagrams with themselves
 volley ADDRESS PORT SECONDS N   sends small datagrams from N sockets, each as soon as its last one came back; prints
                                 [round trips, lost]
 answers PORT EVERY_S LIMIT_S    reads addresses; prints the moment when each of them had answered at least once
-sweep PORT                      reads addresses; prints how many did not answer, each being asked once
+sweep PORT                      reads addresses; prints how many did not answer, each being asked once, or twice
 """
 
 from __future__ import annotations
@@ -209,12 +209,14 @@ def answers(port: int, every_s: float, limit_s: float) -> None:
 
 
 def sweep(port: int) -> None:
-    """Print how many were silent."""
-    addresses = sys.stdin.read().split()
-    silent = 0
-    for start in range(0, len(addresses), 250):
-        silent += len(_silent(addresses[start : start + 250], port, 2.0))
-    print(silent)
+    """Print how many were silent: a second time, too, for a change may take a transaction more."""
+    silent = sys.stdin.read().split()
+    for pause_s in (0.0, 1.5):
+        time.sleep(pause_s if silent else 0.0)
+        asked, silent = silent, []
+        for start in range(0, len(asked), 250):
+            silent += _silent(asked[start : start + 250], port, 2.0)
+    print(len(silent))
 
 
 def _silent(addresses: list[str], port: int, patience_s: float) -> list[str]:
