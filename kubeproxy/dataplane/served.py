@@ -34,6 +34,8 @@ class Served:
         self._workers = workers
         self._budget = budget
         self._kept: list[socket.socket] = []
+        self._beside = 0
+        """How many came before the kept ones in their group."""
 
     @property
     def kept(self) -> bool:
@@ -57,16 +59,25 @@ class Served:
             if self.listen.protocol is Protocol.TCP:
                 for sock in self._kept:
                     sock.listen(BACKLOG)
-            self.spread(first=beside)
+            self._beside = beside
+            self._attach(first=beside, count=len(self._kept))
         except BaseException:
             self.close()
             raise
 
-    def spread(self, *, first: int = 0) -> None:
-        """Let clients meet the kept sockets by their address; the first of them has this place among those that
-        listen."""
+    def narrow(self) -> None:
+        """Those beside are about to leave, and the last of the group takes the place of each that does: the only one
+        whose place is sure meanwhile is the first kept one, who gets all clients until `spread`."""
+        self._attach(first=self._beside, count=1)
+
+    def spread(self) -> None:
+        """The kept sockets are alone now: let clients meet them by their address."""
+        self._beside = 0
+        self._attach(first=0, count=len(self._kept))
+
+    def _attach(self, *, first: int, count: int) -> None:
         if len(self._kept) > 1:
-            attach(self._kept[0], program(family_of(self.listen.address), count=len(self._kept), first=first))
+            attach(self._kept[0], program(family_of(self.listen.address), count=count, first=first))
 
     def socket_for(self, worker: int) -> socket.socket:
         """The worker's socket, to be passed to it and then given to `passed`. OSError when the kernel says no."""

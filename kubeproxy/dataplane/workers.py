@@ -221,6 +221,9 @@ class WorkerDataPlane:
     async def _settle(self, names: Sequence[FrontendName]) -> None:
         """The second half of `_move`: the plain sockets go, and with them their places among those that listen."""
         await asyncio.sleep(SETTLE_S)
+        for name in names:
+            if (served := self._frontends.get(name)) is not None:
+                served.narrow()
         await self._ask(lambda number: Shed(number, tuple(names)))
         for name in names:
             if (served := self._frontends.get(name)) is not None:
