@@ -15,7 +15,7 @@ from typing import Any, cast
 import structlog
 import uvloop
 
-from kubeproxy import renewal
+from kubeproxy import progress, renewal
 from kubeproxy.announcer import Announcer, Events
 from kubeproxy.config.dump import go_data
 from kubeproxy.config.reload import compare, take_over
@@ -150,7 +150,8 @@ class Daemon:
         self._can_guard_sockets = await self._surroundings.can_guard_sockets(netfilter)
         self._closing.callback(self._presence.close)
         self._closing.push_async_callback(self._succession.close)
-        self._predecessor = await self._succession.begin()
+        # Where no rules lead to us there is nothing to follow one another in, and several may stand side by side.
+        self._predecessor = await self._succession.begin() if netfilter.name != "none" else None
         if self._predecessor is not None:
             # It serves meanwhile: nothing is taken from it before all is known.
             self._tracker.start_grace_s = math.inf
@@ -184,6 +185,8 @@ class Daemon:
             await server.start()
         self._closing.push_async_callback(self._tasks.close)
         self._tasks.start(self._notifier.beat(self._status), name="service manager")
+        as_text = configuration.logging.format == "text"
+        self._tasks.start(progress.show(self._proxier.summary, self._proxier.serving, as_text=as_text), name="progress")
         await self._inputs.start(self._closing)
         self._tasks.start(kept_running("proxier", self._proxier.run), name="proxier")
         self._tasks.start(kept_running("surroundings", self._follow_surroundings), name="surroundings")
@@ -412,7 +415,7 @@ class Daemon:
         if self._stop_wanted.is_set():
             return f"draining; open connections: {connections}"
         if not self._proxier.serving.is_set():
-            return f"starting; waits for {', '.join(summary.listing) or 'the packet filter'}"
+            return f"starting; {progress.words(summary)}"
         parts = [f"services: {summary.services}, listeners: {summary.listeners}, open connections: {connections}"]
         if summary.troubled:
             parts.append(f"services with problems: {summary.troubled}")
@@ -486,7 +489,8 @@ class Daemon:
     async def _on_taken(self) -> None:
         """The rules lead to us, for the first time."""
         self._taken.set()
-        await self._succession.own()
+        if self._netfilter.name != "none":
+            await self._succession.own()
         self._succession.in_force()
         self._data_plane.share(False)
         if self._predecessor is not None:

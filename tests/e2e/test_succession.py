@@ -145,3 +145,19 @@ def test_not_executed_anew_by_code_that_refuses_the_configuration(stage: Stage, 
     until(lambda: "cannot execute itself anew" in daemon.log(), "it refuses")
     assert "kubeproxy.workers: found" in daemon.log()
     stage.await_answers(0, 1, 2)
+
+
+def test_without_a_packet_filter_several_stand_side_by_side(stage: Stage) -> None:
+    """No rules lead to them, so that there is nothing in which one could follow another."""
+    first = serve_nobody(stage, 10266, 10259)
+    second = serve_nobody(stage, 10276, 10269)
+    assert first.process.poll() is None
+    assert first.terminate() == second.terminate() == 0
+    assert "successor" not in first.log()
+
+
+def serve_nobody(stage: Stage, health: int, metrics: int) -> Daemon:
+    """A daemon without rules, with HTTP ports of its own."""
+    return stage.daemon(
+        "--shutdown-grace=1s", netfilter="none", healthz=("127.0.0.1", health), metrics=("127.0.0.1", metrics)
+    )

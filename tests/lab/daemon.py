@@ -42,16 +42,19 @@ class Daemon:
         netfilter: str = "auto",
         options: Sequence[str] = (),
         command: Sequence[str] = (KUBEPROXY,),
+        healthz: tuple[str, int] = HEALTHZ,
+        metrics: tuple[str, int] = METRICS,
         ready_within_s: float = 30.0,
     ) -> None:
         self.host = host
+        self._healthz = healthz
         self._directory = Path(tempfile.mkdtemp(prefix="kubeproxy-lab-"))
         self.log_path = self._directory / "log"
         arguments = {
             **({"--manifests": str(manifests)} if manifests else {}),
             "--netfilter": netfilter,
-            "--healthz-bind-address": f"{HEALTHZ[0]}:{HEALTHZ[1]}",
-            "--metrics-bind-address": f"{METRICS[0]}:{METRICS[1]}",
+            "--healthz-bind-address": f"{healthz[0]}:{healthz[1]}",
+            "--metrics-bind-address": f"{metrics[0]}:{metrics[1]}",
         }
         with self.log_path.open("wb") as log:
             self.process: subprocess.Popen[Any] = host.popen(
@@ -76,7 +79,7 @@ class Daemon:
             if self.process.poll() is not None:
                 raise AssertionError(f"kubeproxy ended with status {self.process.returncode}:\n{self.log()}")
             try:
-                answer = self.get("/readyz")
+                answer = self.get("/readyz", address=self._healthz)
             except (OSError, http.client.HTTPException) as error:
                 seen = repr(error)
             else:
