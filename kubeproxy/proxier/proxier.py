@@ -50,8 +50,8 @@ from kubeproxy.proxier.tracker import Tracker
 log = structlog.get_logger(__name__)
 
 BATCH = 16
-"""Services looked at, and frontends told of, between two breaths of the event loop: two or three milliseconds' worth, so
-that ten thousand Services that come at once do not stop what is served already by this very process."""
+"""Services looked at, and frontends told of, between two breaths of the event loop: two or three milliseconds' worth,
+so that ten thousand Services that come at once do not stop what is served already by this very process."""
 
 _TRIGGERS = 10_000
 """Trigger times kept while nothing can be put into effect; a bound, however long that lasts."""

@@ -105,7 +105,8 @@ class Tracker:
         self._on_change = on_change
 
     def notify_node(self, on_node: Callable[[], None]) -> None:
-        """Call `on_node` whenever `node` has changed, and when it becomes known: whoever makes the proxier's `NodeFacts` makes them anew."""
+        """Call `on_node` whenever `node` has changed, and when it becomes known: whoever makes the proxier's
+        `NodeFacts` makes them anew."""
         self._on_node = on_node
 
     # What the sources say.
