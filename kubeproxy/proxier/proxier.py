@@ -266,6 +266,7 @@ class Proxier:
         """How things stand, in a few numbers."""
         return Summary(
             services=len(self._ledger.owners),
+            waiting=self._tracker.untaken,
             listeners=len(self._ledger.listeners),
             troubled=len(self._problems),
             failing="; ".join(self._failing.values()) or None,

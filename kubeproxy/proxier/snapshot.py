@@ -22,6 +22,8 @@ class Summary:
     """The same in a few numbers, which cost nothing to gather however many Services there are."""
 
     services: int
+    waiting: int
+    """Services that changed and have not been looked at yet."""
     listeners: int
     """Frontends that listen."""
     troubled: int
