@@ -75,8 +75,9 @@ class Inputs:
         self._manifests = ManifestSource(
             paths=manifests.paths,
             recursive=manifests.recursive,
-            default_namespace=manifests.default_namespace,
-            enforced_namespace=manifests.namespace or None,
+            # Plain text: names cross to the workers, and a subclass of str cannot be encoded.
+            default_namespace=str(manifests.default_namespace),
+            enforced_namespace=str(manifests.namespace) or None,
             sink=self._tracker,
             on_report=lambda report: None,
         )
