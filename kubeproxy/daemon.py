@@ -443,6 +443,7 @@ class Daemon:
         self._health.draining()
         grace_s = self._configuration.kubeproxy.shutdown_grace.seconds
         last_s = min(LAST_S, grace_s / 2)
+        self._notifier.stopping(self._status(), takes_s=grace_s)
         log.info("draining", open=self._data_plane.open_connections, grace_s=grace_s)
         await self._drain(grace_s - last_s)
         cleanup = self._configuration.kubeproxy.cleanup_on_exit
