@@ -25,8 +25,17 @@ format: setup ## rewrite the sources in the house format
 	@$(BIN)/ruff check --quiet --fix-only kubeproxy tests
 	@$(BIN)/ruff format --quiet kubeproxy tests
 
-test: setup ## all tests (those in network namespaces need root)
-	@$(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
+test: setup $(VENV)/programs/ready$(if $(FULL),-full) ## all tests (as root; FULL=1 also those that need a browser, HAProxy, nginx)
+	@PATH="$(CURDIR)/$(VENV)/programs:$$PATH" $(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
+
+# What only some tests need is not what `make demo` has to wait for.
+$(VENV)/programs/ready: tests/programs.sh | $(VENV)/ready
+	@bash tests/programs.sh $(@D)
+	@touch $@
+
+$(VENV)/programs/ready-full: tests/programs.sh | $(VENV)/ready
+	@bash tests/programs.sh $(@D) full
+	@touch $@
 
 FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/fuzz/ready ## make up bytes for every decoder, FUZZ_SECONDS (60) for each (FUZZ="watch pages": only these)
