@@ -19,7 +19,8 @@ _HEAD: Final = f"""\
 
 `kubeproxy run` takes kube-proxy's flags by their names and, with `--config`, kube-proxy's file: `apiVersion`
 `{API_VERSION}`, `kind` `{KIND}`, in YAML or JSON. Settings that kube-proxy does
-not have stand in one group of the same file, `kubeproxy`. Every field may be left out.
+not have stand in one group of the same file, `kubeproxy`. Every field may be left out. What differs from kube-proxy is in
+[migration.md](migration.md).
 
 ```yaml
 apiVersion: {API_VERSION}
@@ -55,26 +56,10 @@ and `-v=2`, `-v 2` and `--v=2` are the same. Lists are separated by commas or gi
 can only be repeated.
 """
 
-_DIFFERENCES: Final = """\
-## Differences from kube-proxy
-
-- `udpIdleTimeout` is 1m0s rather than 250ms, which loses every answer that takes longer.
-- `mode` selects nothing: every mode is served by this userspace proxy. `iptables` and `nftables` say which packet
-  filter is tried first; `ipvs` and `kernelspace` are accepted.
-- `--healthz-port` and `--metrics-port` set the port where the address is given without one, or not at all. Port 0 turns
-  either server off, and can be written in the file as well: `metricsBindAddress: 127.0.0.1:0`.
-- `--iptables-min-sync-period=0` means no wait, and is written to a file as `1ns`, since there 0 stands for the default.
-- `nodePortAddresses` that is empty stands for all addresses of the node, in mode `nftables` as well; and
-  `iptables.localhostNodePorts` counts in every mode, for ::1 as for 127.0.0.1.
-- `conntrack.maxPerCore` and `conntrack.min` let the kernel's table grow, never shrink.
-- Feature gates are accepted whatever their names.
-- `--init-only` is refused: there is no initialization apart from that of the daemon.
-"""
-
 
 def render() -> str:
     """The document."""
-    return "\n".join([_HEAD, *_field_tables(), _FLAGS_HEAD, *_flag_table(), "", _DIFFERENCES])
+    return "\n".join([_HEAD, *_field_tables(), _FLAGS_HEAD, *_flag_table(), ""])
 
 
 def _field_tables() -> Iterator[str]:
