@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +18,7 @@ from kubeproxy.dataplane.transparent import IP_TRANSPARENT, IPV6_TRANSPARENT
 from kubeproxy.model import Family, Protocol
 from kubeproxy.netfilter import routing
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from tests.lab import Network
+from tests.lab import Daemon, Network, service_manifest, write_manifest
 from tests.netfilter.stage import (
     ANSWERED,
     REFUSED,
@@ -198,3 +203,23 @@ def test_whether_it_can_be_done(network: Network, adapter: Adapter, environment:
     powerless = ["setpriv", "--inh-caps=-all", "--bounding-set=-net_admin,-net_raw"]
     without = Adapter(network.node, adapter.name, env=environment, prefix=powerless)
     assert "CAP_NET_ADMIN" in without.call({"do": "why_not_guarding_sockets"})
+
+
+@pytest.mark.parametrize("netfilter", ["nftables", "iptables"])
+def test_a_daemon_that_was_killed_leads_nobody_to_who_takes_its_port(
+    network: Network, tmp_path: Path, netfilter: str
+) -> None:
+    vip = VIP[Family.IPV4]
+    manifest = service_manifest("web", cluster_ip=vip, ports={"http": (80, 8080)}, endpoints=[network.pod_v4(0)])
+    write_manifest(tmp_path / "web.yaml", manifest)
+    pod = partial(serving, network.pods[0], Protocol.TCP, 8080, Family.IPV4)
+    with pod(), Daemon(network.node, manifests=tmp_path, netfilter=netfilter) as daemon:
+        assert attempt(network.client, vip, Protocol.TCP, 80, patience_s=5) == ANSWERED
+        found = re.search(r"(?:tcp \. 80 : |to-destination 10\.2\.0\.1:)(\d+)", dump(network.node))
+        assert found is not None
+        os.killpg(daemon.process.pid, signal.SIGKILL)
+        daemon.process.wait()
+        with serving(network.node, Protocol.TCP, int(found[1]), Family.IPV4):
+            assert attempt(network.client, vip, Protocol.TCP, 80) == SILENT
+    with pod(), Daemon(network.node, manifests=tmp_path, netfilter=netfilter):
+        assert attempt(network.client, vip, Protocol.TCP, 80, patience_s=5) == ANSWERED
