@@ -9,9 +9,11 @@ from kubeproxy.config.schema import Logging
 
 @click.command(short_help="Remove all packet filter rules, kube-proxy's too.")
 def cleanup() -> int:
-    """Remove our packet filter rules and those of kube-proxy's userspace mode.
+    """Remove our packet filter rules, and those of kube-proxy's userspace mode, from this host.
 
-    Both nftables and iptables, IPv4 and IPv6. Nothing to remove is no error.
+    Both nftables and iptables, IPv4 and IPv6, and our routing rules. Says what it removed; nothing to remove is no
+    error. Stop the daemon first: one that runs puts its rules back. Rules of kube-proxy's other modes stay; its own
+    --cleanup removes those.
     """
     return clean_up(Logging())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import click
 
@@ -43,9 +44,9 @@ class GoCommand(click.Command):
             default = text_of(field.default) if field is not None and field.flag == flag.name else ""
             entry = _usage(flag), flag.text + (f"  [{default}]" if default else "")
             sections.setdefault(_heading(flag), []).append(entry)
-        for heading, entries in sections.items():
+        for heading in (_ACTIONS, _WINNERS, _LOGGING, _BEATEN):
             with formatter.section(heading):
-                formatter.write_dl(entries, col_max=34)
+                formatter.write_dl(sections[heading], col_max=34)
         with formatter.section("Accepted for kube-proxy's sake, without effect here"):
             # Not write_text, which breaks lines at hyphens: nobody could search for a flag or copy it.
             width = formatter.width - formatter.current_indent
@@ -93,14 +94,18 @@ def _parameter(name: str) -> str:
     return name.replace("-", "_")
 
 
+_ACTIONS: Final = "What to do"
+_WINNERS: Final = "Settings that win over the file"
+_LOGGING: Final = "Logging (these win over the file, too)"
+_BEATEN: Final = "Settings of kube-proxy (with --config they do not count)"
+
+
 def _heading(flag: Flag) -> str:
     if flag in ACTIONS:
-        return "What to do"
-    if flag.path.startswith("kubeproxy."):
-        return "Settings of kubeproxy (these win over the file)"
+        return _ACTIONS
     if flag.path.startswith("logging."):
-        return "Logging (these win over the file)"
-    return "Settings of kube-proxy (these do not count beside --config)"
+        return _LOGGING
+    return _WINNERS if flag.wins else _BEATEN
 
 
 def _usage(flag: Flag) -> str:

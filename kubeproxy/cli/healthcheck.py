@@ -31,7 +31,14 @@ _LISTENING = "0A"
     help="Only a server among the processes that are visible here counts: in a container on the host's network, that is"
     " the container's own, and not the one that it is about to take over from.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True, metavar="S")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds to wait for an answer.",
+)
 def healthcheck(address: str, path: str, here: bool, timeout: float) -> int:
     """Ask a running kubeproxy of this host how it is, and print its answer. Exit status 0 if all is well, else 1."""
     host, colon, port = address.rpartition(":")

@@ -66,7 +66,8 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit status: 0 done; 64 the configuration, a manifest or the command line is wrong; 1 anything else.",
+    epilog="Exit status: 0 done; 64 the configuration, a manifest or the command line is wrong; 1 anything else.\n\n"
+    "`kubeproxy COMMAND --help` says more of each; kubeproxy(8) and docs/ say all.",
 )
 @click.version_option(__version__, prog_name="kubeproxy", message="%(prog)s %(version)s")
 def commands() -> None:

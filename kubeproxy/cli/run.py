@@ -77,8 +77,14 @@ run = GoCommand(
     _run,
     short="Serve: start the proxy and stay.",
     text=(
+        "Services come from manifests, from an API server, or from both; one of them has to be named:\n\n\b\n"
+        "  kubeproxy run --manifests /etc/kubeproxy/manifests\n"
+        "  kubeproxy run --kubeconfig /var/lib/kube-proxy/kubeconfig.conf\n"
+        "  kubeproxy run --config /etc/kubeproxy/config.yaml\n\n"
         "All flags of kube-proxy are taken by their names. With --config the file counts, and of the flags only those"
-        " that are said to win over it.\n\nSIGHUP reads the configuration again. SIGTERM lets open connections finish,"
-        " then ends; the packet filter keeps its rules unless --cleanup-on-exit."
+        " that are said to win over it. A kubeproxy that runs on this host already is taken over from.\n\n"
+        "SIGTERM (SIGINT, Ctrl-C) lets open connections finish for --shutdown-grace, then ends; a second one ends at"
+        " once. SIGHUP reads the configuration again. SIGUSR2 starts the program anew under the same process number;"
+        " its workers serve on meanwhile."
     ),
 )

@@ -19,7 +19,7 @@ _HEAD: Final = f"""\
 
 `kubeproxy run` takes kube-proxy's flags by their names and, with `--config`, kube-proxy's file: `apiVersion`
 `{API_VERSION}`, `kind` `{KIND}`, in YAML or JSON. Settings that kube-proxy does
-not have stand in one group of the same file, `kubeproxy`. Every field may be left out. What differs from kube-proxy is in
+not have stand in one group of the same file, `kubeproxy`. Every field may be left out. What differs from kube-proxy:
 [migration.md](migration.md).
 
 ```yaml

@@ -28,7 +28,7 @@ def test_help(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_names_every_flag_under_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
     main.status_of(["run", "--help"])
     out, _ = capsys.readouterr()
-    ours, _, without_effect = out.partition("Settings of kubeproxy")[2].partition("without effect here:")
+    ours, _, without_effect = out.partition("Settings that win over the file")[2].partition("without effect here:")
     assert "--dial-timeouts DURATION,…" in ours
     assert "[250ms,500ms,1s,2s]" in ours
     assert "--show-hidden-metrics-for-version," in without_effect
