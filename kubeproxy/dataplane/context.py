@@ -16,8 +16,6 @@ from kubeproxy.dataplane.reactor import Reactor
 from kubeproxy.dataplane.sweep import HalfClosedSweep
 from kubeproxy.model import FrontendName
 
-BUFFER_BYTES = 64 * 1024
-
 
 class Live(Protocol):
     """A client that is being served: dialed for, or connected."""
@@ -94,9 +92,6 @@ class Context:
         self.live: set[Live] = set()
         self.dial_times = DialTimes()
         self.journal = Journal()
-        self.buffer = bytearray(BUFFER_BYTES)
-        """One for all reads: what was read is sent, or copied out, before the next read."""
-        self.view = memoryview(self.buffer)
         self._sweep = HalfClosedSweep(self)
         self._sweep.restart()
 

@@ -2,8 +2,9 @@
 
 A frontend has one socket towards its clients. What it receives is first sorted into the sessions' queues and then sent
 on in rounds, a few datagrams of each session at a time: a client that floods fills its own queue and nobody else's. An
-answer leaves from the address that was asked (the packet information of the session's first datagram), or connection
-tracking could not match it on a host with several addresses.
+answer leaves from the address that was asked (see `batches`), or connection tracking could not match it on a host with
+several addresses. Answers go out after questions, at the end of a turn: a receiver that is still awake from the last
+datagram is not woken again.
 
 A session ends when it has been idle, when it is the idlest and another needs its place, or with its frontend. When its
 endpoint refuses (ICMP) or leaves the Service, the session stays and moves to another endpoint with its next datagram.
@@ -14,20 +15,19 @@ from __future__ import annotations
 import random
 import select
 import socket
-import struct
 from collections import OrderedDict, deque
 from contextlib import suppress
-from typing import Any
 
 from kubeproxy.dataplane.balancer import Balancer
+from kubeproxy.dataplane.batches import IP_PKTINFO, SLOTS, Arrivals, Departures, host_of, reply_to
 from kubeproxy.dataplane.context import Context, Tally
 from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.reactor import LEVEL, Timer
 from kubeproxy.dataplane.transparent import bind_as, can_preserve
 from kubeproxy.model import Target
 
-BATCH = 256
-"""Datagrams taken from one socket in one helping."""
+BATCHES = 8
+"""Taken from one socket in one helping."""
 SHARE = 8
 """Datagrams of one session sent on before it is the next one's turn."""
 STREAM_S = 0.001
@@ -39,13 +39,8 @@ BUFFER_BYTES = 4 << 20
 SO_RCVBUFFORCE, SO_SNDBUFFORCE = 33, 32
 """asm-generic/socket.h; Python has no names for them."""
 SWEEPS_PER_TIMEOUT = 4
-
-_PKTINFO4 = struct.Struct("=I4s4s")
-_PKTINFO6 = struct.Struct("=16sI")
-_ANCILLARY_BYTES = socket.CMSG_SPACE(_PKTINFO6.size)
-
-Key = tuple[Any, bytes]
-"""A client's socket address, and which of our addresses it spoke to."""
+USED_S = 0.1
+"""How exactly it is known when a session was used last: not every datagram is worth a note."""
 
 
 class Sessions:
@@ -55,6 +50,15 @@ class Sessions:
         self._context = context
         self._by_idleness: OrderedDict[Session, None] = OrderedDict()
         self._timer: Timer | None = None
+        self._mail: dict[int, tuple[Arrivals, Departures]] = {}
+
+    def mail(self, family: int) -> tuple[Arrivals, Departures]:
+        """What carries the datagrams of all clients of that address family."""
+        mail = self._mail.get(family)
+        if mail is None:
+            mail = self._mail[family] = Arrivals(family), Departures(family)
+            self._context.reactor.at_every_end(mail[1].flush)
+        return mail
 
     def __len__(self) -> int:
         return len(self._by_idleness)
@@ -76,9 +80,9 @@ class Sessions:
         if self._timer is None:
             self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
 
-    def used(self, session: Session) -> None:
-        """It is the least idle now."""
-        session.last_used = self._context.reactor.now
+    def used(self, session: Session, now: float) -> None:
+        """It is the least idle now. To be told when that was last said `USED_S` ago."""
+        session.last_used = now
         self._by_idleness.move_to_end(session)
 
     def remove(self, session: Session) -> None:
@@ -93,7 +97,7 @@ class Sessions:
 
     def _sweep(self) -> None:
         self._timer = None
-        expired = self._context.reactor.now - self._context.tune.udp_idle_s
+        expired = self._context.reactor.now - self._context.tune.udp_idle_s - USED_S
         while self._by_idleness and (idlest := next(iter(self._by_idleness))).last_used <= expired:
             idlest.end()
         if self._by_idleness:
@@ -103,56 +107,69 @@ class Sessions:
 class Session:
     """One client and the endpoint that answers it."""
 
-    __slots__ = ("_answered", "_avoid", "_key", "_queue", "_reply", "_socket", "_target", "last_used", "listener")
+    __slots__ = (
+        "_answered",
+        "_avoid",
+        "_envelope",
+        "_reply",
+        "_socket",
+        "_target",
+        "last_used",
+        "listener",
+        "queue",
+    )
 
-    def __init__(self, listener: DatagramListener, key: Key, reply: list[tuple[int, int, bytes]]) -> None:
+    def __init__(self, listener: DatagramListener, envelope: bytes) -> None:
         self.listener = listener
         self.last_used = listener.context.reactor.now
+        self.queue: deque[bytes] = deque()
+        """From the client, to be sent on when it is this session's turn."""
         self._answered = 0.0
         """When its endpoint sent last."""
-        self._key = key
-        self._reply = reply
-        """Ancillary data that makes an answer leave from the address that was asked."""
-        self._queue: deque[bytes] = deque()
+        self._envelope = envelope
+        """Of the client's datagrams."""
+        self._reply = reply_to(envelope, listener.family)
         self._socket: socket.socket | None = None
         self._target: Target | None = None
         self._avoid: tuple[Target, ...] = ()
         """Who refused last."""
 
-    def queue(self, datagram: bytes) -> bool:
-        """From the client, to be sent on when it is this session's turn; whether it is the only one that waits."""
-        if len(self._queue) >= QUEUE:
-            self.listener.tally.dropped += 1
-            return False
-        self._queue.append(datagram)
-        return len(self._queue) == 1
-
     def send_share(self) -> bool:
         """Send on a few; whether more wait."""
-        for _ in range(min(SHARE, len(self._queue))):
-            self._send(self._queue.popleft())
-        return bool(self._queue)
+        queue = self.queue
+        share = SHARE
+        while queue and share:
+            share -= 1
+            datagram = queue.popleft()
+            if self._socket is None:
+                self._send(datagram)
+                continue
+            try:
+                self.listener.tally.bytes_in[0] += self._socket.send(datagram)
+            except BlockingIOError:
+                self.listener.tally.dropped += 1
+            except OSError:
+                # A refusal of an earlier datagram is told when the next is sent, which then was not: once more.
+                self._refused()
+                self._send(datagram)
+        return bool(queue)
 
     def _send(self, datagram: bytes) -> None:
-        # A refusal of an earlier datagram is told when the next is sent, which then was not: once more, elsewhere.
-        for _ in range(2):
-            sock = self._socket or self._connect()
-            if sock is None:
-                break
-            try:
-                sock.send(datagram)
-            except BlockingIOError:
-                break
-            except OSError:
-                self._refused()
-            else:
-                self.listener.tally.bytes_in[0] += len(datagram)
+        """To another endpoint than so far, or the first."""
+        sock = self._connect()
+        try:
+            if sock is not None:
+                self.listener.tally.bytes_in[0] += sock.send(datagram)
                 return
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._refused()
         self.listener.tally.dropped += 1
 
     def _connect(self) -> socket.socket | None:
         listener = self.listener
-        client = self._key[0][0]
+        client = host_of(self._envelope, listener.family)
         balancer, now = listener.balancer, listener.context.reactor.now
         target = balancer.pick(client, now, self._avoid) or balancer.pick(client, now)
         if target is None:
@@ -181,14 +198,12 @@ class Session:
         now = listener.context.reactor.now
         # A lone answer is not asked for a second one; what comes in a stream is taken by the share.
         share = SHARE if now - self._answered < STREAM_S else 1
-        buffer, view = listener.context.buffer, listener.context.view
-        answer, reply, client = listener.answer, self._reply, self._key[0]
+        departures, reply = listener.departures, self._reply
         answered = False
         try:
             for _ in range(share):
-                count = sock.recv_into(buffer)
+                departures.add(sock.recv_into(departures.room(listener)), reply)
                 answered = True
-                answer(view[:count], reply, client)
         except BlockingIOError:
             pass
         except MemoryError:
@@ -199,7 +214,8 @@ class Session:
             self._answered = now
             if self._target is not None:
                 listener.balancer.answered(self._target)
-            listener.sessions.used(self)
+            if now - self.last_used >= USED_S:
+                listener.sessions.used(self, now)
 
     def _refused(self) -> None:
         if self._target is not None:
@@ -221,8 +237,8 @@ class Session:
     def end(self) -> None:
         """No more of it."""
         self._disconnect()
-        self._queue.clear()
-        self.listener.forget(self._key)
+        self.queue.clear()
+        self.listener.forget(self._envelope)
         self.listener.sessions.remove(self)
 
 
@@ -235,12 +251,14 @@ class DatagramListener:
         self.balancer = Balancer(rng=rng)
         self.tally = Tally()
         self.preserve: frozenset[Target] = frozenset()
+        self.family = sock.family
+        self.arrivals, self.departures = sessions.mail(sock.family)
         self._sock = sock
-        self._sessions: dict[Key, Session] = {}
+        self._sessions: dict[bytes, Session] = {}
+        """By the envelopes of their datagrams."""
         self._ring: deque[Session] = deque()
         """Those with datagrams to send on."""
         self._sending = False
-        self._closed = False
         prepare(sock)
         context.reactor.add(sock.fileno(), self._on_datagrams, LEVEL)
 
@@ -253,36 +271,43 @@ class DatagramListener:
             session.leave(members)
 
     def _on_datagrams(self, what: int) -> None:
-        recvmsg_into, buffer, view = self._sock.recvmsg_into, self.context.buffer, self.context.view
-        sessions, used, ring = self._sessions, self.sessions.used, self._ring
-        for _ in range(BATCH):
+        fd, now = self._sock.fileno(), self.context.reactor.now
+        sessions, ring = self._sessions, self._ring
+        for _ in range(BATCHES):
             try:
-                count, ancillary, _, client = recvmsg_into((buffer,), _ANCILLARY_BYTES)
-            except (BlockingIOError, MemoryError):
+                arrived = self.arrivals.receive(fd)
+            except MemoryError:
                 break
             except OSError:
                 # An ICMP error for an earlier answer: that client's business.
                 continue
-            key = (client, ancillary[0][2] if ancillary else b"")
-            session = sessions.get(key)
-            if session is None:
-                session = self._welcome(key)
+            for envelope, datagram in arrived:
+                session = sessions.get(envelope)
                 if session is None:
+                    session = self._welcome(envelope)
+                    if session is None:
+                        self.tally.dropped += 1
+                        continue
+                elif now - session.last_used >= USED_S:
+                    self.sessions.used(session, now)
+                queue = session.queue
+                if not queue:
+                    ring.append(session)
+                elif len(queue) >= QUEUE:
                     self.tally.dropped += 1
                     continue
-            else:
-                used(session)
-            if session.queue(bytes(view[:count])):
-                ring.append(session)
+                queue.append(datagram)
+            if len(arrived) < SLOTS:
+                break
         if ring and not self._sending:
             self._sending = True
             self.context.reactor.at_end(self._send_on)
 
-    def _welcome(self, key: Key) -> Session | None:
+    def _welcome(self, envelope: bytes) -> Session | None:
         if not self.sessions.make_room():
             return None
-        session = Session(self, key, _reply_from(key[1]))
-        self._sessions[key] = session
+        session = Session(self, envelope)
+        self._sessions[envelope] = session
         self.sessions.add(session)
         self.tally.accepted += 1
         self.tally.active += 1
@@ -299,23 +324,23 @@ class DatagramListener:
         if ring:
             self.context.reactor.again(self._send_on)
 
-    def answer(self, datagram: memoryview, reply: list[tuple[int, int, bytes]], client: Any) -> None:
-        """From an endpoint to a client. A client that is gone or a full buffer costs the datagram, as on any path."""
-        if self._closed:
-            return
-        try:
-            self.tally.bytes_out[0] += self._sock.sendmsg((datagram,), reply, 0, client)
-        except OSError:
-            self.tally.dropped += 1
+    def fileno(self) -> int:
+        """The socket towards the clients."""
+        return self._sock.fileno()
 
-    def forget(self, key: Key) -> None:
+    def sent(self, byte_count: int, dropped: int) -> None:
+        """What has become of answers."""
+        self.tally.bytes_out[0] += byte_count
+        self.tally.dropped += dropped
+
+    def forget(self, envelope: bytes) -> None:
         """A session has ended."""
-        if self._sessions.pop(key, None) is not None:
+        if self._sessions.pop(envelope, None) is not None:
             self.tally.active -= 1
 
     def close(self) -> None:
         """Serve nobody any more; sessions end with their frontend, as the kernel's tracking of them does."""
-        self._closed = True
+        self.departures.forget(self)
         self.context.reactor.remove(self._sock.fileno())
         for session in list(self._sessions.values()):
             session.end()
@@ -335,19 +360,3 @@ def prepare(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, ask, BUFFER_BYTES)
         with suppress(PermissionError):
             sock.setsockopt(socket.SOL_SOCKET, force, BUFFER_BYTES)
-
-
-def _reply_from(packet_information: bytes) -> list[tuple[int, int, bytes]]:
-    """What makes an answer leave from the address that a datagram with this information came to. The interface is left
-    to routing, which knows the way back."""
-    if len(packet_information) == _PKTINFO4.size:
-        _, _, address = _PKTINFO4.unpack(packet_information)
-        return [(socket.IPPROTO_IP, IP_PKTINFO, _PKTINFO4.pack(0, address, bytes(4)))]
-    if len(packet_information) == _PKTINFO6.size:
-        address, _ = _PKTINFO6.unpack(packet_information)
-        return [(socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, _PKTINFO6.pack(address, 0))]
-    return []
-
-
-IP_PKTINFO = 8
-"""linux/in.h; Python 3.11 has no name for it."""
