@@ -25,28 +25,19 @@ class GoCommand(click.Command):
     ) -> None:
         options: list[click.Parameter] = [_option(flag) for flag in flags.values()]
         super().__init__(name, callback=self._call, params=options, help=f"{short}\n\n{text}", short_help=short)
-        self._flags = flags
+        self.flags = flags
         self._action = action
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, after the translation."""
-        return super().parse_args(ctx, as_click(args, self._flags))
+        return super().parse_args(ctx, as_click(args, self.flags))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The flags under headings; those without effect by name only."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        without_effect = []
-        for flag in self._flags.values():
-            field = fields().get(flag.path)
-            if flag.ignored or (field is not None and field.effect is Effect.NONE):
-                without_effect.append(flag.dashed)
-                continue
-            default = text_of(field.default) if field is not None and field.flag == flag.name else ""
-            entry = _usage(flag), flag.text + (f"  [{default}]" if default else "")
-            sections.setdefault(_heading(flag), []).append(entry)
-        for heading in (_ACTIONS, _WINNERS, _LOGGING, _BEATEN):
+        sections, without_effect = headed(self.flags)
+        for heading, entries in sections.items():
             with formatter.section(heading):
-                formatter.write_dl(sections[heading], col_max=34)
+                formatter.write_dl([(usage(flag), text) for flag, text in entries], col_max=34)
         with formatter.section("Accepted for kube-proxy's sake, without effect here"):
             # Not write_text, which breaks lines at hyphens: nobody could search for a flag or copy it.
             width = formatter.width - formatter.current_indent
@@ -54,7 +45,7 @@ class GoCommand(click.Command):
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
     def _call(self, **given: tuple[str, ...]) -> int:
-        return self._action({name: texts for name in self._flags if (texts := given[_parameter(name)])})
+        return self._action({name: texts for name in self.flags if (texts := given[_parameter(name)])})
 
 
 def as_click(args: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
@@ -100,6 +91,20 @@ _LOGGING: Final = "Logging (these win over the file, too)"
 _BEATEN: Final = "Settings of kube-proxy (with --config they do not count)"
 
 
+def headed(flags: Mapping[str, Flag]) -> tuple[dict[str, list[tuple[Flag, str]]], list[str]]:
+    """The flags under headings, each with what is said of it, and those without effect as they are typed."""
+    sections: dict[str, list[tuple[Flag, str]]] = {name: [] for name in (_ACTIONS, _WINNERS, _LOGGING, _BEATEN)}
+    without_effect = []
+    for flag in flags.values():
+        field = fields().get(flag.path)
+        if flag.ignored or (field is not None and field.effect is Effect.NONE):
+            without_effect.append(flag.dashed)
+            continue
+        default = text_of(field.default) if field is not None and field.flag == flag.name else ""
+        sections[_heading(flag)].append((flag, flag.text + (f"  [{default}]" if default else "")))
+    return sections, without_effect
+
+
 def _heading(flag: Flag) -> str:
     if flag in ACTIONS:
         return _ACTIONS
@@ -108,5 +113,6 @@ def _heading(flag: Flag) -> str:
     return _WINNERS if flag.wins else _BEATEN
 
 
-def _usage(flag: Flag) -> str:
+def usage(flag: Flag) -> str:
+    """How it is given."""
     return f"{flag.dashed}[={notation(flag.kind)}]" if flag.switch else f"{flag.dashed} {notation(flag.kind)}"
