@@ -10,4 +10,5 @@ trace        say what would become of a connection
 ask          how these two reach the daemon
 cleanup      remove what we and kube-proxy put into the packet filter
 healthcheck  ask a running kubeproxy how it is
+manual       docs/kubeproxy.8, made from all of these
 """
