@@ -11,6 +11,7 @@ import structlog
 from kubeproxy.config.schema import Configuration
 from kubeproxy.dataplane.transparent import why_not
 from kubeproxy.model import Address, Family, Node
+from kubeproxy.netfilter import conntrack_room
 from kubeproxy.netfilter.addresses import landing_addresses, local_addresses
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.proxier.facts import NodeFacts
@@ -29,6 +30,7 @@ class Surroundings:
         self._configuration = configuration
         self._node = node
         self._can_preserve = False
+        self._conntrack_room: conntrack_room.ConntrackRoom | None = None
         # As kube-proxy has it: trimmed and in lower case.
         self.node_name = (configuration.hostname_override or socket.gethostname()).strip().lower()
         self.families = _families()
@@ -72,6 +74,12 @@ class Surroundings:
                 reason="; ".join(reasons),
             )
         return not reasons
+
+    def conntrack_complaint(self) -> str | None:
+        """What is wrong with the kernel's connection tracking since this was last asked; None: nothing."""
+        before, now = self._conntrack_room, conntrack_room.look()
+        self._conntrack_room = now
+        return None if now is None else now.complaint(before)
 
     async def follow(self, *, on_landing: Callable[[], None], on_facts: Callable[[NodeFacts], None]) -> None:
         """Tell of what changes about this node's own addresses, until cancelled."""

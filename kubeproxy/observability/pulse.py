@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import structlog
@@ -41,7 +42,8 @@ class Serving(Protocol):
 
 
 class Pulse:
-    """Runs `beat` and `look` until cancelled. `clock` is a monotonic one."""
+    """Runs `beat` and `look` until cancelled. `elsewhere`: further parts by name, each of which says what is wrong with
+    it, if anything. `clock` is a monotonic one."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Pulse:
         data_plane: Serving,
         health: ProxyHealth,
         metrics: Metrics,
+        elsewhere: Mapping[str, Callable[[], str | None]] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
         look_s: float = LOOK_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -56,6 +59,7 @@ class Pulse:
         self._data_plane = data_plane
         self._health = health
         self._metrics = metrics
+        self._elsewhere = elsewhere
         self._clock = clock
         self._look_s = look_s
         self._sleep = sleep
@@ -85,6 +89,7 @@ class Pulse:
         self._look_at_descriptors(vitals)
         self._look_at_workers(trouble)
         self._look_at_access_log()
+        self._look_elsewhere()
 
     def _look_at_descriptors(self, vitals: Sequence[Vitals]) -> None:
         now = self._clock()
@@ -117,3 +122,10 @@ class Pulse:
         self._unlogged = self._metrics.workers.unlogged
         if more:
             self._log.warning("the access log has gaps: too many connections ended at once", connections=more)
+
+    def _look_elsewhere(self) -> None:
+        for part, ask in self._elsewhere.items():
+            complaint = ask()
+            self._health.degraded(part, complaint)
+            if complaint is not None:
+                self._log.warning(complaint)

@@ -29,8 +29,14 @@ class Patient:
         self.serving = Serving(workers=[vitals()])
         self.health = ProxyHealth(timeout_s=60.0)
         self.metrics = Metrics()
+        self.complaint: str | None = None
         self.pulse = Pulse(
-            data_plane=self.serving, health=self.health, metrics=self.metrics, clock=lambda: self.now, sleep=self.sleep
+            data_plane=self.serving,
+            health=self.health,
+            metrics=self.metrics,
+            elsewhere={"conntrack": lambda: self.complaint},
+            clock=lambda: self.now,
+            sleep=self.sleep,
         )
         self.late_s = [0.0, 0.03]
         """How late each sleep is, until none comes any more."""
@@ -107,3 +113,16 @@ async def test_gaps_in_the_access_log_are_told_of() -> None:
             patient.serving.workers = [vitals(unlogged=unlogged)]
             await patient.pulse.look_once()
     assert [(entry["log_level"], entry["connections"]) for entry in logs] == [("warning", 5)]
+
+
+async def test_complaints_from_elsewhere_are_shown_while_they_last_and_logged_once_a_minute() -> None:
+    patient = Patient()
+    patient.complaint = "connection tracking is nearly full"
+    with capture_logs() as logs:
+        for _ in range(3):
+            await patient.pulse.look_once()
+            assert patient.degraded() == ("connection tracking is nearly full",)
+    assert [entry["event"] for entry in logs] == ["connection tracking is nearly full"]
+    patient.complaint = None
+    await patient.pulse.look_once()
+    assert patient.degraded() == ()
