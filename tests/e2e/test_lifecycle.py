@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e import kernel
 from tests.e2e.conftest import ADAPTERS
-from tests.e2e.stage import QUICK, VIP, Stage, ask, refused, silent, until
+from tests.e2e.stage import QUICK, VIP, Stage, ask, silent, until
 from tests.e2e.traffic import Traffic
 from tests.lab import Daemon, get
 from tests.lab.daemon import HEALTHZ, KUBEPROXY, METRICS
