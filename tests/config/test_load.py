@@ -239,10 +239,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_what_has_no_effect_is_named_once_if_it_was_set(tmp_path: Path) -> None:
-    found = loaded(
-        tmp_path, "mode: ipvs\nipvs: {scheduler: rr, syncPeriod: 30s}\nenableProfiling: true\n", log_dir="/var"
-    )
-    assert found.warnings == ("accepted, but without effect here: enableProfiling, ipvs.scheduler, mode, --log-dir",)
+    found = loaded(tmp_path, "mode: ipvs\nipvs: {scheduler: rr, syncPeriod: 30s}\n", log_dir="/var")
+    assert found.warnings == ("accepted, but without effect here: ipvs.scheduler, mode, --log-dir",)
 
 
 ANYTHING = st.recursive(

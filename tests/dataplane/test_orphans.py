@@ -128,6 +128,8 @@ async def refused(address: tuple[str, int]) -> bool:
         _, writer = await asyncio.open_connection(*address)
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:
+        return False  # It was queued at a listener that was just being closed.
     writer.transport.abort()
     return False
 

@@ -268,9 +268,9 @@ def test_the_tracker_tells_of_the_node_when_it_changes(node: Node) -> None:
     calls: list[ModelNode | None] = []
     node.tracker.notify_node(lambda: calls.append(node.tracker.node))
     ours = ModelNode("us", zone="z1")
-    for described in (None, ours, ModelNode("us", zone="z1"), None):
+    for described in (None, None, ours, ModelNode("us", zone="z1"), None):
         node.tracker.set_node(described)
-    assert calls == [ours, None]
+    assert calls == [None, ours, None], "first it becomes known that there is none"
 
 
 # Bad input.
