@@ -3,10 +3,13 @@
 # Built in DIR, to be used as FINAL_DIR: a package or an image is put together elsewhere than where it will run. Only
 # PYTHON must be there again. Versions and hashes are those of requirements.lock.
 set -euo pipefail
-python=$1 dir=$2 final=$3
+python=$1 target=$2 final=$3
 cd "$(dirname "$0")/.."
 
+# Beside the one that may be in use, and in its place only when it is whole: a running daemon still imports from there.
+dir=$target.new
 rm -rf "$dir"
+trap 'rm -rf "$dir"' EXIT
 "$python" -m venv "$dir"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 "$dir/bin/python" -m pip install --quiet --no-compile --no-deps --use-pep517 --require-hashes -r requirements.lock
@@ -34,3 +37,8 @@ kube-proxy main_run'
 sed -i '/^command = /d' "$dir/pyvenv.cfg"
 "$dir/bin/python" -m compileall -q -j 0 -s "$dir" -p "$final" "$site"
 chmod -R u=rwX,go=rX "$dir"
+
+rm -rf "$target.old"
+[ ! -e "$target" ] || mv "$target" "$target.old"
+mv "$dir" "$target"
+rm -rf "$target.old"
