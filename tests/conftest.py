@@ -8,7 +8,14 @@ from tests.lab.host import can_make_hosts
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need hosts of their own are skipped, and say so, where this user may not make them."""
+    """Files that take long begin first, so that no processor waits for one of them in the end; tests that need hosts of
+    their own are skipped, and say so, where this user may not make them."""
+    lengths: dict[str, int] = {}
+    for item in items:
+        length = 2 if item.get_closest_marker("long") else 1 if item.get_closest_marker("netns") else 0
+        path = str(item.path)
+        lengths[path] = max(length, lengths.get(path, 0))
+    items.sort(key=lambda item: -lengths[str(item.path)])
     if all(item.get_closest_marker("netns") is None for item in items) or can_make_hosts():
         return
     skip = pytest.mark.skip(reason="needs root (or `unshare -Urn`) to make network namespaces")

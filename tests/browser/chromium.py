@@ -67,6 +67,8 @@ class Chromium:
         self._process = host.popen(
             [sys.executable, "-c", _EXEC, str(theirs_in), str(theirs_out), program, *flags.split()],
             pass_fds=(theirs_in, theirs_out),
+            # What it is killed over it does not clear away: that goes with its profile.
+            env={**os.environ, "TMPDIR": self._profile},
             stdout=self._log,
             stderr=self._log,
             process_group=0,

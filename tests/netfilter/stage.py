@@ -10,7 +10,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
@@ -141,9 +142,9 @@ def from_where_asked(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int,
 
 
 def attempt(
-    host: Host, address: str, protocol: Protocol, port: int, *, answer: str = "pong", patience_s: float = 0.4
+    host: Host, address: str, protocol: Protocol, port: int, *, answer: str = "pong", patience_s: float = 5.0
 ) -> str:
-    """What a client on a host meets: ANSWERED, REFUSED or SILENT."""
+    """What a client on a host meets: ANSWERED, REFUSED or SILENT. (Whoever expects silence need not wait so long.)"""
     inet = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM
     with host.make_socket(inet, kind) as sock:
@@ -159,6 +160,12 @@ def attempt(
             return SILENT
     assert got.startswith(answer), got
     return ANSWERED
+
+
+def attempts(ways: Iterable[tuple[Host, str, Protocol, int]], *, patience_s: float = 5.0) -> set[str]:
+    """All that some clients meet who try at the same time: each a host, an address, a protocol and a port."""
+    with ThreadPoolExecutor(max_workers=16) as threads:
+        return set(threads.map(lambda way: attempt(*way, patience_s=patience_s), ways))
 
 
 def dump(host: Host) -> str:

@@ -57,9 +57,11 @@ def without_empty_tables(text: str) -> str:
     return "\n".join(line for line in settled(text).splitlines() if not re.match(r"[*]|COMMIT|:[A-Z]+ ACCEPT|$", line))
 
 
-def meets(host: Host, family: Family, protocol: Protocol, port: int, *, on_node: bool = False) -> str:
+def meets(
+    host: Host, family: Family, protocol: Protocol, port: int, *, on_node: bool = False, patience_s: float = 0.25
+) -> str:
     try:
-        return attempt(host, (NODE if on_node else VIP)[family], protocol, port, patience_s=0.25)
+        return attempt(host, (NODE if on_node else VIP)[family], protocol, port, patience_s=patience_s)
     except PermissionError:  # how the kernel tells a sender of this host that its datagram was dropped
         return SILENT
 
@@ -102,7 +104,7 @@ def test_clients_wait_and_running_connections_go_on(network: Network, adapter: A
         patient.settimeout(5)
         assert patient.recv(100) == b"pong 7002"
         patient.close()
-        assert meets(network.client, family, Protocol.TCP, NODE_PORT, on_node=True) == ANSWERED
+        assert meets(network.client, family, Protocol.TCP, NODE_PORT, on_node=True, patience_s=5) == ANSWERED
     fresh = settled(dump(network.node))
     assert "GAP" not in fresh
     assert not adapter.apply(rules(7002), verify=True)
@@ -151,7 +153,7 @@ def test_disarming_keeps_the_clients_of_dead_rules_waiting(
 ) -> None:
     adapter.apply(rules(), verify=True)
     with serving(network.node, Protocol.TCP, 7001, Family.IPV4):  # somebody else's by now
-        assert meets(network.client, Family.IPV4, Protocol.TCP, 80) == ANSWERED
+        assert meets(network.client, Family.IPV4, Protocol.TCP, 80, patience_s=5) == ANSWERED
         successor = Adapter(network.node, adapter.name, env=environment)
         assert successor.call({"do": "disarm", "for_s": 30.0}) == [adapter.name]
         assert meets(network.client, Family.IPV4, Protocol.TCP, 80) == SILENT

@@ -96,7 +96,9 @@ def test_clients_behind_an_interface_without_an_address(network: Network, adapte
         redirects = {destination(vip, protocol): 7001 for protocol in (Protocol.TCP, Protocol.UDP)}
         adapter.apply(rule_set(redirects), verify=True)
         if family is Family.IPV4:
-            assert attempt(pod, vip, Protocol.TCP, 80) == SILENT, "the redirect finds no address: why landing exists"
+            assert attempt(pod, vip, Protocol.TCP, 80, patience_s=0.4) == SILENT, (
+                "the redirect finds no address: why landing exists"
+            )
         adapter.apply(rule_set(redirects, landing=(NODE[family],)))
         for protocol in (Protocol.TCP, Protocol.UDP):
             assert attempt(pod, vip, protocol, 80) == ANSWERED

@@ -25,6 +25,7 @@ from tests.netfilter.stage import (
     SILENT,
     Adapter,
     attempt,
+    attempts,
     destination,
     dump,
     node_port,
@@ -79,15 +80,15 @@ def test_a_listener_of_ours_is_reached_and_no_other(
     hosts = (network.client, network.node, network.pods[0])
     ways = ((VIP[family], 80), (NODE[family], 30080))
 
-    def met() -> set[str]:
-        return {attempt(host, address, protocol, port, patience_s=0.3) for host in hosts for address, port in ways}
+    def met(patience_s: float) -> set[str]:
+        return attempts(((host, way[0], protocol, way[1]) for host in hosts for way in ways), patience_s=patience_s)
 
-    assert met() == {SILENT}, "nobody listens: whoever comes next will answer"
+    assert met(0.3) == {SILENT}, "nobody listens: whoever comes next will answer"
     with serving(network.node, protocol, 7001, family):
-        assert met() == {SILENT}, "not for them"
+        assert met(0.3) == {SILENT}, "not for them"
         assert attempt(network.client, NODE[family], protocol, 7001, patience_s=0.3) == SILENT
     with transparent(), serving(network.node, protocol, 7001, family):
-        assert met() == {ANSWERED}
+        assert met(5.0) == {ANSWERED}
         assert attempt(network.client, NODE[family], protocol, 7001, patience_s=0.3) == SILENT
     with serving(network.node, protocol, 7001, family, address=NODE[family]):
         assert attempt(network.client, VIP[family], protocol, 80, patience_s=0.3) == SILENT
@@ -214,12 +215,12 @@ def test_a_daemon_that_was_killed_leads_nobody_to_who_takes_its_port(
     write_manifest(tmp_path / "web.yaml", manifest)
     pod = partial(serving, network.pods[0], Protocol.TCP, 8080, Family.IPV4)
     with pod(), Daemon(network.node, manifests=tmp_path, netfilter=netfilter) as daemon:
-        assert attempt(network.client, vip, Protocol.TCP, 80, patience_s=5) == ANSWERED
+        assert attempt(network.client, vip, Protocol.TCP, 80) == ANSWERED
         found = re.search(r"(?:tcp \. 80 : |to-destination 10\.2\.0\.1:)(\d+)", dump(network.node))
         assert found is not None
         os.killpg(daemon.process.pid, signal.SIGKILL)
         daemon.process.wait()
         with serving(network.node, Protocol.TCP, int(found[1]), Family.IPV4):
-            assert attempt(network.client, vip, Protocol.TCP, 80) == SILENT
+            assert attempt(network.client, vip, Protocol.TCP, 80, patience_s=0.4) == SILENT
     with pod(), Daemon(network.node, manifests=tmp_path, netfilter=netfilter):
-        assert attempt(network.client, vip, Protocol.TCP, 80, patience_s=5) == ANSWERED
+        assert attempt(network.client, vip, Protocol.TCP, 80) == ANSWERED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import product
 
 import pytest
 
@@ -95,9 +96,10 @@ CASES_OF_PREROUTING = [("mangle", *case) for case in MANGLE_CASES]
 
 WRITER = """
 import ctypes, sys, iptc
-family, table, chain, raw = sys.argv[1], sys.argv[2], sys.argv[3], bytes.fromhex(sys.argv[4])
+family, table, chain, *entries = sys.argv[1:]
 table = (iptc.Table if family == "4" else iptc.Table6)(table, autocommit=False)
-table.append_entry(chain, ctypes.create_string_buffer(raw, len(raw)))
+for raw in map(bytes.fromhex, entries):
+    table.append_entry(chain, ctypes.create_string_buffer(raw, len(raw)))
 table.commit()
 """
 
@@ -105,14 +107,16 @@ table.commit()
 @pytest.mark.netns
 def test_iptables_reads_what_was_meant() -> None:
     with Host("node") as node:
-        for table, family, entry, text in (*CASES, *CASES_OF_PREROUTING):
+        for family, table in product(Family, ("nat", "filter", "mangle")):
+            cases = [case[2:] for case in (*CASES, *CASES_OF_PREROUTING) if case[:2] == (table, family)]
             # The socket that a packet is for is known only where it comes in.
             chain = "PREROUTING" if table == "mangle" else "OUTPUT"
-            node.run([sys.executable, "-c", WRITER, str(family.value), table, chain, entry.hex()])
+            entries = [entry.hex() for entry, _ in cases]
+            node.run([sys.executable, "-c", WRITER, str(family.value), table, chain, *entries])
             program = "iptables-legacy" if family is V4 else "ip6tables-legacy"
             env = {"XTABLES_LOCKFILE": "/dev/null", "PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}
             listed = node.run([program, "-t", table, "-S", chain], env=env).stdout.splitlines()
-            assert listed[-1] == f"-A {chain} {text}"
+            assert listed[1:] == [f"-A {chain} {text}" for _, text in cases]
 
 
 @pytest.mark.parametrize("family", Family)
