@@ -26,7 +26,7 @@ format: setup ## rewrite the sources in the house format
 	@$(BIN)/ruff format --quiet kubeproxy tests
 
 test: setup $(VENV)/programs/ready$(if $(FULL),-full) ## all tests (as root; FULL=1 also those that need a browser, HAProxy, nginx)
-	@PATH="$(CURDIR)/$(VENV)/programs:$$PATH" $(BIN)/python -m pytest -n auto --dist loadfile $(TESTS)
+	@PATH="$(CURDIR)/$(VENV)/programs:$$PATH" $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # What only some tests need is not what `make demo` has to wait for.
 $(VENV)/programs/ready: tests/programs.sh | $(VENV)/ready

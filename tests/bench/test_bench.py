@@ -13,6 +13,8 @@ import pytest
 from tests.bench.machine import missing_packages
 from tests.bench.measures import LOADS
 
+pytestmark = pytest.mark.long
+
 needs_programs = pytest.mark.skipif(bool(missing_packages()), reason=f"needs {', '.join(missing_packages())}")
 
 

@@ -6,7 +6,11 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.bench import micro
+
+pytestmark = pytest.mark.long
 
 
 def test_every_micro_benchmark_does_what_it_measures() -> None:

@@ -21,7 +21,7 @@ from tests.e2e.test_kubernetes import in_step
 from tests.e2e.traffic import Traffic
 from tests.lab import Daemon
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.long]
 
 OTHER = ("10.96.0.20", 80)
 HELD_S = 1.5

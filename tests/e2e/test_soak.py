@@ -17,7 +17,7 @@ from tests.e2e.conftest import ADAPTERS
 from tests.e2e.stage import QUICK, Stage, ask, endpoints, exchange, service, until
 from tests.lab import Daemon, Host
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.long]
 
 SEED = int(os.environ.get("KUBEPROXY_SEED", random.randrange(1 << 32)))
 CHANGES_S = 8.0

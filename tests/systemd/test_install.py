@@ -15,6 +15,8 @@ import pytest
 
 from kubeproxy.version import __version__
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 
