@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,9 +45,9 @@ def test_it_serves(tmp_path: Path, netfilter: str, capabilities: str) -> None:
         command = in_image(tmp_path, "kubeproxy", capabilities=capabilities)
         with Daemon(cast.node, manifests=Path("/mnt"), netfilter=netfilter, command=command) as daemon:
             for host in (cast.client, cast.node):
-                tally = ask(host, 10)
+                tally = ask(host, 20)
                 assert not tally.failures, daemon.log()
-                assert tally.answers == Counter(dict.fromkeys(names, 5))
+                assert set(tally.answers) == set(names)
             assert json.loads(say(cast.node, tmp_path, "kubeproxy", "healthcheck"))["ready"] is True
             assert " warning " not in daemon.log()
             assert daemon.terminate() == 0
