@@ -28,7 +28,7 @@ from kubeproxy.handover import Handover
 from kubeproxy.inputs import Inputs, source_names
 from kubeproxy.model import ServiceName
 from kubeproxy.netfilter import conntrack_limits
-from kubeproxy.netfilter.cleanup import cleanup_all
+from kubeproxy.netfilter.cleanup import cleanup_all, disarm
 from kubeproxy.netfilter.conntrack_kernel import KernelConntrack
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.select import select
@@ -101,7 +101,9 @@ class Daemon:
         """Set when they lead to our successor."""
         self._presence = Presence()
         self._succession = Succession(
-            Duties(share=self._share, hold=self._hold, yield_all=self._yield_all), version=__version__
+            Duties(share=self._share, hold=self._hold, yield_all=self._yield_all),
+            version=__version__,
+            others=self._presence.others,
         )
         self._tracker = Tracker(source_names(configuration))
         self._surroundings = Surroundings(configuration, node=lambda: self._tracker.node)
@@ -126,12 +128,10 @@ class Daemon:
         set_oom_score_adj(self._configuration.oom_score_adj)
         async with AsyncExitStack() as self._closing:
             await self._look_around()
-            await self._begin()
-            settle_memory()
-            if await self._end() is self._superseded:
-                await self._make_way()
-            else:
-                await self._leave()
+            if not self._stop_wanted.is_set():
+                await self._begin()
+                settle_memory()
+                await self._end()
         log.info("kubeproxy has stopped")
         return 0
 
@@ -151,15 +151,24 @@ class Daemon:
         self._closing.callback(self._presence.close)
         self._closing.push_async_callback(self._succession.close)
         # Where no rules lead to us there is nothing to follow one another in, and several may stand side by side.
-        self._predecessor = await self._succession.begin() if netfilter.name != "none" else None
+        self._predecessor = (
+            await self._succession.begin(given_up=self._stop_wanted.is_set) if netfilter.name != "none" else None
+        )
         if self._predecessor is not None:
             # It serves meanwhile: nothing is taken from it before all is known.
             self._tracker.start_grace_s = math.inf
             self._data_plane.share(True)
-        elif not self._presence.others():
-            # Whatever rules are there lead to ports that are nobody's, or will be somebody else's.
-            await netfilter.pause()
+        elif netfilter.name != "none" and not self._presence.others():
+            await self._disarm()
         self._netfilter = cast(Netfilter, Handover(netfilter, self._predecessor, on_taken=self._on_taken))
+
+    async def _disarm(self) -> None:
+        """Whatever rules are there lead to ports that are nobody's, or will be somebody else's."""
+        try:
+            for adapter in await disarm():
+                log.info("clients wait until we serve: rules of an earlier run led them to nobody", adapter=adapter)
+        except KernelError as error:
+            log.warning("rules of an earlier run stay until ours are in force", reason=str(error))
 
     async def _begin(self) -> None:
         """Everything that runs for as long as we do."""
@@ -196,7 +205,12 @@ class Daemon:
         self._serving_health = self._tasks.start(
             kept_running("service health", self._serve_service_health), name="service health"
         )
-        pulse = Pulse(data_plane=self._data_plane, health=self._health, metrics=self._metrics)
+        pulse = Pulse(
+            data_plane=self._data_plane,
+            health=self._health,
+            metrics=self._metrics,
+            elsewhere={"conntrack": self._surroundings.conntrack_complaint},
+        )
         self._tasks.start(kept_running("pulse", pulse.look), name="pulse")
         self._tasks.start(pulse.beat(), name="loop lag")
         self._access_log = AccessLog(self._data_plane.ended, on_lost=self._metrics.access_log_lost)
@@ -431,31 +445,40 @@ class Daemon:
 
     # End
 
-    async def _end(self) -> asyncio.Event:
-        """What ends us: a successor, or the word to stop."""
-        ends = {self._tasks.start(end.wait(), name="end"): end for end in (self._superseded, self._stop_wanted)}
-        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        return ends[done.pop()]
-
-    async def _leave(self) -> None:
-        """Let the connections that are open finish. The node has no other proxy, so new ones are still taken; then
-        clients are made to wait for the next process, and who came last gets a moment, too."""
-        self._health.draining()
+    async def _end(self) -> None:
+        """A successor takes over, or the word to stop comes; and though it has come, a successor may still."""
         grace_s = self._configuration.kubeproxy.shutdown_grace.seconds
-        last_s = min(LAST_S, grace_s / 2)
+        await self._first_of(self._superseded.wait(), self._stop_wanted.wait())
+        ends_at = asyncio.get_running_loop().time() + grace_s
+        if not self._superseded.is_set():
+            await self._wind_down(grace_s, last_s=min(LAST_S, grace_s / 2))
+        if self._superseded.is_set():
+            await self._make_way(max(0.0, ends_at - asyncio.get_running_loop().time()))
+        else:
+            await self._leave(last_s=min(LAST_S, grace_s / 2))
+
+    async def _wind_down(self, grace_s: float, *, last_s: float) -> None:
+        """Let the connections that are open finish. The node has no other proxy, so new ones are still taken."""
+        self._health.draining()
         self._notifier.stopping(self._status(), takes_s=grace_s)
         log.info("draining", open=self._data_plane.open_connections, grace_s=grace_s)
-        await self._drain(grace_s - last_s)
-        cleanup = self._configuration.kubeproxy.cleanup_on_exit
+        await self._first_of(self._drain(grace_s - last_s), self._superseded.wait())
+        await self._succession.between()
+
+    async def _leave(self, *, last_s: float) -> None:
+        """Clients are made to wait for the next process, and who came last gets a moment, too."""
+        ours = self._taken.is_set() or not self._presence.others()
+        if not ours:
+            log.info("leaves the packet filter's rules alone: they are others', who serve")
+        cleanup = ours and self._configuration.kubeproxy.cleanup_on_exit
         try:
-            await self._proxier.stop(cleanup=cleanup, pause=not cleanup)
+            await self._proxier.stop(cleanup=cleanup, pause=ours and not cleanup)
         except KernelError as error:
             log.error("the packet filter's rules stay as they are", reason=str(error))
         await self._let_go(last_s)
 
-    async def _make_way(self) -> None:
+    async def _make_way(self, grace_s: float) -> None:
         """The rules lead to our successor. Who was on the way to us still arrives; then what is open may finish."""
-        grace_s = self._configuration.kubeproxy.shutdown_grace.seconds
         log.info("a successor has taken over; draining", open=self._data_plane.open_connections, grace_s=grace_s)
         await self._proxier.stop(cleanup=False)
         await self._let_go(grace_s)
@@ -481,9 +504,12 @@ class Daemon:
 
     async def _hurried(self, patience: Coroutine[Any, Any, Any]) -> None:
         """Wait, unless a second signal says at once."""
-        waiting = self._tasks.start(patience, name="end")
-        hurry = self._tasks.start(self._stop_at_once.wait(), name="second signal")
-        await asyncio.wait((waiting, hurry), return_when=asyncio.FIRST_COMPLETED)
+        await self._first_of(patience, self._stop_at_once.wait())
+
+    async def _first_of(self, *ends: Coroutine[Any, Any, Any]) -> None:
+        """Back with the first of them."""
+        waiting = [self._tasks.start(end, name="end") for end in ends]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
     # Succession
 
@@ -504,7 +530,6 @@ class Daemon:
 
     async def _hold(self, on: bool) -> None:
         """The successor turns the rules to itself; or could not."""
-        await self._taken.wait()
         await self._proxier.hold(on)
 
     async def _yield_all(self) -> None:

@@ -40,7 +40,10 @@ ANSWER_S: Final = 5.0
 """How long a predecessor has for an answer; one that takes longer hangs, and is passed over."""
 ATTEMPTS: Final = 50
 RETRY_S: Final = 0.1
-"""How often, and at what pace, a name is tried again whose owner has just gone, or is busy with another successor."""
+"""How often, and at what pace, a name is tried again whose owner has just gone. One that is busy with another successor
+is waited for as long as it takes, for it serves."""
+COURTESY: Final = 3
+"""So often a newcomer leaves a free name to others who live: one of them may just be taking it from a predecessor."""
 _CREDENTIALS: Final = struct.Struct("3i")
 
 Message = Mapping[str, Any]
@@ -64,6 +67,8 @@ class Predecessor:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, pid: int, version: str) -> None:
         self._reader = reader
         self._writer = writer
+        self.silent = False
+        """Whether it did not answer in time, though it has not ended."""
         self.pid = pid
         self.version = version
 
@@ -79,6 +84,11 @@ class Predecessor:
         """Tell it that the rules are ours; back when it has given everything away."""
         await self._ask("take")
 
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended."""
+        return self._reader.at_eof() or self._writer.is_closing()
+
     async def _ask(self, word: str) -> None:
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -86,7 +96,8 @@ class Predecessor:
                 if await _receive(self._reader) is not None:
                     return
             log.warning("the process that served before has gone", pid=self.pid, asked=word)
-        except (TimeoutError, OSError) as error:
+        except (TimeoutError, OSError, ValueError) as error:
+            self.silent = isinstance(error, TimeoutError)
             log.warning("the process that served before does not answer", pid=self.pid, asked=word, reason=repr(error))
 
     def close(self) -> None:
@@ -97,61 +108,84 @@ class Predecessor:
 class Succession:
     """This process's place in the line."""
 
-    def __init__(self, duties: Duties, *, version: str, name: str = OWNER) -> None:
+    def __init__(
+        self, duties: Duties, *, version: str, others: Callable[[], bool] = lambda: False, name: str = OWNER
+    ) -> None:
+        """`others`: whether anybody of another run lives."""
         self._duties = duties
+        self._others = others
         self._version = version
         self._address = f"\0{name}"
         self._server: asyncio.Server | None = None
         self._listening: socket.socket | None = None
         self._tasks = TaskSet(self._crashed)
         self._has_successor = False
+        self._steady = asyncio.Event()
+        """Not set while a successor turns the rules to itself."""
+        self._steady.set()
         self._in_force = self._released = False
         self._orphans: dict[asyncio.StreamWriter, int] = {}
+        self._predecessor: Predecessor | None = None
+        self._passed_over = False
+        """Whether the owner of the name did not answer when we came."""
 
-    async def begin(self) -> Predecessor | None:
+    async def begin(self, *, given_up: Callable[[], bool] = lambda: False) -> Predecessor | None:
         """Take the name and answer to others from now on, or find who has it. None: there is no predecessor (or none
-        that one could speak with). Until the name is ours it is tried again, for its owner may die at any time."""
-        predecessor = await self._look()
+        that one could speak with), or `given_up` says so. Until the name is ours it is tried again, for its owner may
+        die at any time."""
+        self._predecessor = await self._look(given_up)
         if not await self.own():
             self._tasks.start(self._keep_trying(), name="succession: name")
-        return predecessor
+        return self._predecessor
 
     async def own(self) -> bool:
         """Take the name if it is free; whether it is ours."""
         if self._server is None and self._bind():
             sock, self._listening = self._listening, None
-            self._server = await asyncio.start_unix_server(self._serve, sock=sock, limit=LINE_BYTES)
+            self._server = await asyncio.start_unix_server(self._received, sock=sock, limit=LINE_BYTES)
         return self._server is not None
 
-    async def _look(self) -> Predecessor | None:
-        for _ in range(ATTEMPTS):
-            if self._bind():
+    async def _look(self, given_up: Callable[[], bool]) -> Predecessor | None:
+        waits_its_turn = False
+        vain = 0
+        while vain < ATTEMPTS and not given_up():
+            if (vain >= COURTESY or not self._others()) and self._bind():
                 return None
             try:
-                predecessor = await self._greet()
+                return await self._greet()
             except _Busy:
-                log.info("another process is just taking over; waits for its turn")
-                await asyncio.sleep(RETRY_S)
+                if not waits_its_turn:
+                    log.info("another process is just taking over; waits for its turn")
+                waits_its_turn = True
             except ConnectionRefusedError:
-                # Its owner has just gone.
-                await asyncio.sleep(RETRY_S)
-            except (TimeoutError, OSError, ValueError) as error:
+                vain += 1  # its owner has just gone
+            except (TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
                 log.warning(
                     "another process owns this node and does not answer; takes its place all the same",
                     reason=str(error) or repr(error),
                     remedy="end that process",
                 )
+                self._passed_over = isinstance(error, TimeoutError)
                 return None
-            else:
-                return predecessor
-        log.warning("another process keeps this node's name; goes on without it", name=self._address[1:])
+            await asyncio.sleep(RETRY_S)
+        if not given_up():
+            log.warning("another process keeps this node's name; goes on without it", name=self._address[1:])
         return None
 
     def in_force(self) -> None:
-        """Our rules lead clients to us: orphans need not wait any more."""
+        """Our rules lead clients to us: orphans need not wait any more, and an owner that did not answer is to hear of
+        it as soon as it does."""
         self._in_force = True
+        if self._passed_over or (self._predecessor is not None and self._predecessor.silent):
+            self._tasks.start(self._displace(), name="succession: displace")
         for writer in self._orphans:
             self._tasks.start(_send(writer, {"retire": True}), name="succession: retire")
+
+    async def between(self) -> None:
+        """Wait while a successor is just turning the rules to itself, but not for one that hangs."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                await self._steady.wait()
 
     @property
     def orphans(self) -> int:
@@ -190,32 +224,52 @@ class Succession:
         self._listening = sock
         return True
 
-    async def _greet(self) -> Predecessor:
+    async def _greet(self, *, within_s: float | None = ANSWER_S) -> Predecessor:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        end = sock.close
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(within_s):
                 await asyncio.get_running_loop().sock_connect(sock, self._address)
                 if (uid := _uid_of(sock)) != os.geteuid():
                     raise ValueError(f"it belongs to user {uid}, not to ours ({os.geteuid()})")
                 reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
+                end = writer.close
                 await _send(writer, {"do": "hello", "pid": os.getpid(), "version": self._version})
                 answer = await _receive(reader)
+            if answer is None:
+                raise ConnectionRefusedError
+            if answer.get("busy"):
+                raise _Busy
+            return Predecessor(reader, writer, pid=int(answer["pid"]), version=str(answer["version"]))
         except BaseException:
-            sock.close()
+            end()
             raise
-        if answer is None:
-            writer.close()
-            raise ConnectionRefusedError
-        if answer.get("busy"):
-            writer.close()
-            raise _Busy
-        return Predecessor(reader, writer, pid=int(answer["pid"]), version=str(answer["version"]))
 
     async def _keep_trying(self) -> None:
         while not (self._released or await self.own()):  # noqa: ASYNC110 - nobody tells when the owner dies
             await asyncio.sleep(RETRY_S)
 
+    async def _displace(self) -> None:
+        """Whoever has the name still takes the rules for its own: should it awake, it makes way, and what it may have
+        done to them until then is put right."""
+        while not self._released and self._server is None:
+            try:
+                owner = await self._greet(within_s=None)
+            except (_Busy, OSError, ValueError, KeyError, TypeError):
+                await asyncio.sleep(ANSWER_S)
+                continue
+            await owner.hold()
+            await owner.take()
+            owner.close()
+            log.info("the process that did not answer has made way", pid=owner.pid)
+            await self._duties.hold(False)
+            return
+
     # As owner.
+
+    def _received(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A coroutine given to the server would be a task of nobody's, that ends with a traceback when we do.
+        self._tasks.start(self._serve(reader, writer), name="succession: talk")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One who has come: an orphan, or a successor."""
@@ -238,14 +292,15 @@ class Succession:
         log.info("a worker of an earlier run serves on", pid=pid, until="our rules are in force")
         self._orphans[writer] = pid
         try:
-            if self._in_force:
-                await _send(writer, {"retire": True})
-            while await _receive(reader) is not None:
-                pass
+            with contextlib.suppress(OSError):
+                if self._in_force:
+                    await _send(writer, {"retire": True})
+                while await _receive(reader) is not None:
+                    pass
         finally:
             del self._orphans[writer]
-            log.info("a worker of an earlier run has ended", pid=pid)
-            self._tasks.start(_reap(pid), name="succession: reap")
+        log.info("a worker of an earlier run has ended", pid=pid)
+        self._tasks.start(_reap(pid), name="succession: reap")
 
     async def _serve_successor(
         self, hello: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -264,24 +319,28 @@ class Succession:
                 match message.get("do"):
                     case "hold":
                         held = True
+                        self._steady.clear()
                         await duties.hold(True)
                     case "resume":
                         held = False
                         await duties.hold(False)
+                        self._steady.set()
                     case "take":
                         taken = True
                         self.release()
                         await duties.yield_all()
+                        self._steady.set()
                     case other:
                         raise ValueError(f"what does {other!r} mean?")
                 await _send(writer, {"done": message["do"]})
         finally:
             self._has_successor = False
-            if not taken:
+            if not (taken or self._released):
                 log.warning("the successor has gone before it took over; goes on as before")
                 duties.share(False)
                 if held:
                     await duties.hold(False)
+            self._steady.set()
 
     def _crashed(self, task: str, error: BaseException) -> None:
         log.error("a background task ended by an internal error", task=task, exc_info=error)

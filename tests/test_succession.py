@@ -11,11 +11,12 @@ from uuid import uuid4
 
 import pytest
 
+from kubeproxy import succession
 from kubeproxy.errors import KernelError
 from kubeproxy.handover import Handover
 from kubeproxy.netfilter.fake import FakeNetfilter
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.succession import Duties, Predecessor, Succession
+from kubeproxy.succession import RETRY_S, Duties, Predecessor, Succession
 
 
 class Story:
@@ -121,6 +122,88 @@ async def test_two_newcomers_take_turns(name: str) -> None:
             assert await second.own()
             predecessor.close()
     assert story.words == ["share", "yield"]
+
+
+async def test_who_waits_for_its_turn_can_be_told_to_give_up(name: str) -> None:
+    stop = asyncio.Event()
+    async with process(name), process(name) as (_, predecessor):
+        assert predecessor is not None
+        third = Succession(Story().duties(), version="1", name=name)
+        waiting = asyncio.ensure_future(third.begin(given_up=stop.is_set))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3 * RETRY_S):
+                await asyncio.shield(waiting)
+        stop.set()
+        async with asyncio.timeout(10):
+            assert await waiting is None
+        await third.close()
+        predecessor.close()
+
+
+async def test_a_newcomer_leaves_a_free_name_to_the_successor(name: str) -> None:
+    others = True
+    third = Succession(Story().duties(), version="1", name=name, others=lambda: others)
+    second = Succession(Story().duties(), version="1", name=name)
+    waiting = asyncio.ensure_future(third.begin())
+    await asyncio.sleep(0)
+    assert await second.own()
+    async with asyncio.timeout(10):
+        predecessor = await waiting
+    assert predecessor is not None
+    predecessor.close()
+    await third.close()
+    await second.close()
+
+
+async def test_an_owner_that_hung_makes_way_when_it_answers_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "ANSWER_S", 0.1)
+    story, ours = Story(), Story()
+    hung = Succession(story.duties(), version="1", name=name)
+    assert hung._bind()  # it listens, and accepts nobody
+    async with process(name, ours) as (newcomer, predecessor):
+        assert predecessor is None
+        newcomer.in_force()
+        assert await hung.own()
+        await until(lambda: "resume" in ours.words)
+        assert story.words[-3:] == ["share", "hold", "yield"]
+        await until(lambda: newcomer._server is not None)
+    await hung.close()
+
+
+async def test_an_owner_that_ends_says_so_without_complaint(name: str) -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    story = Story()
+    owner = Succession(story.duties(), version="1", name=name)
+    await owner.begin()
+    reader, writer = await asyncio.open_unix_connection(f"\0{name}")
+    writer.write(json.dumps({"orphan": os.getpid(), "run": "x"}).encode() + b"\n")
+    await until(lambda: owner.orphans == 1)
+    async with process(name) as (_, predecessor):
+        assert predecessor is not None
+        await predecessor.hold()
+        await owner.close()
+        assert await reader.read() == b""
+        await until(lambda: predecessor.gone)
+        predecessor.close()
+    writer.close()
+    assert story.words == ["share", "hold"]
+    assert complaints == []
+
+
+async def test_one_who_leaves_waits_while_its_successor_turns_the_rules(name: str) -> None:
+    async with process(name) as (owner, _), process(name) as (_, predecessor):
+        assert predecessor is not None
+        async with asyncio.timeout(1):
+            await owner.between()
+        await predecessor.hold()
+        leaving = asyncio.ensure_future(owner.between())
+        await asyncio.sleep(0.05)
+        assert not leaving.done()
+        await predecessor.take()
+        async with asyncio.timeout(1):
+            await leaving
+        predecessor.close()
 
 
 async def test_orphans_are_told_when_the_rules_are_in_force(name: str) -> None:

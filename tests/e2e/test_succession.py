@@ -21,6 +21,17 @@ each_adapter = pytest.mark.parametrize("netfilter", ADAPTERS)
 GRACE = "--shutdown-grace=30s"
 
 
+NO_API_SERVER = """\
+apiVersion: v1
+kind: Config
+current-context: x
+contexts: [{name: x, context: {cluster: x, user: x}}]
+clusters: [{name: x, cluster: {server: "http://10.2.0.2:6443"}}]
+users: [{name: x, user: {}}]
+"""
+"""A kubeconfig that leads to nobody."""
+
+
 def serve(stage: Stage, *options: str, netfilter: str) -> Daemon:
     """A daemon, and a Service with three endpoints that answers."""
     stage.write_service([0, 1, 2])
@@ -61,6 +72,22 @@ def test_takeover(stage: Stage, netfilter: str, workers: str) -> None:
     assert second.get("/livez").status == 200
     assert "cut off" not in first.log()
     stage.await_answers(0, 1, 2)
+
+
+def test_a_successor_told_to_stop_before_it_took_over(stage: Stage, tmp_path: Path) -> None:
+    """The rules are its predecessor's, and stay."""
+    first = serve(stage, netfilter="nftables")
+    rules = kernel.ours(stage.node)
+    nobody = tmp_path / "kubeconfig"
+    nobody.write_text(NO_API_SERVER)
+    with Crowd(stage.client, (VIP, 80), rate=100, long=5) as crowd:
+        second = stage.daemon(QUICK, f"--kubeconfig={nobody}", "--cleanup-on-exit", netfilter="nftables")
+        until(lambda: "a successor has come" in first.log(), "it has come")
+        until(lambda: "no API server yet" in second.log(), "it waits")
+        assert second.terminate() == 0
+        assert kernel.ours(stage.node) == rules
+        until(lambda: "goes on as before" in first.log(), "the first one goes on")
+    unhurt(crowd)
 
 
 @each_adapter
