@@ -1,0 +1,178 @@
+"""What happens when: a pure function of the seed and the length."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PODS = 6
+SOUND = (0, 1)
+"""Nothing ever happens to these pods, and every steady service has one of them."""
+MORTAL = 5
+"""This pod's backend is killed now and then, but never silent: UDP has no other way to learn that nobody is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A service, and where it is asked."""
+
+    name: str
+    address: str
+    port: int = 80
+    protocol: str = "TCP"
+    pods: tuple[int, ...] = (0, 1, 2, 3)
+    """Its endpoints when all is well."""
+    steady: bool = True
+    """It is always there, with an endpoint that is alive; the others may vanish, be emptied, have dead ones only."""
+    spec: dict[str, Any] = field(default_factory=dict)
+    """What is special about it."""
+    asked_at: tuple[str, int] = ("", 0)
+    """Where, if not at its cluster IP."""
+
+    @property
+    def asked(self) -> tuple[str, int]:
+        """Where clients go."""
+        return self.asked_at if self.asked_at[1] else (self.address, self.port)
+
+
+PLACES = (
+    Place("web", "10.96.0.10"),
+    Place("shop", "10.96.0.11", pods=(1, 2, 3, 4)),
+    Place("sticky", "10.96.0.12", pods=(0, 1, 4), spec={"sessionAffinity": "ClientIP"}),
+    Place("outside", "10.96.0.13", pods=(0, 5), spec={"type": "NodePort"}, asked_at=("10.2.0.1", 30080)),
+    Place("names", "10.96.0.14", port=53, protocol="UDP", pods=(0, 1, 5)),
+    Place("guest-1", "10.96.1.1", pods=(0, 2), steady=False),
+    Place("guest-2", "10.96.1.2", pods=(1, 3, 5), steady=False),
+    Place("guest-3", "10.96.1.3", pods=(2, 3, 4), steady=False),
+)
+BY_NAME = {place.name: place for place in PLACES}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens. `at_s` counts from the act's begin; it happens then, or as soon as its track is free."""
+
+    at_s: float
+    track: str
+    kind: str
+    target: str = ""
+    """The service or pod."""
+    pods: tuple[int, ...] = ()
+    """The service's endpoints from now on."""
+    wait_s: float = 0.0
+    """Within the event: until the next process is started, or the successor is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """A stretch of time, after which all is healed, and the node looked at."""
+
+    name: str
+    seconds: float
+    events: tuple[Event, ...]
+
+
+PROCESS = ("kill worker", "kill control", "execute anew", "stop and start", "successor", "kill successor", "reload")
+API = ("refuse", "silence", "500", "begin anew", "cut watches", "garbage")
+FAULTS = ("silence", "refuse", "kill")
+NETFILTER = ("delete table", "flush table", "flush chain", "flush map")
+
+
+def acts(seed: int, seconds: float) -> tuple[Act, ...]:
+    """Upheaval first, in which processes come and go, too; then, with the same processes to the end, a while for them
+    to warm up, and a while in which nothing may grow."""
+    shares = (("upheaval", 0.6), ("warming up", 0.15), ("endurance", 0.25))
+    return tuple(_act(random.Random(f"{seed} {name}"), name, seconds * share) for name, share in shares)
+
+
+def _act(rng: random.Random, name: str, seconds: float) -> Act:
+    tracks: list[Iterator[Event]] = [_services(rng), _api(rng), _netfilter(rng)]
+    tracks += [_pod(rng, pod) for pod in range(len(SOUND), PODS)]
+    if name == "upheaval":
+        tracks.append(_process(rng))
+    events = (event for track in tracks for event in _before(track, seconds))
+    return Act(name, seconds, tuple(sorted(events, key=lambda event: event.at_s)))
+
+
+def _before(track: Iterator[Event], seconds: float) -> Iterator[Event]:
+    for event in track:
+        if event.at_s >= seconds:
+            return
+        yield event
+
+
+def _deck(rng: random.Random, kinds: Sequence[str]) -> Callable[[], str]:
+    """Each kind once, in any order, then again: so that a short run sees all of them."""
+    left: list[str] = []
+
+    def draw() -> str:
+        if not left:
+            left.extend(rng.sample(kinds, len(kinds)))
+        return left.pop()
+
+    return draw
+
+
+def _process(rng: random.Random) -> Iterator[Event]:
+    at_s, draw = 2.0, _deck(rng, PROCESS)
+    while True:
+        yield Event(round(at_s, 3), "process", draw(), wait_s=round(rng.uniform(0.0, 3.0), 3))
+        at_s += rng.uniform(4.0, 9.0)
+
+
+def _api(rng: random.Random) -> Iterator[Event]:
+    at_s, draw = 3.0, _deck(rng, API)
+    while True:
+        at_s += rng.uniform(2.0, 8.0)
+        kind = draw()
+        yield Event(round(at_s, 3), "api", kind)
+        at_s += rng.uniform(1.0, 6.0)
+        yield Event(round(at_s, 3), "api", f"end of {kind}")
+
+
+def _pod(rng: random.Random, pod: int) -> Iterator[Event]:
+    at_s = 1.0
+    draw = _deck(rng, ("kill",) if pod == MORTAL else FAULTS)
+    while True:
+        at_s += rng.uniform(1.0, 12.0)
+        kind = draw()
+        yield Event(round(at_s, 3), "pods", kind, target=str(pod))
+        at_s += rng.uniform(0.5, 5.0)
+        yield Event(round(at_s, 3), "pods", f"end of {kind}", target=str(pod))
+
+
+def _netfilter(rng: random.Random) -> Iterator[Event]:
+    at_s, draw = 4.0, _deck(rng, NETFILTER)
+    while True:
+        at_s += rng.uniform(5.0, 15.0)
+        yield Event(round(at_s, 3), "netfilter", draw())
+
+
+def _services(rng: random.Random) -> Iterator[Event]:
+    at_s = 0.0
+    there = {place.name for place in PLACES}
+    while True:
+        at_s += rng.uniform(0.2, 1.5)
+        place = rng.choice(PLACES)
+        fate = 0.0 if place.steady else rng.random()
+        if place.name not in there:
+            there.add(place.name)
+            yield Event(round(at_s, 3), "services", "appears", place.name, pods=_some(rng, place))
+        elif fate < 0.6:
+            yield Event(round(at_s, 3), "services", "endpoints", place.name, pods=_some(rng, place))
+        elif fate < 0.8:
+            yield Event(round(at_s, 3), "services", "endpoints", place.name)
+        else:
+            there.remove(place.name)
+            yield Event(round(at_s, 3), "services", "vanishes", place.name)
+
+
+def _some(rng: random.Random, place: Place) -> tuple[int, ...]:
+    """Endpoints for a service; among those of a steady one there is one that is alive."""
+    if not place.steady:
+        return tuple(sorted(rng.sample(range(PODS), rng.randint(1, 3))))
+    others = (MORTAL,) if place.protocol == "UDP" else tuple(range(len(SOUND), PODS))
+    chosen = {rng.choice(SOUND), *rng.sample(others, rng.randint(0, min(3, len(others))))}
+    return tuple(sorted(chosen | {pod for pod in SOUND if rng.random() < 0.3}))
