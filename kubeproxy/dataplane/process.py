@@ -15,8 +15,13 @@ from kubeproxy.dataplane.interface import Counters
 from kubeproxy.dataplane.wire import Answer, Counted, Drain, GarbledError, Report, Request, Status
 from kubeproxy.model import FrontendName
 
-ANSWER_S = 30.0
-"""A worker that has not answered by then will not: it is killed, and another takes its place."""
+BEAT_S = 1.0
+"""How often we look whether a worker still says something; it does so once a second, unasked."""
+SILENT_BEATS = 5
+"""One that has said nothing for so many is stopped, or hangs, and the clients that the kernel deals to it wait in vain:
+it is killed, and another takes its place. Not seconds: while this very process is stopped nobody is to blame."""
+ANSWER_BEATS = 30
+"""One that talks but has not answered by then will not."""
 REAP_LOOK_S = 0.01
 """How often we look whether a process whose channel has ended has ended, too."""
 REAP_S = 2.0
@@ -51,6 +56,9 @@ class WorkerProcess:
         self.reaped: asyncio.Future[None] = self._loop.create_future()
         self._pending: dict[int, _Pending] = {}
         self._number = 0
+        self._silent = 0
+        """Beats since it last said something."""
+        self._has_spoken = False
         self._killed_for: str | None = None
         self._writing = False
         ours, theirs = socket.socketpair()
@@ -67,6 +75,7 @@ class WorkerProcess:
             raise
         self._channel: Channel[Report] | None = Channel(ours, Report)
         self._loop.add_reader(ours, self._on_readable)
+        self._beating = self._loop.call_later(BEAT_S, self._beat)
 
     @property
     def pid(self) -> int:
@@ -81,13 +90,11 @@ class WorkerProcess:
         future: asyncio.Future[Answer | None] = self._loop.create_future()
         self._number += 1
         request = make(self._number)
-        pending = _Pending(future)
+        pending = _Pending(future, patient=isinstance(request, Drain))
         if self._channel is None:
             pending.resolve(None)
             return future
         self._pending[self._number] = pending
-        if not isinstance(request, Drain):
-            pending.alarm = self._loop.call_later(ANSWER_S, self.kill, f"no answer within {ANSWER_S:g} s")
         try:
             self._channel.send(request, [sock.fileno() for sock in sockets])
         except OSError as error:
@@ -101,6 +108,16 @@ class WorkerProcess:
         self._killed_for = self._killed_for or reason
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
+
+    def _beat(self) -> None:
+        self._beating = self._loop.call_later(BEAT_S, self._beat)
+        self._silent += 1
+        if self._has_spoken and self._silent > SILENT_BEATS:
+            self.kill(f"it has said nothing for {SILENT_BEATS * BEAT_S:g} s")
+        for pending in self._pending.values():
+            pending.beats += not pending.patient
+            if pending.beats > ANSWER_BEATS:
+                self.kill(f"no answer within {ANSWER_BEATS * BEAT_S:g} s")
 
     def _watch_writing(self) -> None:
         if self._channel is not None and self._channel.congested != self._writing:
@@ -136,6 +153,7 @@ class WorkerProcess:
             self._end(f"its channel is broken: {error.strerror or error}")
 
     def _take(self, report: Report) -> None:
+        self._silent, self._has_spoken = 0, True
         self.open = report.open
         if isinstance(report, Status):
             if report.leaving:
@@ -150,6 +168,7 @@ class WorkerProcess:
         """The channel is over. The process is, too, or will be soon; one that takes leave may finish what it has."""
         if self._channel is None:
             return
+        self._beating.cancel()
         self._loop.remove_reader(self._channel.sock)
         if self._writing:
             self._loop.remove_writer(self._channel.sock)
@@ -179,15 +198,14 @@ class WorkerProcess:
 class _Pending:
     """A question that waits for its answer."""
 
-    __slots__ = ("_future", "alarm")
+    __slots__ = ("_future", "beats", "patient")
 
-    def __init__(self, future: asyncio.Future[Answer | None]) -> None:
+    def __init__(self, future: asyncio.Future[Answer | None], *, patient: bool) -> None:
         self._future = future
-        self.alarm: asyncio.TimerHandle | None = None
+        self.patient = patient
+        self.beats = 0
 
     def resolve(self, answer: Answer | None) -> None:
-        if self.alarm is not None:
-            self.alarm.cancel()
         if not self._future.done():  # whoever asked may have been cancelled
             self._future.set_result(answer)
 

@@ -61,7 +61,7 @@ _NOTHING = Counters()
 LOOK_S = 0.05
 """How often a drain looks whether it is over."""
 STATUS_S = 1.0
-"""How often the control process hears of open connections unasked, if their number has changed."""
+"""How often the control process hears of open connections unasked: so it knows, too, that we are alive."""
 
 
 class Worker:
@@ -89,7 +89,6 @@ class Worker:
         """The sockets of the messages at hand."""
         self._counted: dict[FrontendName, Counters] = {}
         """The counters as the control process knows them."""
-        self._open_told = 0
         self._leaving = False
         self._reactor.add(sock.fileno(), self._on_channel, LEVEL)
         self._reactor.after(STATUS_S, self._tell_status)
@@ -149,7 +148,6 @@ class Worker:
     def _answer(self, frame: Answer | Status) -> None:
         if self._channel is None:
             return
-        self._open_told = frame.open
         try:
             self._channel.send(frame)
         except OSError:
@@ -158,7 +156,7 @@ class Worker:
 
     def _tell_status(self) -> None:
         self._reactor.after(STATUS_S, self._tell_status)
-        if self._open != self._open_told:
+        if self._channel is not None and not self._channel.congested:
             self._answer(Status(self._open))
 
     @property

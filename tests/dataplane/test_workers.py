@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from kubeproxy.dataplane.cores import MOST_BY_ITSELF, workers_for
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.wire import Report
 from kubeproxy.dataplane.workers import WorkerDataPlane
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Address, Protocol, Target
@@ -225,16 +227,43 @@ async def test_nobody_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     await plane.close()
 
 
-async def test_one_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+async def test_a_worker_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked or not, and whoever asks waits no longer than that."""
+    async with crew(2) as it, endpoint(says("here")) as target:
         await it.serve(target)
-        monkeypatch.setattr("kubeproxy.dataplane.process.ANSWER_S", 0.3)
-        stopped = it.workers[0]
-        os.kill(stopped.pid, signal.SIGSTOP)
+        await eventually(lambda: all(worker._has_spoken for worker in it.workers))
+        monkeypatch.setattr("kubeproxy.dataplane.process.SILENT_BEATS", 1)
+        os.kill(it.workers[0].pid, signal.SIGSTOP)
         assert await it.plane.send([SetEndpoints(frontend(), (target,))]) == {}
         monkeypatch.undo()
         await it.complete(2)
-        assert [end.reason for end in it.ends] == ["no answer within 0.3 s"]
+        assert [end.reason for end in it.ends] == ["it has said nothing for 1 s"]
+
+
+async def test_an_idle_worker_is_not_taken_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubeproxy.dataplane.process.BEAT_S", 0.6)
+    async with crew(1) as it:
+        heard: list[int] = []
+        take = it.workers[0]._take
+
+        def count(report: Report) -> None:
+            heard.append(report.open)
+            take(report)
+
+        monkeypatch.setattr(it.workers[0], "_take", count)
+        await eventually(lambda: len(heard) == 3)
+        assert it.ends == []
+
+
+async def test_time_in_which_the_control_process_is_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubeproxy.dataplane.process.BEAT_S", 0.1)
+    monkeypatch.setattr("kubeproxy.dataplane.process.SILENT_BEATS", 15)
+    async with crew(1) as it:
+        asked = asyncio.ensure_future(it.plane.vitals())
+        await asyncio.sleep(0)
+        time.sleep(2)  # as if stopped
+        assert len(await asked) == 1
+        assert it.ends == []
 
 
 async def test_garbage_on_the_channel_replaces_the_one_that_sent_it() -> None:
