@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup check format lint types walls test fuzz demo bench micro profile lock install uninstall image image-check clean
+.PHONY: help setup check format lint types walls test fuzz soak demo bench micro profile lock install uninstall image image-check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,10 @@ fuzz: $(VENV)/fuzz/ready ## make up bytes for every decoder, FUZZ_SECONDS (60) f
 $(VENV)/fuzz/ready: $(VENV)/ready requirements-fuzz.lock
 	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes --target $(VENV)/fuzz -r requirements-fuzz.lock
 	@touch $@
+
+SOAK_SECONDS ?= 1800
+soak: setup ## everything comes and goes at random while every byte is checked (SOAK_SECONDS=1800 SOAK_SEED= SOAK="--netfilter iptables")
+	@$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SOAK_SEED),--seed $(SOAK_SEED)) $(SOAK)
 
 demo: setup ## the main job, shown in network namespaces of its own (KEEP=1 leaves it running)
 	@$(BIN)/python -m tests.demo $(if $(KEEP),--keep)

@@ -26,10 +26,15 @@ async def answer(name: bytes, reader: asyncio.StreamReader, writer: asyncio.Stre
                 await writer.drain()
         case ["both", size, seed]:
             heard = asyncio.ensure_future(hear(reader))
-            for start in range(0, int(size), CHUNK):
-                writer.write(noise(min(CHUNK, int(size) - start), f"{seed} {start}"))
-                await writer.drain()
-            writer.write(await heard)
+            try:
+                for start in range(0, int(size), CHUNK):
+                    writer.write(noise(min(CHUNK, int(size) - start), f"{seed} {start}"))
+                    await writer.drain()
+                writer.write(await heard)
+            finally:
+                heard.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ConnectionError, TimeoutError):
+                    await heard
 
 
 class Datagrams(asyncio.DatagramProtocol):

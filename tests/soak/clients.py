@@ -23,6 +23,7 @@ from tests.soak.schedule import PLACES, Place
 
 PATIENCE_S = 40.0
 """How long a client waits; beyond what any promise allows, so that a delay is seen as one."""
+IMPATIENT = "no answer within the patience of a client"
 UDP_TRY_S, UDP_TRIES = 1.0, 12
 RATE = {"client": 40.0, "node": 15.0}
 """New short connections a second."""
@@ -53,6 +54,8 @@ class Outcome(NamedTuple):
     error: str = ""
     words: int = 0
     """Checked answers, or datagrams sent."""
+    heard: float = 0.0
+    """When the pod said who it is, by TCP; 0: it never did."""
 
 
 class Clients:
@@ -112,7 +115,7 @@ class Clients:
             finally:
                 call.writer.close()
         except TimeoutError:
-            call.end("no answer within the patience of a client")
+            call.end(IMPATIENT)
         except (OSError, ValueError, asyncio.IncompleteReadError) as error:
             call.end(repr(error))
         else:
@@ -226,13 +229,13 @@ class _Call:
     def __init__(self, host: str, kind: str, place: str) -> None:
         self._host, self._kind, self._place = host, kind, place
         self._began = time.monotonic()
-        self.port, self.pod, self.words, self.error = 0, -1, 0, ""
+        self.port, self.pod, self.words, self.error, self._heard = 0, -1, 0, "", 0.0
 
     def answered_by(self, line: bytes) -> None:
         """ValueError when that is not the whole name of a pod."""
         if not (line.startswith(b"pod-") and line[4:-1].isdigit() and line.endswith(b"\n")):
             raise ValueError(f"answered {line[:100]!r}")
-        self.pod = int(line[4:])
+        self.pod, self._heard = int(line[4:]), time.monotonic()
 
     async def expect_end(self) -> None:
         """ValueError when there is more."""
@@ -241,10 +244,8 @@ class _Call:
 
     def tell(self, kind: str, error: str = "") -> None:
         """How it stands."""
-        outcome = Outcome(
-            self._host, kind, self._place, self._began, time.monotonic(), self.port, self.pod, error, self.words
-        )
-        print(json.dumps(outcome))
+        who = (self._host, kind, self._place, self._began, time.monotonic(), self.port)
+        print(json.dumps(Outcome(*who, self.pod, error, self.words, self._heard)))
 
     def end(self, error: str = "") -> None:
         """It is over."""

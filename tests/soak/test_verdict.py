@@ -83,7 +83,7 @@ def test_a_backend_that_was_killed(chronicle: Chronicle) -> None:
     chronicle.faults.append(Span(100.05, "kill", "2", 104.0))
     assert verdict(chronicle, failed()) == "the backend was killed"
     assert verdict(chronicle, failed(pod=0)) is None, "it spoke with another"
-    assert verdict(chronicle, failed(began=100.06)) is None, "others are there"
+    assert verdict(chronicle, failed(began=100.3, ended=100.4)) is None, "others are there"
     assert verdict(chronicle, failed("guest-1", began=102.0, ended=103.0)) == "all endpoints of the service were dead"
 
 
@@ -104,6 +104,9 @@ def test_who_was_open_longer_than_the_grace(chronicle: Chronicle) -> None:
     assert verdict(chronicle, cut._replace(ended=93.0)) is None, "too early"
     chronicle.retired[0].ended = 92.0
     assert verdict(chronicle, cut._replace(ended=92.1)) is None, "it did not wait"
+    chronicle.retired[0].told = True
+    assert verdict(chronicle, cut._replace(heard=80.1, ended=92.1)) is None, "it did not wait for those it had"
+    assert verdict(chronicle, cut._replace(heard=90.1, ended=92.1)), "who came after the word to stop"
 
 
 def test_an_answer_that_is_late(chronicle: Chronicle) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tests.soak.chronicle import Chronicle, Span, State
-from tests.soak.clients import Outcome
+from tests.soak.clients import IMPATIENT, PATIENCE_S, Outcome
 from tests.soak.schedule import BY_NAME
 
 LIVE_S = 3.0
@@ -16,6 +16,8 @@ BACK_S = 6.0
 """The same where nobody could learn of it at first: an API server that is back is noticed within five seconds."""
 LATE_S = 5.0
 """An answer that takes longer wants an explanation as a failure does. Two lost packets of a handshake are three."""
+KILL_S = 0.2
+"""How long it may take to kill a process."""
 NOTICED_S = 3.0
 """A client on a long connection notices within so long that it is cut."""
 ROBBED_S = 1.0
@@ -57,7 +59,9 @@ class Verdict:
         yield from self._why_unservable(seen)
         yield from self._why_cut(seen)
         for span in self._chronicle.robbed:
-            if span.meets(seen.began, seen.ended) and seen.ended <= span.end + ROBBED_S:
+            felt = span.meets(seen.began, seen.ended) and seen.ended <= span.end + ROBBED_S
+            # An answer that nothing translated is refused by the client's kernel. The client is not told: it waits.
+            if felt or (seen.error == IMPATIENT and span.meets(*(seen.ended - PATIENCE_S + s for s in (-1, 1)))):
                 yield "somebody had removed our rules"
 
     def _why_unservable(self, seen: Outcome) -> Iterator[str]:
@@ -78,8 +82,9 @@ class Verdict:
     def _why_cut(self, seen: Outcome) -> Iterator[str]:
         began, ended = seen.began, seen.ended
         for fault in self._chronicle.faults:
-            killed = fault.what == "kill" and began <= fault.begin <= ended and ended <= fault.begin + NOTICED_S
-            if killed and int(fault.target) in ({seen.pod} if seen.pod >= 0 else self._possible(seen)):
+            killed = fault.what == "kill" and began <= fault.begin + KILL_S and fault.begin <= ended
+            its = int(fault.target) in ({seen.pod} if seen.pod >= 0 else self._possible(seen))
+            if killed and its and ended <= fault.begin + NOTICED_S:
                 yield "the backend was killed"
         for kill in self._chronicle.kills:
             if (seen.host, seen.port) in kill.ports and began <= kill.killed <= ended:
@@ -87,7 +92,9 @@ class Verdict:
             elif kill.stopped - 0.1 <= began <= kill.killed + 0.3 and seen.pod < 0:
                 yield "it waited to be accepted by a worker that was killed"
         for retired in self._chronicle.retired:
-            served_out = retired.ended >= retired.since + self._grace_s - GRACE_SLACK_S
+            # Who comes after the word to stop has as long as those who were there before, but not all of the grace.
+            late = retired.told and not 0.0 < seen.heard <= retired.since
+            served_out = late or retired.ended >= retired.since + self._grace_s - GRACE_SLACK_S
             in_time = began <= (retired.ended - 0.8 if retired.told else retired.until + ARRIVAL_S)
             if served_out and in_time and retired.ended - 0.5 <= ended <= self._noticed(retired.ended):
                 yield "it was open longer than a process that ends waits for"
