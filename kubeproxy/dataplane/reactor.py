@@ -41,6 +41,15 @@ TURNS_PER_WAKE = 8
 under load, and bounds how long it waits."""
 EVENTS_PER_TURN = 256
 
+LOOK_S = 100e-6
+"""How long `run` goes on looking for events before it sleeps, where that is likely to be worth it: about what falling
+asleep and being woken costs. A lone conversation is over in two thirds of the time, for the same CPU time."""
+SHORT_WAITS = 4
+"""It is likely after so many waits in a row that were no longer than that. So one who speaks now and then costs
+nothing, and one who falls silent costs one look in vain."""
+FEW_EVENTS = 2
+"""It is not worth it where a turn brings more: what comes while we sleep is handled together, which is cheaper."""
+
 
 class Timer:
     """A call that is due at some time, until cancelled."""
@@ -120,8 +129,8 @@ class Reactor:
             self._driver.wake_at(timer.when)
         return timer
 
-    def turn(self, timeout_s: float = 0.0) -> bool:
-        """Handle what has happened, waiting at most that long for it; whether anything had."""
+    def turn(self, timeout_s: float = 0.0) -> int:
+        """Handle what has happened, waiting at most that long for it; how much that was."""
         if self._again:
             timeout_s = 0.0
         elif timeout_s and self._timers:
@@ -135,10 +144,10 @@ class Reactor:
         for fd, what in events:
             if fd in handlers:
                 handlers[fd](what)
-        busy = bool(events)
+        done = len(events)
         if self._again:
-            busy = True
             callbacks, self._again = self._again, []
+            done += len(callbacks)
             for callback in callbacks:
                 callback()
         if self._timers and self._timers[0][0] <= self.now:
@@ -153,9 +162,9 @@ class Reactor:
             for fd in self._closing:
                 os.close(fd)
             self._closing.clear()
-        if busy and (turn_s := self.clock() - self.now) > self._longest_turn_s:
+        if done and (turn_s := self.clock() - self.now) > self._longest_turn_s:
             self._longest_turn_s = turn_s
-        return busy
+        return done
 
     def take_longest_turn(self) -> float:
         """Seconds of the longest turn since this was last asked: so long a ready descriptor may have waited."""
@@ -180,8 +189,19 @@ class Reactor:
     def run(self) -> None:
         """Drive turns until `stop`, waiting for events: a process that does nothing else."""
         self._running = True
+        short_waits = 0
         while self._running:
-            self.turn(60.0)
+            began = self.clock()
+            if short_waits < SHORT_WAITS:
+                done = self.turn(60.0)
+            else:
+                until = began + LOOK_S
+                while not (done := self.turn()) and self.now < until:
+                    pass
+            if 0 < done <= FEW_EVENTS and self.now - began < LOOK_S:
+                short_waits += 1
+            else:
+                short_waits = 0
 
     def stop(self) -> None:
         """Ends `run` after the turn."""

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kubeproxy.dataplane.reactor import LEVEL, Reactor
+from kubeproxy.dataplane.reactor import FEW_EVENTS, LEVEL, LOOK_S, SHORT_WAITS, Reactor
 
 
 class Clock:
@@ -142,3 +142,52 @@ def test_a_listener_is_told_again_of_what_it_left() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         reactor.add(999_999, heard.append)
     reactor.shut()
+
+
+class Waits(Reactor):
+    """Turns that come as they are told to: how long each was waited for, and how much it brought."""
+
+    def __init__(self, turns: list[tuple[float, int]]) -> None:
+        self.time = Clock()
+        super().__init__(clock=self.time)
+        self.turns = turns
+        self.looks: list[float] = []
+        """When it was looked without sleeping."""
+
+    def turn(self, timeout_s: float = 0.0) -> int:
+        wait_s, brought = self.turns[0]
+        if timeout_s == 0.0 and self.looks[-1:] != [self.time.now]:
+            self.looks.append(self.time.now)
+        step_s = LOOK_S / 10 if timeout_s == 0.0 else wait_s
+        self.time.now += min(step_s, wait_s)
+        self.now = self.time.now
+        if wait_s > step_s:
+            self.turns[0] = (wait_s - step_s, brought)
+            return 0
+        del self.turns[0]
+        if not self.turns:
+            self.stop()
+        return brought
+
+
+def looks_in(turns: list[tuple[float, int]]) -> int:
+    reactor = Waits(turns)
+    reactor.run()
+    reactor.shut()
+    return len(reactor.looks)
+
+
+def test_a_lone_conversation_is_waited_for_awake_and_falling_silent_ends_that() -> None:
+    short, long = (LOOK_S / 3, 1), (1.0, 1)
+    assert looks_in([short] * SHORT_WAITS) == 0
+    assert looks_in([short] * (SHORT_WAITS + 1)) > 0
+    in_vain = looks_in([short] * SHORT_WAITS + [long])
+    assert in_vain > 0
+    assert looks_in([short] * SHORT_WAITS + [long] * 50) == in_vain
+
+
+def test_nobody_is_waited_for_awake_who_speaks_now_and_then_or_among_many() -> None:
+    short, long, crowd = (LOOK_S / 3, 1), (0.001, 1), (LOOK_S / 3, FEW_EVENTS + 1)
+    assert looks_in([short, long] * 50) == 0
+    assert looks_in([*[short] * (SHORT_WAITS - 1), long] * 50) == 0
+    assert looks_in([crowd] * 100) == 0
