@@ -7,12 +7,12 @@ few seconds. A start that takes less time is not spoken of.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Final, TextIO
 
 import structlog
@@ -57,15 +57,13 @@ async def show(
 
 
 async def _is_set(event: asyncio.Event, *, within_s: float) -> bool:
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             await event.wait()
-    except TimeoutError:
-        return False
-    return True
+    return event.is_set()  # it may have come with the end of the time
 
 
-@contextmanager
+@contextlib.contextmanager
 def _line(stream: TextIO) -> Iterator[Callable[[str], None]]:
     """Draws a line in place of the one before. What is logged meanwhile takes its place, and it comes again below."""
 
