@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup check format lint types walls test fuzz soak demo bench micro profile lock install uninstall image image-check clean
+.PHONY: help setup check format lint types walls test fuzz soak demo bench micro profile docs lock install uninstall image image-check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -64,6 +64,12 @@ PROFILING = --peers kubeproxy0 --rounds 1 --seconds 4 --only $(PROFILED)
 profile: setup ## where serving spends its time (PROFILED=requests): by perf if it is there, then by cProfile
 	@if command -v perf >/dev/null; then $(BIN)/python -m tests.bench $(PROFILING) --perf $(VENV)/perf.data; fi
 	@$(BIN)/python -m tests.bench $(PROFILING) --profile $(VENV)/profile.pstats
+
+docs: setup ## write again what is generated of docs/
+	@$(BIN)/python -m kubeproxy.config.reference >docs/configuration.md
+	@$(BIN)/python -m kubeproxy.config.migration docs/migration.md
+	@$(BIN)/python -m kubeproxy.cli.manual >docs/kubeproxy.8
+	@$(BIN)/python -m tests.observability.reference >docs/metrics.md
 
 lock: setup ## pin the newest versions of everything again
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements.lock
