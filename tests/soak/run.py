@@ -19,7 +19,7 @@ from tests.soak.audit import Measure
 from tests.soak.chronicle import Chronicle
 from tests.soak.clients import Outcome, outcome
 from tests.soak.schedule import acts
-from tests.soak.verdict import Tally, Verdict, spans_text, tally
+from tests.soak.verdict import Tally, Verdict, slow_repairs, spans_text, tally
 from tests.soak.world import GRACE_S, ROOT, World, make_world
 
 EXPECTED = re.compile(
@@ -112,7 +112,7 @@ def soak(*, seed: int, seconds: float, netfilter: str = "nftables", logs: Path |
             finally:
                 if logs is not None:
                     _keep_logs(world, logs)
-        report.faults += _grown(report)
+        report.faults += _grown(report) + slow_repairs(report.chronicle)
         report.faults += [fault for daemon in world.daemons for fault in _in_log(daemon.log())]
     verdict = Verdict(report.chronicle, grace_s=GRACE_S)
     report.tally = tally(verdict, report.outcomes, quiet=report.chronicle.quiet)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.soak.chronicle import Chronicle, Kill, Retired, Span, State
 from tests.soak.clients import Outcome
-from tests.soak.verdict import BACK_S, LATE_S, LIVE_S, Verdict, tally
+from tests.soak.verdict import BACK_S, LATE_S, LIVE_S, Verdict, slow_repairs, tally
 
 GRACE_S = 5.0
 
@@ -107,6 +107,15 @@ def test_who_was_open_longer_than_the_grace(chronicle: Chronicle) -> None:
     chronicle.retired[0].told = True
     assert verdict(chronicle, cut._replace(heard=80.1, ended=92.1)) is None, "it did not wait for those it had"
     assert verdict(chronicle, cut._replace(heard=90.1, ended=92.1)), "who came after the word to stop"
+
+
+def test_rules_that_nobody_repairs(chronicle: Chronicle) -> None:
+    chronicle.robbed.append(Span(100.0, "the rules were removed", "", 110.0))
+    assert slow_repairs(chronicle)
+    chronicle.blind.append(Span(90.0, "silence", "api", 120.0))
+    assert slow_repairs(chronicle), "that needs no API server"
+    chronicle.blind.append(Span(99.0, "no control process", "", 109.0))
+    assert slow_repairs(chronicle) == []
 
 
 def test_an_answer_that_is_late(chronicle: Chronicle) -> None:

@@ -22,11 +22,15 @@ NOTICED_S = 3.0
 """A client on a long connection notices within so long that it is cut."""
 ROBBED_S = 1.0
 """So long after our rules are there again nobody is to feel their loss any more."""
-UDP_BACK_S = 2.0
+UDP_BACK_S = 3.0
 """A client that sends every second is answered again so long after the way is there again."""
 ARRIVAL_S = 1.0
 """Who comes later than that does not meet a process that was superseded."""
 GRACE_SLACK_S = 1.0
+CLOSING_S = 2.0
+"""A process that cuts its last connections has ended so long after, its workers reaped and all given back."""
+REPAIR_S = 5.0
+"""Somebody who removes our rules is noticed at once, and they are there again; so much for a busy machine."""
 
 
 class Verdict:
@@ -55,6 +59,9 @@ class Verdict:
             for span in (*self._chronicle.gaps, *self._chronicle.robbed):
                 if span.meets(seen.ended - UDP_BACK_S, seen.ended):
                     yield f"{span.what}, and datagrams do not wait"
+            for kill in self._chronicle.kills:
+                if seen.ended - UDP_BACK_S <= kill.killed <= seen.ended:
+                    yield "its worker was killed, perhaps"
             return
         yield from self._why_unservable(seen)
         yield from self._why_cut(seen)
@@ -96,7 +103,7 @@ class Verdict:
             late = retired.told and not 0.0 < seen.heard <= retired.since
             served_out = late or retired.ended >= retired.since + self._grace_s - GRACE_SLACK_S
             in_time = began <= (retired.ended - 0.8 if retired.told else retired.until + ARRIVAL_S)
-            if served_out and in_time and retired.ended - 0.5 <= ended <= self._noticed(retired.ended):
+            if served_out and in_time and retired.ended - CLOSING_S <= ended <= self._noticed(retired.ended):
                 yield "it was open longer than a process that ends waits for"
 
     def _noticed(self, cut: float) -> float:
@@ -174,6 +181,17 @@ def tally(verdict: Verdict, outcomes: Iterable[Outcome], *, quiet: Sequence[Span
                 result.longest_gap_s = max(result.longest_gap_s, seen.ended - before)
             last[seen.host] = seen.ended
     return result
+
+
+def slow_repairs(chronicle: Chronicle) -> list[str]:
+    """Removals of our rules that a process that was there did not repair in time."""
+    found = []
+    for span in chronicle.robbed:
+        away = [it for it in chronicle.blind if it.target != "api" and it.meets(span.begin, span.end)]
+        alone_s = sum(min(it.end, span.end) - max(it.begin, span.begin) for it in away)
+        if (took_s := span.end - span.begin - alone_s) > REPAIR_S:
+            found.append(f"{span.what}, and were not there again for {took_s:.1f} s")
+    return found
 
 
 def spans_text(spans: Iterable[Span], begin: float) -> str:
