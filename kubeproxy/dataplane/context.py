@@ -8,6 +8,7 @@ from typing import Protocol
 from kubeproxy.dataplane.descriptors import DescriptorBudget, Share
 from kubeproxy.dataplane.interface import DIAL_BUCKETS_S
 from kubeproxy.dataplane.journal import Journal
+from kubeproxy.dataplane.keepalive import KeepaliveRounds
 from kubeproxy.dataplane.ladder import Ladder
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.dataplane.outbox import Outbox
@@ -94,6 +95,8 @@ class Context:
         self.journal = Journal()
         self._sweep = HalfClosedSweep(self)
         self._sweep.restart()
+        self._keepalive = KeepaliveRounds(self)
+        self._keepalive.restart()
 
     @property
     def tune(self) -> Tune:
@@ -102,7 +105,8 @@ class Context:
 
     @tune.setter
     def tune(self, tune: Tune) -> None:
-        changed = tune.half_closed_idle_s != self._tune.half_closed_idle_s
-        self._tune = tune
-        if changed:
+        before, self._tune = self._tune, tune
+        if tune.half_closed_idle_s != before.half_closed_idle_s:
             self._sweep.restart()
+        if tune.keepalive_s != before.keepalive_s:
+            self._keepalive.restart()

@@ -154,7 +154,7 @@ class Dial:
         if self._waiting and not context.budget.take(1, self._tally.share):
             return False
         try:
-            fd = begin_connecting(target, keepalive_s=context.tune.keepalive_s, client=self._speak_as(target))
+            fd = begin_connecting(target, client=self._speak_as(target))
         except OSError as error:
             if error.errno in UNREACHABLE:
                 self._refuse(target, "refused" if error.errno == errno.ECONNREFUSED else "unreachable")
@@ -291,13 +291,13 @@ class Dial:
             context.journal.add(self._entry.ended(reason, duration_s=context.reactor.now - self.since))
 
 
-def begin_connecting(target: Target, *, keepalive_s: int, client: str | None) -> int:
+def begin_connecting(target: Target, *, client: str | None) -> int:
     """A descriptor whose connection to an endpoint is under way, from the address of `client` if one is given. OSError
     when it could not even begin."""
     # The C type: a `socket.socket` costs three Python calls more.
     sock = socket.SocketType(socket.AF_INET6 if ":" in target.address else socket.AF_INET, NON_BLOCKING_STREAM)
     try:
-        set_stream_options(sock, keepalive_s=keepalive_s)
+        set_stream_options(sock)
         if client is not None:
             bind_as(sock, client)
         error = sock.connect_ex(target)
@@ -323,12 +323,9 @@ def _is_own_echo(fd: int, target: Target) -> bool:
         sock.detach()
 
 
-def set_stream_options(sock: socket.SocketType, *, keepalive_s: int) -> None:
+def set_stream_options(sock: socket.SocketType) -> None:
     """What both legs have; a listener hands its own down to what it accepts. Urgent data stays in line: a proxy that
     took it out would lose it."""
     setsockopt = sock.setsockopt
     setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
-    setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, keepalive_s)
-    setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive_s)

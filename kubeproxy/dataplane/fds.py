@@ -22,6 +22,7 @@ _send.restype = ctypes.c_ssize_t
 _setsockopt = _libc.setsockopt
 _setsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
 LAST = socket.MSG_MORE | socket.MSG_NOSIGNAL
+_INT = struct.Struct("i")
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
@@ -43,3 +44,13 @@ def finish_writing(fd: int) -> bool:
 def reset_on_close(fd: int) -> None:
     """Closing the descriptor will send RST. Of a connection that is dead already, nothing more is said anyway."""
     _setsockopt(fd, socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO, len(_LINGER_ZERO))
+
+
+def keep_alive(fd: int, seconds: int) -> None:
+    """Let the kernel probe a peer that has been silent for so long, as often, and end the connection if it is gone."""
+    for level, option, number in (
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    ):
+        _setsockopt(fd, level, option, _INT.pack(number), _INT.size)

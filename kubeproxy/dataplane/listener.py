@@ -10,6 +10,7 @@ import socket
 from kubeproxy.dataplane.balancer import Balancer
 from kubeproxy.dataplane.context import Context, Tally
 from kubeproxy.dataplane.dial import Dial, set_stream_options
+from kubeproxy.dataplane.fds import keep_alive
 from kubeproxy.dataplane.journal import Entry
 from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.reactor import LEVEL, Timer
@@ -52,7 +53,8 @@ class Listener:
         self._preserve: frozenset[Target] = frozenset()
         self.balancer = Balancer(rng=rng)
         self.tally = Tally()
-        set_stream_options(sock, keepalive_s=context.tune.keepalive_s)
+        set_stream_options(sock)
+        keep_alive(sock.fileno(), context.tune.keepalive_s)
         sock.setblocking(False)
         sock.listen(BACKLOG)
         context.reactor.add(sock.fileno(), self._on_clients, LEVEL)

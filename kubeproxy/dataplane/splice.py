@@ -21,7 +21,7 @@ import select
 from os import read, write
 from typing import TYPE_CHECKING
 
-from kubeproxy.dataplane.fds import finish_writing, reset_on_close, write_last
+from kubeproxy.dataplane.fds import finish_writing, keep_alive, reset_on_close, write_last
 from kubeproxy.dataplane.pipes import PIPE_BYTES, Pipe
 
 if TYPE_CHECKING:
@@ -352,13 +352,15 @@ def send_backlogs(flows: Iterable[Flow]) -> None:
 class Connection:
     """A client and its endpoint. Owns both descriptors and the claim on them."""
 
-    __slots__ = ("_client", "_context", "_endpoint", "_entry", "_tally", "down", "since", "up")
+    __slots__ = ("_client", "_context", "_endpoint", "_entry", "_tally", "down", "kept_alive", "since", "up")
 
     def __init__(
         self, context: Context, tally: Tally, *, client: int, endpoint: int, since: float, entry: Entry | None
     ) -> None:
         """Both descriptors are watched by the reactor already; the entry is for the journal."""
         self.since = since
+        self.kept_alive = False
+        """Whether the endpoint is probed when it says nothing."""
         self._context = context
         self._tally = tally
         self._client = client
@@ -397,6 +399,11 @@ class Connection:
     def moved(self) -> int:
         """Bytes so far, both ways."""
         return self.up.count + self.down.count
+
+    def keep_alive(self, seconds: int) -> None:
+        """Have the endpoint probed."""
+        self.kept_alive = True
+        keep_alive(self._endpoint, seconds)
 
     def finish(self) -> None:
         """Both sides have said all they had to say."""
