@@ -49,7 +49,7 @@ from kubeproxy.presence import Presence
 from kubeproxy.process import raise_descriptor_limit, set_oom_score_adj, settle_memory
 from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
-from kubeproxy.proxier.tracker import Tracker
+from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
 from kubeproxy.settings import conntrack_limits as wanted_conntrack_limits
 from kubeproxy.settings import periods, port_range, tune
 from kubeproxy.succession import OWNER, Duties, Succession
@@ -66,6 +66,8 @@ LAST_S = 1.0
 """How much of the grace is kept for the clients who came last."""
 ARRIVAL_S = 0.5
 """How long a client whose packets were on the way to us when the rules changed may take to arrive: a round trip."""
+OTHERS_LOOK_S = 0.5
+"""How often we look, until we serve, whether those who do are still there."""
 CONTAINER_INIT = 1
 
 
@@ -155,12 +157,25 @@ class Daemon:
             await self._succession.begin(given_up=self._stop_wanted.is_set) if netfilter.name != "none" else None
         )
         if self._predecessor is not None:
-            # It serves meanwhile: nothing is taken from it before all is known.
-            self._tracker.start_grace_s = math.inf
             self._data_plane.share(True)
-        elif netfilter.name != "none" and not self._presence.others():
-            await self._disarm()
+        if netfilter.name != "none":
+            if self._presence.others():
+                # They serve meanwhile: nothing is taken from them before all is known.
+                self._tracker.start_within(math.inf)
+                self._tasks.start(kept_running("others", self._outlive_others), name="others")
+            else:
+                await self._disarm()
         self._netfilter = cast(Netfilter, Handover(netfilter, self._predecessor, on_taken=self._on_taken))
+
+    async def _outlive_others(self) -> None:
+        """Who served before us may end before all is known, be it a predecessor or its orphans; then some Services are
+        better than none."""
+        while not self._taken.is_set():
+            if not self._presence.others():
+                log.warning("those who served before have gone; serves what is known", within_s=START_GRACE_S)
+                self._tracker.start_within(START_GRACE_S)
+                return
+            await asyncio.sleep(OTHERS_LOOK_S)
 
     async def _disarm(self) -> None:
         """Whatever rules are there lead to ports that are nobody's, or will be somebody else's."""
@@ -387,6 +402,7 @@ class Daemon:
         self._configuration = new = take_over(self._configuration, new)
         logging.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
         self._proxier.set_periods(periods(new))
+        self._proxier.set_port_range(port_range(new))
         self._health.timeout_s = 2 * new.sync_period_s
         await self._data_plane.send([tune(new)])
         self._use_access_log()

@@ -84,7 +84,7 @@ class Tracker:
     """
 
     def __init__(self, sources: Iterable[str]) -> None:
-        self.start_grace_s = START_GRACE_S
+        self._start_grace_s = START_GRACE_S
         self._stores: dict[str, _Store] = {source: _Store() for source in sources}
         self._claims: dict[ServiceName, tuple[str, ...]] = {}
         """Complete sources that define a Service; the first owns it."""
@@ -162,6 +162,11 @@ class Tracker:
 
     # What somebody wants to know.
 
+    def start_within(self, grace_s: float) -> None:
+        """How long complete sources wait for the others, instead of `START_GRACE_S`; infinity: until all are."""
+        self._start_grace_s = grace_s
+        self._on_change()
+
     def ready_at(self, now: float) -> float:
         """When serving may begin: at once when all sources are complete, the start grace after the first of them was
         seen to be complete by a call of this, and never (infinity) while none is."""
@@ -169,7 +174,7 @@ class Tracker:
         if not complete:
             return math.inf
         self._complete_at = min(self._complete_at, now)
-        return self._complete_at if complete == len(self._stores) else self._complete_at + self.start_grace_s
+        return self._complete_at if complete == len(self._stores) else self._complete_at + self._start_grace_s
 
     def sources(self) -> Mapping[str, bool]:
         """Every source, and whether it is complete."""

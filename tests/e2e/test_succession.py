@@ -3,6 +3,7 @@ another in every way there is."""
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -88,6 +89,28 @@ def test_a_successor_told_to_stop_before_it_took_over(stage: Stage, tmp_path: Pa
         assert kernel.ours(stage.node) == rules
         until(lambda: "goes on as before" in first.log(), "the first one goes on")
     unhurt(crowd)
+
+
+def test_orphans_serve_on_until_all_is_known(stage: Stage, tmp_path: Path) -> None:
+    """They know what the API server said, which is away; only when they are gone is something better than nothing."""
+    first = serve(stage, "--workers=2", netfilter="nftables")
+    nobody = tmp_path / "kubeconfig"
+    nobody.write_text(NO_API_SERVER)
+    second = stage.daemon(QUICK, f"--kubeconfig={nobody}", "--workers=1", netfilter="nftables")
+    until(lambda: "manifests loaded" in second.log(), "it knows one of its sources")
+    children = Path(f"/proc/{first.process.pid}/task/{first.process.pid}/children").read_text().split()
+    port = kernel.redirects(stage.node)[VIP, 80]
+    first.process.kill()
+    first.process.wait()
+    until(lambda: second.log().count("a worker of an earlier run serves on") == 2, "orphans have reported")
+    stage.await_answers(0, 1, 2)
+    assert kernel.redirects(stage.node)[VIP, 80] == port
+    assert "those who served before have gone" not in second.log()
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+    until(lambda: "those who served before have gone" in second.log(), "it notices")
+    until(lambda: "still_listing=kubernetes" in second.log(), "it serves what it knows")
+    stage.await_answers(0, 1, 2)
 
 
 @each_adapter

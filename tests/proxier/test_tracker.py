@@ -143,6 +143,18 @@ class TestCompleteness:
         assert OLD.name in {change.name for change in tracker.take(10)}
         assert tracker.ready_at(now=6.0) == 6.0
 
+    def test_complete_sources_wait_for_all_where_others_serve_meanwhile(self) -> None:
+        tracker, told = Tracker([API, FILES]), []
+        tracker.start_within(math.inf)
+        tracker.notify(lambda: told.append("changed"))
+        tracker.replace_services(FILES, [OLD])
+        tracker.replace_slices(FILES, [])
+        assert tracker.ready_at(now=10.0) == math.inf
+        told.clear()
+        tracker.start_within(START_GRACE_S)
+        assert told == ["changed"]
+        assert tracker.ready_at(now=100.0) == 10.0 + START_GRACE_S
+
     def test_complete_sources_wait_for_the_others_only_so_long(self) -> None:
         tracker = Tracker([API, FILES])
         assert tracker.ready_at(now=0.0) == math.inf
