@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -96,7 +97,9 @@ class Predecessor:
                 if await _receive(self._reader) is not None:
                     return
             log.warning("the process that served before has gone", pid=self.pid, asked=word)
-        except (TimeoutError, OSError, ValueError) as error:
+        except ConnectionError:
+            log.warning("the process that served before has gone", pid=self.pid, asked=word)
+        except (OSError, ValueError) as error:
             self.silent = isinstance(error, TimeoutError)
             log.warning("the process that served before does not answer", pid=self.pid, asked=word, reason=repr(error))
 
@@ -157,7 +160,7 @@ class Succession:
                 if not waits_its_turn:
                     log.info("another process is just taking over; waits for its turn")
                 waits_its_turn = True
-            except ConnectionRefusedError:
+            except ConnectionError:
                 vain += 1  # its owner has just gone
             except (TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
                 log.warning(
@@ -179,7 +182,7 @@ class Succession:
         if self._passed_over or (self._predecessor is not None and self._predecessor.silent):
             self._tasks.start(self._displace(), name="succession: displace")
         for writer in self._orphans:
-            self._tasks.start(_send(writer, {"retire": True}), name="succession: retire")
+            self._tasks.start(_dismiss(writer), name="succession: retire")
 
     async def between(self) -> None:
         """Wait while a successor is just turning the rules to itself, but not for one that hangs."""
@@ -294,7 +297,7 @@ class Succession:
         try:
             with contextlib.suppress(OSError):
                 if self._in_force:
-                    await _send(writer, {"retire": True})
+                    await _dismiss(writer)
                 while await _receive(reader) is not None:
                     pass
         finally:
@@ -351,8 +354,16 @@ class _Busy(Exception):
 
 
 async def _send(writer: asyncio.StreamWriter, message: Message) -> None:
+    """OSError when the other side has gone."""
+    if writer.is_closing():
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
     writer.write(json.dumps(message).encode() + b"\n")
     await writer.drain()
+
+
+async def _dismiss(orphan: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):  # it may end at any time
+        await _send(orphan, {"retire": True})
 
 
 async def _receive(reader: asyncio.StreamReader) -> Message | None:

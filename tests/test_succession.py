@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from uuid import uuid4
 
 import pytest
+import uvloop
 
 from kubeproxy import succession
 from kubeproxy.errors import KernelError
@@ -102,6 +103,24 @@ async def test_a_newcomer_has_the_name_once_its_owner_has_died(name: str) -> Non
         await predecessor.hold()  # it is gone, which is no obstacle
         await predecessor.take()
         predecessor.close()
+
+
+def test_a_predecessor_that_has_gone_is_no_obstacle_to_the_loop_that_we_run_on(name: str) -> None:
+    """Writing to whoever has gone raises errors of its own there."""
+
+    async def story() -> None:
+        async with process(name) as (owner, _), process(name) as (_, predecessor):
+            assert predecessor is not None
+            await owner.close()
+            await until(lambda: predecessor.gone)
+            for _ in range(2):
+                await predecessor.hold()
+                await predecessor.take()
+            predecessor.close()
+            await predecessor.resume()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
 
 
 async def test_two_newcomers_take_turns(name: str) -> None:
