@@ -438,7 +438,7 @@ class Configuration(Group, frozen=True):
         ),
     ] = PositiveDuration.of(seconds=900)
     port_range: Annotated[
-        PortRange, restart("Ports for the proxy to listen on; empty: the kernel chooses.", flag="proxy-port-range")
+        PortRange, live("Ports for the proxy to listen on; empty: the kernel chooses.", flag="proxy-port-range")
     ] = PortRange()
     udp_idle_timeout: Annotated[
         PositiveDuration,

@@ -124,11 +124,24 @@ def test_a_faulty_file_is_refused_and_the_old_configuration_stays(stage: Stage, 
 
 def test_what_waits_for_a_restart_is_named(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config)
-    port = kernel.redirects(stage.node)
-    write(config, portRange="40000-40010")
+    before = kernel.redirects(stage.node)
+    write(config, bindAddress="127.0.0.1")
     reload(daemon, says="changed, but only after a restart")
-    assert "portRange" in daemon.log().splitlines()[-1]
-    assert kernel.redirects(stage.node) == port
+    assert "bindAddress" in daemon.log().splitlines()[-1]
+    assert kernel.redirects(stage.node) == before
+
+
+def test_a_wider_port_range_has_room_at_once_for_who_found_none(stage: Stage, config: Path) -> None:
+    daemon = serve(stage, config, portRange="20000")
+    stage.write_service([2], name="second", vip="10.96.0.20")
+    until(lambda: "all TCP ports of --proxy-port-range 20000-20000 are taken" in daemon.log(), "it is said")
+    with Traffic(stage.client) as traffic:
+        write(config, portRange="20001-20002")
+        reload(daemon)
+        stage.await_answers(2, address=("10.96.0.20", 80))
+        traffic.more()
+    assert traffic.failures == []
+    assert kernel.redirects(stage.node) == {(VIP, 80): 20000, ("10.96.0.20", 80): 20001}
 
 
 def test_it_disturbs_nobody(stage: Stage, config: Path) -> None:
