@@ -28,7 +28,3 @@ class ClusterError(KubeproxyError):
 
 class KernelError(KubeproxyError):
     """The kernel (netfilter, sockets, conntrack) said no. Retried; what works goes on working meanwhile."""
-
-
-class PeerError(KubeproxyError):
-    """A client or an endpoint misbehaved. Counted; costs that one connection only."""

@@ -23,7 +23,6 @@ class FakeNetfilter:
         """What the adapter thinks is in effect; None: unknown."""
         self.history: list[RuleSet] = []
         """Every rule set that came into effect by a change, oldest first."""
-        self.verifications = 0
         self.failures: list[str] = []
         """Each makes one apply, pause or cleanup fail with this text and change nothing, first first."""
         self.not_transparent: str | None = None
@@ -63,7 +62,6 @@ class FakeNetfilter:
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`."""
         self._maybe_fail()
-        self.verifications += verify
         have = self.kernel if verify or self.believed is None else self.believed
         self.believed = wanted
         if have == wanted and not self.gap:

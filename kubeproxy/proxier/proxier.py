@@ -241,7 +241,6 @@ class Proxier:
             failing="; ".join(self._failing.values()) or None,
             failures=self._schedule.failures,
             pending_since=self._pending_since,
-            settled_at=self._settled_at,
             programmed_at=self._programmed_at,
             service_changes_pending=tracker.service_changes.pending,
             service_changes_total=tracker.service_changes.total,

@@ -55,8 +55,6 @@ class Snapshot:
     """Netfilter transactions that failed in a row."""
     pending_since: float | None
     """When the oldest change that is not in effect was first seen; None: everything is."""
-    settled_at: float | None
-    """When everything was in effect last; None: never."""
     programmed_at: float | None
     """When the last netfilter transaction succeeded; None: never."""
     service_changes_pending: int

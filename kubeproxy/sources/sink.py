@@ -8,20 +8,12 @@ and return at once.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
 from typing import NewType, Protocol
 
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 
 SourceName = NewType("SourceName", str)
 """As it appears in messages and labels: ``kubernetes``, ``manifests``."""
-
-
-class SourceKind(StrEnum):
-    """The kinds of object that a source delivers."""
-
-    SERVICES = "services"
-    SLICES = "endpointslices"
 
 
 class Sink(Protocol):

@@ -39,8 +39,6 @@ class Annotations(Wire, frozen=True):
         name="service.beta.kubernetes.io/load-balancer-source-ranges", default=None
     )
     trigger_time: str | None = msgspec.field(name="endpoints.kubernetes.io/last-change-trigger-time", default=None)
-    initial_events_end: str | None = msgspec.field(name="k8s.io/initial-events-end", default=None)
-    """On the bookmark that ends the list part of a streaming list."""
 
 
 class ObjectMeta(Wire, frozen=True):
@@ -90,7 +88,6 @@ class ServiceSpec(Wire, frozen=True):
 
 class LoadBalancerIngress(Wire, frozen=True):
     ip: str | None = None
-    hostname: str | None = None
     ip_mode: str | None = None
 
 
@@ -210,7 +207,6 @@ class ListMeta(Wire, frozen=True):
 
     resource_version: str | None = None
     continue_: str | None = msgspec.field(name="continue", default=None)
-    remaining_item_count: int | None = None
 
 
 class ObjectList(Wire, Generic[T], frozen=True):
@@ -219,12 +215,6 @@ class ObjectList(Wire, Generic[T], frozen=True):
     kind: str | None = None
     metadata: ListMeta | None = None
     items: list[T] | None = None
-
-
-ServiceList = ObjectList[Service]
-EndpointSliceList = ObjectList[EndpointSlice]
-EndpointsList = ObjectList[Endpoints]
-NodeList = ObjectList[Node]
 
 
 class WatchEvent(Wire, frozen=True):

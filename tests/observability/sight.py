@@ -66,7 +66,6 @@ def snapshot(frontends: Sequence[FrontendStatus], **changes: object) -> Snapshot
         failing=None,
         failures=0,
         pending_since=None,
-        settled_at=NOW,
         programmed_at=NOW - 3,
         service_changes_pending=0,
         service_changes_total=4,

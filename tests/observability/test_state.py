@@ -119,7 +119,6 @@ def test_the_other_rooms_values_fit(collector: StateCollector) -> None:
         failing=None,
         failures=0,
         pending_since=None,
-        settled_at=None,
         programmed_at=None,
         service_changes_pending=0,
         service_changes_total=9,

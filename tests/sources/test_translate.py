@@ -26,17 +26,17 @@ from tests.sources.recordings import recording
 
 
 def recorded_services(version: str) -> dict[str, tuple[Service | None, list[Fault]]]:
-    decoded = msgspec.json.decode(recording(f"services-{version}"), type=wire.ServiceList)
+    decoded = msgspec.json.decode(recording(f"services-{version}"), type=wire.ObjectList[wire.Service])
     return {raw.metadata.name or "": translate.service(raw) for raw in decoded.items or [] if raw.metadata}
 
 
 def recorded_slices() -> dict[str, tuple[EndpointSlice | None, list[Fault]]]:
-    decoded = msgspec.json.decode(recording("endpointslices-1.36"), type=wire.EndpointSliceList)
+    decoded = msgspec.json.decode(recording("endpointslices-1.36"), type=wire.ObjectList[wire.EndpointSlice])
     return {raw.metadata.name or "": translate.endpoint_slice(raw) for raw in decoded.items or [] if raw.metadata}
 
 
 def recorded_endpoints(version: str) -> dict[str, tuple[list[EndpointSlice], list[Fault]]]:
-    decoded = msgspec.json.decode(recording(f"endpoints-{version}"), type=wire.EndpointsList)
+    decoded = msgspec.json.decode(recording(f"endpoints-{version}"), type=wire.ObjectList[wire.Endpoints])
     return {raw.metadata.name or "": translate.endpoints(raw) for raw in decoded.items or [] if raw.metadata}
 
 

@@ -12,11 +12,11 @@ from tests.sources.recordings import recording
 @pytest.mark.parametrize(
     ("name", "kind", "count"),
     [
-        ("services-1.36", wire.ServiceList, 30),
-        ("services-1.20", wire.ServiceList, 22),
-        ("endpointslices-1.36", wire.EndpointSliceList, 22),
-        ("endpoints-1.36", wire.EndpointsList, 9),
-        ("endpoints-1.20", wire.EndpointsList, 9),
+        ("services-1.36", wire.ObjectList[wire.Service], 30),
+        ("services-1.20", wire.ObjectList[wire.Service], 22),
+        ("endpointslices-1.36", wire.ObjectList[wire.EndpointSlice], 22),
+        ("endpoints-1.36", wire.ObjectList[wire.Endpoints], 9),
+        ("endpoints-1.20", wire.ObjectList[wire.Endpoints], 9),
     ],
 )
 def test_recorded_lists_decode(name: str, kind: type[wire.ObjectList[wire.Service]], count: int) -> None:
@@ -27,7 +27,7 @@ def test_recorded_lists_decode(name: str, kind: type[wire.ObjectList[wire.Servic
 
 
 @pytest.mark.parametrize(
-    "kind", [wire.Service, wire.EndpointSlice, wire.Endpoints, wire.Node, wire.ServiceList, wire.Status]
+    "kind", [wire.Service, wire.EndpointSlice, wire.Endpoints, wire.Node, wire.ObjectList[wire.Service], wire.Status]
 )
 def test_everything_may_be_absent(kind: type[wire.Wire]) -> None:
     assert msgspec.json.decode(b"{}", type=kind) == kind()
