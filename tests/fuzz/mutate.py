@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, MutableMapping, MutableSequence
+from itertools import islice
 from random import Random
 from typing import Any, Final
 
@@ -52,7 +53,8 @@ def mutate(data: bytes, longest: int, seed: int, mutate_bytes: MutateBytes) -> b
 
 
 def _change(value: Any, random: Random) -> None:
-    places = list(_places(value))
+    # What was copied into several places is met in each of them: without a bound that is exponential.
+    places = list(islice(_places(value), MOST_PLACES + 1))
     if not 0 < len(places) <= MOST_PLACES:
         return
     container, key = random.choice(places)
