@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
     words: int = 0
     """Checked answers, or datagrams sent."""
     heard: float = 0.0
-    """When the pod said who it is, by TCP; 0: it never did."""
+    """When the pod said who it is, by TCP; 0: it never did. By UDP: when the last datagram was sent."""
 
 
 class Clients:
@@ -202,7 +202,7 @@ class Clients:
                     call.words += 1
                     # A datagram that is refused, or that this host's packet filter drops on its way out, is lost.
                     with suppress(TimeoutError, ConnectionRefusedError, PermissionError):
-                        tried = time.monotonic()
+                        call.heard = tried = time.monotonic()
                         await loop.sock_sendall(sock, question)
                         async with asyncio.timeout(UDP_TRY_S):
                             while True:
@@ -229,13 +229,13 @@ class _Call:
     def __init__(self, host: str, kind: str, place: str) -> None:
         self._host, self._kind, self._place = host, kind, place
         self._began = time.monotonic()
-        self.port, self.pod, self.words, self.error, self._heard = 0, -1, 0, "", 0.0
+        self.port, self.pod, self.words, self.error, self.heard = 0, -1, 0, "", 0.0
 
     def answered_by(self, line: bytes) -> None:
         """ValueError when that is not the whole name of a pod."""
         if not (line.startswith(b"pod-") and line[4:-1].isdigit() and line.endswith(b"\n")):
             raise ValueError(f"answered {line[:100]!r}")
-        self.pod, self._heard = int(line[4:]), time.monotonic()
+        self.pod, self.heard = int(line[4:]), time.monotonic()
 
     async def expect_end(self) -> None:
         """ValueError when there is more."""
@@ -245,7 +245,7 @@ class _Call:
     def tell(self, kind: str, error: str = "") -> None:
         """How it stands."""
         who = (self._host, kind, self._place, self._began, time.monotonic(), self.port)
-        print(json.dumps(Outcome(*who, self.pod, error, self.words, self._heard)))
+        print(json.dumps(Outcome(*who, self.pod, error, self.words, self.heard)))
 
     def end(self, error: str = "") -> None:
         """It is over."""

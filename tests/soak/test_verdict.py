@@ -127,7 +127,7 @@ def test_an_answer_that_is_late(chronicle: Chronicle) -> None:
 
 
 def test_datagrams_are_lost_only_while_there_is_no_way(chronicle: Chronicle) -> None:
-    lost = failed("names", ended=112.0, kind="udp")
+    lost = failed("names", ended=112.0, heard=111.0, kind="udp")
     chronicle.faults.append(Span(100.05, "kill", "1", 104.0))
     assert verdict(chronicle, lost) is None
     chronicle.gaps.append(Span(90.0, "stop and start", "", 105.0))

@@ -57,10 +57,10 @@ class Verdict:
         if seen.kind == "udp":
             # Whoever answers for the service may change at any time: only the way there can be missing.
             for span in (*self._chronicle.gaps, *self._chronicle.robbed):
-                if span.meets(seen.ended - UDP_BACK_S, seen.ended):
+                if span.meets(seen.heard - UDP_BACK_S, seen.heard):
                     yield f"{span.what}, and datagrams do not wait"
             for kill in self._chronicle.kills:
-                if seen.ended - UDP_BACK_S <= kill.killed <= seen.ended:
+                if seen.heard - UDP_BACK_S <= kill.killed <= seen.ended:
                     yield "its worker was killed, perhaps"
             return
         yield from self._why_unservable(seen)
