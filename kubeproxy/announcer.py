@@ -4,13 +4,16 @@ operators, by Events on the very object, of what is wrong with a Service."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kubeproxy.model import ServiceName
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.observer import SyncObserver
-from kubeproxy.sources.kubernetes.recorder import EventRecorder, Reason
-from kubeproxy.sources.kubernetes.resource import SOURCE
+from kubeproxy.sources.kubernetes.reason import Reason
+
+if TYPE_CHECKING:
+    from kubeproxy.sources.kubernetes.recorder import EventRecorder
 
 
 class Events:
@@ -74,7 +77,12 @@ class Events:
             self.recorder.record("Node", "", node_name, uid=node_name, type="Warning", reason=reason, message=text)
 
     def _warn(self, service: ServiceName, reason: Reason, text: str) -> None:
-        if self.recorder is not None and self.owner_of(service) == SOURCE:
+        if self.recorder is None:
+            return
+        # With the recorder it is here already; without one it is not to be imported (see `inputs`).
+        from kubeproxy.sources.kubernetes.resource import SOURCE
+
+        if self.owner_of(service) == SOURCE:
             self.recorder.record("Service", *service, type="Warning", reason=reason, message=text)
 
 

@@ -1,9 +1,14 @@
-"""Where this process hears of Services: the sources that the configuration names, kept running."""
+"""Where this process hears of Services: the sources that the configuration names, kept running.
+
+The API server's client is imported only where there is one to speak to: it takes as long as everything else that is
+there before the first client is served.
+"""
 
 from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 from kubeproxy.announcer import Events
 from kubeproxy.config.schema import Configuration
@@ -11,14 +16,13 @@ from kubeproxy.config.validate import uses_kubernetes
 from kubeproxy.observability.views import Picture
 from kubeproxy.proxier.snapshot import Snapshot
 from kubeproxy.proxier.tracker import Tracker
-from kubeproxy.sources.kubernetes.access import ClientSettings
-from kubeproxy.sources.kubernetes.client import Client
-from kubeproxy.sources.kubernetes.recorder import EventRecorder
-from kubeproxy.sources.kubernetes.requests import Requests
-from kubeproxy.sources.kubernetes.source import KubernetesSource
 from kubeproxy.sources.manifests.source import ManifestSource
 from kubeproxy.tasks import TaskSet
 from kubeproxy.upkeep import kept_running
+
+if TYPE_CHECKING:
+    from kubeproxy.sources.kubernetes.requests import Requests
+    from kubeproxy.sources.kubernetes.source import KubernetesSource
 
 
 def source_names(configuration: Configuration) -> list[str]:
@@ -51,6 +55,11 @@ class Inputs:
             self._start_manifests()
 
     async def _start_kubernetes(self, closing: AsyncExitStack) -> None:
+        from kubeproxy.sources.kubernetes.access import ClientSettings
+        from kubeproxy.sources.kubernetes.client import Client
+        from kubeproxy.sources.kubernetes.recorder import EventRecorder
+        from kubeproxy.sources.kubernetes.source import KubernetesSource
+
         settings = self._configuration
         client = await Client.connect(
             ClientSettings(

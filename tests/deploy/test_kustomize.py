@@ -19,7 +19,8 @@ from kubeproxy.config.load import load
 from kubeproxy.config.reload import compare
 from kubeproxy.config.schema import Configuration
 from kubeproxy.model import Node
-from kubeproxy.sources.kubernetes.recorder import EventRecorder, Reason
+from kubeproxy.sources.kubernetes.reason import Reason
+from kubeproxy.sources.kubernetes.recorder import EventRecorder
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from tests.apiserver import ApiServer, Cluster
 from tests.deploy.manifests import BASE, COMPONENTS, DEPLOY, MONITORING, read

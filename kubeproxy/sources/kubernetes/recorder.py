@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from random import Random
 from time import time
 from typing import Any
@@ -41,15 +40,6 @@ MAX_MESSAGE = 1024
 _MAX_NAME = 253
 _LATER = (Unreachable, Overloaded, Unauthorized, Forbidden)
 """What may pass. A server that just started forbids everything until its RBAC rules are loaded."""
-
-
-class Reason(StrEnum):
-    """Why there is an event; where kube-proxy has the same, in its words."""
-
-    STARTING = "Starting"
-    FAILED_HEALTHZ = "FailedToStartProxierHealthcheck"
-    FAILED_SERVICE_HEALTH = "FailedToStartServiceHealthcheck"
-    NOT_SERVED = "NotServed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kubeproxy.sources.manifests.documents import Namespaces, Reading, read
 from kubeproxy.sources.manifests.files import Changing, ReadError, look, read_file
-from kubeproxy.sources.manifests.http import Version, fetch, is_url, session
+from kubeproxy.sources.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.sources.manifests.inventory import Inventory
 from kubeproxy.sources.manifests.source import STDIN, STDIN_ORIGIN
 
@@ -68,6 +68,6 @@ def check(
 
 
 async def _fetch(url: str) -> bytes:
-    async with session() as web:
+    async with Session() as web:
         fetched = await fetch(web, url, Version())
     return fetched.data if fetched is not None else b""

@@ -1,16 +1,22 @@
-"""Manifests from a web server, asked again and again, at little cost while nothing changes."""
+"""Manifests from a web server, asked again and again, at little cost while nothing changes.
+
+The client is imported when the first address is asked: who reads files alone is not to wait for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-
-import aiohttp
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from kubeproxy.sources.manifests.files import MAX_BYTES, ReadError
 
-TIMEOUT = aiohttp.ClientTimeout(total=120, sock_connect=10, sock_read=10)
-"""Seconds; the total is that of 50 MB over a slow link."""
+if TYPE_CHECKING:
+    import aiohttp
+
+TOTAL_S, SILENT_S = 120.0, 10.0
+"""How long an answer may take, which is that of 50 MB over a slow link, and how long nothing may come."""
 _ACCEPT = "application/yaml, application/json, text/plain;q=0.9, */*;q=0.1"
 
 
@@ -35,16 +41,18 @@ def is_url(path: str) -> bool:
     return path.startswith(("http://", "https://"))
 
 
-async def fetch(session: aiohttp.ClientSession, url: str, last: Version) -> Fetched | None:
+async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
     """A manifest, or None where it is still of the `last` version. Raises ReadError for every other answer: an error
     page is no manifest, and nor is an empty body, which would withdraw everything."""
+    import aiohttp
+
     headers = {"Accept": _ACCEPT}
     if last.etag:
         headers["If-None-Match"] = last.etag
     if last.last_modified:
         headers["If-Modified-Since"] = last.last_modified
     try:
-        async with session.get(url, headers=headers, timeout=TIMEOUT) as response:
+        async with session.open().get(url, headers=headers) as response:
             if response.status == 304 and headers.keys() != {"Accept"}:
                 return None
             if response.status != 200:
@@ -74,6 +82,29 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     return b"".join(pieces)
 
 
-def session() -> aiohttp.ClientSession:
-    """A session that honours the environment's proxies and keeps no cookies."""
-    return aiohttp.ClientSession(trust_env=True, cookie_jar=aiohttp.DummyCookieJar(loop=asyncio.get_running_loop()))
+class Session:
+    """One that honours the environment's proxies and keeps no cookies. A context manager; opened when first used."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> aiohttp.ClientSession:
+        """The client's own."""
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                trust_env=True,
+                cookie_jar=aiohttp.DummyCookieJar(loop=asyncio.get_running_loop()),
+                timeout=aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=SILENT_S, sock_read=SILENT_S),
+            )
+        return self._session
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()

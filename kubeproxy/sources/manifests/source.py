@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import aiohttp
 import structlog
 
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.sources.manifests.documents import Namespaces, Reading, read
 from kubeproxy.sources.manifests.files import SETTLE_S, Changing, PathMemory, ReadError, look, read_file
-from kubeproxy.sources.manifests.http import Version, fetch, is_url, session
+from kubeproxy.sources.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.sources.manifests.inventory import Difference, Inventory, Trouble
 from kubeproxy.sources.manifests.thread import in_thread
 from kubeproxy.sources.manifests.watch import Directories, Watcher, directories
@@ -126,7 +125,7 @@ class ManifestSource:
 
     async def run(self) -> None:
         """Read everything, tell the sink, then follow the changes until cancelled."""
-        async with session() as web:
+        async with Session() as web:
             async with self._lock:
                 await self._start(web)
             async with asyncio.TaskGroup() as group:
@@ -144,12 +143,12 @@ class ManifestSource:
             for memory in self._memories.values():
                 memory.forget()
             await self._look()
-        async with session() as web, asyncio.TaskGroup() as group:
+        async with Session() as web, asyncio.TaskGroup() as group:
             for url in self._versions:
                 self._versions[url] = Version()
                 group.create_task(self._fetch(web, url))
 
-    async def _start(self, web: aiohttp.ClientSession) -> None:
+    async def _start(self, web: Session) -> None:
         """One first reading of everything. What is missing counts as empty, and is told."""
         async with asyncio.TaskGroup() as group:
             tasks = {url: group.create_task(self._download(web, url)) for url in self._versions}
@@ -186,17 +185,17 @@ class ManifestSource:
 
     # Web addresses
 
-    async def _follow_url(self, web: aiohttp.ClientSession, url: str) -> None:
+    async def _follow_url(self, web: Session, url: str) -> None:
         while True:
             await asyncio.sleep(URL_POLL_S)
             await self._fetch(web, url)
 
-    async def _fetch(self, web: aiohttp.ClientSession, url: str) -> None:
+    async def _fetch(self, web: Session, url: str) -> None:
         answer = await self._download(web, url)
         async with self._lock:
             await self._look({url: answer})
 
-    async def _download(self, web: aiohttp.ClientSession, url: str) -> Answer:
+    async def _download(self, web: Session, url: str) -> Answer:
         try:
             fetched = await fetch(web, url, self._versions[url])
         except ReadError as error:

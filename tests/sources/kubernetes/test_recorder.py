@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kubeproxy.sources.kubernetes.recorder import MAX_MESSAGE, TRIES, EventRecorder, Reason
+from kubeproxy.sources.kubernetes.reason import Reason
+from kubeproxy.sources.kubernetes.recorder import MAX_MESSAGE, TRIES, EventRecorder
 from tests.apiserver import ApiServer, Cluster, Fault
 from tests.sources.kubernetes.harness import connected, until
 

@@ -6,13 +6,12 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from kubeproxy.sources.manifests import http
 from kubeproxy.sources.manifests.files import ReadError
-from kubeproxy.sources.manifests.http import Version, fetch, session
+from kubeproxy.sources.manifests.http import Session, Version, fetch
 
 
 class Server:
@@ -42,18 +41,18 @@ async def server() -> AsyncIterator[Server]:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    async with session() as opened:
+async def client() -> AsyncIterator[Session]:
+    async with Session() as opened:
         yield opened
 
 
-async def refusal(client: aiohttp.ClientSession, url: str, last: Version | None = None) -> str:
+async def refusal(client: Session, url: str, last: Version | None = None) -> str:
     with pytest.raises(ReadError) as caught:
         await fetch(client, url, last or Version())
     return str(caught.value)
 
 
-async def test_an_answer_and_how_to_ask_again(server: Server, client: aiohttp.ClientSession) -> None:
+async def test_an_answer_and_how_to_ask_again(server: Server, client: Session) -> None:
     server.answer = web.Response(
         text="kind: A\n", headers={"ETag": '"7"', "Last-Modified": "Sat, 01 Jan 2028 00:00:00 GMT"}
     )
@@ -79,16 +78,12 @@ async def test_an_answer_and_how_to_ask_again(server: Server, client: aiohttp.Cl
         (lambda: web.Response(text=" \n"), "the server answered nothing"),
     ],
 )
-async def test_what_is_no_manifest(
-    server: Server, client: aiohttp.ClientSession, answer: type[web.Response], told: str
-) -> None:
+async def test_what_is_no_manifest(server: Server, client: Session, answer: type[web.Response], told: str) -> None:
     server.answer = answer()
     assert (await refusal(client, server.url)).startswith(told)
 
 
-async def test_an_answer_that_is_too_large(
-    server: Server, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_that_is_too_large(server: Server, client: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_BYTES", 1000)
     server.answer = web.Response(text="x" * 1001)
     assert "1001 bytes; allowed: up to 1000" in await refusal(client, server.url)
@@ -97,14 +92,14 @@ async def test_an_answer_that_is_too_large(
     assert "more than 1000 bytes" in await refusal(client, server.url)
 
 
-async def test_a_server_that_is_silent(client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "TIMEOUT", aiohttp.ClientTimeout(sock_read=0.05))
+async def test_a_server_that_is_silent(client: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SILENT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         assert "in time" in await refusal(client, url)
 
 
-async def test_a_server_that_stops_half_way(client: aiohttp.ClientSession) -> None:
+async def test_a_server_that_stops_half_way(client: Session) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nkind: List\n")
@@ -117,7 +112,7 @@ async def test_a_server_that_stops_half_way(client: aiohttp.ClientSession) -> No
         assert await refusal(client, url)
 
 
-async def test_no_server(client: aiohttp.ClientSession) -> None:
+async def test_no_server(client: Session) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     assert str(port) in await refusal(client, f"http://127.0.0.1:{port}/")
