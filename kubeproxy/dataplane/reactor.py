@@ -43,7 +43,7 @@ EVENTS_PER_TURN = 256
 
 LOOK_S = 100e-6
 """How long `run` goes on looking for events before it sleeps, where that is likely to be worth it: about what falling
-asleep and being woken costs. A lone conversation is over in two thirds of the time, for the same CPU time."""
+asleep and being woken costs. A lone conversation is over in two thirds of the time, for about the same CPU time."""
 SHORT_WAITS = 4
 """It is likely after so many waits in a row that were no longer than that. So one who speaks now and then costs
 nothing, and one who falls silent costs one look in vain."""
