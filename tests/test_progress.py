@@ -42,7 +42,7 @@ class Terminal(io.StringIO):
 
 
 async def until(stream: io.StringIO, text: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while text not in stream.getvalue():
             await asyncio.sleep(0.01)
 
@@ -55,7 +55,7 @@ async def test_on_a_terminal_one_line_is_drawn_anew_and_gone_in_the_end(monkeypa
     handler = logging.StreamHandler(terminal)
     logging.getLogger().addHandler(handler)
     try:
-        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
             tasks.create_task(progress.show(lambda: now, serving, as_text=True, stream=terminal))
             await until(terminal, "\r\x1b[Kstarting: waits for manifests, kubernetes")
             now = UNDER_WAY
@@ -77,7 +77,7 @@ async def test_it_keeps_to_the_width_of_the_terminal(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setattr(progress, "LINE_S", 0.01)
     terminal, serving = Terminal(), asyncio.Event()
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         tasks.create_task(progress.show(lambda: UNDER_WAY, serving, as_text=True, stream=terminal))
         await until(terminal, "\r\x1b[Kstarting: 2,500 of \r")
         serving.set()
@@ -93,7 +93,7 @@ async def test_elsewhere_it_is_logged(
     monkeypatch.setattr(progress, "LOG_S", 0.01)
     serving = asyncio.Event()
     with structlog.testing.capture_logs() as lines:
-        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
             tasks.create_task(progress.show(lambda: UNDER_WAY, serving, as_text=as_text, stream=stream))
             while len(lines) < 2:
                 await asyncio.sleep(0.01)

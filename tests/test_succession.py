@@ -55,7 +55,7 @@ async def process(name: str, story: Story | None = None) -> AsyncIterator[tuple[
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -97,7 +97,7 @@ async def test_a_newcomer_has_the_name_once_its_owner_has_died(name: str) -> Non
     async with process(name) as (owner, _), process(name) as (second, predecessor):
         assert predecessor is not None
         await owner.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not await second.own():
                 await asyncio.sleep(0.01)
         await predecessor.hold()  # it is gone, which is no obstacle
@@ -153,7 +153,7 @@ async def test_who_waits_for_its_turn_can_be_told_to_give_up(name: str) -> None:
             async with asyncio.timeout(3 * RETRY_S):
                 await asyncio.shield(waiting)
         stop.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await waiting is None
         await third.close()
         predecessor.close()
@@ -166,7 +166,7 @@ async def test_a_newcomer_leaves_a_free_name_to_the_successor(name: str) -> None
     waiting = asyncio.ensure_future(third.begin())
     await asyncio.sleep(0)
     assert await second.own()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         predecessor = await waiting
     assert predecessor is not None
     predecessor.close()

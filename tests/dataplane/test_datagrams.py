@@ -63,7 +63,7 @@ def client(address: tuple[str, int]) -> Iterator[socket.socket]:
         yield sock
 
 
-async def ask(sock: socket.socket, question: bytes, *, timeout_s: float = 5.0) -> bytes:
+async def ask(sock: socket.socket, question: bytes, *, timeout_s: float = 15.0) -> bytes:
     """Send, and wait for an answer."""
     sock.send(question)
     return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sock, 70_000), timeout_s)

@@ -32,7 +32,7 @@ LOGGED = Tune(access_log=True, dial_steps_s=(0.05, 0.1))
 async def ended(bench: Bench, count: int = 1) -> list[Ended]:
     """The next ones that have ended."""
     seen: list[Ended] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(seen) < count:
             seen += await bench.plane.ended()
             await asyncio.sleep(0.01)
@@ -57,7 +57,7 @@ async def test_a_connection_is_told_of_when_it_has_ended(bench: Bench) -> None:
                 assert (told.client.address, told.client.port) == ("127.0.0.1", port)
                 assert (told.bytes_in, told.bytes_out, told.reason) == (5, 5, "closed")
                 assert told.dial_s is not None
-                assert 0 <= told.dial_s <= told.duration_s < 5
+                assert 0 <= told.dial_s <= told.duration_s < 60
                 assert before <= told.began <= time.time()
     assert await bench.plane.ended() == []
 

@@ -119,7 +119,7 @@ async def test_timers_fire_in_an_outer_loop() -> None:
         reactor.after(0.05, fired.set)
 
     reactor.after(0.05, again)
-    await asyncio.wait_for(fired.wait(), 5)
+    await asyncio.wait_for(fired.wait(), 20)
     reactor.shut()
 
 

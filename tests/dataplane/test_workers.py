@@ -380,7 +380,7 @@ async def test_a_client_that_must_meets_the_same_worker_and_what_it_sent_outlive
             os.kill(busy.pid, signal.SIGSTOP)
             client.send(b"three")
             os.kill(busy.pid, signal.SIGKILL)
-            assert await asyncio.wait_for(loop.sock_recv(pod, 10), 5) == b"three"
+            assert await asyncio.wait_for(loop.sock_recv(pod, 10), 20) == b"three"
             sums = await it.plane.counters()
             assert sums[frontend()].active == 1
 

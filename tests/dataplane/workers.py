@@ -71,7 +71,7 @@ async def crew(count: int, **options: Any) -> AsyncIterator[Crew]:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-async def until(condition: Callable[[], Awaitable[bool]], *, within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], *, within_s: float = 30.0) -> None:
     """Wait for what has to be asked for; AssertionError if it does not come about."""
     async with asyncio.timeout(within_s):
         while not await condition():

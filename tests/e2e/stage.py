@@ -32,7 +32,7 @@ QUICK = "--iptables-min-sync-period=20ms"
 """Changes follow one another faster than by default, so that the tests do too."""
 
 
-def until(condition: Callable[[], T], what: str, *, within_s: float = 15.0) -> T:
+def until(condition: Callable[[], T], what: str, *, within_s: float = 40.0) -> T:
     """What `condition` says as soon as it says something true; AssertionError when that does not come."""
     deadline = time.monotonic() + within_s
     while not (seen := condition()):

@@ -143,7 +143,7 @@ def test_when_all_are_dead_the_client_is_told_and_nobody_else_feels_it(served: t
         f"\ntold after {min(took):.2f} to {max(took):.2f} s; the other Service's slowest answer {slowest * 1e3:.1f} ms"
     )
     assert min(took) > LADDER_S * 0.9
-    assert slowest < 1.0
+    assert slowest < LADDER_S * 0.9, "they do not wait behind those who are told"
 
 
 def test_an_endpoint_that_is_listed_again_gets_its_chance_at_once(served: tuple[Stage, Daemon]) -> None:

@@ -44,7 +44,7 @@ class Daemon:
         command: Sequence[str] = (KUBEPROXY,),
         healthz: tuple[str, int] = HEALTHZ,
         metrics: tuple[str, int] = METRICS,
-        ready_within_s: float = 30.0,
+        ready_within_s: float = 60.0,
     ) -> None:
         self.host = host
         self._healthz = healthz
@@ -97,14 +97,14 @@ class Daemon:
         """What it has logged so far."""
         return self.log_path.read_text(errors="replace")
 
-    def wait(self, within_s: float = 30.0) -> int:
+    def wait(self, within_s: float = 60.0) -> int:
         """Its exit status. AssertionError, with its log, if it does not end in time."""
         try:
             return self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"kubeproxy still runs {within_s} s later:\n{self.log()}") from None
 
-    def terminate(self, within_s: float = 30.0) -> int:
+    def terminate(self, within_s: float = 60.0) -> int:
         """SIGTERM, and its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait(within_s)

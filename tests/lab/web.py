@@ -16,7 +16,7 @@ class Answer:
     body: str
 
 
-def get(host: Host, address: tuple[str, int], path: str = "/", *, timeout_s: float = 5.0) -> Answer:
+def get(host: Host, address: tuple[str, int], path: str = "/", *, timeout_s: float = 15.0) -> Answer:
     """One GET on a connection of its own. OSError or http.client.HTTPException if there was no whole answer."""
     with host.connect(address, timeout=timeout_s) as sock:
         connection = http.client.HTTPConnection(*address)

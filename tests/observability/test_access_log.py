@@ -18,7 +18,7 @@ from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePort
 from kubeproxy.observability.access_log import AccessLog, json_line, text_line
 from tests.observability.conftest import WEB_IPV4
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 SERVED = Ended(

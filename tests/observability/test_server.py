@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from kubeproxy.errors import KernelError
 from kubeproxy.observability.server import HttpServer
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 @pytest.fixture(autouse=True)

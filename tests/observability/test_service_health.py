@@ -164,7 +164,7 @@ async def test_the_same_again_leaves_the_sockets_alone(node: Node) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     await node.servers.sync({WEB: (port, 2)})
     writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-    assert b"200 OK" in await asyncio.wait_for(reader.readline(), 5)
+    assert b"200 OK" in await asyncio.wait_for(reader.readline(), 20)
     writer.close()
 
 
@@ -212,7 +212,7 @@ async def test_a_port_of_somebody_else_is_told_once_and_taken_when_it_is_free(no
     assert node.failures == [
         (WEB, f"health check node port: cannot listen on 127.0.0.1:{taken}: Address already in use")
     ]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while await node.served(taken) is None or await node.served(taken, host=ANOTHER) is None:
             await asyncio.sleep(0.02)
     assert len(node.failures) == 1

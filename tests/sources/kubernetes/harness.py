@@ -72,7 +72,7 @@ class Remembering:
         }
 
 
-async def until(condition: Callable[[], Any], *, within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], *, within_s: float = 30.0) -> None:
     """Wait for a condition; AssertionError when it does not come."""
     loop = asyncio.get_running_loop()
     end = loop.time() + within_s

@@ -20,7 +20,7 @@ from kubeproxy.sources.manifests import ManifestSource, Report, check, source
 from kubeproxy.sources.sink import SourceName
 from tests.sources.manifests.texts import endpoint_slice, join, service
 
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 
 
 class Listener:
