@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+
+import structlog
 
 from kubeproxy.errors import KernelError
 from kubeproxy.netfilter import routing
 from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.iptables import Iptables
 from kubeproxy.netfilter.nftables import Nftables
+from kubeproxy.netfilter.rule_watch import RuleWatch
 from kubeproxy.netfilter.ruleset import RuleSet
+
+log = structlog.get_logger(__name__)
 
 
 class Routed:
@@ -19,6 +25,8 @@ class Routed:
         self._filter = packet_filter
         # Whether our routing rules are there, as far as we know; None: unknown.
         self._believed: bool | None = None
+        self._watch: RuleWatch | None = None
+        self._on_foreign_change: Callable[[], None] = lambda: None
 
     @property
     def name(self) -> str:
@@ -58,8 +66,17 @@ class Routed:
         return await self._filter.pause(for_s)
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """See `Netfilter.on_foreign_change`. Changes of the routing are found at the next full sync."""
+        """See `Netfilter.on_foreign_change`. The kernel tells of routing rules at once; that our table's one route has
+        gone is found at the next full sync."""
+        self._on_foreign_change = callback
         self._filter.on_foreign_change(callback)
+        if self._watch is None:
+            try:
+                self._watch = RuleWatch()
+            except OSError as error:
+                log.info("the kernel does not tell who removes routing rules; full syncs look", reason=error.strerror)
+                return
+            asyncio.get_running_loop().add_reader(self._watch, self._notice)
 
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""
@@ -68,7 +85,17 @@ class Routed:
 
     async def close(self) -> None:
         """See `Netfilter.close`."""
+        if self._watch is not None:
+            asyncio.get_running_loop().remove_reader(self._watch)
+            self._watch.close()
+            self._watch = None
         await self._filter.close()
+
+    def _notice(self) -> None:
+        # What we have removed ourselves we do not believe to be there.
+        if self._watch is not None and self._watch.look() and self._believed:
+            self._believed = None
+            self._on_foreign_change()
 
     def _route(self, *, wanted: bool, verify: bool) -> bool:
         if self._believed is wanted and not verify:

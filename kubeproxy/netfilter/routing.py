@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Family
-from kubeproxy.netfilter.rtnetlink import attributes, dump, encode, open_netlink, order
+from kubeproxy.netfilter.rtnetlink import attributes, dump, encode, notifications, open_netlink, order
 
 MARK = 0x1000
 """The one bit of a packet's mark that we use: neither kube-proxy's (0x4000, 0x8000) nor one of those that Calico
@@ -76,6 +76,14 @@ def add() -> bool:
 def remove() -> bool:
     """Remove all of it; True if there was anything."""
     return _settle(wanted=False)
+
+
+def is_removal_of_ours(message: bytes) -> bool:
+    """Whether this notification of the kernel says that one of our rules has gone."""
+    return any(
+        kind == _RTM_DELRULE and dict(attributes(payload[_RULE.size :])).get(_FRA_PROTOCOL) == bytes([PROTOCOL])
+        for kind, payload in notifications(message)
+    )
 
 
 def _settle(*, wanted: bool) -> bool:

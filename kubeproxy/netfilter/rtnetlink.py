@@ -62,12 +62,22 @@ def encode(values: Iterable[tuple[int, bytes]]) -> bytes:
     return b"".join(part.ljust(_align(len(part)), b"\0") for part in parts)
 
 
+def notifications(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """What the kernel says unasked: types and payloads."""
+    return ((kind, payload) for kind, _, payload in _all(data))
+
+
 def _messages(data: bytes, sequence: int) -> Iterator[tuple[int, bytes]]:
+    return ((kind, payload) for kind, its_sequence, payload in _all(data) if its_sequence == sequence)
+
+
+def _all(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     at = 0
     while at + _MESSAGE.size <= len(data):
-        length, kind, _, its_sequence, _ = _MESSAGE.unpack_from(data, at)
-        if its_sequence == sequence:
-            yield kind, data[at + _MESSAGE.size : at + length]
+        length, kind, _, sequence, _ = _MESSAGE.unpack_from(data, at)
+        if length < _MESSAGE.size:
+            return
+        yield kind, sequence, data[at + _MESSAGE.size : at + length]
         at += _align(length)
 
 

@@ -364,7 +364,7 @@ class Proxier:
         """Somebody else may have changed our rules."""
         if self._held or self._stopped:
             return  # a successor has, or is about to
-        log.warning("somebody else has changed our packet filter rules; they are looked at, and put right")
+        log.warning("somebody else has changed our packet filter or routing rules; they are looked at, and put right")
         self._schedule.suspect(self._clock.now())
         self._wake.set()
 

@@ -91,6 +91,21 @@ def test_a_local_backend_sees_the_client(mirrors: Stage, adapter: str) -> None:
     assert kernel.ours(mirrors.node) == []
 
 
+def test_routing_rules_that_somebody_removes_are_back_at_once(mirrors: Stage, adapter: str) -> None:
+    """Long before the next full sync: without them whoever asks a local backend from outside hears nothing."""
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy="Local"))
+    daemon = start(mirrors, adapter, "--iptables-sync-period=1h")
+    await_all(mirrors, WHOLE, 0)
+    whole = sorted(routing(mirrors.node).splitlines())
+    for damage in ("rule del pref 108", "-6 rule del pref 107"):
+        mirrors.node.ip(damage)
+        until(lambda: sorted(routing(mirrors.node).splitlines()) == whole, f"repaired after {damage}")
+    assert "somebody else has changed our packet filter or routing rules" in daemon.log()
+    mirrors.node.ip("rule add pref 300 fwmark 0x1 lookup 9")
+    mirrors.node.ip("rule del pref 300")
+    assert daemon.log().count("somebody else") == 2, "rules of others are none of our business"
+
+
 def test_where_it_is_not_wanted_it_is_not_done(mirrors: Stage, adapter: str) -> None:
     mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy="Local"))
     start(mirrors, adapter, "--preserve-client-address=never")
