@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from typing import cast
 
 from aiohttp import web
 
@@ -15,11 +14,10 @@ from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.status_board import Board
 from kubeproxy.observability.status_incidents import Incidents
 from kubeproxy.observability.status_routes import status_routes
-from kubeproxy.observability.status_views import ManifestsView, Sight
+from kubeproxy.observability.status_sight import Sight
 from kubeproxy.observability.views import Picture
 from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
-from kubeproxy.proxier.snapshot import Snapshot
 from kubeproxy.tracer import Tracer
 
 
@@ -65,12 +63,12 @@ class Onlooker:
             pid=os.getpid(),
             began=self._began,
             health=self._health.at(time.monotonic()),
-            proxier=cast(Snapshot, picture.proxier),  # the picture shows less of it than there is
+            proxier=picture.proxier,
             counters=counters,
             vitals=vitals,
             ill=ill,
             restarts=self._data_plane.restarts,
             trouble=self._data_plane.trouble,
             watches=picture.watches,
-            manifests=cast(ManifestsView | None, picture.manifests),
+            manifests=picture.manifests,
         )

@@ -13,7 +13,7 @@ from kubeproxy.observability import status_build
 from kubeproxy.observability.status import Incident, ServiceStatus, Status
 from kubeproxy.observability.status_history import History
 from kubeproxy.observability.status_index import Index, Query, Row
-from kubeproxy.observability.status_views import Candidates, Sight
+from kubeproxy.observability.status_sight import Candidates, Sight
 
 EVERY_S: Final = 2.0
 """How often a sample is taken while somebody looks."""

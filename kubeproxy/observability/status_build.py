@@ -22,8 +22,9 @@ from kubeproxy.observability.status import (
 )
 from kubeproxy.observability.status_history import History
 from kubeproxy.observability.status_index import Index, Query, Row, frontends_of
-from kubeproxy.observability.status_views import Candidates, FrontendView, Sight
+from kubeproxy.observability.status_sight import Candidates, Sight
 from kubeproxy.observability.status_words import discreet
+from kubeproxy.observability.views import FrontendView
 from kubeproxy.version import __version__
 
 REMARKS: Final = 20

@@ -10,7 +10,8 @@ from typing import Any, Final
 from kubeproxy.model import FrontendName, ServiceName, Verdict
 from kubeproxy.observability.status import State, Traffic
 from kubeproxy.observability.status_history import History
-from kubeproxy.observability.status_views import FrontendView, Sight
+from kubeproxy.observability.status_sight import Sight
+from kubeproxy.observability.views import FrontendView
 
 SLICE: Final = 250
 """Services or frontends between two yields: about a millisecond."""

@@ -6,27 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kubeproxy.model import FrontendName, ServiceName
-
-
-class NamedView(Protocol):
-    """A frontend: one listener's worth of a service port."""
-
-    @property
-    def name(self) -> FrontendName:
-        """Whose, in which family, and for which clients."""
-
-    @property
-    def endpoints(self) -> Sequence[object]:
-        """Those that may answer."""
+from kubeproxy.model import Frontend, ServiceName
 
 
 class FrontendView(Protocol):
     """A listener that is wanted."""
 
     @property
-    def frontend(self) -> NamedView:
-        """What for."""
+    def frontend(self) -> Frontend:
+        """What it takes in and hands out."""
 
     @property
     def proxy_port(self) -> int | None:
@@ -34,7 +22,7 @@ class FrontendView(Protocol):
 
 
 class ProxierView(Protocol):
-    """The proxier's state at one moment."""
+    """The proxier's state at one moment; times are of its clock."""
 
     @property
     def frontends(self) -> Sequence[FrontendView]:
@@ -45,8 +33,32 @@ class ProxierView(Protocol):
         """The Services that are not, or not wholly, served, and why."""
 
     @property
+    def owners(self) -> Mapping[ServiceName, str]:
+        """Every Service, and the source that it is served from."""
+
+    @property
     def sources(self) -> Mapping[str, bool]:
         """Every source, and whether it has listed everything."""
+
+    @property
+    def netfilter(self) -> str:
+        """The packet filter in use."""
+
+    @property
+    def failing(self) -> str | None:
+        """Why something cannot be brought up to date; None: it can."""
+
+    @property
+    def failures(self) -> int:
+        """Netfilter transactions that failed in a row."""
+
+    @property
+    def pending_since(self) -> float | None:
+        """When the oldest change that is not in effect was first seen; None: everything is."""
+
+    @property
+    def programmed_at(self) -> float | None:
+        """When the last netfilter transaction succeeded; None: never."""
 
     @property
     def service_changes_pending(self) -> int:
@@ -102,7 +114,7 @@ class WatchView(Protocol):
 
 
 class TroubleView(Protocol):
-    """Something in a manifest that cannot be taken as it is."""
+    """Something in a manifest that cannot be taken as it is; `str` says where and what."""
 
     @property
     def skipped(self) -> bool:
@@ -111,6 +123,10 @@ class TroubleView(Protocol):
 
 class ManifestsView(Protocol):
     """What the manifests amount to."""
+
+    @property
+    def loaded(self) -> bool:
+        """Whether all have been read once."""
 
     @property
     def troubles(self) -> Sequence[TroubleView]:

@@ -11,22 +11,22 @@ import uvloop
 
 from kubeproxy.dataplane.interface import DIAL_BUCKETS_S, Counters, Ill, Vitals
 from kubeproxy.errors import KernelError
-from kubeproxy.model import Family, FrontendName, ServiceName, ServicePortName
+from kubeproxy.model import Address, Family, Frontend, FrontendName, Protocol, ServiceName, ServicePortName, Target
 
 WEB = ServicePortName("default", "web", "http")
 WEB_IPV4 = FrontendName(WEB, Family.IPV4)
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    name: FrontendName = WEB_IPV4
-    endpoints: Sequence[object] = ("10.0.0.1",)
+def frontend(name: FrontendName = WEB_IPV4, *, answered: bool = True) -> Frontend:
+    """Taken for nobody's address: nothing here looks at that."""
+    endpoints = (Target(Address("10.0.0.1"), 80),) if answered else ()
+    return Frontend(name, Protocol.TCP, frozenset(), endpoints=endpoints)
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
     proxy_port: int | None
-    frontend: Named = Named()
+    frontend: Frontend = field(default_factory=frontend)
 
 
 @dataclass(slots=True)
@@ -86,7 +86,13 @@ def vitals(
 class State:
     frontends: Sequence[Listening] = ()
     problems: Mapping[ServiceName, Sequence[str]] = field(default_factory=dict)
+    owners: Mapping[ServiceName, str] = field(default_factory=dict)
     sources: Mapping[str, bool] = field(default_factory=dict)
+    netfilter: str = "nftables"
+    failing: str | None = None
+    failures: int = 0
+    pending_since: float | None = None
+    programmed_at: float | None = None
     service_changes_pending: int = 0
     service_changes_total: int = 0
     endpoint_changes_pending: int = 0
@@ -114,6 +120,7 @@ class Trouble:
 class Manifests:
     troubles: Sequence[Trouble] = ()
     last_change: float = 0.0
+    loaded: bool = True
 
 
 @pytest.fixture

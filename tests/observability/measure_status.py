@@ -21,7 +21,7 @@ from kubeproxy.dataplane.interface import Counters
 from kubeproxy.observability.status_board import EVERY_S, Board
 from kubeproxy.observability.status_history import History
 from kubeproxy.observability.status_index import Order, Query
-from kubeproxy.observability.status_views import Sight
+from kubeproxy.observability.status_sight import Sight
 from tests.observability.sight import candidates, town
 
 

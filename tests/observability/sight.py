@@ -20,7 +20,7 @@ from kubeproxy.model import (
     Target,
 )
 from kubeproxy.observability.health import ProxyHealth
-from kubeproxy.observability.status_views import Sight
+from kubeproxy.observability.status_sight import Sight
 from kubeproxy.proxier import FrontendStatus, Snapshot
 
 NOW = 1000.0

@@ -14,7 +14,7 @@ from kubeproxy.sources.kubernetes.reflector import Phase, ReflectorState
 from kubeproxy.sources.kubernetes.requests import Requests
 from kubeproxy.sources.manifests.inventory import Trouble as FileTrouble
 from kubeproxy.sources.manifests.source import ManifestState
-from tests.observability.conftest import WEB, Listening, Manifests, Named, State, Trouble, Watch
+from tests.observability.conftest import WEB, Listening, Manifests, State, Trouble, Watch, frontend
 
 
 @dataclass
@@ -43,12 +43,12 @@ def test_nothing_was_read_yet(collector: StateCollector) -> None:
 
 
 def test_the_proxier(collector: StateCollector, state: State) -> None:
-    internal = Named(FrontendName(WEB, Family.IPV4, Scope.LOCAL), ())
-    external = Named(FrontendName(WEB, Family.IPV6, Scope.EXTERNAL), ())
-    served = Named(FrontendName(WEB, Family.IPV6, Scope.LOCAL))
-    empty = Named(FrontendName(WEB, Family.IPV6), ())
+    internal = frontend(FrontendName(WEB, Family.IPV4, Scope.LOCAL), answered=False)
+    external = frontend(FrontendName(WEB, Family.IPV6, Scope.EXTERNAL), answered=False)
+    served = frontend(FrontendName(WEB, Family.IPV6, Scope.LOCAL))
+    empty = frontend(FrontendName(WEB, Family.IPV6), answered=False)
     frontends = (None, internal), (40001, internal), (40002, external), (None, served), (None, empty)
-    state.frontends = [Listening(port, frontend) for port, frontend in frontends]
+    state.frontends = [Listening(port, wanted) for port, wanted in frontends]
     state.problems = {ServiceName("default", "web"): ["port 80: SCTP is not served"]}
     state.sources = {"kubernetes": False, "manifests": True}
     state.service_changes_total, state.service_changes_pending = 12, 2
@@ -107,10 +107,10 @@ def test_manifests(collector: StateCollector, state: State) -> None:
 
 
 def test_the_other_rooms_values_fit(collector: StateCollector) -> None:
-    frontend = Frontend(FrontendName(ServicePortName("a", "b", ""), Family.IPV4), Protocol.TCP, frozenset())
+    unserved = Frontend(FrontendName(ServicePortName("a", "b", ""), Family.IPV4), Protocol.TCP, frozenset())
     snapshot = Snapshot(
         ready=True,
-        frontends=(FrontendStatus(frontend, None),),
+        frontends=(FrontendStatus(unserved, None),),
         problems={},
         service_health={},
         sources={"kubernetes": True},

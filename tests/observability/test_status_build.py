@@ -15,7 +15,7 @@ from kubeproxy.observability import status_words as words
 from kubeproxy.observability.status import Incident, ServiceStatus, Standing, State, Status
 from kubeproxy.observability.status_history import History
 from kubeproxy.observability.status_index import Index, Order, Query, Row
-from kubeproxy.observability.status_views import Sight
+from kubeproxy.observability.status_sight import Sight
 from kubeproxy.proxier import FrontendStatus, Snapshot
 from tests.observability.sight import (
     BROKEN,

@@ -18,7 +18,7 @@ from kubeproxy.observability.server import HttpServer
 from kubeproxy.observability.status import Incident, Status
 from kubeproxy.observability.status_board import Board
 from kubeproxy.observability.status_routes import query_of, status_routes, wanted_format
-from kubeproxy.observability.status_views import Sight
+from kubeproxy.observability.status_sight import Sight
 from kubeproxy.observability.trace import Asked, Outcome, TraceReport
 from tests.observability.sight import candidates, shop, town
 
@@ -221,11 +221,11 @@ async def test_samples_are_taken_only_while_somebody_asks(monkeypatch: pytest.Mo
     await asyncio.sleep(0.02)
     assert served.looks == 0
     await board.whole(query_of({}))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while served.looks < 5:
             await asyncio.sleep(0.001)
     now = status_board.INTEREST_S + 1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             before = served.looks
             await asyncio.sleep(0.02)
