@@ -38,7 +38,7 @@ class ApiHost:
         self._put(objects)
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     def do(self, act: Callable[[], T]) -> T:
         """Call something of the server's, in its thread."""

@@ -111,7 +111,7 @@ def soak(*, seed: int, seconds: float, netfilter: str = "nftables", logs: Path |
                     report.measures[act.name] = audit.look(world, report.faults)
             finally:
                 if logs is not None:
-                    _keep_logs(world, logs)
+                    _keep_logs(world, report, logs)
         report.faults += _grown(report) + slow_repairs(report.chronicle)
         report.faults += [fault for daemon in world.daemons for fault in _in_log(daemon.log())]
     verdict = Verdict(report.chronicle, grace_s=GRACE_S)
@@ -131,8 +131,11 @@ def _in_log(text: str) -> Iterator[str]:
             yield f"in a log: {line}"
 
 
-def _keep_logs(world: World, logs: Path) -> None:
+def _keep_logs(world: World, report: Report, logs: Path) -> None:
     logs.mkdir(parents=True, exist_ok=True)
+    with (logs / "events").open("w") as out:
+        for when, what in report.chronicle.notes:
+            print(f"{when - report.began:8.2f} {what}", file=out)
     for number, daemon in enumerate(world.daemons):
         (logs / f"{number:03}.log").write_text(daemon.log())
 

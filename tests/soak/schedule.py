@@ -84,14 +84,15 @@ def acts(seed: int, seconds: float) -> tuple[Act, ...]:
     """Upheaval first, in which processes come and go, too; then, with the same processes to the end, a while for them
     to warm up, and a while in which nothing may grow."""
     shares = (("upheaval", 0.6), ("warming up", 0.15), ("endurance", 0.25))
-    return tuple(_act(random.Random(f"{seed} {name}"), name, seconds * share) for name, share in shares)
+    return tuple(_act(f"{seed} {name}", name, seconds * share) for name, share in shares)
 
 
-def _act(rng: random.Random, name: str, seconds: float) -> Act:
-    tracks: list[Iterator[Event]] = [_services(rng), _api(rng), _netfilter(rng)]
-    tracks += [_pod(rng, pod) for pod in range(len(SOUND), PODS)]
+def _act(seed: str, name: str, seconds: float) -> Act:
+    """Each track has a seed of its own, so that a shorter run is the beginning of a longer one."""
+    tracks = [track(random.Random(f"{seed} {track.__name__}")) for track in (_services, _api, _netfilter)]
+    tracks += [_pod(random.Random(f"{seed} {pod}"), pod) for pod in range(len(SOUND), PODS)]
     if name == "upheaval":
-        tracks.append(_process(rng))
+        tracks.append(_process(random.Random(f"{seed} process")))
     events = (event for track in tracks for event in _before(track, seconds))
     return Act(name, seconds, tuple(sorted(events, key=lambda event: event.at_s)))
 

@@ -19,6 +19,11 @@ def test_the_same_seed_gives_the_same_events(seed: int) -> None:
     assert acts(seed, 600.0) != acts(seed + 1, 600.0)
 
 
+def test_a_shorter_run_is_the_beginning_of_a_longer_one() -> None:
+    for short, long in zip(acts(3, 60.0), acts(3, 600.0), strict=True):
+        assert long.events[: len(short.events)] == short.events
+
+
 def test_it_is_the_same_in_another_process() -> None:
     """Not a function of the order of a set, or of anything else that differs from process to process."""
     code = "from tests.soak.schedule import acts; print(acts(7, 300.0))"

@@ -113,9 +113,12 @@ class World:
             track.submit(self._play, begin, [event for event in act.events if event.track == name])
             for name, track in self._tracks.items()
         ]
-        self._play(begin, [event for event in act.events if event.track == "process"], begin + act.seconds)
-        for each in playing:
-            each.result()
+        try:
+            self._play(begin, [event for event in act.events if event.track == "process"], begin + act.seconds)
+        finally:
+            # What went wrong in another track may be the cause of what went wrong here: it is told first.
+            for each in playing:
+                each.result()
         time.sleep(max(0.0, begin + act.seconds - time.monotonic()))
 
     def heal(self) -> None:
