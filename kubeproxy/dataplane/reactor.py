@@ -47,7 +47,7 @@ asleep and being woken costs. A lone conversation is over in two thirds of the t
 SHORT_WAITS = 4
 """It is likely after so many waits in a row that were no longer than that. So one who speaks now and then costs
 nothing, and one who falls silent costs one look in vain."""
-FEW_EVENTS = 2
+FEW_EVENTS = 1
 """It is not worth it where a turn brings more: what comes while we sleep is handled together, which is cheaper."""
 
 
