@@ -2,10 +2,9 @@
 
 main         the commands, and how errors end them
 gocommand    a command that takes flags as Go programs do
-settings     kube-proxy's flags and ours as click options
 run          start the daemon (or one of kube-proxy's actions in its place)
 check        say what is wrong with configuration and manifests
-status       show what a running daemon does
+status       show what a running daemon does; `status_screen` on a terminal
 trace        say what would become of a connection
 ask          how these two reach the daemon
 cleanup      remove what we and kube-proxy put into the packet filter

@@ -13,4 +13,5 @@ load        all of these, in order: file and flags -> Configuration, or every fa
 dump        Configuration -> file
 reload      what differs between two configurations, and what it takes
 reference   docs/configuration.md, generated from all this
+migration   the tables of docs/migration.md, likewise
 """

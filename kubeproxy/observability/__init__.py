@@ -1,5 +1,14 @@
-"""What the operator sees: logs, metrics, health.
+"""What the operator sees: logs, metrics, health, status.
 
-Reads the other rooms through small views (`kubeproxy.dataplane.interface.Counters`, callables that the daemon hands
+Reads the other rooms through small views (`views`, `kubeproxy.dataplane.interface`, callables that the daemon hands
 over) and changes nothing in them.
+
+logging, ratelimit, access_log   one rendering for everybody's log; repeats counted; a line for each connection
+health, slis, service_health     healthy, ready (pure); the same as an indicator; the node's answer to load balancers
+metrics, state, workers, traffic what is counted here, what is read when somebody scrapes; `exposition` is the scrape
+observer, pulse                  the proxier's listener; whether those that serve are well
+server, routes, debug            the HTTP servers, and their pages
+status                           the live picture as values, made by status_build out of a `status_sight`, put in order by
+                                 status_index, kept fresh by status_board, shown by status_routes and status_text
+trace                            what would become of a connection, as values and as text
 """
