@@ -1,4 +1,8 @@
-"""The life story of the process: start, ready, reload, drain, stop. Read `Daemon.live` from top to bottom."""
+"""The life story of the process: start, ready, reload, drain, stop. Read `Daemon.live` from top to bottom.
+
+Clients may be waiting when it begins, and importing is most of what there is to do. So what has to do with HTTP is
+imported where it is used, when they are served.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,10 @@ import gc
 import math
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 import uvloop
@@ -35,16 +39,11 @@ from kubeproxy.netfilter.select import select
 from kubeproxy.notify import own_notifier
 from kubeproxy.observability import logging
 from kubeproxy.observability.access_log import AccessLog
-from kubeproxy.observability.debug import debug_routes
-from kubeproxy.observability.exposition import Exposition
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.pulse import Pulse
-from kubeproxy.observability.routes import health_routes, metrics_routes
-from kubeproxy.observability.server import HttpServer
-from kubeproxy.observability.service_health import ServiceHealthServers
+from kubeproxy.observability.status_incidents import Incidents
 from kubeproxy.observability.views import Picture
-from kubeproxy.onlooker import Onlooker
 from kubeproxy.presence import Presence
 from kubeproxy.process import raise_descriptor_limit, set_oom_score_adj, settle_memory
 from kubeproxy.proxier.facts import NodeFacts
@@ -58,10 +57,15 @@ from kubeproxy.tasks import TaskSet
 from kubeproxy.upkeep import kept_running
 from kubeproxy.version import __version__
 
+if TYPE_CHECKING:
+    from kubeproxy.observability.server import HttpServer
+
 log = structlog.get_logger(__name__)
 
 EXIT_FAILURE = 1
 
+FIRST_S = 1.0
+"""How long nothing is done but what clients wait for. Whoever asks for our health may have to wait so much longer."""
 LAST_S = 1.0
 """How much of the grace is kept for the clients who came last."""
 ARRIVAL_S = 0.5
@@ -109,6 +113,9 @@ class Daemon:
         )
         self._tracker = Tracker(source_names(configuration))
         self._surroundings = Surroundings(configuration, node=lambda: self._tracker.node)
+        self._servers: Sequence[HttpServer] = ()
+        self._in_view = asyncio.Event()
+        """Set when they have been started."""
         self._service_health_wanted: Mapping[ServiceName, tuple[int, int]] = {}
         self._service_health_changed = asyncio.Event()
         self._events = Events()
@@ -144,8 +151,10 @@ class Daemon:
         self._closing.callback(self._notifier.close)
         self._data_plane = self._make_data_plane()
         self._closing.push_async_callback(self._data_plane.close)
-        await self._data_plane.send([tune(self._configuration)])
-        netfilter, why = await select(self._configuration.netfilter_order)
+        # The workers start while the kernel is asked.
+        _, (netfilter, why) = await asyncio.gather(
+            self._data_plane.send([tune(self._configuration)]), select(self._configuration.netfilter_order)
+        )
         log.info("packet filter", choice=why)
         self._closing.push_async_callback(netfilter.close)
         await self._surroundings.look_whether_addresses_can_be_preserved(netfilter)
@@ -188,34 +197,26 @@ class Daemon:
     async def _begin(self) -> None:
         """Everything that runs for as long as we do."""
         configuration = self._configuration
+        self._incidents = Incidents()
+        self._incidents.listen()
         self._metrics = Metrics(families=self._surroundings.families)
         self._health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=self._surroundings.families)
         self._proxier = self._make_proxier(self._netfilter)
         self._events.owner_of = self._proxier.owner_of
         self._tracker.notify_node(self._on_node)
-        self._onlooker = Onlooker(
-            node=self._surroundings.node_name,
-            proxier=self._proxier,
-            data_plane=self._data_plane,
-            health=self._health,
-            picture=self._picture,
-            facts=self._surroundings.facts,
-        )
-        self._servers = self._make_servers()
-        for server in self._servers:
-            self._closing.push_async_callback(server.close)
-            if self._predecessor is not None:
-                server.expect_port(math.inf)
-            await server.start()
         self._closing.push_async_callback(self._tasks.close)
         self._tasks.start(self._notifier.beat(self._status), name="service manager")
         as_text = configuration.logging.format == "text"
         self._tasks.start(progress.show(self._proxier.summary, self._proxier.serving, as_text=as_text), name="progress")
+        # A predecessor serves meanwhile; and an address that cannot be had, if that is to fail the start, has to before
+        # the rules lead to us.
+        may_be_seen_later = self._predecessor is None and not configuration.bind_address_hard_fail
+        if not may_be_seen_later:
+            await self._open_to_view()
         await self._inputs.start(self._closing)
         self._tasks.start(kept_running("proxier", self._proxier.run), name="proxier")
         self._tasks.start(kept_running("surroundings", self._follow_surroundings), name="surroundings")
         self._tasks.start(kept_running("reload", self._follow_reloads), name="reload")
-        self._tasks.start(kept_running("status", self._onlooker.run), name="status")
         self._tasks.start(kept_running("renewal", self._follow_renewals), name="renewal")
         self._serving_health = self._tasks.start(
             kept_running("service health", self._serve_service_health), name="service health"
@@ -232,6 +233,42 @@ class Daemon:
         self._use_access_log()
         self._tasks.start(kept_running("access log", self._access_log.run), name="access log")
         self._tasks.start(self._settle_in(self._netfilter.name), name="settling in")
+        if may_be_seen_later:
+            await self._first_of(self._proxier.serving.wait(), self._stop_wanted.wait(), asyncio.sleep(FIRST_S))
+            await self._open_to_view()
+
+    async def _open_to_view(self) -> None:
+        """Answer those who ask how we are."""
+        configuration = self._configuration
+        from kubeproxy.onlooker import Onlooker
+        from kubeproxy.pages import http_servers
+
+        onlooker = Onlooker(
+            node=self._surroundings.node_name,
+            proxier=self._proxier,
+            data_plane=self._data_plane,
+            health=self._health,
+            picture=self._picture,
+            facts=self._surroundings.facts,
+            incidents=self._incidents,
+        )
+        self._tasks.start(kept_running("status", onlooker.run), name="status")
+        self._servers = http_servers(
+            configuration,
+            health=self._health,
+            metrics=self._metrics,
+            data_plane=self._data_plane,
+            picture=self._picture,
+            onlooker=onlooker,
+            configz=self._configz,
+            on_health_failure=partial(self._events.health_failed, self._surroundings.node_name),
+        )
+        for server in self._servers:
+            self._closing.push_async_callback(server.close)
+            if self._predecessor is not None:
+                server.expect_port(math.inf)
+            await server.start()
+        self._in_view.set()
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -298,34 +335,6 @@ class Daemon:
             ),
         )
 
-    def _make_servers(self) -> list[HttpServer]:
-        configuration = self._configuration
-        exposition = Exposition(self._metrics, data_plane=self._data_plane, picture=self._picture)
-        pages = [
-            *metrics_routes(exposition, self._metrics, self._configz),
-            *self._onlooker.routes(),
-            *debug_routes(enabled=configuration.enable_profiling),
-        ]
-        plans = (
-            ("health", configuration.healthz_bind_address, health_routes(self._health, self._metrics)),
-            ("metrics", configuration.metrics_bind_address, pages),
-        )
-        return [
-            HttpServer(
-                name=name,
-                host=address.address,
-                port=address.port,
-                routes=routes,
-                setting=f"{'healthz' if name == 'health' else name}BindAddress",
-                hard_fail=configuration.bind_address_hard_fail,
-                on_failure=partial(self._events.health_failed, self._surroundings.node_name)
-                if name == "health"
-                else None,
-            )
-            for name, address, routes in plans
-            if address.served
-        ]
-
     # Life
 
     async def _settle_in(self, ours: str) -> None:
@@ -363,6 +372,9 @@ class Daemon:
 
     async def _serve_service_health(self) -> None:
         await self._taken.wait()
+        await self._in_view.wait()
+        from kubeproxy.observability.service_health import ServiceHealthServers
+
         servers = ServiceHealthServers(
             health=self._health,
             addresses=self._surroundings.facts().node_addresses,
@@ -550,6 +562,7 @@ class Daemon:
 
     async def _yield_all(self) -> None:
         """The rules lead to the successor: it gets what only one can have."""
+        await self._in_view.wait()
         for server in self._servers:
             await server.close()
         self._serving_health.cancel()

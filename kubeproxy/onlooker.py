@@ -33,15 +33,14 @@ class Onlooker:
         health: ProxyHealth,
         picture: Callable[[], Picture],
         facts: Callable[[], NodeFacts],
+        incidents: Incidents,
     ) -> None:
         self._node = node
         self._data_plane = data_plane
         self._health = health
         self._picture = picture
         self._began = time.time()
-        self._incidents = Incidents()
-        self._incidents.listen()
-        self._board = Board(look=self._look, candidates=proxier.candidates, incidents=self._incidents.newest_first)
+        self._board = Board(look=self._look, candidates=proxier.candidates, incidents=incidents.newest_first)
         self._tracer = Tracer(proxier=proxier, data_plane=data_plane, facts=facts)
 
     def routes(self) -> list[web.RouteDef]:

@@ -36,19 +36,29 @@ class Nftables:
         # From the first transaction on; None then: the kernel does not tell.
         self._watch: TableWatch | None = None
         self._watching = False
+        # Whether it takes everything that there is in our table.
+        self._takes_all = False
         self._on_foreign_change: Callable[[], None] = lambda: None
 
     async def probe(self) -> None:
         """Have the kernel check our table without making it; KernelError tells why it would not take it."""
-        await self._check(RuleSet())
+        # Everything at once: each trial starts a program, and clients may be waiting. Singly where that will not do.
+        try:
+            await self._check(RuleSet(transparent=True, guard_sockets=True))
+        except KernelError:
+            await self._check(RuleSet())
+        else:
+            self._takes_all = True
 
     async def probe_transparent(self) -> None:
         """The same for a transparent rule set."""
-        await self._check(RuleSet(transparent=True))
+        if not self._takes_all:
+            await self._check(RuleSet(transparent=True))
 
     async def probe_socket_guard(self) -> None:
         """The same for one that guards sockets."""
-        await self._check(RuleSet(guard_sockets=True))
+        if not self._takes_all:
+            await self._check(RuleSet(guard_sockets=True))
 
     async def _check(self, rules: RuleSet) -> None:
         steps = nft_table.difference(nft_table.EMPTY, rules)
