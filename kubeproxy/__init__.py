@@ -15,10 +15,13 @@ Reactor, Listener        an epoll of our own; accepts what the kernel redirected
 Balancer                 round robin and affinity (pure)
 Dial                     finds an endpoint that answers; several if it must
 Splice                   moves bytes both ways, half-close and reset included
+Worker                   a process that does nothing but that; it outlives the one that tells it
 Daemon                   the life story: start, ready, reload, drain, stop                  ``kubeproxy.daemon``
+Succession               one daemon follows another, and no client notices                  ``kubeproxy.succession``
+Status, Trace            how everything fares; what would become of a connection            ``kubeproxy.observability``
 
 The upper half is the control plane: slow, rich, may wait for the kernel and for the API server. The lower half, from
-Message on, is the data plane: it knows no Kubernetes, no netfilter and no configuration file.
+Message to Worker, is the data plane: it knows no Kubernetes, no netfilter and no configuration file.
 ``docs/architecture.md`` tells why.
 """
 

@@ -7,7 +7,7 @@ What it is told and asked:
   messages, interface     wanted conditions; what can be asked, wherever it runs
   local, workers          in this very process, or in others
 What moves bytes:
-  engine                  carries messages out, on a `reactor` (an epoll of our own) and in a `context` that its parts share
+  engine                  carries messages out, on a `reactor` (an epoll of our own); `context` is what its parts share
   listener, datagrams     clients by TCP; sessions by UDP, in `batches`
   balancer, journal       who gets a client (pure); what became of it
   dial, ladder            finds an endpoint that answers, in steps; `transparent`: from the client's own address

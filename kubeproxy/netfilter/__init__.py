@@ -1,8 +1,8 @@
 """The wanted rule set as one value, and the adapters that keep the kernel equal to it.
 
-ruleset      what is wanted: service address -> proxy port, refusals, and for whom; `trace` says what it does to a packet
+ruleset      what is wanted: service address -> proxy port, and for whom; `trace` says what that does to a packet
 interface    what an adapter can do, and all that others see of it; `select` finds the one for this host, `none` is none
-nftables     our own table, one transaction per apply; `nft_table` knows its text (pure), `nft_watch` who else changes it
+nftables     our own table, one transaction per apply; `nft_table` is its text (pure), `nft_watch` who else changes it
 iptables     kube-proxy's chains in the legacy tables: `xt_rules`, `xt_entry` (pure), `xt_extent`, `xt_lock`
 routed       either of them together with the routing rules of transparent dials: `routing`, `rtnetlink`, `rule_watch`
 conntrack    UDP flows that contradict the rules (pure); `conntrack_kernel` and `conntrack_wire` find and delete them

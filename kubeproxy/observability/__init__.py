@@ -8,7 +8,7 @@ health, slis, service_health     healthy, ready (pure); the same as an indicator
 metrics, state, workers, traffic what is counted here, what is read when somebody scrapes; `exposition` is the scrape
 observer, pulse                  the proxier's listener; whether those that serve are well
 server, routes, debug            the HTTP servers, and their pages
-status                           the live picture as values, made by status_build out of a `status_sight`, put in order by
-                                 status_index, kept fresh by status_board, shown by status_routes and status_text
+status                           the live picture as values, made by `status_build` of a `status_sight`, in the order of
+                                 `status_index`; `status_board` keeps it, `status_routes` and `status_text` show it
 trace                            what would become of a connection, as values and as text
 """
