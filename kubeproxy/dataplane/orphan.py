@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Callable
 
 import msgspec
@@ -23,6 +24,8 @@ LOOK_S = 0.25
 """How often it looks for an owner: what it costs is one system call."""
 LINE_LIMIT = 4096
 """Bytes. Whoever says more in one line is not the one we look for."""
+_CREDENTIALS = struct.Struct("3i")
+"""struct ucred: process, user, group."""
 
 
 class Introduction(msgspec.Struct, frozen=True):
@@ -66,6 +69,9 @@ class Orphan:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             sock.connect("\0" + self._name)
+            if _uid_of(sock) != os.geteuid():
+                # Such names have no permissions: this one is somebody else's.
+                raise PermissionError
             sock.send(self._introduction)
             self._reactor.add(sock.fileno(), self._on_owner, LEVEL)
         except OSError:
@@ -96,6 +102,12 @@ class Orphan:
         retire, self._retire = self._retire, None
         if retire is not None:
             retire()
+
+
+def _uid_of(sock: socket.socket) -> int:
+    """Whose process listens at the other end."""
+    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(uid)
 
 
 def _sends_away(line: bytes) -> bool:

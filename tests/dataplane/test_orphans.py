@@ -221,3 +221,34 @@ async def test_sigterm_ends_them() -> None:
             os.kill(pid, signal.SIGTERM)
         await eventually(lambda: not left.alive)
         assert await refused(left.address)
+
+
+IMPOSTOR = """if True:
+    import os, socket, sys
+    os.setuid(65534)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind("\\0" + sys.argv[1])
+    listening.listen()
+    print(flush=True)
+    while True:
+        client, _ = listening.accept()
+        client.sendall(b'{"retire": true}\\n')
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which takes root")
+async def test_another_users_word_counts_nothing() -> None:
+    name = f"kubeproxy-test-{uuid.uuid4()}"
+    impostor = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-S", "-c", IMPOSTOR, name), stdout=subprocess.PIPE
+    )
+    assert impostor.stdout is not None
+    try:
+        await asyncio.wait_for(impostor.stdout.readline(), 30)
+        async with endpoint(says("hello")) as target, orphans(target, owner=name, grace_s=2.0) as left:
+            began = asyncio.get_running_loop().time()
+            await eventually(lambda: not left.alive)
+            assert asyncio.get_running_loop().time() - began > 1.0, "they were sent away"
+    finally:
+        impostor.kill()
+        await impostor.wait()
