@@ -509,6 +509,7 @@ class Daemon:
         """The rules lead to our successor. Who was on the way to us still arrives; then what is open may finish."""
         log.info("a successor has taken over; draining", open=self._data_plane.open_connections, grace_s=grace_s)
         await self._proxier.stop(cleanup=False)
+        self._proxier.release_claims()
         await self._let_go(grace_s)
         if os.getpid() == CONTAINER_INIT:
             # Were we to end now, we would be started again, and take over in our turn.

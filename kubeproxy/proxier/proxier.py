@@ -173,6 +173,11 @@ class Proxier:
         except KubeproxyError as error:
             log.warning("clients that keep their UDP sockets may be answered by nobody", reason=str(error))
 
+    def release_claims(self) -> None:
+        """Give the node ports back, for when a successor holds them, too: whoever comes after it knows nothing of us,
+        and must not find them taken while our connections run out."""
+        self._ledger.claims.close()
+
     def close(self) -> None:
         """Give the reserved ports back; for when the data plane has ended."""
         self._ledger.close()

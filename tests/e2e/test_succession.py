@@ -13,7 +13,7 @@ import pytest
 from tests.e2e import kernel
 from tests.e2e.conftest import ADAPTERS
 from tests.e2e.crowd import Crowd
-from tests.e2e.stage import QUICK, VIP, Stage, silent, until
+from tests.e2e.stage import QUICK, VIP, Stage, ask, endpoints, service, silent, until
 from tests.lab import Daemon
 
 pytestmark = pytest.mark.netns
@@ -211,3 +211,27 @@ def serve_nobody(stage: Stage, health: int, metrics: int) -> Daemon:
     return stage.daemon(
         "--shutdown-grace=1s", netfilter="none", healthz=("127.0.0.1", health), metrics=("127.0.0.1", metrics)
     )
+
+
+def test_node_ports_are_not_kept_from_a_successors_successor(stage: Stage) -> None:
+    """While the first one's connections run out, the second dies, and the third has never heard of the first."""
+    node_port = service(ports={"http": 80})
+    node_port["spec"]["type"] = "NodePort"
+    node_port["spec"]["ports"][0]["nodePort"] = 30080
+    stage.write("web", node_port, endpoints("web", [0, 1]))
+    first = stage.daemon(QUICK, GRACE)
+    stage.await_answers(0, 1)
+    with stage.client.connect((VIP, 80)) as held:
+        held.sendall(b"echo\nbefore")
+        assert held.recv(100) == b"before"
+        second = stage.daemon(QUICK, GRACE)
+        until(lambda: "a successor has taken over" in first.log(), "the first one makes way")
+        second.process.kill()
+        second.process.wait()
+        third = stage.daemon(QUICK, GRACE)
+        stage.await_answers(0, 1)
+        assert "is not served" not in third.log()
+        assert ask(stage.client, ("10.2.0.1", 30080)).startswith("pod-")
+        assert first.process.poll() is None
+        held.sendall(b"after")
+        assert held.recv(100) == b"after"
