@@ -10,6 +10,7 @@ have() { command -v "$1" >/dev/null; }
 
 packages=()
 have systemd-analyze || packages+=(systemd)
+have groff || packages+=(groff-base)
 if [ "${2-}" = full ]; then
   have haproxy || packages+=(haproxy)
   have nginx && [ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || packages+=(nginx libnginx-mod-stream)
