@@ -26,7 +26,8 @@ from kubeproxy.config.reload import compare, take_over
 from kubeproxy.config.schema import Configuration
 from kubeproxy.dataplane.cores import workers_for
 from kubeproxy.dataplane.local import LocalDataPlane
-from kubeproxy.dataplane.workers import WorkerDataPlane, WorkerEnd
+from kubeproxy.dataplane.supervisor import WorkerEnd
+from kubeproxy.dataplane.workers import WorkerDataPlane
 from kubeproxy.errors import ConfigError, KernelError, KubeproxyError
 from kubeproxy.handover import Handover
 from kubeproxy.inputs import Inputs, source_names

@@ -16,6 +16,7 @@ What moves bytes:
   descriptors, fds        a budget; what is done to them
 Processes:
   worker, process         one from inside, and as the control process sees it; `channel` and `wire` between them
+  supervisor, parcel      keeps workers in number; what is sent to one at once
   served, spread          the sockets of one frontend, and which of them gets a client
   held, ports             ports that are held before anybody listens
   cores, privileges       how many workers; what each gives up

@@ -214,7 +214,7 @@ async def test_one_that_keeps_dying_is_trouble() -> None:
 
 
 async def test_nobody_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kubeproxy.dataplane.workers.START_S", 0.5)
+    monkeypatch.setattr("kubeproxy.dataplane.supervisor.START_S", 0.5)
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     ends: list[object] = []
     plane = WorkerDataPlane(2, on_end=ends.append, on_crash=lambda *crash: pytest.fail(str(crash)))

@@ -13,7 +13,8 @@ from typing import Any
 from kubeproxy.dataplane.messages import Listen, Message, SetEndpoints
 from kubeproxy.dataplane.ports import HeldPort
 from kubeproxy.dataplane.process import WorkerProcess
-from kubeproxy.dataplane.workers import WorkerDataPlane, WorkerEnd
+from kubeproxy.dataplane.supervisor import WorkerEnd
+from kubeproxy.dataplane.workers import WorkerDataPlane
 from kubeproxy.model import Address, Family, FrontendName, Protocol, Target, family_of
 from tests.dataplane.conftest import LOOPBACK, eventually, frontend
 

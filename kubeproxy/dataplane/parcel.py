@@ -1,0 +1,63 @@
+"""What is sent to a worker at once: messages, and the sockets that go with them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+
+from kubeproxy.dataplane.messages import Listen, Message
+from kubeproxy.dataplane.process import WorkerProcess
+from kubeproxy.dataplane.served import Served
+from kubeproxy.dataplane.wire import Answer, Apply
+from kubeproxy.model import FrontendName
+
+CHUNK = 32
+"""Frontends told of in one frame: their sockets are open in both processes for a moment."""
+CHUNK_SOCKETS = 256
+"""At most that many for all workers together."""
+
+
+class Parcel:
+    """Messages for one worker, and the sockets that go with them."""
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        self.worker = worker
+        self.messages: list[Message] = []
+        self._sockets: list[tuple[Served, socket.socket]] = []
+
+    def add_listen(self, served: Served) -> None:
+        """A frontend, with the worker's socket. OSError when there is none to be had."""
+        self._sockets.append((served, served.socket_for(self.worker.number)))
+        self.messages.append(served.listen)
+
+    def send(self) -> asyncio.Future[Answer | None]:
+        """Off it goes."""
+        messages = tuple(self.messages)
+        answer = self.worker.request(lambda number: Apply(number, messages), [sock for _, sock in self._sockets])
+        for served, sock in self._sockets:
+            served.passed(sock)
+        return answer
+
+
+def for_all(parcels: Mapping[int, Parcel], message: Message, *, unless_untold: FrontendName | None = None) -> None:
+    """For everybody, but those who have yet to be told of this frontend at all, and will be told what then is so."""
+    for parcel in parcels.values():
+        if unless_untold not in parcel.worker.untold:
+            parcel.messages.append(message)
+
+
+def chunks(messages: Sequence[Message], *, workers: int) -> Iterator[Sequence[Message]]:
+    """In order, as many Listens at a time as so many workers may be told of at once, each with what follows it."""
+    listens = max(1, min(CHUNK, CHUNK_SOCKETS // workers))
+    chunk: list[Message] = []
+    count = 0
+    for message in messages:
+        if isinstance(message, Listen):
+            count += 1
+            if count > listens:
+                yield chunk
+                chunk, count = [], 1
+        chunk.append(message)
+    if chunk:
+        yield chunk
