@@ -8,6 +8,6 @@ routed       either of them together with the routing rules of transparent dials
 conntrack    UDP flows that contradict the rules (pure); `conntrack_kernel` and `conntrack_wire` find and delete them
 conntrack_limits, conntrack_room   how large the kernel's table of flows is made, and how full it is
 addresses    this node's own; `ranges` are CIDRs, made disjoint
-cleanup      what proxies have left on a node; `command` runs a program
+cleanup      what proxies have left on a node; `command` runs a program, `multicast` hears what the kernel tells all
 fake, conntrack_fake   the same in memory, for tests
 """

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import socket
 import struct
 
+from kubeproxy.netfilter.multicast import heard, subscribe
 from kubeproxy.netfilter.nft_table import TABLE
 
 _NETLINK_NETFILTER = 12
@@ -17,7 +17,6 @@ _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 _ROOM_BYTES = 16 << 20
 """For the notifications of our own largest transactions, about 400 bytes of the kernel's memory an element; taken only
 while they are waiting."""
-_MESSAGE_BYTES = 1 << 16
 
 _MANY = 1 << 20
 """In place of the number of transactions when the kernel had more to tell than there was room for."""
@@ -32,20 +31,13 @@ class TableWatch:
 
     def __init__(self) -> None:
         """OSError when the kernel has no such notifications, or not for us (CAP_NET_ADMIN)."""
-        self._socket = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _NETLINK_NETFILTER
-        )
+        self._socket = subscribe(_NETLINK_NETFILTER, _GROUP_NFTABLES)
         self._touched = False
         self._own_under_way = False
         self._unaccounted = 0
-        try:
-            # In a user namespace the buffer stays as it is.
-            with contextlib.suppress(PermissionError):
-                self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM_BYTES)
-            self._socket.bind((0, 1 << (_GROUP_NFTABLES - 1)))
-        except BaseException:
-            self._socket.close()
-            raise
+        # In a user namespace the buffer stays as it is.
+        with contextlib.suppress(PermissionError):
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM_BYTES)
 
     def fileno(self) -> int:
         """Readable when there is something to `look` at."""
@@ -73,21 +65,15 @@ class TableWatch:
     def _count(self) -> int:
         """How many transactions have changed our table since the last time."""
         ended = 0
-        while True:
-            try:
-                message = self._socket.recv(_MESSAGE_BYTES)
-            except BlockingIOError:
-                return ended
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
+        for message in heard(self._socket):
+            if message is None:
                 ended += _MANY
-                continue
-            if struct.unpack_from("=H", message, 4)[0] != _NEWGEN:
+            elif struct.unpack_from("=H", message, 4)[0] != _NEWGEN:
                 self._touched |= _ATTRIBUTE in message
             elif self._touched:
                 ended += 1
                 self._touched = False
+        return ended
 
     def close(self) -> None:
         """End the subscription."""

@@ -3,13 +3,12 @@ remove all that they have not made."""
 
 from __future__ import annotations
 
-import errno
 import socket
 
+from kubeproxy.netfilter.multicast import heard, subscribe
 from kubeproxy.netfilter.routing import is_removal_of_ours
 
 _GROUPS = (8, 19)  # linux/rtnetlink.h: RTNLGRP_IPV4_RULE, RTNLGRP_IPV6_RULE
-_MESSAGE_BYTES = 1 << 16
 
 
 class RuleWatch:
@@ -17,14 +16,7 @@ class RuleWatch:
 
     def __init__(self) -> None:
         """OSError when the kernel has no such notifications."""
-        self._socket = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE
-        )
-        try:
-            self._socket.bind((0, sum(1 << (group - 1) for group in _GROUPS)))
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket = subscribe(socket.NETLINK_ROUTE, *_GROUPS)
 
     def fileno(self) -> int:
         """Readable when there is something to `look` at."""
@@ -33,17 +25,9 @@ class RuleWatch:
     def look(self) -> bool:
         """Whether rules of ours have been removed, by whomever, since the last look; or may have been."""
         found = False
-        while True:
-            try:
-                message = self._socket.recv(_MESSAGE_BYTES)
-            except BlockingIOError:
-                return found
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
-                found = True  # more happened than there was room for
-                continue
-            found |= is_removal_of_ours(message)
+        for message in heard(self._socket):
+            found |= message is None or is_removal_of_ours(message)
+        return found
 
     def close(self) -> None:
         """End the subscription."""
