@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 RETRY_FIRST_S = 0.5
 RETRY_LIMIT_S = 30.0
+LOOK_LIMIT_S = 2.0
+"""How long somebody else's change of our rules is borne at most, however often they make one: clients are lost all that
+time, and putting ten thousand Services right takes less than half a second of a core."""
 RETRY_JITTER = 0.25
 """The largest part of a delay by which it is lengthened at random, so that many nodes do not retry in step."""
 
@@ -86,8 +89,8 @@ class Schedule:
         self._full_at = -math.inf
 
     def suspect(self, now: float) -> None:
-        """Somebody else has changed something: a full sync is due, at once the first time, and ever later while they go
-        on, so that two who cannot agree do not keep a processor busy."""
+        """Somebody else has changed something: a full sync is due, at once the first time, and a little later while
+        they go on (up to LOOK_LIMIT_S), so that two who cannot agree do not keep a processor busy."""
         if self._suspect_at < math.inf:
             return
         if now >= self._looked_at + RETRY_LIMIT_S:
@@ -99,7 +102,7 @@ class Schedule:
         self._certain = False
         if full and now >= self._suspect_at:
             self._looked_at, self._suspect_at = now, math.inf
-            self._look_delay_s = min(2 * self._look_delay_s, RETRY_LIMIT_S)
+            self._look_delay_s = min(2 * self._look_delay_s, LOOK_LIMIT_S)
 
     def succeeded(self, now: float, *, full: bool) -> None:
         """The kernel is as it should be."""

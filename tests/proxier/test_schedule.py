@@ -92,10 +92,10 @@ class TestSchedule:
         schedule.started(110.0, full=False)
         assert schedule.full_due(101.0)
 
-    def test_somebody_elses_changes_are_looked_at_at_once_and_then_ever_later(self) -> None:
+    def test_somebody_elses_changes_are_looked_at_at_once_and_then_a_little_later(self) -> None:
         schedule, now = self.schedule(), 101.0
         schedule.periods = Periods(sync_s=1000.0)
-        for delay_s in (0.0, 1.0, 2.0, 4.0, 8.0):
+        for delay_s in (0.0, 1.0, 2.0, 2.0, 2.0):
             assert not schedule.full_due(now)
             schedule.suspect(now)
             schedule.suspect(now + 0.1)
