@@ -31,7 +31,7 @@ POWERLESS = ("setpriv", "--inh-caps=-all", "--bounding-set=-net_admin,-net_raw")
 
 def test_with_few_descriptors_clients_wait_for_their_turn(stage: Stage) -> None:
     stage.write_service([0, 1])
-    daemon = stage.daemon(QUICK, command=("prlimit", "--nofile=120:120", KUBEPROXY))
+    daemon = stage.daemon(QUICK, "--workers=1", command=("prlimit", "--nofile=120:120", KUBEPROXY))
     stage.await_answers(0, 1)
     before = kernel.descriptors(daemon.process.pid)
     with ExitStack() as held, ThreadPoolExecutor(1) as pool:
