@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import kernel
-from tests.e2e.stage import Stage, make_stage
+from tests.e2e.stage import QUICK, Stage, make_stage
+from tests.e2e.whole import Whole
+from tests.lab import Daemon
 
 ADAPTERS = ("nftables", "iptables")
 
@@ -33,3 +35,16 @@ def stage(theatre: Stage) -> Iterator[Stage]:
 def config(tmp_path: Path) -> Path:
     """Where a configuration file may stand."""
     return tmp_path / "config.yaml"
+
+
+def lasting(mirrors: Stage, whole: Whole, netfilter: str) -> Iterator[Daemon]:
+    """A daemon for all tests of a module with an adapter, and a Service that stays; a fixture yields from it."""
+    kernel.forget_connections(mirrors.node)
+    mirrors.write(whole.name, *whole.objects(0, 1))
+    daemon = mirrors.daemon(QUICK, netfilter=netfilter)
+    yield daemon
+    assert daemon.process.poll() is None, daemon.log()
+    assert " error " not in daemon.log(), daemon.log()
+    assert "Traceback" not in daemon.log(), daemon.log()
+    mirrors.clear()
+    kernel.reset_rules(mirrors.node)

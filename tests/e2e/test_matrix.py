@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e import kernel
-from tests.e2e.conftest import ADAPTERS
-from tests.e2e.stage import QUICK, Stage, until
+from tests.e2e.conftest import ADAPTERS, lasting
+from tests.e2e.stage import Stage, until
 from tests.e2e.whole import (
     CELLS,
     CLIENT,
@@ -38,15 +37,7 @@ def mirrors(theatre: Stage) -> Stage:
 @pytest.fixture(scope="module", params=ADAPTERS)
 def daemon(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[Daemon]:
     """One for all tests with an adapter, and a Service that stays."""
-    kernel.forget_connections(mirrors.node)
-    mirrors.write(LASTING.name, *LASTING.objects(0, 1))
-    daemon = mirrors.daemon(QUICK, netfilter=request.param)
-    yield daemon
-    assert daemon.process.poll() is None, daemon.log()
-    assert " error " not in daemon.log(), daemon.log()
-    assert "Traceback" not in daemon.log(), daemon.log()
-    mirrors.clear()
-    kernel.reset_rules(mirrors.node)
+    yield from lasting(mirrors, LASTING, request.param)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)

@@ -9,11 +9,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.e2e import kernel
 from tests.e2e.backend import noise
-from tests.e2e.conftest import ADAPTERS
+from tests.e2e.conftest import ADAPTERS, lasting
 from tests.e2e.loyal import SOON_S, WAYS, Loyal
-from tests.e2e.stage import QUICK, Stage, until
+from tests.e2e.stage import Stage, until
 from tests.e2e.whole import (
     FAMILIES,
     V4,
@@ -47,15 +46,7 @@ def mirrors(theatre: Stage) -> Stage:
 @pytest.fixture(scope="module", params=ADAPTERS)
 def daemon(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[Daemon]:
     """One for all tests with an adapter, and a Service that stays."""
-    kernel.forget_connections(mirrors.node)
-    mirrors.write(WHOLE.name, *WHOLE.objects(0, 1))
-    daemon = mirrors.daemon(QUICK, netfilter=request.param)
-    yield daemon
-    assert daemon.process.poll() is None, daemon.log()
-    assert " error " not in daemon.log(), daemon.log()
-    assert "Traceback" not in daemon.log(), daemon.log()
-    mirrors.clear()
-    kernel.reset_rules(mirrors.node)
+    yield from lasting(mirrors, WHOLE, request.param)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1400, 4097, 9000, 60_000])
