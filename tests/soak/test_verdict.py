@@ -109,6 +109,18 @@ def test_who_was_open_longer_than_the_grace(chronicle: Chronicle) -> None:
     assert verdict(chronicle, cut._replace(heard=90.1, ended=92.1)), "who came after the word to stop"
 
 
+def test_where_there_was_no_way_a_client_learns_of_it_when_it_tries_again(chronicle: Chronicle) -> None:
+    chronicle.robbed.append(Span(100.0, "the rules were removed", "", 104.0))
+    cut = failed(began=98.0, heard=98.1, kind="long", pod=2)
+    assert verdict(chronicle, cut._replace(ended=107.9)), "it pauses up to four seconds after four of trying"
+    assert verdict(chronicle, cut._replace(ended=110.0)) is None
+    assert verdict(chronicle, cut._replace(began=103.5, ended=104.9)), "it pauses half a second"
+    assert verdict(chronicle, cut._replace(began=103.5, ended=106.0)) is None
+    chronicle.faults.append(Span(102.0, "kill", "2", 103.0))
+    chronicle.robbed[0].begin = 101.9
+    assert verdict(chronicle, cut._replace(ended=108.5)) == "the backend was killed"
+
+
 def test_rules_that_nobody_repairs(chronicle: Chronicle) -> None:
     chronicle.robbed.append(Span(100.0, "the rules were removed", "", 110.0))
     assert slow_repairs(chronicle)

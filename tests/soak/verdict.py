@@ -66,7 +66,8 @@ class Verdict:
         yield from self._why_unservable(seen)
         yield from self._why_cut(seen)
         for span in self._chronicle.robbed:
-            felt = span.meets(seen.began, seen.ended) and seen.ended <= span.end + ROBBED_S
+            lost = max(span.begin, seen.began)
+            felt = span.meets(seen.began, seen.ended) and seen.ended <= _tried_again(lost, span.end) + ROBBED_S
             # An answer that nothing translated is refused by the client's kernel. The client is not told: it waits.
             if felt or (seen.error == IMPATIENT and span.meets(*(seen.ended - PATIENCE_S + s for s in (-1, 1)))):
                 yield "somebody had removed our rules"
@@ -91,7 +92,7 @@ class Verdict:
         for fault in self._chronicle.faults:
             killed = fault.what == "kill" and began <= fault.begin + KILL_S and fault.begin <= ended
             its = int(fault.target) in ({seen.pod} if seen.pod >= 0 else self._possible(seen))
-            if killed and its and ended <= fault.begin + NOTICED_S:
+            if killed and its and ended <= self._noticed(fault.begin):
                 yield "the backend was killed"
         for kill in self._chronicle.kills:
             if (seen.host, seen.port) in kill.ports and began <= kill.killed <= ended:
@@ -108,9 +109,9 @@ class Verdict:
 
     def _noticed(self, cut: float) -> float:
         """When the last client knows that it was cut. Where our rules are not there, nothing leads to it what it is
-        told; it is told again when it sends again, and pauses twice as long after each time."""
+        told; it is told again when it sends again."""
         ways = [span for span in self._chronicle.robbed if span.meets(cut, cut)]
-        return max([cut, *(2 * span.end - cut for span in ways)]) + NOTICED_S
+        return max([cut, *(_tried_again(cut, span.end) for span in ways)]) + NOTICED_S
 
     def _why_late(self, seen: Outcome) -> Iterator[str]:
         for span in (*self._chronicle.gaps, *self._chronicle.robbed):
@@ -143,6 +144,12 @@ class Verdict:
             if span.begin <= since <= span.end + BACK_S - LIVE_S:
                 since = span.begin - LIVE_S
         return since
+
+
+def _tried_again(lost: float, way: float) -> float:
+    """When the last client of those who lost a packet has tried again, if there was no way until then: a kernel pauses
+    twice as long after each time."""
+    return 2 * way - lost
 
 
 @dataclass(slots=True)
