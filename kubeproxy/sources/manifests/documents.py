@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -115,78 +114,122 @@ class Reading:
     """By the digest of their text, documents and items of lists; what the next reading starts from."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is parsed by itself: a document, or an item of a list."""
+
+    text: bytes
+    line: int
+    """The number of its first line."""
+    digest: bytes
+    """Of the text, and of what kind of list it is an item."""
+    of_list: ObjectKind | None = None
+    path: str = ""
+    """Within its document, like ``items[3]``."""
+    refused: Fault | None = None
+    """Why nothing of this document is taken, which was seen without parsing it."""
+
+
+Parse = Callable[[Part], list[Value]]
+"""The values in a part; raises SyntaxFault."""
+
+
+def parse_here(part: Part) -> list[Value]:
+    """Parse a part, in this process and now."""
+    return parse(part.text, part.line)
+
+
 def read(data: bytes, namespaces: Namespaces, previous: Reading | None = None) -> Reading:
     """What a manifest says. Never raises: whatever is wrong with the text is among the entries' faults.
 
     Entries equal to those of the `previous` reading are the same objects, so that a comparison is cheap.
     """
-    reader = _Reader(namespaces, previous or Reading())
+    return compose(outline(data), namespaces, previous)
+
+
+def outline(data: bytes) -> Iterator[tuple[Part, ...]]:
+    """The parts of each document, in their order."""
+    for line, text in split(data):
+        inside = body(text)
+        yield _parts(inside, line) or (Part(inside, line, _digest(inside)),)
+
+
+def compose(
+    documents: Iterable[tuple[Part, ...]],
+    namespaces: Namespaces,
+    previous: Reading | None = None,
+    parse: Parse = parse_here,
+) -> Reading:
+    """What a manifest says that consists of these parts, of which only those are parsed that the `previous` reading does
+    not know."""
+    reader = _Reader(namespaces, previous or Reading(), parse)
     entries: list[tuple[Place, Entry]] = []
     index = 0
-    for line, text in split(data):
-        items = reader.document(text, line)
-        if items:
-            index += 1
+    for parts in documents:
+        items = [item for part in parts for item in reader.items(part)]
+        index += bool(items)
         entries.extend((Place(index, path), entry) for path, entry in items)
     return Reading(entries=tuple(entries), texts=reader.texts)
 
 
-class _Reader:
-    """Reads documents, and does not parse again what was read before."""
+def _parts(text: bytes, line: int) -> tuple[Part, ...]:
+    """The items of a list; none where the text is no list, or has to be parsed as a whole."""
+    try:
+        if is_json(text):
+            fields = JsonValue(text).fields()
+            kind = _list_kind(fields)
+            items = [(0, bytes(item.raw)) for item in _elements(fields.get("items")) if isinstance(item, JsonValue)]
+        else:
+            parts = split_list(text)
+            if parts is None or b"&" in text:  # an anchor in one item may be referred to by another
+                return ()
+            head, items = parts
+            (value,) = parse(head, line)
+            kind = _list_kind(value.fields())
+    except _Refused as refused:
+        return (Part(text, line, b"", refused=refused.fault),)
+    except (SyntaxFault, ValueError, msgspec.MsgspecError, RecursionError):
+        return ()
+    if kind not in _LISTS:
+        return ()
+    return tuple(
+        Part(item, line + lines, _digest(item, kind), _LISTS[kind], f"items[{index}]")
+        for index, (lines, item) in enumerate(items)
+    )
 
-    def __init__(self, namespaces: Namespaces, previous: Reading) -> None:
+
+def _digest(text: bytes, kind: str = "") -> bytes:
+    return hashlib.blake2b(text, digest_size=16, key=kind.encode()).digest()
+
+
+class _Reader:
+    """Reads parts, and does not parse again what was read before."""
+
+    def __init__(self, namespaces: Namespaces, previous: Reading, parse: Parse) -> None:
         self._namespaces = namespaces
+        self._parse = parse
         self._known = previous.texts
         self._standing = {entry.name: entry for _, entry in previous.entries}
         self.texts: dict[bytes, Items] = {}
 
-    def document(self, text: bytes, line: int) -> Items:
-        """The objects of one document."""
-        inside = body(text)
-        return self._parts(inside, line) or self._cached(b"", inside, partial(self._whole, inside, line))
+    def items(self, part: Part) -> Items:
+        """The objects of one part, with their paths in the document."""
+        if part.refused is not None:
+            return (("", Entry(faults=(part.refused,))),)
+        items = self._known.get(part.digest)
+        if items is None:
+            items = self._parsed(part)
+        if not any(entry.broken for _, entry in items):  # a broken one's faults tell line numbers, which may shift
+            self.texts[part.digest] = items
+        return tuple((_join(part.path, path), entry) for path, entry in items) if part.path else items
 
-    def _whole(self, text: bytes, line: int, of_list: ObjectKind | None = None) -> Items:
+    def _parsed(self, part: Part) -> Items:
         try:
-            values = parse(text, line)
+            values = self._parse(part)
         except SyntaxFault as error:
             return (("", Entry(faults=(error.fault,))),)
-        found = (item for value in values for item in _objects(value, self._namespaces, of_list=of_list))
+        found = (item for value in values for item in _objects(value, self._namespaces, of_list=part.of_list))
         return tuple((path, self._same(entry)) for path, entry in found)
-
-    def _parts(self, text: bytes, line: int) -> Items:
-        """The objects of a list, read item by item; empty where the text is none, or has to be parsed as a whole."""
-        try:
-            if is_json(text):
-                fields = JsonValue(text).fields()
-                kind = _list_kind(fields)
-                items = [(0, bytes(item.raw)) for item in _elements(fields.get("items")) if isinstance(item, JsonValue)]
-            else:
-                parts = split_list(text)
-                if parts is None or b"&" in text:  # an anchor in one item may be referred to by another
-                    return ()
-                head, items = parts
-                (value,) = parse(head, line)
-                kind = _list_kind(value.fields())
-        except _Refused as refused:
-            return (("", Entry(faults=(refused.fault,))),)
-        except (SyntaxFault, ValueError, msgspec.MsgspecError, RecursionError):
-            return ()
-        if kind not in _LISTS:
-            return ()
-        found: list[tuple[str, Entry]] = []
-        for index, (lines, item) in enumerate(items):
-            inner = self._cached(kind.encode(), item, partial(self._whole, item, line + lines, _LISTS[kind]))
-            found.extend((_join(f"items[{index}]", path), entry) for path, entry in inner)
-        return tuple(found)
-
-    def _cached(self, context: bytes, text: bytes, work: Callable[[], Items]) -> Items:
-        digest = hashlib.blake2b(text, digest_size=16, key=context).digest()
-        items = self._known.get(digest)
-        if items is None:
-            items = work()
-        if not any(entry.broken for _, entry in items):  # a broken one's faults tell line numbers, which may shift
-            self.texts[digest] = items
-        return items
 
     def _same(self, entry: Entry) -> Entry:
         standing = self._standing.get(entry.name)

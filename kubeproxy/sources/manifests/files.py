@@ -123,7 +123,7 @@ def read_file(path: str) -> tuple[bytes, Signature]:
                 raise ReadError("not a regular file")
             if before.st_size > MAX_BYTES:
                 raise ReadError(f"{before.st_size} bytes; allowed: up to {MAX_BYTES}")
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(before.st_size + 1)  # for so many bytes room is made at once
             if _signature(os.fstat(file.fileno())) != _signature(before):
                 raise Changing
     except FileNotFoundError:

@@ -76,7 +76,7 @@ _NO_ANSWERS: Mapping[str, Answer] = {}
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a look at the manifests brought; with all objects if it was the first."""
+    """What a look at the manifests brought; with all objects if that was asked for."""
 
     difference: Difference
     state: ManifestState
@@ -149,14 +149,18 @@ class ManifestSource:
                 group.create_task(self._fetch(web, url))
 
     async def _start(self, web: Session) -> None:
-        """One first reading of everything. What is missing counts as empty, and is told."""
+        """One reading of everything; not the first where an earlier run has failed. What is missing, and has never been
+        there, counts as empty, and is told."""
+        for memory in self._memories.values():
+            memory.forget()
         async with asyncio.TaskGroup() as group:
             tasks = {url: group.create_task(self._download(web, url)) for url in self._versions}
-            stdin = group.create_task(in_thread(sys.stdin.buffer.read)) if STDIN in self._paths else None
+            unheard = STDIN in self._paths and STDIN_ORIGIN not in self._readings
+            stdin = group.create_task(in_thread(sys.stdin.buffer.read)) if unheard else None
         answers = {url: task.result() for url, task in tasks.items()}
         if stdin is not None:
             answers[STDIN] = stdin.result()
-        step = await in_thread(lambda: self._step(answers))
+        step = await in_thread(lambda: self._step(answers, whole=True))
         self._sink.replace_slices(NAME, step.slices)
         self._sink.replace_services(NAME, step.services)
         self._publish(step)
@@ -207,8 +211,8 @@ class ManifestSource:
 
     # One step: what is there now, against what was held. All of it in a thread, under the lock
 
-    def _step(self, answers: Mapping[str, Answer]) -> _Step:
-        """Look at all files, and take in what was answered elsewhere."""
+    def _step(self, answers: Mapping[str, Answer], *, whole: bool = False) -> _Step:
+        """Look at all files, and take in what was answered elsewhere. `whole`: all objects are wanted."""
         readings: dict[str, Reading | None] = {}
         faults = self._faults | {path: {} for path in answers}
         now = time.monotonic()
@@ -225,8 +229,7 @@ class ManifestSource:
             else:
                 self._readings[origin] = reading
         self._directories, self._trees = self._watched()
-        first = not self._state.loaded
-        if not first and not readings and faults == self._faults:
+        if not whole and not readings and faults == self._faults:
             return _Step(Difference(), self._state)
         self._faults = faults
         difference = self._inventory.update(readings)
@@ -240,7 +243,7 @@ class ManifestSource:
             troubles=tuple(troubles.values()),
             last_change=time.time() if len(difference) else self._state.last_change,
         )
-        return _Step(difference, state, services, slices) if first else _Step(difference, state)
+        return _Step(difference, state, services, slices) if whole else _Step(difference, state)
 
     def _look_at(self, memory: PathMemory, now: float, readings: dict[str, Reading | None]) -> dict[str, str]:
         """Add a named path's readings, and return what is wrong with it by file or directory."""
@@ -250,12 +253,15 @@ class ManifestSource:
             self._unread.pop(path, None)
             try:
                 data, signature = read_file(path)
+                readings[path] = read(data, self._namespaces, self._readings.get(path))
             except Changing:
                 continue
             except ReadError as error:
                 self._unread[path] = str(error)
                 continue
-            readings[path] = read(data, self._namespaces, self._readings.get(path))
+            except MemoryError:
+                self._unread[path] = "there is not enough memory to read it"
+                continue
             memory.loaded(path, signature)
         for path in gone:
             readings[path] = None

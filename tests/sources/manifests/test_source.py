@@ -310,6 +310,65 @@ async def test_reload_reads_what_no_look_could_tell_from_before(directory: Path)
         assert listener.addresses == {"a": "10.0.0.2"}
 
 
+async def run_until_loaded(followed: ManifestSource, listener: Listener) -> None:
+    """A run that ends as one does that fails."""
+    calls = len(listener.calls)
+    task = asyncio.create_task(followed.run())
+    await listener.until(lambda: "replace services" in listener.calls[calls:])
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_started_again_it_withdraws_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an earlier run failed of: what it had read may have been lost on the way, or is all there."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(service("said").encode())))
+    (directory / "a.yaml").write_text(service("a"))
+    async with following(directory, "-") as (listener, followed):
+        assert listener.addresses == {"a": "10.0.0.1", "said": "10.0.0.1"}
+    await run_until_loaded(followed, listener)
+    assert listener.addresses == {"a": "10.0.0.1", "said": "10.0.0.1"}
+    (directory / "a.yaml").write_text(service("a", "10.0.0.2"))
+    await run_until_loaded(followed, listener)
+    assert listener.addresses == {"a": "10.0.0.2", "said": "10.0.0.1"}
+
+
+async def test_one_that_failed_at_first_begins_anew(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory / "a.yaml").write_text(service("a"))
+    listener = Listener()
+    followed = ManifestSource(
+        paths=[str(directory)],
+        recursive=False,
+        default_namespace="default",
+        enforced_namespace=None,
+        sink=listener,
+        on_report=listener.reports.append,
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(source, "directories", lambda paths: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await followed.run()
+    assert listener.calls == []
+    await run_until_loaded(followed, listener)
+    assert listener.addresses == {"a": "10.0.0.1"}
+
+
+async def test_want_of_memory_is_told_and_tried_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(source, "POLL_S", 0.05)
+    (directory / "a.yaml").write_text(service("a"))
+    async with following(directory) as (listener, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(source, "read", refuse)
+            (directory / "a.yaml").write_text(service("a", "10.0.0.2"))
+            await listener.until(lambda: listener.told("not enough memory to read it; what it said last goes on") == 1)
+            assert listener.addresses == {"a": "10.0.0.1"}
+        await listener.serves(a="10.0.0.2")
+        await listener.until(lambda: listener.told("not enough memory", resolved=True) == 1)
+
+
 async def test_polling_where_nothing_can_be_watched(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*paths: str, **options: object) -> None:
         raise OSError("OS file watch limit reached")
