@@ -60,9 +60,10 @@ class FakeDataPlane:
         if isinstance(message, Listen):
             if listening is not None and listening != message:
                 return f"{message.frontend} is listened for already, at port {listening.port}"
-            other = self.listening.get(self._holders.get((message.protocol, message.port), message.frontend))
-            if other is not None and other.frontend != message.frontend and other.port == message.port:
-                return f"port {message.port} is in use by {other.frontend}"
+            port = message.protocol, message.port
+            other = self.listening.get(self._holders.get(port, message.frontend))
+            if other is not None and other.frontend != message.frontend and (other.protocol, other.port) == port:
+                return f"{message.protocol} port {message.port} is in use by {other.frontend}"
         return None
 
     def _take(self, message: Listen | SetEndpoints | Retire) -> None:

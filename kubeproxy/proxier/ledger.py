@@ -91,7 +91,7 @@ class Ledger:
         self._unsettled: dict[FrontendName, None] = {}
         """To be looked at. (A dictionary for its order.)"""
         self._in_flight: tuple[FrontendName, ...] = ()
-        self._waiting: set[FrontendName] = set()
+        self._waiting: dict[FrontendName, None] = {}
         """To be looked at once the rules are in force."""
         self._portless: dict[FrontendName, None] = {}
         """Those of the faults that only want for a port: to be looked at once one comes free."""
@@ -245,7 +245,7 @@ class Ledger:
     def _step_of(self, names: list[FrontendName]) -> Step:
         for name in names:
             del self._unsettled[name]
-            self._waiting.discard(name)
+            self._waiting.pop(name, None)
             self._portless.pop(name, None)
             self.faults.pop(name, None)
         moves = plan(names, self.wanted, self.listeners, bind=self.rules.bind, applied=self._applied)
@@ -253,7 +253,7 @@ class Ledger:
             self._rule(name, self.wanted[name])
         for name in moves.of(Move.UNRULE):
             self._rule(name, None)
-        self._waiting.update(moves.of(Move.WAIT))
+        self._waiting.update(dict.fromkeys(moves.of(Move.WAIT)))
         listen = tuple(name for name in moves.of(Move.OPEN) if self._reserve(name)) + moves.of(Move.LISTEN)
         tell, close = moves.of(Move.TELL), moves.of(Move.CLOSE)
         messages: list[Message] = []
@@ -319,7 +319,7 @@ class Ledger:
     def applied(self, generation: int) -> None:
         """These rules are in force. (No frontend enters or leaves the rules between their making and this.)"""
         self._applied = generation
-        self._unsettled.update(dict.fromkeys(self._waiting))
+        self._unsettled.update(self._waiting)
         self._grant(sorted(self.claims.release(self._leads_here)))
 
     def close(self) -> None:

@@ -121,7 +121,7 @@ class Tracker:
     def replace_services(self, source: str, services: Iterable[Service]) -> None:
         """All Services of this source, as of now; those not named are gone."""
         store, listed = self._stores[source], {service.name: service for service in services}
-        for name in store.services.keys() - listed.keys():
+        for name in [name for name in store.services if name not in listed]:
             self._remove_service(source, name)
         for service in listed.values():
             self._put_service(source, service)
@@ -142,7 +142,7 @@ class Tracker:
     def replace_slices(self, source: str, slices: Iterable[EndpointSlice]) -> None:
         """All EndpointSlices of this source, as of now; those not named are gone."""
         store, listed = self._stores[source], {endpoint_slice.name: endpoint_slice for endpoint_slice in slices}
-        for name in store.slices.keys() - listed.keys():
+        for name in [name for name in store.slices if name not in listed]:
             self._remove_slice(source, name)
         for endpoint_slice in listed.values():
             self._put_slice(source, endpoint_slice)

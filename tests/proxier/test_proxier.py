@@ -452,6 +452,18 @@ class TestFailures:
         assert node.answers("10.96.0.2:80") is Fate.REFUSED
         assert not node.diary.problems
 
+    async def test_a_number_given_back_in_one_protocol_serves_again_while_the_other_has_it(
+        self, make_node: MakeNode
+    ) -> None:
+        node = make_node(port_range=PortRange(30000, 30000), protocols=(Protocol.TCP, Protocol.UDP))
+        await serving(node)
+        node.tracker.put_service(SOURCE, service("web", ports="http:80/UDP"))
+        await node.pass_time(1.0)
+        node.tracker.put_service(SOURCE, service("other", "10.96.0.2"))
+        await node.pass_time(1.0)
+        assert node.proxy_port(WEB) == node.proxy_port(frontend_name("other")) == 30000
+        assert not node.diary.problems
+
     async def test_a_port_that_another_process_frees_is_found(self, make_node: MakeNode) -> None:
         node = make_node(port_range=PortRange(30000, 30000))
         node.reserver.taken.add((Protocol.TCP, 30000))
