@@ -107,29 +107,30 @@ class World:
             track.shutdown()
 
     def play(self, act: Act) -> None:
-        """All events of an act. Each track waits for its own only; processes are this thread's."""
+        """All events of an act; at its end nothing is away any more. Each track waits for its own only; processes are
+        this thread's."""
         begin = time.monotonic()
         playing = [
             track.submit(self._play, begin, [event for event in act.events if event.track == name])
             for name, track in self._tracks.items()
         ]
+        # Not later: a process that starts just then waits for the API server.
+        playing += [self._tracks[name].submit(self._heal, name, begin + act.seconds) for name in ("api", "pods")]
         try:
             self._play(begin, [event for event in act.events if event.track == "process"], begin + act.seconds)
         finally:
             # What went wrong in another track may be the cause of what went wrong here: it is told first.
             for each in playing:
                 each.result()
-        time.sleep(max(0.0, begin + act.seconds - time.monotonic()))
 
     def heal(self) -> None:
-        """All is well again: nothing away, everything as in the beginning."""
-        for track in ("api", "pods"):
-            self._tracks[track].submit(self._heal, track).result()
+        """Everything is as in the beginning."""
         for place in PLACES:
             self._put(place.name, place.pods)
         until(lambda: self.daemon.get("/readyz").status == 200, "the daemon is ready", within_s=PATIENCE_S)
 
-    def _heal(self, track: str) -> None:
+    def _heal(self, track: str, at: float) -> None:
+        time.sleep(max(0.0, at - time.monotonic()))
         if track == "api" and self._trouble is not None:
             self._api(f"end of {self._trouble.what}")
         elif track == "pods":
