@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kubeproxy.announcer import Events
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import uses_kubernetes
+from kubeproxy.dataplane.cores import workers_for
 from kubeproxy.observability.views import Picture
 from kubeproxy.proxier.snapshot import Snapshot
 from kubeproxy.proxier.tracker import Tracker
@@ -89,6 +90,7 @@ class Inputs:
             enforced_namespace=str(manifests.namespace) or None,
             sink=self._tracker,
             on_report=lambda report: None,
+            cpus=workers_for(None),
         )
         self._tasks.start(kept_running("manifests", self._manifests.run), name="manifests")
 

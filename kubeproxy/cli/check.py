@@ -19,7 +19,7 @@ def _check(given: Given) -> int:
         click.echo("configuration is valid")
         return 0
 
-    from kubeproxy.sources.manifests import check as check_manifests
+    from kubeproxy.sources.manifests.check import check as check_manifests
 
     survey = check_manifests(
         manifests.paths,

@@ -15,7 +15,7 @@ import pytest
 from kubeproxy.cli.main import commands, status_of
 from kubeproxy.config.flags import flags
 from kubeproxy.config.load import load
-from kubeproxy.sources.manifests import check
+from kubeproxy.sources.manifests.check import check
 from tests.docs.pages import ROOT, Page, pages
 
 every_page = pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

@@ -123,7 +123,7 @@ def test_the_example_configuration_is_valid_and_says_nothing_without_effect() ->
 
 
 def test_the_example_manifest_is_valid_and_not_taken_by_itself(tmp_path: Path) -> None:
-    from kubeproxy.sources.manifests import check
+    from kubeproxy.sources.manifests.check import check
 
     (example,) = (SOURCES / "etc/manifests").iterdir()
     shutil.copy(example, tmp_path)

@@ -1,7 +1,5 @@
-"""Services and endpoints from manifests: files, directories, web addresses, standard input."""
+"""Services and endpoints from manifests: files, directories, web addresses, standard input.
 
-from kubeproxy.sources.manifests.check import check
-from kubeproxy.sources.manifests.inventory import Trouble
-from kubeproxy.sources.manifests.source import ManifestSource, ManifestState, PathState, Report
-
-__all__ = ["ManifestSource", "ManifestState", "PathState", "Report", "Trouble", "check"]
+`source` follows them, `check` says what is wrong with them. Nothing is imported here, because `helper`, a process of
+its own, wants none of it.
+"""

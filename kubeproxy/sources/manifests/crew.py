@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -32,12 +33,15 @@ WORTHWHILE = 1 << 20
 """Bytes of YAML for which they are started: what is parsed here in the time in which three of them begin."""
 BATCH = 1 << 16
 """Bytes in a question, about; some 25 ms of parsing."""
+LONGEST = 1 << 20
+"""Bytes of a text; a longer one is parsed here. So who does not answer hangs, and is not busy."""
 DEPTH = 2
 """Questions that one has at a time, so that it never waits for the next."""
 BEAT_S = 1.0
 SILENT_BEATS = 15
-"""One who has not answered after so many in which nobody else did hangs. Not seconds: while this very process is stopped
-nobody is to blame."""
+"""Who has been asked, and has not answered after so many in which nobody did, hangs. Not seconds: while this very
+process is stopped nobody is to blame."""
+NICENESS = 10
 REAP_S = 5.0
 """How long one that was killed may take to end."""
 _RECEIVE = 1 << 18
@@ -49,7 +53,7 @@ COMMAND = (sys.executable, "-P", "-m", "kubeproxy.sources.manifests.helper")
 class _Batch:
     """Texts that are asked about together."""
 
-    __slots__ = ("answers", "digests", "helper", "settled", "size", "texts")
+    __slots__ = ("answers", "begun", "digests", "helper", "settled", "size", "texts")
 
     def __init__(self) -> None:
         self.texts: list[bytes] = []
@@ -58,6 +62,8 @@ class _Batch:
         self.helper: _Helper | None = None
         self.settled = False
         """Nothing more will be heard of it."""
+        self.begun = False
+        """Some of it has been taken, or is wanted."""
         self.answers: dict[bytes, Answer] = {}
 
     def settle(self, answers: Sequence[Answer] = ()) -> None:
@@ -77,7 +83,7 @@ class _Helper:
         self.socket, theirs = socket.socketpair()
         try:
             with theirs:
-                self.process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL)
+                self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         except BaseException:
             self.socket.close()
             raise
@@ -133,10 +139,10 @@ class Crew:
     """Hand in the parts that will have to be parsed, then take them in the same order: a context manager, at whose end
     no process is left. None is started before there is enough to do. For one thread, which may be any."""
 
-    def __init__(self, size: int, *, command: Sequence[str] = COMMAND) -> None:
-        """At most `size` processes."""
+    def __init__(self, size: int, *, urgent: bool, command: Sequence[str] = COMMAND) -> None:
+        """At most `size` processes; who moves bytes goes before them, unless this is `urgent`."""
         self._size = min(size, MOST)
-        self._command = command
+        self._command = (*command, str(0 if urgent else NICENESS))
         self._helpers: list[_Helper] = []
         self._started = False
         self._open = _Batch()
@@ -144,8 +150,6 @@ class Crew:
         """Those that nobody has been asked about."""
         self._awaited: dict[bytes, _Batch] = {}
         """By a part's digest."""
-        self.outstanding = 0
-        """Bytes that were handed in and not yet taken."""
 
     def __enter__(self) -> Self:
         return self
@@ -159,15 +163,14 @@ class Crew:
 
     def submit(self, part: Part) -> None:
         """This will have to be parsed."""
-        # JSON is parsed here in no time. A value that is referred to may be small here, and large wherever it is written
-        # out.
-        if part.digest in self._awaited or is_json(part.text) or b"&" in part.text:
+        # JSON is parsed here in no time; and what is referred to may be small here, and large once it is written out.
+        aside = len(part.text) > LONGEST or is_json(part.text) or b"&" in part.text
+        if aside or part.digest in self._awaited:
             return
         self._open.texts.append(part.text)
         self._open.digests.append(part.digest)
         self._open.size += len(part.text)
         self._awaited[part.digest] = self._open
-        self.outstanding += len(part.text)
         if self._open.size >= BATCH:
             self._waiting.append(self._open)
             self._open = _Batch()
@@ -178,7 +181,9 @@ class Crew:
         batch = self._awaited.pop(part.digest, None)
         if batch is None:
             return parse_here(part)
-        self.outstanding -= len(part.text)
+        if not batch.begun:
+            batch.begun = True
+            self._exchange(0)
         if not batch.settled:
             self._await(batch)
         values = batch.answers.pop(part.digest, None)
@@ -193,7 +198,7 @@ class Crew:
             self._start()
         while self._waiting and (free := [helper for helper in self._helpers if len(helper.asked) < DEPTH]):
             helper = min(free, key=lambda each: len(each.asked))
-            self._attempt(helper, lambda: helper.ask(self._waiting.popleft()))
+            self._attempt(helper, partial(helper.ask, self._waiting.popleft()))
 
     def _start(self) -> None:
         try:
@@ -217,9 +222,9 @@ class Crew:
         silent = 0
         while not batch.settled:
             silent = 0 if self._exchange(BEAT_S) else silent + 1
-            if silent >= SILENT_BEATS and batch.helper is not None:
-                self._lose(batch.helper, f"it has not answered for {SILENT_BEATS * BEAT_S:g} s")
-        self._exchange(0)
+            if silent >= SILENT_BEATS:
+                for helper in [each for each in self._helpers if each.asked]:
+                    self._lose(helper, f"it has not answered for {SILENT_BEATS * BEAT_S:g} s")
 
     def _exchange(self, patience_s: float) -> bool:
         """Send and receive what can be, and hand out what is waiting; whether anything could be."""

@@ -160,8 +160,8 @@ def compose(
     previous: Reading | None = None,
     parse: Parse = parse_here,
 ) -> Reading:
-    """What a manifest says that consists of these parts, of which only those are parsed that the `previous` reading does
-    not know."""
+    """What a manifest says that consists of these parts. Only those are parsed that the `previous` reading does not
+    know."""
     reader = _Reader(namespaces, previous or Reading(), parse)
     entries: list[tuple[Place, Entry]] = []
     index = 0

@@ -1,7 +1,7 @@
 """A process that parses YAML for the control process while there is much of it, and does nothing else.
 
-Started by `crew` as ``python -m kubeproxy.sources.manifests.helper``, with one end of a socketpair as its standard
-input. It imports little, so that it is there soon, and ends with the one who started it.
+Started by `crew` as ``python -m kubeproxy.sources.manifests.helper NICENESS``, with one end of a socketpair as its
+standard input. It imports little, so that it is there soon, and ends with the one who started it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from kubeproxy.sources.manifests.values import SyntaxFault, parse
 
 HEAD = 4
 """Bytes that say how long a message is; the rest of it is MessagePack."""
-NICENESS = 10
-"""Who moves bytes, and who serves, goes first."""
 ALONE_S = 60
 """A question that takes longer is not answered any more: nobody waits for so long."""
 
@@ -44,13 +42,13 @@ def answer(text: bytes) -> Answer:
         return None
 
 
-def main() -> None:
+def main(niceness: int) -> None:
     """Answer until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's goes to everybody; who started us will see to it
     # Even one that is stopped, or has lost itself in a text, ends with the thread that waits for it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with contextlib.suppress(OSError):  # a service manager may forbid it
-        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
     with open(0, "rb", closefd=False) as questions, open(0, "wb", buffering=0, closefd=False) as answers:
         while len(head := questions.read(HEAD)) == HEAD:
             texts = msgspec.msgpack.decode(questions.read(int.from_bytes(head)), type=list[bytes])
@@ -63,6 +61,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        main(int(sys.argv[1]))
     except (OSError, msgspec.MsgspecError):
         sys.exit(1)  # who asked has gone, in the middle of a message

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
 from kubeproxy.model import EndpointSlice, Service
-from kubeproxy.sources.manifests.documents import Namespaces, Reading, read
-from kubeproxy.sources.manifests.files import SETTLE_S, Changing, PathMemory, ReadError, look, read_file
+from kubeproxy.sources.manifests.bulk import Reader
+from kubeproxy.sources.manifests.documents import Namespaces, Reading
+from kubeproxy.sources.manifests.files import SETTLE_S, Changing, PathMemory, ReadError, Signature, look, read_file
 from kubeproxy.sources.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.sources.manifests.inventory import Difference, Inventory, Trouble
 from kubeproxy.sources.manifests.thread import in_thread
@@ -37,6 +39,7 @@ CHUNK = 200
 """Changes handed to the sink before other tasks get their turn."""
 MAX_LINES = 20
 """Faults logged one by one per change; the rest is counted."""
+NO_MEMORY = "there is not enough memory to read it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,15 @@ class _Step:
     slices: Sequence[EndpointSlice] = ()
 
 
+class _Look(NamedTuple):
+    """What a named path holds, and how that differs from what was read."""
+
+    files: Mapping[str, Signature]
+    changed: list[str]
+    gone: list[str]
+    faults: dict[str, str]
+
+
 class ManifestSource:
     """Delivers what manifests say. Everything but the sink's and the report's calls happens in a thread, so that a
     large manifest holds up nothing; one step at a time, under a lock."""
@@ -97,10 +109,12 @@ class ManifestSource:
         enforced_namespace: str | None,
         sink: Sink,
         on_report: Callable[[Report], None],
+        cpus: int = 1,
     ) -> None:
+        """`cpus`: how many may be busy with a large reading."""
         self._paths = tuple(dict.fromkeys(path if _special(path) else os.path.normpath(path) for path in paths))
         self._recursive = recursive
-        self._namespaces = Namespaces(default=default_namespace, enforced=enforced_namespace)
+        self._reader = Reader(Namespaces(default=default_namespace, enforced=enforced_namespace), cpus)
         self._sink = sink
         self._on_report = on_report
         self._memories = {path: PathMemory(path) for path in self._paths if not _special(path)}
@@ -213,16 +227,17 @@ class ManifestSource:
 
     def _step(self, answers: Mapping[str, Answer], *, whole: bool = False) -> _Step:
         """Look at all files, and take in what was answered elsewhere. `whole`: all objects are wanted."""
-        readings: dict[str, Reading | None] = {}
         faults = self._faults | {path: {} for path in answers}
         now = time.monotonic()
-        for path in self._paths:
-            if path in self._memories:
-                faults[path] = self._look_at(self._memories[path], now, readings)
-            elif isinstance(answer := answers.get(path), ReadError):
+        looks = {path: self._look_at(memory, now) for path, memory in self._memories.items()}
+        readings: dict[str, Reading | None] = {path: None for seen in looks.values() for path in seen.gone}
+        readings |= self._read(looks, answers, urgent=whole)
+        for path, seen in looks.items():
+            unread = {file: reason for file, reason in self._unread.items() if file in seen.files}
+            faults[path] = unread | seen.faults
+        for path, answer in answers.items():
+            if isinstance(answer, ReadError):
                 faults[path] = {path: str(answer)}
-            elif answer is not None:
-                readings[_origin(path)] = read(answer, self._namespaces, self._readings.get(_origin(path)))
         for origin, reading in readings.items():
             if reading is None:
                 self._readings.pop(origin, None)
@@ -245,28 +260,54 @@ class ManifestSource:
         )
         return _Step(difference, state, services, slices) if whole else _Step(difference, state)
 
-    def _look_at(self, memory: PathMemory, now: float, readings: dict[str, Reading | None]) -> dict[str, str]:
-        """Add a named path's readings, and return what is wrong with it by file or directory."""
+    def _look_at(self, memory: PathMemory, now: float) -> _Look:
         listing = look(memory.path, recursive=self._recursive)
         changed, gone, faults = memory.compare(listing, now)
-        for path in changed:
-            self._unread.pop(path, None)
-            try:
-                data, signature = read_file(path)
-                readings[path] = read(data, self._namespaces, self._readings.get(path))
-            except Changing:
-                continue
-            except ReadError as error:
-                self._unread[path] = str(error)
-                continue
-            except MemoryError:
-                self._unread[path] = "there is not enough memory to read it"
-                continue
-            memory.loaded(path, signature)
-        for path in gone:
-            readings[path] = None
-        unread = {path: reason for path, reason in self._unread.items() if path in listing.files}
-        return unread | faults
+        return _Look(listing.files, changed, gone, faults)
+
+    def _read(self, looks: Mapping[str, _Look], answers: Mapping[str, Answer], *, urgent: bool) -> dict[str, Reading]:
+        """What has changed says, by manifest. Files that cannot be read are put down as such."""
+        states: dict[str, list[tuple[PathMemory, Signature]]] = {}
+        readings = {}
+        size = sum(seen.files[path].size for seen in looks.values() for path in seen.changed)
+        size += sum(len(answer) for answer in answers.values() if isinstance(answer, bytes))
+        texts = self._texts(looks, answers, states)
+        for origin, reading in self._reader.read_all(texts, size=size, previous=self._readings, urgent=urgent):
+            if isinstance(reading, Reading):
+                readings[origin] = reading
+                for memory, signature in states.pop(origin, ()):
+                    memory.loaded(origin, signature)
+            elif origin in states:
+                self._unread[origin] = NO_MEMORY
+            else:
+                raise reading
+        return readings
+
+    def _texts(
+        self,
+        looks: Mapping[str, _Look],
+        answers: Mapping[str, Answer],
+        states: dict[str, list[tuple[PathMemory, Signature]]],
+    ) -> Iterator[tuple[str, bytes]]:
+        """The manifests that have changed, in the order in which they were named; what state each file's text is of is
+        added to `states`."""
+        for path in self._paths:
+            for file in looks[path].changed if path in looks else ():
+                self._unread.pop(file, None)
+                try:
+                    data, signature = read_file(file)
+                except Changing:
+                    continue
+                except ReadError as error:
+                    self._unread[file] = str(error)
+                    continue
+                except MemoryError:
+                    self._unread[file] = NO_MEMORY
+                    continue
+                states.setdefault(file, []).append((self._memories[path], signature))
+                yield file, data
+            if isinstance(answer := answers.get(path), bytes):
+                yield _origin(path), answer
 
     def _watched(self) -> tuple[Directories, Directories]:
         """Directories to watch as such, among them those in which the named paths themselves may be replaced; and those

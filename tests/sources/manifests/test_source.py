@@ -16,7 +16,9 @@ import pytest
 from aiohttp import web
 
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
-from kubeproxy.sources.manifests import ManifestSource, Report, check, source
+from kubeproxy.sources.manifests import bulk, source
+from kubeproxy.sources.manifests.check import check
+from kubeproxy.sources.manifests.source import ManifestSource, Report
 from kubeproxy.sources.sink import SourceName
 from tests.sources.manifests.texts import endpoint_slice, join, service
 
@@ -361,7 +363,7 @@ async def test_want_of_memory_is_told_and_tried_again(directory: Path, monkeypat
     (directory / "a.yaml").write_text(service("a"))
     async with following(directory) as (listener, _):
         with monkeypatch.context() as patched:
-            patched.setattr(source, "read", refuse)
+            patched.setattr(bulk, "read", refuse)
             (directory / "a.yaml").write_text(service("a", "10.0.0.2"))
             await listener.until(lambda: listener.told("not enough memory to read it; what it said last goes on") == 1)
             assert listener.addresses == {"a": "10.0.0.1"}
