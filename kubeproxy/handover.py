@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -25,14 +26,16 @@ class Handover:
         self._netfilter = netfilter
         self._predecessor = predecessor
         self._on_taken = on_taken
-        self._taken = False
+        self._applied = False
+        self.taken = asyncio.Event()
+        """Set when the rules lead to us, and the predecessor has given everything away."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._netfilter, name)
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`."""
-        if self._taken:
+        if self._applied:
             return await self._netfilter.apply(wanted, verify=verify)
         if self._predecessor is not None:
             await self._predecessor.hold()
@@ -42,9 +45,10 @@ class Handover:
             if self._predecessor is not None:
                 await self._predecessor.resume()
             raise
-        self._taken = True
+        self._applied = True
         if self._predecessor is not None:
             await self._predecessor.take()
             self._predecessor.close()
+        self.taken.set()
         await self._on_taken()
         return changed

@@ -1,7 +1,7 @@
 """How far a start has come, for whoever waits for it: with ten thousand Services it takes seconds.
 
 On a terminal that is one line, drawn anew until everything is served and gone then; elsewhere a line of the log every
-few seconds. A start that takes less time is not spoken of.
+few seconds. A start that takes less time is not spoken of. Service managers are told later, too.
 """
 
 from __future__ import annotations
@@ -39,6 +39,20 @@ def words(summary: Summary) -> str:
         done = 100 * summary.services // known
         return f"{summary.services:,} of {known:,} Services have listeners ({done} %)"
     return f"{summary.listeners:,} listeners for {known:,} Services; waits for the packet filter"
+
+
+def status(summary: Summary, *, connections: int, serving: bool, stopping: bool) -> str:
+    """How things stand, in one line for `systemctl status`. Pure."""
+    if stopping:
+        return f"draining; open connections: {connections}"
+    if not serving:
+        return f"starting; {words(summary)}"
+    parts = [f"services: {summary.services}, listeners: {summary.listeners}, open connections: {connections}"]
+    if summary.troubled:
+        parts.append(f"services with problems: {summary.troubled}")
+    if summary.failing:
+        parts.append(f"cannot be brought up to date: {summary.failing}")
+    return "; ".join(parts)
 
 
 async def show(

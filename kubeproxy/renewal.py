@@ -24,6 +24,14 @@ def command() -> list[str]:
     return [sys.executable, *sys.orig_argv[1:]]
 
 
+def obstacle(*, workers: bool, settled: bool) -> str | None:
+    """What about this process stands against it; None: nothing. `settled`: the rules lead to it, and to nobody else.
+    Pure."""
+    if not workers:
+        return "without workers every connection would be lost; restart it, or start a successor"
+    return None if settled else "it is just taking over, or making way"
+
+
 async def why_not(words: Sequence[str]) -> str | None:
     """What the code on disk has against starting so; None: nothing."""
     for check in ((*words, "--write-config-to=/dev/null"), (words[0], "-c", "import kubeproxy.daemon")):

@@ -126,6 +126,8 @@ class Succession:
         self._steady = asyncio.Event()
         """Not set while a successor turns the rules to itself."""
         self._steady.set()
+        self.superseded = asyncio.Event()
+        """Set when the rules lead to our successor, and it has got what only one can have."""
         self._in_force = self._released = False
         self._orphans: dict[asyncio.StreamWriter, int] = {}
         self._predecessor: Predecessor | None = None
@@ -332,6 +334,7 @@ class Succession:
                         taken = True
                         self.release()
                         await duties.yield_all()
+                        self.superseded.set()
                         self._steady.set()
                     case other:
                         raise ValueError(f"what does {other!r} mean?")

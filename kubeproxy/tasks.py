@@ -25,6 +25,11 @@ class TaskSet:
         task.add_done_callback(self._done)
         return task
 
+    async def first_of(self, *ends: Coroutine[Any, Any, Any]) -> None:
+        """Back with the first of them; the others go on."""
+        waiting = [self.start(end, name="end") for end in ends]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:

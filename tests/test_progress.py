@@ -117,3 +117,18 @@ async def test_a_short_start_is_not_spoken_of() -> None:
         await progress.show(lambda: NOTHING, serving, as_text=True, stream=terminal)
     assert lines == []
     assert "starting" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("summary", "serving", "stopping", "said"), [
+    (UNDER_WAY, False, False, "starting; 2,500 of 10,000 Services have listeners (25 %)"),
+    (UNDER_WAY, True, False, "services: 2500, listeners: 2484, open connections: 7"),
+    (
+        replace(UNDER_WAY, troubled=2, failing="netfilter: table locked"), True, False,
+        "services: 2500, listeners: 2484, open connections: 7; services with problems: 2; "
+        "cannot be brought up to date: netfilter: table locked",
+    ),
+    (UNDER_WAY, True, True, "draining; open connections: 7"),
+    (UNDER_WAY, False, True, "draining; open connections: 7"),
+])  # fmt: skip
+def test_one_line_for_the_service_manager(summary: Summary, serving: bool, stopping: bool, said: str) -> None:
+    assert progress.status(summary, connections=7, serving=serving, stopping=stopping) == said
