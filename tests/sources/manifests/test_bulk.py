@@ -259,11 +259,12 @@ def test_helpers_end_with_who_started_them(stopped: bool) -> None:
         from kubeproxy.sources.manifests import crew
         from kubeproxy.sources.manifests.documents import outline
         crew.WORTHWHILE = 1
+        parts = [next(outline(b"a: %d\\nb: " % number + b"x" * 500))[0] for number in range(500)]
         with crew.Crew(2, urgent=True) as some:
-            for number in range(2000):
-                for part in next(outline(b"a: %d\\nb: " % number + b"x" * 500)),:
-                    some.submit(part[0])
-            some.parse(next(outline(b"a: 0\\nb: " + b"x" * 500))[0])
+            for part in parts:
+                some.submit(part)
+            for part in parts:  # so that each of them has answered
+                some.parse(part)
             for each in some._helpers:
                 {stopped} and os.kill(each.process.pid, signal.SIGSTOP)
             print(*(each.process.pid for each in some._helpers), flush=True)
