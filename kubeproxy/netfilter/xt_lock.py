@@ -31,7 +31,7 @@ def xtables_lock(wait_s: float) -> Iterator[None]:
             if time.monotonic() >= deadline:
                 raise KernelError(
                     f"{_holder(fd)} has held {path}, the lock of the iptables tables, for {wait_s:g} s; "
-                    "nothing was changed, and it is tried again"
+                    "nothing was changed"
                 )
             time.sleep(_POLL_S)
         yield

@@ -74,8 +74,11 @@ def netfilter(status: Status) -> str:
     if filter_.pending_s is None:
         waiting = "everything is in effect"
     else:
-        waiting = f"{filter_.changes_pending} changes pending, for {words.duration(filter_.pending_s)}"
-    failures = f"; {filter_.failures} failures in a row" if filter_.failures else ""
+        changes = filter_.changes_pending
+        # This node may have changed, of which nothing is counted.
+        what = words.several(changes, "change pending", "changes pending") if changes else "not everything is in effect"
+        waiting = f"{what}, for {words.duration(filter_.pending_s)}"
+    failures = f"; {words.several(filter_.failures, 'failure', 'failures')} in a row" if filter_.failures else ""
     return f"{filter_.adapter}; {done}; {waiting}{failures}"
 
 

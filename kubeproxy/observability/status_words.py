@@ -48,6 +48,11 @@ def size(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+def several(count: int, one: str, more: str) -> str:
+    """``1 change``, ``2 changes``."""
+    return f"{count} {one if count == 1 else more}"
+
+
 def rate(per_second: float | None) -> str:
     """``12``, ``0.5``, ``-`` where it is not known."""
     if per_second is None:

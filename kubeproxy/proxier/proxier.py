@@ -424,6 +424,7 @@ class Proxier:
                     still_listing=[source for source, complete in self._tracker.sources().items() if not complete],
                 )
             self._settled_at, self._pending_since = self._clock.now(), None
+            self._tracker.in_effect()
             self.serving.set()
             self._observer.settled(tuple(self._triggers))
             self._triggers.clear()
@@ -435,7 +436,11 @@ class Proxier:
     def _fails(self, part: str, error: KubeproxyError) -> None:
         reason = f"{part}: {error}"
         if self._failing.get(part) != reason:
-            log.error("cannot be brought up to date; what works goes on working", part=part, reason=str(error))
+            log.error(
+                "cannot be brought up to date; what works goes on working, and it is tried again",
+                part=part,
+                reason=str(error),
+            )
         self._failing[part] = reason
 
     def _recovered(self, part: str) -> None:

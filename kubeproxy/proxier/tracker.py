@@ -57,7 +57,7 @@ class Tally:
 
     total: int = 0
     pending: int = 0
-    """Not yet taken."""
+    """Not in effect yet."""
 
     def count(self) -> None:
         """One more."""
@@ -194,8 +194,14 @@ class Tracker:
                 if before != after:
                     changes.append(Change(name, before, after))
         if not self._untaken:
-            self.service_changes.pending = self.slice_changes.pending = 0
+            self.slice_changes.pending = (
+                0  # the data plane is told next; the kernel, whom Services wait for, need not be
+            )
         return changes
+
+    def in_effect(self) -> None:
+        """Everything taken is, and nothing is untaken."""
+        self.service_changes.pending = 0
 
     # How they are put together.
 

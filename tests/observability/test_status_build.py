@@ -230,6 +230,19 @@ last warnings and errors
     )
 
 
+@pytest.mark.parametrize(("pending_s", "changes", "failures", "said"), [
+    (None, 0, 0, "everything is in effect"),
+    (9.1, 1, 0, "1 change pending, for 9.1s"),
+    (9.1, 12, 1, "12 changes pending, for 9.1s; 1 failure in a row"),
+    (9.1, 0, 3, "not everything is in effect, for 9.1s; 3 failures in a row"),
+])  # fmt: skip
+def test_what_is_not_in_effect_yet(pending_s: float | None, changes: int, failures: int, said: str) -> None:
+    status = whole(shop())
+    filter_ = replace(status.netfilter, pending_s=pending_s, changes_pending=changes, failures=failures)
+    told = status_text.netfilter(replace(status, netfilter=filter_))
+    assert told == f"nftables; last transaction 3.0s ago; {said}"
+
+
 def test_the_headline() -> None:
     status = replace(whole(shop()), version="1.2.3")
     assert status_text.headline(status) == "kubeproxy 1.2.3 on node-1: healthy, up 3h02m (pid 42)"

@@ -382,6 +382,7 @@ class TestFailures:
         snapshot = node.proxier.snapshot()
         assert (snapshot.failing, snapshot.failures) == ("netfilter: table is locked", 1)
         assert snapshot.pending_since == node.clock.time
+        assert snapshot.service_changes_pending == 1
         for delay_s in (0.5, 1.0):
             await node.pass_time(delay_s - 0.01)
             assert node.answers(VIP) == ONE
@@ -391,6 +392,7 @@ class TestFailures:
         assert node.answers(VIP) is Fate.PASSED
         assert not node.reserver.held
         assert (node.proxier.snapshot().failing, node.proxier.snapshot().pending_since) == (None, None)
+        assert node.proxier.snapshot().service_changes_pending == 0
         assert node.diary.entries == ["queued", *["failed: table is locked"] * 3, "programmed full changed", "settled"]
 
     async def test_a_listener_that_cannot_be_had_harms_nobody_else(self, make_node: MakeNode) -> None:

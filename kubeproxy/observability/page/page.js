@@ -136,7 +136,7 @@ function showStates(totals) {
 function showNetfilter(filter) {
   $("adapter").textContent = filter.adapter;
   const synced = filter.programmed_ago_s === null ? "not yet" : `${seconds(filter.programmed_ago_s)} ago`;
-  const waiting = filter.pending_s === null ? "all in effect" : `${count(filter.changes_pending)} for ${seconds(filter.pending_s)}`;
+  const waiting = filter.pending_s === null ? "all in effect" : `${filter.changes_pending ? `${count(filter.changes_pending)} ` : ""}for ${seconds(filter.pending_s)}`;
   fill($("netfilter"), ...facts([["last transaction", synced], [filter.pending_s === null ? "changes" : "changes wait", waiting]]),
     ...(filter.failing ? [make("dd", { class: "bad" }, filter.failing)] : []));
 }
