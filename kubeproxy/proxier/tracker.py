@@ -194,9 +194,8 @@ class Tracker:
                 if before != after:
                     changes.append(Change(name, before, after))
         if not self._untaken:
-            self.slice_changes.pending = (
-                0  # the data plane is told next; the kernel, whom Services wait for, need not be
-            )
+            # The data plane is told next; only Services wait for the kernel.
+            self.slice_changes.pending = 0
         return changes
 
     def in_effect(self) -> None:

@@ -81,7 +81,7 @@ def test_the_lock_is_free_again(monkeypatch: pytest.MonkeyPatch, lock_file: Path
     for _ in range(2):
         with (
             xtables_lock(0.1),
-            pytest.raises(KernelError, match="has held .*; nothing was changed$"),
+            pytest.raises(KernelError, match=r"has held .*; nothing was changed$"),
             xtables_lock(0.05),
         ):
             pass

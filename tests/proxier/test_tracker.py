@@ -228,9 +228,7 @@ class TestTaking:
         tracker.put_slice(API, endpoint_slice("web", "10.0.0.1"))
         assert (tracker.service_changes.pending, tracker.slice_changes.pending) == (2, 1)
         tracker.take(10)
-        assert (tracker.service_changes.pending, tracker.slice_changes.pending) == (2, 0), (
-            "the kernel has to follow yet"
-        )
+        assert (tracker.service_changes.pending, tracker.slice_changes.pending) == (2, 0), "the kernel follows later"
         tracker.in_effect()
         assert tracker.service_changes.pending == 0
         assert (tracker.service_changes.total, tracker.slice_changes.total) == (2, 1)
