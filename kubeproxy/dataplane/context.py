@@ -10,6 +10,7 @@ from kubeproxy.dataplane.interface import DIAL_BUCKETS_S
 from kubeproxy.dataplane.journal import Journal
 from kubeproxy.dataplane.keepalive import KeepaliveRounds
 from kubeproxy.dataplane.ladder import Ladder
+from kubeproxy.dataplane.lag import Lag
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.dataplane.outbox import Outbox
 from kubeproxy.dataplane.pipes import PipePool
@@ -91,6 +92,10 @@ class Context:
         self.ladder = Ladder(reactor)
         self._tune = Tune()
         self.live: set[Live] = set()
+        self.touched: set[Tally] = set()
+        """Those that may have changed since they were last looked at: whoever takes in a client, or turns one away
+        unheard, puts its own here, and whoever finds one unchanged and without clients takes it out."""
+        self.lag = Lag(reactor)
         self.dial_times = DialTimes()
         self.journal = Journal()
         self._sweep = HalfClosedSweep(self)

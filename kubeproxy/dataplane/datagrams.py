@@ -287,6 +287,7 @@ class DatagramListener:
                     session = self._welcome(envelope)
                     if session is None:
                         self.tally.dropped += 1
+                        self.context.touched.add(self.tally)
                         continue
                 elif now - session.last_used >= USED_S:
                     self.sessions.used(session, now)
@@ -311,6 +312,7 @@ class DatagramListener:
         self.sessions.add(session)
         self.tally.accepted += 1
         self.tally.active += 1
+        self.context.touched.add(self.tally)
         return session
 
     def _send_on(self) -> None:

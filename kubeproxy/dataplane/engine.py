@@ -6,14 +6,15 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from kubeproxy.dataplane.balancer import Aside
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.datagrams import DatagramListener, Sessions
-from kubeproxy.dataplane.interface import PROSPECTS, Counters, Ended, Ill, Prospect, Vitals
+from kubeproxy.dataplane.interface import NOTHING, PROSPECTS, Counters, Ended, Ill, Prospect, Vitals
 from kubeproxy.dataplane.listener import Listener
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
-from kubeproxy.model import Address, FrontendName, Protocol
+from kubeproxy.model import Address, FrontendName, Protocol, Target
 
 
 class Engine:
@@ -41,6 +42,8 @@ class Engine:
         self._succeeded: dict[FrontendName, Listener | DatagramListener] = {}
         """Those that others have taken the place of, until `shed`."""
         self._sockets: dict[Listener | DatagramListener, socket.socket] = {}
+        self._told: dict[FrontendName, Counters] = {}
+        """The counters of the frontends served now, as last looked at."""
 
     def handle(self, messages: Sequence[Message]) -> dict[FrontendName, str]:
         """Put messages into effect, in order; what could not be done, by frontend."""
@@ -56,6 +59,7 @@ class Engine:
                 case Retire(frontend=name):
                     self.shed(name)
                     self._end(self._listeners.pop(name, None))
+                    self._told.pop(name, None)
                 case Tune():
                     self._context.tune = message
         return failures
@@ -68,6 +72,7 @@ class Engine:
             return listener
         listener.tally.frontend = message.frontend
         self._listeners[message.frontend] = listener
+        self._told[message.frontend] = NOTHING
         return None
 
     def succeed(self, message: Listen) -> str | None:
@@ -117,32 +122,43 @@ class Engine:
         """Whether it is listened for."""
         return frontend in self._listeners
 
+    def news(self) -> Iterator[tuple[FrontendName, Counters] | None]:
+        """The counters that have changed since they were last told of, by this or by `counters`; None: here nothing
+        has, but some time has passed. May be left off for a while or for good; and nobody looks at what no client
+        has come to."""
+        touched = self._context.touched
+        for tally in tuple(touched):
+            name = tally.frontend
+            listener = None if name is None else self._listeners.get(name)
+            if name is None or listener is None or listener.tally is not tally:
+                touched.discard(tally)
+                continue
+            counters = _counters_of(listener)
+            if counters != self._told[name]:
+                self._told[name] = counters
+                yield name, counters
+            else:
+                # Not before a look has found nothing new: what a turn sends at its end is counted when its session or
+                # connection may be over already.
+                if not (counters.active or counters.affinity_entries or tally.share.held):
+                    touched.discard(tally)
+                yield None
+
     def counters(self) -> dict[FrontendName, Counters]:
         """A snapshot of the sums of the frontends served now."""
-        return {name: _counters_of(listener) for name, listener in self._listeners.items()}
+        for _ in self.news():
+            pass
+        return self.told()
 
-    def counters_of(self, frontend: FrontendName) -> Counters | None:
-        """The same of one frontend; None: it is not served."""
-        listener = self._listeners.get(frontend)
-        return None if listener is None else _counters_of(listener)
+    def told(self) -> dict[FrontendName, Counters]:
+        """The same as when `news` last looked."""
+        return self._told.copy()
 
-    def ill(self, *, worker: int = 0) -> dict[FrontendName, tuple[Ill, ...]]:
-        """The endpoints that are passed over now."""
-        now = self._context.reactor.clock()
-        return {
-            name: tuple(
-                Ill(
-                    target=target,
-                    worker=worker,
-                    reason=aside.reason,
-                    failures=aside.failures,
-                    retry_in_s=max(0.0, aside.until - now) if not aside.on_trial else 0.0,
-                )
-                for target, aside in listener.balancer.aside.items()
-            )
-            for name, listener in self._listeners.items()
-            if listener.balancer.aside
-        }
+    def ill(self, *, worker: int = 0) -> Iterator[tuple[FrontendName, tuple[Ill, ...]] | None]:
+        """The endpoints that are passed over now; None: of a frontend of which none is. May be left off for a while."""
+        for name, listener in tuple(self._listeners.items()):
+            aside = listener.balancer.aside
+            yield (name, _ill_of(aside, self._context.reactor.clock(), worker)) if aside else None
 
     def prospect(self, frontend: FrontendName, client: Address, *, worker: int = 0) -> Prospect | None:
         """What would become of a client's next connection; None: the frontend is not served."""
@@ -153,7 +169,7 @@ class Engine:
         return Prospect(worker, order, bound)
 
     def vitals(self, *, worker: int = 0) -> Vitals:
-        """How this process is doing; begins a new look at the longest turn."""
+        """How this process is doing."""
         context = self._context
         return Vitals(
             pid=os.getpid(),
@@ -164,7 +180,7 @@ class Engine:
             descriptors=context.budget.used,
             descriptors_limit=context.budget.limit,
             turned_away=context.budget.refusals,
-            lag_s=context.reactor.take_longest_turn(),
+            lag_s=context.lag.longest_s(),
             dials=tuple(context.dial_times.counts),
             dial_seconds=context.dial_times.seconds,
             unlogged=context.journal.forgotten,
@@ -174,19 +190,33 @@ class Engine:
         """The connections that have ended since this was last asked (see `DataPlane.ended`)."""
         return self._context.journal.take()
 
-    def retire(self) -> None:
-        """Serve no new client of any frontend; those who wait already are taken, and the open connections go on."""
-        for listener in (*self._succeeded.values(), *self._listeners.values()):
-            self._end(listener)
-        self._succeeded.clear()
-        self._listeners.clear()
+    def retire(self) -> Iterator[None]:
+        """Serve no new client of any frontend; those who wait already are taken, and the open connections go on. One
+        frontend after the other: may be left off for a while."""
+        for name in self.frontends:
+            self.handle((Retire(name),))
+            yield
 
     def close(self) -> None:
         """End everything: listeners first, then connections, with a reset."""
-        self.retire()
+        for _ in self.retire():
+            pass
         for live in list(self._context.live):
             live.abort()
         self._context.pipes.close()
+
+
+def _ill_of(passed_over: Mapping[Target, Aside], now: float, worker: int) -> tuple[Ill, ...]:
+    return tuple(
+        Ill(
+            target=target,
+            worker=worker,
+            reason=aside.reason,
+            failures=aside.failures,
+            retry_in_s=max(0.0, aside.until - now) if not aside.on_trial else 0.0,
+        )
+        for target, aside in passed_over.items()
+    )
 
 
 def _counters_of(listener: Listener | DatagramListener) -> Counters:

@@ -44,6 +44,9 @@ class Counters(Struct, array_like=True):
         return self.refused + self.silent + self.nobody + self.unable
 
 
+NOTHING = Counters()
+"""Of a frontend that nobody has come to. Most are so on any one node, and cost nothing to tell."""
+
 DIAL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Upper bounds of the dial time histogram; one more bucket takes the rest. From what a dial on the same host takes to
 a little beyond the default ladder's end."""
@@ -66,7 +69,7 @@ class Vitals(Struct, frozen=True):
     turned_away: int
     """How often a client had to wait for want of descriptors."""
     lag_s: float
-    """The longest turn of its loop since this was last asked: how long a ready byte may have waited."""
+    """The longest turn of its loop within the last minute: how long a ready byte may have waited."""
     dials: tuple[int, ...]
     """Connections by the time from accept to the endpoint's answer: one number for each of `DIAL_BUCKETS_S` and one
     for the rest, not cumulative."""

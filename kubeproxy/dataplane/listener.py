@@ -111,6 +111,7 @@ class Listener:
             os.close(fd)
             raise
         self.tally.accepted += 1
+        self._context.touched.add(self.tally)
         return dial
 
     def _entry_of(self, address: tuple[str, int]) -> Entry | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.descriptors import DescriptorBudget
@@ -16,8 +18,12 @@ from kubeproxy.dataplane.ports import HeldPort, stop_listening
 from kubeproxy.dataplane.reactor import Reactor
 from kubeproxy.model import Address, FrontendName, Protocol
 
+_Step = TypeVar("_Step")
+
 DRAIN_LOOK_S = 0.05
 """How often a drain looks whether it is over: rare enough to cost nothing, often enough not to be waited for."""
+BREATH_S = 0.001
+"""How long one goes over all frontends before the loop, which moves the bytes, gets its turn."""
 
 
 class LocalDataPlane:
@@ -49,7 +55,9 @@ class LocalDataPlane:
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
         """See `DataPlane.counters`."""
-        return self.engine.counters()
+        async for _ in _breathing(self.engine.news()):
+            pass
+        return self.engine.told()
 
     async def vitals(self) -> Sequence[Vitals]:
         """See `DataPlane.vitals`."""
@@ -57,7 +65,7 @@ class LocalDataPlane:
 
     async def ill(self) -> Mapping[FrontendName, Sequence[Ill]]:
         """See `DataPlane.ill`."""
-        return self.engine.ill()
+        return dict([ill async for ill in _breathing(self.engine.ill()) if ill is not None])
 
     async def prospects(self, frontend: FrontendName, client: Address) -> Sequence[Prospect]:
         """See `DataPlane.prospects`."""
@@ -80,7 +88,8 @@ class LocalDataPlane:
 
     async def retire(self) -> None:
         """See `DataPlane.retire`."""
-        self.engine.retire()
+        async for _ in _breathing(self.engine.retire()):
+            pass
 
     @property
     def open_connections(self) -> int:
@@ -101,3 +110,13 @@ class LocalDataPlane:
         self.engine.close()
         self._ports.close()
         self._context.reactor.shut()
+
+
+async def _breathing(steps: Iterable[_Step]) -> AsyncIterator[_Step]:
+    """The same, with a breath of the event loop in between."""
+    until = time.monotonic() + BREATH_S
+    for step in steps:
+        yield step
+        if time.monotonic() >= until:
+            await asyncio.sleep(0)
+            until = time.monotonic() + BREATH_S

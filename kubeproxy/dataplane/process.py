@@ -161,6 +161,8 @@ class WorkerProcess:
             return
         if isinstance(report, Counted):
             self.counters.update(report.counters)
+            if report.more:
+                return
         if (pending := self._pending.pop(report.number, None)) is not None:
             pending.resolve(report)
 

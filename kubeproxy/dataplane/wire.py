@@ -104,11 +104,13 @@ class Done(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Counted(Struct, frozen=True, tag=True, array_like=True):
-    """The counters that have changed since they were last asked for."""
+    """The counters that have changed since they were last told of; `more` of them are to come in another of the same
+    number, and only the last is the answer. Number 0: unasked, for nobody will be able to ask again."""
 
     number: int
     open: int
     counters: tuple[tuple[FrontendName, Counters], ...]
+    more: bool = False
 
 
 class Doing(Struct, frozen=True, tag=True, array_like=True):

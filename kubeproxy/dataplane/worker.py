@@ -23,8 +23,8 @@ from kubeproxy.dataplane.channel import Channel
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.engine import Engine
-from kubeproxy.dataplane.interface import Counters
-from kubeproxy.dataplane.messages import Listen, Message, Retire
+from kubeproxy.dataplane.interface import Counters, Ill
+from kubeproxy.dataplane.messages import Listen, Message
 from kubeproxy.dataplane.orphan import Orphan
 from kubeproxy.dataplane.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.wire import (
@@ -52,12 +52,10 @@ from kubeproxy.model import FrontendName
 
 EXIT_INTERNAL_ERROR = 70
 """sysexits' EX_SOFTWARE."""
-SLICE = 64
-"""Messages put into effect in one turn, a few milliseconds' worth: connections come in between."""
-COUNTERS_SLICE = 512
-"""Frontends whose counters are looked at in one turn."""
-_NOTHING = Counters()
-"""What the control process takes a frontend's to be that it has heard nothing of."""
+SLICE_S = 0.001
+"""How long requests are seen to in one turn; then connections come in between, however much there is to do."""
+TOLD_AT_ONCE = 128
+"""Frontends whose counters go out in one frame: about 10 kB, some tenths of a millisecond to encode and send."""
 LOOK_S = 0.05
 """How often a drain looks whether it is over."""
 STATUS_S = 1.0
@@ -82,13 +80,12 @@ class Worker:
         )
         self._channel: Channel[Request] | None = Channel(sock, Request)
         self._watched = LEVEL
-        self._work: deque[Iterator[None]] = deque()
-        """Requests being seen to, the first one first; each stops now and then to let connections come in between."""
+        self._work: deque[Iterator[bool]] = deque()
+        """Requests being seen to, the first one first. Each stops after every step, where it may be left off for a
+        turn, and says whether it has to be: because something happens at a turn's end only."""
         self._working = False
         self._arriving: deque[int] = deque()
         """The sockets of the messages at hand."""
-        self._counted: dict[FrontendName, Counters] = {}
-        """The counters as the control process knows them."""
         self._leaving = False
         self._reactor.add(sock.fileno(), self._on_channel, LEVEL)
         self._reactor.after(STATUS_S, self._tell_status)
@@ -109,6 +106,10 @@ class Worker:
                 self._channel.flush()
             if what & ~select.EPOLLOUT:
                 for request, descriptors in self._channel.receive():
+                    if self._leaving:  # whoever asks will see us gone, and ask our successor
+                        for descriptor in descriptors:
+                            os.close(descriptor)
+                        continue
                     self._arriving.extend(descriptors)
                     self._work.append(self._see_to(request, len(descriptors)))
         except GarbledError as error:
@@ -116,6 +117,9 @@ class Worker:
             self._lose_channel()
         except (EOFError, OSError):
             self._lose_channel()
+        self._set_to_work()
+
+    def _set_to_work(self) -> None:
         if self._work and not self._working:
             self._working = True
             self._reactor.again(self._go_on)
@@ -124,16 +128,15 @@ class Worker:
     def _go_on(self) -> None:
         """One slice of the requests at hand."""
         self._working = False
+        clock = self._reactor.clock
+        until = clock() + SLICE_S
         while self._work:
-            for _ in self._work[0]:
-                self._working = True
-                self._reactor.again(self._go_on)
-                break
-            else:
+            turn_has_to_end = next(self._work[0], None)
+            if turn_has_to_end is None:
                 self._work.popleft()
-                continue
-            break
-        self._watch()
+            elif turn_has_to_end or clock() >= until:
+                break
+        self._set_to_work()
 
     def _watch(self) -> None:
         """Hear no more requests while there are some to be seen to: the sockets that come with them are not in the
@@ -185,7 +188,7 @@ class Worker:
 
     # What is asked.
 
-    def _see_to(self, request: Request, descriptors: int) -> Iterator[None]:
+    def _see_to(self, request: Request, descriptors: int) -> Iterator[bool]:
         match request:
             case Apply(number, messages):
                 listens = sum(isinstance(message, Listen) for message in messages)
@@ -196,6 +199,8 @@ class Worker:
                 return self._shed(number, frontends)
             case Ask(number, About.COUNTERS):
                 return self._count(number)
+            case Ask(number, About.ILL):
+                return self._tell_ill(number)
             case StopAccepting(number):
                 return self._stop_accepting(number)
             case Drain(number, grace_s):
@@ -204,13 +209,11 @@ class Worker:
                 return self._reply(request)
         return iter(())
 
-    def _reply(self, request: Request) -> Iterator[None]:
+    def _reply(self, request: Request) -> Iterator[bool]:
         """To what takes no time, but must not overtake what came before it."""
         match request:
             case Ask(number, About.VITALS):
                 self._answer(Doing(number, self._open, self._engine.vitals(worker=self._number)))
-            case Ask(number, About.ILL):
-                self._answer(Ailing(number, self._open, tuple(self._engine.ill(worker=self._number).items())))
             case Ask(number, About.ENDED):
                 self._answer(Ends(number, self._open, tuple(self._engine.take_ended())))
             case Foresee(number, frontend, client):
@@ -220,46 +223,48 @@ class Worker:
                 self._reactor.stop()
         yield from ()
 
-    def _apply(self, number: int, messages: Sequence[Message]) -> Iterator[None]:
+    def _apply(self, number: int, messages: Sequence[Message]) -> Iterator[bool]:
         failures: dict[FrontendName, str] = {}
-        for count, message in enumerate(messages, 1):
+        for message in messages:
             if isinstance(message, Listen) and self._engine.serves(message.frontend):
                 if (failure := self._engine.succeed(message)) is not None:
                     failures[message.frontend] = failure
             else:
                 failures |= self._engine.handle((message,))
-            if isinstance(message, Retire):
-                self._counted.pop(message.frontend, None)
-            if count % SLICE == 0:
-                yield
-        yield  # a turn, at the end of which sockets are closed
+            yield False
+        yield True  # at the end of the turn sockets are closed
         self._answer(Done(number, self._open, tuple(failures.items())))
 
-    def _shed(self, number: int, frontends: Sequence[FrontendName]) -> Iterator[None]:
-        for count, frontend in enumerate(frontends, 1):
+    def _shed(self, number: int, frontends: Sequence[FrontendName]) -> Iterator[bool]:
+        for frontend in frontends:
             self._engine.shed(frontend)
-            if count % SLICE == 0:
-                yield
-        yield
+            yield False
+        yield True
         self._answer(Done(number, self._open))
 
-    def _count(self, number: int) -> Iterator[None]:
+    def _count(self, number: int) -> Iterator[bool]:
         changed: list[tuple[FrontendName, Counters]] = []
-        for count, frontend in enumerate(self._engine.frontends, 1):
-            counters = self._engine.counters_of(frontend)
-            if counters is not None and counters != self._counted.get(frontend, _NOTHING):
-                self._counted[frontend] = counters
-                changed.append((frontend, counters))
-            if count % COUNTERS_SLICE == 0:
-                yield
+        for news in self._engine.news():
+            if news is not None:
+                changed.append(news)
+                if len(changed) == TOLD_AT_ONCE:
+                    self._answer(Counted(number, self._open, tuple(changed), more=True))
+                    changed.clear()
+            yield False
         self._answer(Counted(number, self._open, tuple(changed)))
 
-    def _stop_accepting(self, number: int) -> Iterator[None]:
-        for count, frontend in enumerate(self._engine.frontends, 1):
-            self._engine.handle((Retire(frontend),))
-            if count % SLICE == 0:
-                yield
-        yield
+    def _tell_ill(self, number: int) -> Iterator[bool]:
+        found: list[tuple[FrontendName, tuple[Ill, ...]]] = []
+        for ill in self._engine.ill(worker=self._number):
+            if ill is not None:
+                found.append(ill)
+            yield False
+        self._answer(Ailing(number, self._open, tuple(found)))
+
+    def _stop_accepting(self, number: int) -> Iterator[bool]:
+        for _ in self._engine.retire():
+            yield False
+        yield True
         self._answer(Done(number, self._open))
 
     def _drain(self, number: int, grace_s: float) -> None:
@@ -309,7 +314,14 @@ class Worker:
         if self._leaving:
             return
         self._leaving = True
-        self._engine.retire()
+        self._work.append(self._take_leave())
+        self._set_to_work()
+
+    def _take_leave(self) -> Iterator[bool]:
+        yield from self._count(0)
+        for _ in self._engine.retire():
+            yield False
+        yield True
         self._answer(Status(self._open, leaving=True))
         until = self._reactor.clock() + self._context.tune.shutdown_grace_s
 

@@ -10,7 +10,7 @@ from msgspec.structs import astuple, replace
 
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.held import HeldPorts
-from kubeproxy.dataplane.interface import Counters, Ended, Ill, Prospect, Vitals
+from kubeproxy.dataplane.interface import NOTHING, Counters, Ended, Ill, Prospect, Vitals
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.parcel import CHUNK, Parcel, chunks, for_all
 from kubeproxy.dataplane.ports import HeldPort
@@ -239,11 +239,11 @@ class WorkerDataPlane:
     async def counters(self) -> Mapping[FrontendName, Counters]:
         """See `DataPlane.counters`."""
         await self._supervisor.ask(lambda number: Ask(number, About.COUNTERS))
-        found = dict.fromkeys(self._frontends, _NOTHING)
+        found = dict.fromkeys(self._frontends, NOTHING)
         tables = self._tables()
         for count, name in enumerate(set().union(*tables) & found.keys(), 1):
             parts = [part for table in tables if (part := table.get(name)) is not None]
-            found[name] = _sum(parts) if len(parts) > 1 else parts[0] if parts else _NOTHING
+            found[name] = _sum(parts) if len(parts) > 1 else parts[0] if parts else NOTHING
             if count % _BREATH == 0:
                 await asyncio.sleep(0)
                 tables = self._tables()  # one that has died meanwhile is among the past ones now
@@ -351,10 +351,6 @@ class WorkerDataPlane:
             served.close()
         self._frontends.clear()
         self._ports.close()
-
-
-_NOTHING = Counters()
-"""Of a frontend that nobody has come to. Most are so on any one node, and cost nothing to tell."""
 
 
 def _sum(parts: Iterable[Counters]) -> Counters:

@@ -55,7 +55,6 @@ class Exposition:
             # In a thread, because listing /proc/self/fd takes 20 ms with 40,000 connections; what is to be computed
             # beside it is little.
             parts = [await asyncio.to_thread(generate_latest, self._metrics.registry)]
-            self._metrics.workers.scraped()
             for part in traffic:
                 parts.append(part)
                 await asyncio.sleep(0)

@@ -35,7 +35,6 @@ class Workers(Collector):
         self._last: dict[Life, Vitals] = {}
         self._dials = (0,) * (len(DIAL_BUCKETS_S) + 1)
         self._dial_seconds = 0.0
-        self._lag_s: dict[int, float] = {}
         self.turned_away = 0
         """How often a client had to wait for want of descriptors, since this process began."""
         self.unlogged = 0
@@ -51,15 +50,10 @@ class Workers(Collector):
             self._dial_seconds += it.dial_seconds - (before.dial_seconds if before else 0.0)
             self.turned_away += it.turned_away - (before.turned_away if before else 0)
             self.unlogged += it.unlogged - (before.unlogged if before else 0)
-            self._lag_s[it.number] = max(it.lag_s, self._lag_s.get(it.number, 0.0))
             self._known.add(it.number)
             lives[life] = it
         self._now, self._last = vitals, lives
         self._restarts, self._troubled = restarts, trouble is not None
-
-    def scraped(self) -> None:
-        """A scraper has been told: what was longest is looked for anew."""
-        self._lag_s = {}
 
     def collect(self) -> Iterable[Metric]:
         """As prometheus_client asks for it."""
@@ -110,7 +104,7 @@ class Workers(Collector):
         limit = GaugeMetricFamily("kubeproxy_descriptors_limit", "How many the byte path may use", labels=labels)
         lag = GaugeMetricFamily(
             "kubeproxy_worker_loop_lag_seconds",
-            "The longest turn of its loop since the last scrape: how long a ready byte may have waited",
+            "The longest turn of its loop within the last minute: how long a ready byte may have waited",
             labels=labels,
         )
         cpu = CounterMetricFamily(
@@ -128,7 +122,7 @@ class Workers(Collector):
             sessions.add_metric(label, it.udp_sessions)
             used.add_metric(label, it.descriptors)
             limit.add_metric(label, it.descriptors_limit)
-            lag.add_metric(label, self._lag_s.get(it.number, it.lag_s))
+            lag.add_metric(label, it.lag_s)
             if it.pid != os.getpid() and (spent := consumption(it.pid)) is not None:
                 cpu.add_metric(label, spent[0])
                 memory.add_metric(label, spent[1])

@@ -443,6 +443,8 @@ async def test_many_messages_do_not_stop_connections() -> None:
     async with crew(1) as it, endpoint(echo) as target:
         address = await it.serve(target)
         reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"x")
+        await reader.readexactly(1)  # it has its endpoint, before the crowd comes, of whom nobody answers
         crowd = tuple(Target(LOOPBACK, 1 + number) for number in range(50))
         sending = asyncio.ensure_future(
             it.plane.send([SetEndpoints(frontend(), crowd)] * 10_000 + [SetEndpoints(frontend(), (target,))])
