@@ -13,6 +13,7 @@ import pytest
 from tests.e2e import kernel
 from tests.e2e.conftest import ADAPTERS
 from tests.e2e.crowd import Crowd
+from tests.e2e.incumbent import incumbent
 from tests.e2e.stage import QUICK, VIP, Stage, ask, endpoints, service, silent, until
 from tests.lab import Daemon
 
@@ -72,6 +73,21 @@ def test_takeover(stage: Stage, netfilter: str, workers: str) -> None:
     assert second.process.poll() is None
     assert second.get("/livez").status == 200
     assert "cut off" not in first.log()
+    stage.await_answers(0, 1, 2)
+
+
+@each_adapter
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_nothing_serves_before_whoever_serves_already_was_asked(stage: Stage, netfilter: str, workers: str) -> None:
+    """Listeners are opened when it has answered, and the rules are switched when it holds still."""
+    stage.write_service([0, 1, 2])
+    with incumbent(stage.node, busy=3) as owner:
+        stage.daemon(QUICK, f"--workers={workers}", netfilter=netfilter)
+        until(lambda: "take" in owner.words, "it takes over")
+    *asked, hold, take = owner.sights
+    assert [(sight.word, sight.listeners, sight.rules) for sight in asked] == [("hello", 0, 0)] * 4
+    assert (hold.word, hold.listeners > 0, hold.rules) == ("hold", True, 0)
+    assert (take.word, take.rules > 0) == ("take", True)
     stage.await_answers(0, 1, 2)
 
 
