@@ -21,7 +21,7 @@ from tests.bench.chart import chart
 from tests.bench.cores import Cores
 from tests.bench.measures import CONNECTIONS, LOADS, REQUESTS, Measure
 from tests.bench.memory import IdleConnections, IdleDaemon
-from tests.bench.peers import Bare, Direct, HAProxy, Kubeproxy, Nginx, Peer, Streams
+from tests.bench.peers import Bare, Direct, HAProxy, Kubeproxy, Nginx, Peer, RedirectedHAProxy, Streams
 from tests.bench.processes import family
 from tests.bench.scale import SCENARIOS, Scale
 from tests.bench.stage import Stage, make_stage
@@ -31,8 +31,8 @@ LANES = 3
 """Workers and threads where several serve."""
 
 _NAMES = (*(load.name for load in LOADS), IdleConnections.name, IdleDaemon.name, Scale.name)
-_ONE = ("direct", "haproxy", "nginx", "streams", "bare", "kubeproxy0", "kubeproxy")
-_EVERY = ("direct*", f"haproxy{LANES}", f"nginx{LANES}", f"kubeproxy{LANES}")
+_ONE = ("direct", "haproxy", "haproxy+nat", "nginx", "streams", "bare", "kubeproxy0", "kubeproxy")
+_EVERY = ("direct*", f"haproxy{LANES}", f"haproxy{LANES}+nat", f"nginx{LANES}", f"kubeproxy{LANES}")
 _PEERS = (*_ONE, *_EVERY)
 _USUAL = tuple(name for name in _PEERS if name != "bare")
 _QUICK = ("direct", "haproxy", "kubeproxy", f"haproxy{LANES}", f"kubeproxy{LANES}")
@@ -57,6 +57,8 @@ def _names_of(allowed: Sequence[str]) -> Callable[[click.Context, click.Paramete
 
 def _make_peer(name: str, netfilter: str, profile: Path | None) -> Peer:
     lanes = LANES if name in _EVERY else 1
+    if name.endswith("+nat"):
+        return RedirectedHAProxy(name, lanes=lanes)
     match name.rstrip("0123456789*"):
         case "direct":
             return Direct(name, lanes=lanes)

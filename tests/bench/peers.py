@@ -114,6 +114,24 @@ class HAProxy(Program):
         return ["haproxy", "-db", "-q", "-f", str(config)]
 
 
+class RedirectedHAProxy(HAProxy):
+    """HAProxy behind a redirect like ours: what answering at a service address, with connection tracking, costs it."""
+
+    def start(self, stage: Stage) -> None:
+        """Redirect first, so that no connection is tracked in another way."""
+        rules = (
+            "table ip bench { chain prerouting { type nat hook prerouting priority dstnat; "
+            f"ip daddr {CLUSTER_IP} tcp dport {{ {HTTP}, {BULK} }} dnat to {NODE_V4}; }}; }}"
+        )
+        stage.node.run(["nft", "-f", "-"], input=rules)
+        _forget_ended_soon(stage)
+        super().start(stage)
+
+    def address(self, port: int) -> tuple[str, int]:
+        """The cluster IP."""
+        return CLUSTER_IP, port
+
+
 class Nginx(Program):
     """Debian's nginx with its stream module, otherwise as it comes; for UDP, too."""
 
@@ -242,11 +260,15 @@ def start_daemon(
         command=pinned(stage.cores.proxy, *command),
         ready_within_s=120.0,
     )
-    # The kernel's 120 s would fill its table (262,144 by default, for all namespaces together) with ended
-    # connections within one run. The setting exists once something on this host tracks connections.
+    _forget_ended_soon(stage)
+    return daemon
+
+
+def _forget_ended_soon(stage: Stage) -> None:
+    """The kernel's 120 s would fill its table (262,144 by default, for all namespaces together) with ended connections
+    within one run. The setting exists once something on this host tracks connections."""
     with suppress(FileNotFoundError, PermissionError):
         stage.node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_time_wait", 10)
-    return daemon
 
 
 _PORTS = (("http", HTTP, "TCP"), ("bulk", BULK, "TCP"), ("echo", ECHO, "UDP"))

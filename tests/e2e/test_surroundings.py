@@ -153,5 +153,5 @@ def test_a_file_that_is_replaced_without_end_is_read_all_the_same(stage: Stage) 
             stage.write("web", service(metadata={"labels": {"turn": str(turn)}}), endpoints("web", [1 + turn % 3]))
             return {"pod-1", "pod-2", "pod-3"} <= traffic.answers.keys() or bool(traffic.failures)
 
-        until(write, "each of them has been read", within_s=10)
+        until(write, "each of them has been read")
     assert traffic.failures == []
