@@ -11,6 +11,7 @@ from kubeproxy.dataplane.journal import Journal
 from kubeproxy.dataplane.keepalive import KeepaliveRounds
 from kubeproxy.dataplane.ladder import Ladder
 from kubeproxy.dataplane.lag import Lag
+from kubeproxy.dataplane.memory import MemoryReserve
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.dataplane.outbox import Outbox
 from kubeproxy.dataplane.pipes import PipePool
@@ -87,6 +88,7 @@ class Context:
     def __init__(self, *, reactor: Reactor, budget: DescriptorBudget) -> None:
         self.reactor = reactor
         self.budget = budget
+        self.memory = MemoryReserve(budget=budget, reactor=reactor)
         self.pipes = PipePool(budget)
         self.outbox = Outbox(reactor)
         self.ladder = Ladder(reactor)

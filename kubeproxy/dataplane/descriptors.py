@@ -13,6 +13,10 @@ RESERVE = 64
 """Left to everything else in the process: the API server's connections, logs, epoll, subprocesses' pipes."""
 
 
+AT_LEAST = 16
+"""How many more may be in use however few clients are there, when the budget is tightened."""
+
+
 class Share:
     """What one frontend's clients have of a budget."""
 
@@ -30,7 +34,7 @@ class DescriptorBudget:
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit = self._whole = limit
         self.used = 0
         self.refusals = 0
         """How often somebody was turned away."""
@@ -65,6 +69,15 @@ class DescriptorBudget:
             return True
         # One part is for who is not here yet.
         return share.held + count <= room // (self._sharers + 1)
+
+    def tighten(self) -> None:
+        """Until `loosen`, no more clients than a third of those who are there: something else than descriptors is short.
+        At a third more, those who are there fill the three quarters."""
+        self.limit = min(self._whole, self.used + max(self._clients // 3, AT_LEAST))
+
+    def loosen(self) -> None:
+        """All descriptors may be used again."""
+        self.limit = self._whole
 
     def take_spare(self, count: int) -> bool:
         """Claim descriptors that one can do without, if nobody is likely to miss them."""

@@ -119,11 +119,13 @@ class Dial:
                 context.reactor.add(self._client, self._on_client)
                 self._watched = True
                 context.ladder.step(self, context.tune.dial_steps_s[0])
-        except (OSError, MemoryError):
-            self._give_up()
+        except (OSError, MemoryError) as error:
+            self._give_up(error)
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: OSError | MemoryError) -> None:
         """This host cannot serve this client now."""
+        if isinstance(error, MemoryError):
+            self._context.memory.spend()
         if self in self._context.live:
             self._tally.unable += 1
             self._end("unable")
@@ -203,8 +205,8 @@ class Dial:
                 self._attempt()
             else:
                 self._arrive(fd, 0, what)
-        except (OSError, MemoryError):
-            self._give_up()
+        except (OSError, MemoryError) as error:
+            self._give_up(error)
 
     def _arrive(self, fd: int, sent: int, what: int) -> None:
         """This endpoint has answered, and taken so many of the client's early bytes. OSError or MemoryError: and still
@@ -241,8 +243,8 @@ class Dial:
         if self in self._context.live:
             try:
                 self._next_step()
-            except (OSError, MemoryError):
-                self._give_up()
+            except (OSError, MemoryError) as error:
+                self._give_up(error)
 
     def _next_step(self) -> None:
         tune, now = self._context.tune, self._context.reactor.now

@@ -72,7 +72,9 @@ class Listener:
                 return
             try:
                 dial = self._accept()
-            except (OSError, MemoryError):
+            except (OSError, MemoryError) as error:
+                if isinstance(error, MemoryError):
+                    self._context.memory.spend()
                 # In this order, as whoever rests is told when something is given back.
                 budget.give(DESCRIPTORS_PER_CLIENT, share)
                 self._rest()

@@ -419,6 +419,8 @@ class Connection:
             reset_on_close(self._client)
             reset_on_close(self._endpoint)
             self._end(reason)
+            if reason == NO_MEMORY:
+                self._context.memory.spend()
 
     def _end(self, reason: str) -> None:
         context = self._context

@@ -112,6 +112,10 @@ class Worker:
                         continue
                     self._arriving.extend(descriptors)
                     self._work.append(self._see_to(request, len(descriptors)))
+        except MemoryError:
+            if not self._context.memory.spend():
+                raise
+            return  # what was not read is there, and said again
         except GarbledError as error:
             _say(self._number, f"the control process makes no sense any more: {error}")
             self._lose_channel()

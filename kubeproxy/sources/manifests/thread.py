@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
 
+BEGIN_S = 10.0
+"""How long a thread may take to begin; one that takes longer never will."""
+
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, done in a thread of its own.
+    """The result of `work`, done in a thread of its own; MemoryError when that could not begin.
 
     Not asyncio.to_thread: an executor's threads are waited for at the end of the process, and neither a read of
     standard input nor the parsing of fifty megabytes can be interrupted.
@@ -27,7 +30,11 @@ async def in_thread(work: Callable[[], T]) -> T:
         else:
             future.set_result(result)  # type: ignore[arg-type]  # None only where T has it
 
+    begun = False
+
     def run() -> None:
+        nonlocal begun
+        begun = True
         result: T | None = None
         error: BaseException | None = None
         try:
@@ -37,5 +44,10 @@ async def in_thread(work: Callable[[], T]) -> T:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name="manifests", daemon=True).start()
+    # Not threading.Thread, whose start() waits for the thread to say that it runs: one that finds no memory to do so is
+    # waited for by the whole process, for ever.
+    _thread.start_new_thread(run, ())
+    await asyncio.wait((future,), timeout=BEGIN_S)
+    if not begun:
+        raise MemoryError("a thread has found no memory to begin")
     return await future
