@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 20
 """Bytes in all; below, everything is parsed here, as helpers would hardly have begun before that is done."""
-AHEAD = 4 << 20
+AHEAD = 2 << 20
 """Bytes that are cut into parts before their turn comes: what helpers have in hand, and enough to see that there is
 something for them to do. A manifest that is larger is cut as a whole."""
 

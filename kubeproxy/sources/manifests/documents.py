@@ -366,7 +366,8 @@ def _translated(value: Value, name: ObjectName) -> Entry:
 
 
 def _placed(meta: wire.ObjectMeta | None, name: ObjectName) -> wire.ObjectMeta:
-    return msgspec.structs.replace(meta or wire.ObjectMeta(), namespace=name.namespace)
+    # Its name, too: decoded a second time, it would be in memory twice.
+    return msgspec.structs.replace(meta or wire.ObjectMeta(), name=name.name, namespace=name.namespace)
 
 
 # Faults in types, told as those in values are
