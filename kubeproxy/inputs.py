@@ -77,8 +77,12 @@ class Inputs:
         )
         recorder = self._events.recorder = EventRecorder(client=client, node_name=self._node_name)
         self._events.starting(self._node_name)
-        self._tasks.start(kept_running("events", recorder.run), name="events")
-        self._tasks.start(kept_running("kubernetes", self._kubernetes.run), name="kubernetes")
+        speaking = (
+            self._tasks.start(kept_running("events", recorder.run), name="events"),
+            self._tasks.start(kept_running("kubernetes", self._kubernetes.run), name="kubernetes"),
+        )
+        # Before their client is closed: they would take that for an outage, and say so.
+        closing.push_async_callback(self._tasks.end, *speaking)
 
     def _start_manifests(self) -> None:
         manifests = self._configuration.kubeproxy.manifests

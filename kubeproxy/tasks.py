@@ -35,9 +35,12 @@ class TaskSet:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_crash(task.get_name(), error)
 
-    async def close(self) -> None:
-        """Cancel what runs and wait for its end."""
-        tasks = list(self._tasks)
+    async def end(self, *tasks: asyncio.Task[Any]) -> None:
+        """Cancel these and wait for their end."""
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Cancel what runs and wait for its end."""
+        await self.end(*self._tasks)
