@@ -28,6 +28,7 @@ from kubeproxy.handover import Handover
 from kubeproxy.inputs import Inputs, source_names
 from kubeproxy.netfilter import conntrack_limits
 from kubeproxy.netfilter.cleanup import cleanup_all, disarm
+from kubeproxy.netfilter.conntrack import NoConntrack
 from kubeproxy.netfilter.conntrack_kernel import KernelConntrack
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.select import select
@@ -152,7 +153,8 @@ class Daemon:
         )
         if self._predecessor is not None:
             self._data_plane.share(True)
-        self._handover = Handover(netfilter, self._predecessor, on_taken=self._on_taken)
+        conntrack = KernelConntrack() if netfilter.name != "none" else NoConntrack()
+        self._handover = Handover(netfilter, conntrack, self._predecessor, on_taken=self._on_taken)
         self._netfilter = cast(Netfilter, self._handover)
         if netfilter.name != "none":
             if self._presence.others():
@@ -251,7 +253,7 @@ class Daemon:
             landing=self._surroundings.landing,
             bind=self._surroundings.bind,
             guard_sockets=self._can_guard_sockets,
-            conntrack=KernelConntrack() if netfilter.name != "none" else None,
+            conntrack=self._handover,
             observer=Announcer(
                 self._health,
                 self._metrics,

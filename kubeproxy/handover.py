@@ -1,4 +1,4 @@
-"""The moment at which the rules change hands: netfilter, as the successor of a running process uses it."""
+"""The moment at which the rules change hands: netfilter and its flows, as a successor first uses them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,34 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kubeproxy.errors import KubeproxyError
+from kubeproxy.netfilter.conntrack import Conntrack
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.succession import Predecessor
 
 
 class Handover:
-    """A `Netfilter` of which the first apply turns the rules from the predecessor, if there is one, to us: it holds
-    still, the one transaction is made, it gives everything away. Should the transaction fail, it looks after its rules
-    again, and the next apply is the first. Everything else, and everything after, is the adapter's own.
+    """A `Netfilter` and a `Conntrack` of which the first use turns the rules from the predecessor, if there is one, to
+    us: it holds still, the one transaction is made, the flows that still lead to it are deleted, it gives everything
+    away. Should the transaction fail, it looks after its rules again, and the next apply is the first. Everything
+    else, and everything after, is the adapter's own.
+
+    The flows come before the giving: should we die in between, the predecessor goes on as before, and no client that
+    keeps its UDP socket is left to a process that has made way.
 
     `on_taken` is called once, when the rules are ours and the predecessor has given everything away.
     """
 
     def __init__(
-        self, netfilter: Netfilter, predecessor: Predecessor | None, *, on_taken: Callable[[], Awaitable[None]]
+        self,
+        netfilter: Netfilter,
+        conntrack: Conntrack,
+        predecessor: Predecessor | None,
+        *,
+        on_taken: Callable[[], Awaitable[None]],
     ) -> None:
         self._netfilter = netfilter
+        self._conntrack = conntrack
         self._predecessor = predecessor
         self._on_taken = on_taken
         self._applied = False
@@ -46,9 +57,23 @@ class Handover:
                 await self._predecessor.resume()
             raise
         self._applied = True
+        return changed
+
+    async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
+        """See `Conntrack.reconcile`. That it failed does not keep us from taking over: it is tried again."""
+        try:
+            deleted = await self._conntrack.reconcile(before, now)
+        except KubeproxyError:
+            await self._take()
+            raise
+        await self._take()
+        return deleted
+
+    async def _take(self) -> None:
+        if self.taken.is_set() or not self._applied:
+            return
         if self._predecessor is not None:
             await self._predecessor.take()
             self._predecessor.close()
         self.taken.set()
         await self._on_taken()
-        return changed

@@ -15,6 +15,7 @@ import uvloop
 from kubeproxy import succession
 from kubeproxy.errors import KernelError
 from kubeproxy.handover import Handover
+from kubeproxy.netfilter.conntrack_fake import FakeConntrack
 from kubeproxy.netfilter.fake import FakeNetfilter
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.succession import RETRY_S, Duties, Predecessor, Succession
@@ -258,7 +259,7 @@ async def test_garbage_ends_that_connection_only(name: str, garbage: bytes) -> N
             predecessor.close()
 
 
-async def test_the_first_transaction_is_the_handover(name: str) -> None:
+async def test_the_first_transaction_and_its_flows_are_the_handover(name: str) -> None:
     story, taken = Story(), asyncio.Event()
 
     async def on_taken() -> None:
@@ -266,15 +267,37 @@ async def test_the_first_transaction_is_the_handover(name: str) -> None:
 
     async with process(name, story), process(name) as (_, predecessor):
         assert predecessor is not None
-        fake = FakeNetfilter()
-        handover = Handover(fake, predecessor, on_taken=on_taken)
+        fake, conntrack = FakeNetfilter(), FakeConntrack()
+        handover = Handover(fake, conntrack, predecessor, on_taken=on_taken)
         fake.fail()
         with pytest.raises(KernelError):
             await handover.apply(RuleSet(), verify=True)
         assert story.words == ["share", "hold", "resume"]
-        assert not taken.is_set()
         await handover.apply(RuleSet(), verify=True)
-        assert story.words == ["share", "hold", "resume", "hold", "yield"]
+        assert story.words == ["share", "hold", "resume", "hold"], "flows may still lead to the predecessor"
+        assert not taken.is_set()
+        conntrack.fail()
+        with pytest.raises(KernelError):
+            await handover.reconcile(None, RuleSet())
+        assert story.words == ["share", "hold", "resume", "hold", "yield"], "flows are no obstacle"
         assert taken.is_set()
         await handover.apply(RuleSet(), verify=True)
+        await handover.reconcile(None, RuleSet())
         assert story.words[-1] == "yield"
+        assert len(conntrack.calls) == 2
+
+
+async def test_who_dies_before_the_flows_are_deleted_has_not_taken_over(name: str) -> None:
+    story = Story()
+
+    async def on_taken() -> None:
+        raise AssertionError
+
+    async with process(name, story):
+        async with process(name) as (_, predecessor):
+            assert predecessor is not None
+            await Handover(FakeNetfilter(), FakeConntrack(), predecessor, on_taken=on_taken).apply(
+                RuleSet(), verify=True
+            )
+            predecessor.close()
+        await until(lambda: story.words == ["share", "hold", "unshare", "resume"])
