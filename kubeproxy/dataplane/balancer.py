@@ -5,8 +5,9 @@ that stay keep their places and newcomers join at the back, so that the position
 a round. The first order is shuffled, or the proxies of a thousand nodes would all begin with the same endpoint.
 
 An endpoint that did not answer is put aside, for a time that doubles with every failure: it is passed over, also by
-clients with affinity to it, as long as there is another. When its time is over one client tries it, and the others go
-on passing it over until that one has an answer. If all are aside, all are tried.
+clients with affinity to it, as long as there is another. When its time is over it is tried once, by a client or (with
+`trials_beside`) beside the clients, and all others go on passing it over until that trial has an answer. If all are
+aside, all are tried.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ class Aside:
 class Balancer:
     """The endpoints of one frontend, in turn."""
 
-    __slots__ = ("_affinity", "_affinity_timeout_s", "_aside", "_members", "_rng", "_rotation")
+    __slots__ = ("_affinity", "_affinity_timeout_s", "_aside", "_members", "_rng", "_rotation", "_trials_beside")
 
-    def __init__(self, *, rng: random.Random) -> None:
+    def __init__(self, *, rng: random.Random, trials_beside: bool = False) -> None:
+        """With `trials_beside`, who asks for an endpoint also sees to it that those that are `due` are tried: then no
+        client is sent to one that may still be dead while there is another."""
         self._rng = rng
+        self._trials_beside = trials_beside
         self._rotation: deque[Target] = deque()
         self._members: frozenset[Target] = frozenset()
         self._aside: dict[Target, Aside] = {}
@@ -84,7 +88,7 @@ class Balancer:
             target, last_used = bound
             if now - last_used < self._affinity_timeout_s and target in self._members and target not in avoid:
                 aside = self._aside.get(target)
-                if aside is None or aside.until <= now:
+                if aside is None or self._may_try(aside, now):
                     self._try_again(target, now)
                     self._bind(client, target, now)
                     return target
@@ -96,7 +100,7 @@ class Balancer:
     def prospect(self, client: str, now: float, *, limit: int) -> tuple[Target | None, tuple[Target, ...]]:
         """The endpoint that a client is bound to (None: to none), and the order in which its next connection would try
         the endpoints, up to `limit` of them. Asked of a twin, so that asking changes nothing."""
-        twin = Balancer(rng=self._rng)
+        twin = Balancer(rng=self._rng, trials_beside=self._trials_beside)
         twin._rotation = self._rotation.copy()
         twin._members = self._members
         twin._aside = {target: aside.copy() for target, aside in self._aside.items()}
@@ -135,6 +139,14 @@ class Balancer:
         if self._aside:
             self._aside.pop(target, None)
 
+    def due(self, now: float) -> Target | None:
+        """One whose time aside is over: to be tried now, by whoever asks. None: there is none."""
+        for target, aside in self._aside.items():
+            if aside.until <= now:
+                self._try_again(target, now)
+                return target
+        return None
+
     def _next(self, avoid: Container[Target], now: float) -> Target | None:
         rotation, aside = self._rotation, self._aside
         for _ in range(len(rotation)):
@@ -143,7 +155,7 @@ class Balancer:
             if target in avoid:
                 continue
             if aside and target in aside:
-                if aside[target].until > now:
+                if not self._may_try(aside[target], now):
                     continue
                 self._try_again(target, now)
             return target
@@ -157,8 +169,11 @@ class Balancer:
                 return target
         return None
 
+    def _may_try(self, aside: Aside, now: float) -> bool:
+        return not self._trials_beside and aside.until <= now
+
     def _try_again(self, target: Target, now: float) -> None:
-        """One client tries it; the others wait for what comes of that."""
+        """One tries it; the others wait for what comes of that."""
         aside = self._aside.get(target)
         if aside is not None:
             aside.on_trial = True

@@ -20,6 +20,13 @@ from kubeproxy.dataplane.sweep import HalfClosedSweep
 from kubeproxy.model import FrontendName
 
 
+class Trial(Protocol):
+    """An endpoint is being tried."""
+
+    def abort(self) -> None:
+        """End it now, whatever would have come of it."""
+
+
 class Live(Protocol):
     """A client that is being served: dialed for, or connected."""
 
@@ -98,6 +105,8 @@ class Context:
         """Those that may have changed since they were last looked at: whoever takes in a client, or turns one away
         unheard, puts its own here, and whoever finds one unchanged and without clients takes it out."""
         self.lag = Lag(reactor)
+        self.trials: set[Trial] = set()
+        """Endpoints that are being tried, for nobody."""
         self.dial_times = DialTimes()
         self.journal = Journal()
         self._sweep = HalfClosedSweep(self)

@@ -4,7 +4,7 @@ The ladder (`Tune.dial_steps_s`) gives each attempt its time. When a step ends w
 tried *beside* the one that is silent, and the first to answer wins: a slow network is not a dead endpoint. An endpoint
 that refuses makes room for the next one at once. When all were tried in this step, the dial waits for the next step and
 begins again, so that an endpoint that is just being restarted is waited for. When the last step ends, or there is
-nobody to dial, the client is reset.
+nobody to dial, the client is reset. Endpoints that are put aside are not tried at a client's expense (`trial`).
 
 Most clients speak first, and have spoken by the time they are dialed for. On a short way the handshake is over when
 `connect` returns, non-blocking or not. So what the client has said is offered to the endpoint at once: if it is taken,
@@ -14,16 +14,15 @@ the endpoint has answered, and was woken once for the connection and its first m
 from __future__ import annotations
 
 import errno
-import os
-import select
-import socket
 from functools import partial
 from os import read, write
 from typing import TYPE_CHECKING
 
+from kubeproxy.dataplane.connect import HUNG_UP, UNREACHABLE, begin_connecting, is_own_echo
 from kubeproxy.dataplane.fds import reset_on_close
 from kubeproxy.dataplane.splice import READ_BYTES, Connection
-from kubeproxy.dataplane.transparent import bind_as, can_preserve
+from kubeproxy.dataplane.transparent import can_preserve
+from kubeproxy.dataplane.trial import Trial
 
 if TYPE_CHECKING:
     from kubeproxy.dataplane.balancer import Balancer
@@ -33,15 +32,6 @@ if TYPE_CHECKING:
 
 ATTEMPTS_PER_STEP = 8
 """So that one client of a service whose thousand endpoints all refuse does not cost a thousand connects."""
-
-EPHEMERAL_PORTS_FROM = 32_768
-"""net.ipv4.ip_local_port_range begins here by default; lower it and lower ports are concerned too."""
-UNDER_WAY = (0, errno.EINPROGRESS)
-UNREACHABLE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
-"""What speaks against the endpoint; other errors (no port, no memory) are this host's own."""
-HUNG_UP = select.EPOLLERR | select.EPOLLHUP
-"""An endpoint that refused, or a client that reset. (A client that only said FIN may still want its answer.)"""
-NON_BLOCKING_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
 class Dial:
@@ -135,7 +125,10 @@ class Dial:
         self._end("cut")
 
     def _attempt(self) -> None:
-        """Dial the next endpoints of this step, until one has not refused at once."""
+        """Dial the next endpoints of this step, until one has not refused at once; and let one whose time aside is over
+        be tried beside."""
+        if self._balancer.aside and (due := self._balancer.due(self._context.reactor.now)) is not None:
+            Trial(self._context, self._balancer, due).begin(client=self._speak_as(due))
         while self._attempts < ATTEMPTS_PER_STEP:
             target = self._balancer.pick(self._client_address, self._context.reactor.now, self._tried)
             if target is None:
@@ -167,7 +160,7 @@ class Dial:
         sent = 0
         try:
             context.reactor.add(fd, partial(self._on_endpoint, fd))
-            if self._early and not _is_own_echo(fd, target):
+            if self._early and not is_own_echo(fd, target):
                 sent = write(fd, self._early)
         except BlockingIOError:
             pass
@@ -198,7 +191,7 @@ class Dial:
     def _on_endpoint(self, fd: int, what: int) -> None:
         target = self._waiting[fd]
         try:
-            if what & HUNG_UP or _is_own_echo(fd, target):
+            if what & HUNG_UP or is_own_echo(fd, target):
                 self._drop(fd)
                 self._refuse(target, "refused")
                 self._tally.dial_retries += 1
@@ -291,43 +284,3 @@ class Dial:
         context.budget.give(2, self._tally.share)
         if self._entry is not None:
             context.journal.add(self._entry.ended(reason, duration_s=context.reactor.now - self.since))
-
-
-def begin_connecting(target: Target, *, client: str | None) -> int:
-    """A descriptor whose connection to an endpoint is under way, from the address of `client` if one is given. OSError
-    when it could not even begin."""
-    # The C type: a `socket.socket` costs three Python calls more.
-    sock = socket.SocketType(socket.AF_INET6 if ":" in target.address else socket.AF_INET, NON_BLOCKING_STREAM)
-    try:
-        set_stream_options(sock)
-        if client is not None:
-            bind_as(sock, client)
-        error = sock.connect_ex(target)
-        if error not in UNDER_WAY:
-            raise OSError(error, os.strerror(error))
-    except BaseException:
-        sock.close()
-        raise
-    return sock.detach()
-
-
-def _is_own_echo(fd: int, target: Target) -> bool:
-    """Whether the kernel, by a simultaneous open, has connected the socket to itself: possible where a local endpoint
-    is gone and its port lies in the ephemeral range."""
-    if target.port < EPHEMERAL_PORTS_FROM:
-        return False
-    sock = socket.socket(fileno=fd)
-    try:
-        return bool(sock.getsockname() == sock.getpeername())
-    except OSError:
-        return False
-    finally:
-        sock.detach()
-
-
-def set_stream_options(sock: socket.SocketType) -> None:
-    """What both legs have; a listener hands its own down to what it accepts. Urgent data stays in line: a proxy that
-    took it out would lose it."""
-    setsockopt = sock.setsockopt
-    setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)

@@ -203,6 +203,8 @@ class Engine:
             pass
         for live in list(self._context.live):
             live.abort()
+        for trial in list(self._context.trials):
+            trial.abort()
         self._context.pipes.close()
 
 

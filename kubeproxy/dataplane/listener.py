@@ -8,8 +8,9 @@ import random
 import socket
 
 from kubeproxy.dataplane.balancer import Balancer
+from kubeproxy.dataplane.connect import set_stream_options
 from kubeproxy.dataplane.context import Context, Tally
-from kubeproxy.dataplane.dial import Dial, set_stream_options
+from kubeproxy.dataplane.dial import Dial
 from kubeproxy.dataplane.fds import keep_alive
 from kubeproxy.dataplane.journal import Entry
 from kubeproxy.dataplane.messages import SetEndpoints
@@ -51,7 +52,7 @@ class Listener:
         self._timer: Timer | None = None
         self._resting = False
         self._preserve: frozenset[Target] = frozenset()
-        self.balancer = Balancer(rng=rng)
+        self.balancer = Balancer(rng=rng, trials_beside=True)
         self.tally = Tally()
         set_stream_options(sock)
         keep_alive(sock.fileno(), context.tune.keepalive_s)

@@ -165,6 +165,36 @@ def test_a_trial_whose_outcome_nobody_tells_is_not_the_last(make: Make) -> None:
     assert target(1) in {balancer.pick("c", 6.0) for _ in range(4)}
 
 
+@pytest.mark.parametrize("affinity_timeout_s", [None, 1000.0])
+def test_with_trials_beside_no_client_is_sent_to_one_that_may_be_dead(affinity_timeout_s: float | None) -> None:
+    balancer = Balancer(rng=random.Random(1), trials_beside=True)
+    balancer.update(targets(1, 2, 3), affinity_timeout_s)
+    clients = [f"client-{number}" for number in range(6)]
+    assert {balancer.pick(client, 0.0) for client in clients} == set(targets(1, 2, 3))
+    now = 0.0
+    for wait in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        for _ in range(50):
+            balancer.failed(target(1), now, "timeout")
+        assert balancer.due(now + wait - 0.01) is None
+        now += wait
+        assert {balancer.pick(client, now) for client in clients} == set(targets(2, 3))
+        # One trial at a time.
+        assert [balancer.due(now) for _ in range(3)] == [target(1), None, None]
+        assert {balancer.pick(client, now) for client in clients} == set(targets(2, 3))
+    balancer.answered(target(1))
+    assert {balancer.pick(f"another-{number}", now) for number in range(3)} == set(targets(1, 2, 3))
+
+
+def test_with_trials_beside_too_all_are_tried_if_all_are_aside() -> None:
+    balancer = Balancer(rng=random.Random(1), trials_beside=True)
+    balancer.update(targets(1, 2), None)
+    for number in (1, 2):
+        balancer.failed(target(number), 0.0, "timeout")
+    for now in (0.1, 1.1):
+        assert {balancer.pick("c", now) for _ in range(4)} == set(targets(1, 2))
+    assert {balancer.due(1.1), balancer.due(1.1)} == set(targets(1, 2))
+
+
 def test_if_all_are_aside_all_are_tried(make: Make) -> None:
     balancer = make(1, 2, 3)
     for number in (1, 2, 3):
