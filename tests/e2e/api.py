@@ -33,8 +33,6 @@ class ApiHost:
         self.server = ApiServer(Cluster(), version=version, tokens=tokens)
         self._host = host
         self._address = address
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
         self._put(objects)
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -70,12 +68,27 @@ class ApiHost:
         self.do(lambda: self.server.cluster.delete(_RESOURCES[item["kind"]], metadata["namespace"], metadata["name"]))
 
     def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.stop()
+        try:
+            self.stop()
+        finally:
+            self._end()
+
+    def _run(self) -> None:
+        """The life of the thread: what still runs when it ends is cancelled, and its loop is closed."""
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
+
+    def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()

@@ -158,9 +158,11 @@ class Node:
 
     async def close(self) -> None:
         """Stop, and hold the proxier to having given everything back."""
-        await self.proxier.stop(cleanup=False)
-        self.proxier.close()
-        await self._tasks.close()
+        try:
+            await self.proxier.stop(cleanup=False)
+            self.proxier.close()
+        finally:
+            await self._tasks.close()
         assert not self.reserver.held
         assert not self.crashes, self.crashes
 

@@ -7,14 +7,11 @@ from scratch.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from kubeproxy.model import (
     Address,
@@ -35,6 +32,7 @@ from kubeproxy.model import (
 )
 from kubeproxy.netfilter.ruleset import ProxyPort
 from kubeproxy.proxier import PortRange
+from tests.proxier.machine import NodeMachine
 from tests.proxier.node import Node
 
 SOURCES = ("kubernetes", "manifests")
@@ -140,27 +138,19 @@ class Model:
         return found
 
 
-class ProxierMachine(RuleBasedStateMachine):
+class ProxierMachine(NodeMachine):
     """Says the same to a Node and to the Model."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.model = Model()
-        self.stood: dict[FrontendName, tuple[Protocol, int]] = {}
-        self.wait(self._build())
-
-    async def _build(self) -> None:
-        self.node = Node(
+        node = Node(
             sources=SOURCES,
             port_range=PORTS,
             families=tuple(Family),
             protocols=(Protocol.TCP, Protocol.UDP),
         )
-        self.node.start()
-
-    def wait(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self.loop.run_until_complete(coroutine)
+        super().__init__(node)
+        self.model = Model()
+        self.stood: dict[FrontendName, tuple[Protocol, int]] = {}
 
     def rested(self) -> None:
         self.model.note()
@@ -204,6 +194,7 @@ class ProxierMachine(RuleBasedStateMachine):
 
     @initialize(source=st.sampled_from(SOURCES), both=st.booleans())
     def list_at_start(self, source: str, both: bool) -> None:
+        self.start()
         for one in SOURCES if both else (source,):
             self.relist(one, [], [])
 
@@ -320,10 +311,6 @@ class ProxierMachine(RuleBasedStateMachine):
             if name in wanted and wanted[name].protocol is protocol:
                 assert now[name] == (protocol, port)
         self.stood = {n: stood for n, stood in now.items() if n in wanted and wanted[n].protocol is stood[0]}
-
-    def teardown(self) -> None:
-        self.wait(self.node.close())
-        self.loop.close()
 
 
 ProxierMachine.TestCase.settings = settings(

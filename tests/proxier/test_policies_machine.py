@@ -7,14 +7,12 @@ end and time has passed, rules and claims are those of the Services as they are,
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from kubeproxy.model import (
     NODE_PORTS,
@@ -36,6 +34,7 @@ from kubeproxy.netfilter.ruleset import ProxyPort
 from kubeproxy.proxier import NodeFacts, Preserve
 from kubeproxy.proxier.resolve import health, resolve
 from tests.proxier.builders import endpoint_slice
+from tests.proxier.machine import NodeMachine
 from tests.proxier.node import SOURCE, Node
 
 NAMES = [ServiceName("default", text) for text in ("a", "b")]
@@ -84,25 +83,17 @@ endpoints = st.lists(
 )
 
 
-class PoliciesMachine(RuleBasedStateMachine):
+class PoliciesMachine(NodeMachine):
     def __init__(self) -> None:
-        super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.facts = NodeFacts(name="us", zone="z1", own_addresses=frozenset({OWN}))
+        super().__init__(Node(facts=self.facts, families=tuple(Family), protocols=(Protocol.TCP, Protocol.UDP)))
         self.services: dict[ServiceName, Service] = {}
         self.endpoints: dict[ServiceName, list[Endpoint]] = {}
-        self.facts = NodeFacts(name="us", zone="z1", own_addresses=frozenset({OWN}))
-        self.wait(self._build())
-
-    async def _build(self) -> None:
-        self.node = Node(facts=self.facts, families=tuple(Family), protocols=(Protocol.TCP, Protocol.UDP))
-        self.node.list_nothing()
-        self.node.start()
-
-    def wait(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self.loop.run_until_complete(coroutine)
 
     @initialize(preserve=st.sampled_from(Preserve))
     def choose_whose_address_is_kept(self, preserve: Preserve) -> None:
+        self.node.list_nothing()
+        self.start()
         self.facts = replace(self.facts, preserve=preserve)
         self.node.proxier.set_facts(self.facts)
 
@@ -275,10 +266,6 @@ class PoliciesMachine(RuleBasedStateMachine):
                 empty = kernel.refused | kernel.dropped
                 if told.preserve and ProxyPort(listen.protocol, listen.port) in reached - empty:
                     raise AssertionError(f"{name} dials as its clients, and the kernel does not lead the answers back")
-
-    def teardown(self) -> None:
-        self.wait(self.node.close())
-        self.loop.close()
 
 
 PoliciesMachine.TestCase.settings = settings(
