@@ -136,6 +136,15 @@ def test_an_answer_that_is_late(chronicle: Chronicle) -> None:
     chronicle.gaps.append(Span(90.0, "stop and start", "", 100.5))
     assert verdict(chronicle, late) == "late: stop and start"
     assert verdict(chronicle, failed()) is None, "it may be late, but not fail"
+    assert verdict(chronicle, late._replace(ended=112.0)) is None, "somebody could be tried long before"
+    chronicle.gaps.append(Span(104.0, "stop and start", "", 105.0))
+    assert verdict(chronicle, late._replace(ended=112.0)), "every pause is twice as long as the one before"
+
+
+def test_an_endpoint_that_is_silent_delays_those_that_it_has_answered_before(chronicle: Chronicle) -> None:
+    chronicle.faults.append(Span(100.05, "silence", "2", 106.0))
+    assert verdict(chronicle, answered(2, ended=107.0)) == "late: the backend was silent"
+    assert verdict(chronicle, answered(0, ended=107.0)) is None, "another is tried beside it"
 
 
 def test_datagrams_are_lost_only_while_there_is_no_way(chronicle: Chronicle) -> None:

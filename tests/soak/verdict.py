@@ -115,16 +115,22 @@ class Verdict:
 
     def _why_late(self, seen: Outcome) -> Iterator[str]:
         for span in (*self._chronicle.gaps, *self._chronicle.robbed):
-            if span.meets(seen.began, seen.ended):
+            if span.meets(seen.began, seen.ended) and self._waited_until(span.end, seen):
                 yield f"late: {span.what}"
-        pods = {seen.pod} | self._possible(seen)
         for fault in self._chronicle.faults:
-            if fault.what == "silence" and int(fault.target) in pods and fault.meets(seen.began, seen.ended):
+            # Only of whoever had answered the dial: who is silent before is passed over.
+            silent = fault.what == "silence" and int(fault.target) == seen.pod
+            if silent and fault.meets(seen.began, seen.ended) and self._waited_until(fault.end, seen):
                 yield "late: the backend was silent"
         for kill in self._chronicle.kills:
-            if seen.began <= kill.killed <= seen.ended:
+            if seen.began <= kill.killed <= seen.ended and self._waited_until(kill.killed, seen):
                 yield "late: a worker was killed"
         yield from (f"late: {why}" for why in self._why_unservable(seen))
+
+    def _waited_until(self, way: float, seen: Outcome) -> bool:
+        """Whether it was answered as soon as could be, after there had been no way until then."""
+        next_try = way + UDP_BACK_S if seen.kind == "udp" else _tried_again(seen.began, way)
+        return seen.ended <= next_try + LATE_S
 
     def _possible(self, seen: Outcome) -> set[int]:
         """Who may have answered."""
