@@ -111,9 +111,9 @@ def test_it_has_the_capabilities_that_it_needs_and_no_other() -> None:
         assert set(capabilities.split()) == NEEDED_CAPABILITIES
 
 
-def test_workers_may_give_capabilities_up() -> None:
+def test_workers_may_give_capabilities_up_and_helpers_make_way() -> None:
     allowed = settings()["SystemCallFilter"][-1].split()
-    assert {"capset", "prlimit64"} <= set(allowed)
+    assert {"capset", "prlimit64", "setpriority"} <= set(allowed)
 
 
 def test_the_example_configuration_is_valid_and_says_nothing_without_effect() -> None:

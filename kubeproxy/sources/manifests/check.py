@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kubeproxy.sources.manifests.documents import Namespaces, Reading, read
-from kubeproxy.sources.manifests.files import Changing, ReadError, look, read_file
+from kubeproxy.sources.manifests.bulk import Reader
+from kubeproxy.sources.manifests.documents import Namespaces, Reading
+from kubeproxy.sources.manifests.files import Changing, Listing, ReadError, look, read_file
 from kubeproxy.sources.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.sources.manifests.inventory import Inventory
-from kubeproxy.sources.manifests.source import STDIN, STDIN_ORIGIN
+from kubeproxy.sources.manifests.source import NO_MEMORY, STDIN, STDIN_ORIGIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +35,25 @@ def check(
     recursive: bool = False,
     default_namespace: str = "default",
     enforced_namespace: str | None = None,
+    cpus: int = 1,
 ) -> Survey:
-    """Read the named manifests. Not to be called from a running event loop."""
-    namespaces = Namespaces(default=default_namespace, enforced=enforced_namespace)
+    """Read the named manifests, large ones on so many CPUs. Not to be called from a running event loop."""
     faults: list[str] = []
+    listings = {
+        path: look(os.path.normpath(path), recursive=recursive) for path in paths if path != STDIN and not is_url(path)
+    }
+    reader = Reader(Namespaces(default=default_namespace, enforced=enforced_namespace), cpus)
     readings: dict[str, Reading | None] = {}
-    for path in dict.fromkeys(paths):
-        if path == STDIN:
-            readings[STDIN_ORIGIN] = read(sys.stdin.buffer.read(), namespaces)
-        elif is_url(path):
-            try:
-                readings[path] = read(asyncio.run(_fetch(path)), namespaces)
-            except ReadError as error:
-                faults.append(f"{path}: {error}")
+    for origin, reading in reader.read_all(
+        _texts(paths, listings, faults),
+        size=sum(file.size for listing in listings.values() for file in listing.files.values()),
+        previous={},
+        urgent=False,
+    ):
+        if isinstance(reading, MemoryError):
+            faults.append(f"{origin}: {NO_MEMORY}")
         else:
-            listing = look(os.path.normpath(path), recursive=recursive)
-            faults.extend(f"{where}: {reason}" for where, reason in listing.faults.items())
-            for file in listing.files:
-                try:
-                    readings[file] = read(read_file(file)[0], namespaces)
-                except Changing:
-                    faults.append(f"{file}: changed while it was read")
-                except ReadError as error:
-                    faults.append(f"{file}: {error}")
+            readings[origin] = reading
     inventory = Inventory()
     inventory.update(readings)
     return Survey(
@@ -65,6 +62,27 @@ def check(
         services=sum(1 for _ in inventory.services()),
         slices=sum(1 for _ in inventory.slices()),
     )
+
+
+def _texts(paths: Sequence[str], listings: Mapping[str, Listing], faults: list[str]) -> Iterator[tuple[str, bytes]]:
+    """The manifests by name, in their order; what is wrong with files and addresses is added to `faults`."""
+    for path in dict.fromkeys(paths):
+        if path == STDIN:
+            yield STDIN_ORIGIN, sys.stdin.buffer.read()
+        elif is_url(path):
+            try:
+                yield path, asyncio.run(_fetch(path))
+            except ReadError as error:
+                faults.append(f"{path}: {error}")
+        else:
+            faults.extend(f"{where}: {reason}" for where, reason in listings[path].faults.items())
+            for file in listings[path].files:
+                try:
+                    yield file, read_file(file)[0]
+                except Changing:
+                    faults.append(f"{file}: changed while it was read")
+                except ReadError as error:
+                    faults.append(f"{file}: {error}")
 
 
 async def _fetch(url: str) -> bytes:

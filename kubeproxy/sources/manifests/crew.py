@@ -42,6 +42,8 @@ SILENT_BEATS = 15
 """Who has been asked, and has not answered after so many in which nobody did, hangs. Not seconds: while this very
 process is stopped nobody is to blame."""
 NICENESS = 10
+ENDING_S = 0.5
+"""How long one that says nothing more may take to end by itself."""
 REAP_S = 5.0
 """How long one that was killed may take to end."""
 _RECEIVE = 1 << 18
@@ -112,6 +114,8 @@ class _Helper:
         with contextlib.suppress(BlockingIOError):
             data = self.socket.recv(_RECEIVE)
             if not data:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it will say how
+                    self.process.wait(ENDING_S)
                 raise EOFError("it has ended")
             self._received += data
         while len(self._received) >= HEAD:

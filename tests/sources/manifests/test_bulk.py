@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 
 from kubeproxy.sources.manifests import bulk, crew, helper
 from kubeproxy.sources.manifests.bulk import Reader
+from kubeproxy.sources.manifests.check import check
 from kubeproxy.sources.manifests.crew import Crew
 from kubeproxy.sources.manifests.documents import Namespaces, Part, Reading, compose, outline, read
 from kubeproxy.sources.manifests.values import Value
+from tests.sources.manifests.test_source import following
 from tests.sources.manifests.texts import endpoint_slice, join, service
 
 ANY = Namespaces()
@@ -129,6 +131,34 @@ def test_what_a_helper_answers_means_what_was_written(files: list[bytes]) -> Non
             assert compose(documents, ANY, None, asked.parse) == read(data, ANY)
 
 
+async def test_the_source_reads_with_helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Urgently when it starts; later on, whoever moves bytes goes first."""
+    asked: list[bool] = []
+
+    class Watched(Crew):
+        def __init__(self, size: int, *, urgent: bool) -> None:
+            super().__init__(size, urgent=urgent)
+            asked.append(urgent)
+
+    monkeypatch.setattr(crew, "Crew", Watched)
+    for name, data in many(40).items():
+        (tmp_path / name).write_bytes(data)
+    async with following(tmp_path, cpus=3) as (listener, followed):
+        assert len(listener.services) == len(listener.slices) == 40
+        assert len(followed.state().troubles) == 40
+        assert asked == [True]
+        (tmp_path / "3.yaml").write_text(service("s3", "10.0.0.9"))
+        await listener.until(lambda: listener.addresses["s3"] == "10.0.0.9")
+        assert asked[1:] == [False]
+    assert not children()
+
+
+def test_a_check_with_helpers(tmp_path: Path) -> None:
+    for name, data in many(40).items():
+        (tmp_path / name).write_bytes(data)
+    assert check([str(tmp_path)], cpus=3) == check([str(tmp_path)])
+
+
 def test_everything_was_parsed_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {name: data.replace(b"broken: [", b"broken: ") for name, data in many(60).items()}
     expected = here(files)
@@ -221,6 +251,7 @@ def test_a_helper_that_dies_or_hangs(
         "import os; os.write(0, b'\\0\\0\\0\\1\\x90')",
         "import os, sys; os.read(0, 9); os.write(0, b'\\0\\0\\0\\2\\x91\\xc0' * 99); os.read(0, 9); sys.exit(3)",
         "import sys; sys.exit(3)",
+        "import os; os.kill(os.getpid(), 11)",
     ],
 )
 def test_a_helper_that_talks_nonsense(

@@ -78,7 +78,7 @@ class Listener:
 
 @contextlib.asynccontextmanager
 async def following(
-    *paths: Path | str, recursive: bool = False, enforced: str | None = None
+    *paths: Path | str, recursive: bool = False, enforced: str | None = None, cpus: int = 1
 ) -> AsyncIterator[tuple[Listener, ManifestSource]]:
     listener = Listener()
     followed = ManifestSource(
@@ -88,6 +88,7 @@ async def following(
         enforced_namespace=enforced,
         sink=listener,
         on_report=listener.reports.append,
+        cpus=cpus,
     )
     task = asyncio.create_task(followed.run())
     try:
