@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import pytest
+import structlog
 
 from tests.lab.host import can_make_hosts
+
+
+@pytest.fixture
+def logging_restored() -> Iterator[None]:
+    """For whoever configures logging: who comes later in the same process finds it as it was."""
+    root, ours = logging.getLogger(), logging.getLogger("kubeproxy")
+    before = root.level, ours.level, list(root.handlers)
+    yield
+    root.setLevel(before[0])
+    ours.setLevel(before[1])
+    root.handlers[:] = before[2]
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

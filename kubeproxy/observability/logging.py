@@ -92,7 +92,8 @@ def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | Non
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=True,
+        # A cached logger would keep to the configuration that it met first. Where much is moved nothing is logged.
+        cache_logger_on_first_use=False,
     )
 
 

@@ -9,7 +9,7 @@ from kubeproxy.netfilter import cleanup
 
 
 @pytest.fixture(autouse=True)
-def _out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def _out_of_reach(monkeypatch: pytest.MonkeyPatch, logging_restored: None) -> None:
     def refuse(*args: object, **kwargs: object) -> int:
         raise AssertionError("a test would have started the daemon, or changed the packet filter of this machine")
 

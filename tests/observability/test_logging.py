@@ -7,12 +7,12 @@ import os
 import pty
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from kubeproxy.model import ServicePortName
 from kubeproxy.observability.logging import configure, levels
@@ -21,16 +21,8 @@ TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$")
 
 
 @pytest.fixture(autouse=True)
-def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _restored(monkeypatch: pytest.MonkeyPatch, logging_restored: None) -> None:
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
-    root, ours = logging.getLogger(), logging.getLogger("kubeproxy")
-    before = (root.level, ours.level, list(root.handlers))
-    yield
-    root.setLevel(before[0])
-    ours.setLevel(before[1])
-    root.handlers[:] = before[2]
-    logging.captureWarnings(False)
-    structlog.reset_defaults()
 
 
 @pytest.fixture
@@ -67,6 +59,19 @@ def test_foreign_loggers_look_alike_and_are_named(pipe: io.StringIO) -> None:
     configure(verbosity=0, stream=pipe)
     logging.getLogger("aiohttp.server").warning("odd %s", "request")
     assert pipe.getvalue().split(" ", 1)[1] == "warning odd request logger=aiohttp.server\n"
+
+
+def test_a_logger_that_was_used_before_follows_what_is_configured_later(pipe: io.StringIO) -> None:
+    log, early = ours(), io.StringIO()
+    configure(verbosity=0, stream=early)
+    log.info("early")
+    structlog.reset_defaults()
+    with capture_logs() as captured:
+        log.info("captured")
+    assert [line["event"] for line in captured] == ["captured"]
+    configure(verbosity=0, stream=pipe)
+    log.info("late")
+    assert ("early" in early.getvalue(), "late" in early.getvalue(), "late" in pipe.getvalue()) == (True, False, True)
 
 
 def test_library_warnings_are_log_lines(pipe: io.StringIO) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -11,18 +10,11 @@ from kubeproxy.observability.status_incidents import KEPT, Incidents
 
 
 @pytest.fixture
-def incidents() -> Iterator[Incidents]:
+def incidents(logging_restored: None) -> Incidents:
     handler = Incidents()
-    before = logging.getLogger().level, logging.getLogger().handlers[:]
     ours.configure(verbosity=0)
     handler.listen()
-    yield handler
-    root = logging.getLogger()
-    root.setLevel(before[0])
-    for one in root.handlers[:]:
-        if one not in before[1]:
-            root.removeHandler(one)
-    structlog.reset_defaults()
+    return handler
 
 
 def test_warnings_and_errors_are_kept_newest_first(incidents: Incidents) -> None:
