@@ -156,8 +156,9 @@ class Engine:
 
     def ill(self, *, worker: int = 0) -> Iterator[tuple[FrontendName, tuple[Ill, ...]] | None]:
         """The endpoints that are passed over now; None: of a frontend of which none is. May be left off for a while."""
-        for name, listener in tuple(self._listeners.items()):
-            aside = listener.balancer.aside
+        for name in self.frontends:
+            listener = self._listeners.get(name)
+            aside = None if listener is None else listener.balancer.aside
             yield (name, _ill_of(aside, self._context.reactor.clock(), worker)) if aside else None
 
     def prospect(self, frontend: FrontendName, client: Address, *, worker: int = 0) -> Prospect | None:
@@ -184,6 +185,7 @@ class Engine:
             dials=tuple(context.dial_times.counts),
             dial_seconds=context.dial_times.seconds,
             unlogged=context.journal.forgotten,
+            memory_shortages=context.memory.shortages,
         )
 
     def take_ended(self) -> list[Ended]:

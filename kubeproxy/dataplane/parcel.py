@@ -16,8 +16,8 @@ CHUNK = 32
 """Frontends told of in one frame: their sockets are open in both processes for a moment."""
 CHUNK_SOCKETS = 256
 """At most that many for all workers together."""
-CHUNK_MESSAGES = 128
-"""In one frame, which a worker decodes in one turn: about half a millisecond, with ten endpoints each."""
+CHUNK_MESSAGES = 64
+"""In one frame, which a worker decodes in one turn: about a millisecond, with ten endpoints each."""
 
 
 class Parcel:

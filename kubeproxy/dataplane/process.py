@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 
 from kubeproxy.dataplane.channel import Channel
 from kubeproxy.dataplane.interface import Counters
-from kubeproxy.dataplane.wire import Answer, Counted, Drain, GarbledError, Report, Request, Status
+from kubeproxy.dataplane.wire import Answer, Counted, Drain, Drained, GarbledError, Report, Request, Status
 from kubeproxy.model import FrontendName
 
 BEAT_S = 1.0
@@ -51,6 +52,8 @@ class WorkerProcess:
         """Connections, as last heard."""
         self.counters: dict[FrontendName, Counters] = {}
         """As last heard."""
+        self._forgotten: dict[FrontendName, int] = {}
+        """Up to which request the counters of those who have left are on their way, in the order of these."""
         self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[str] = self._loop.create_future()
         self.reaped: asyncio.Future[None] = self._loop.create_future()
@@ -102,6 +105,13 @@ class WorkerProcess:
         else:
             self._watch_writing()
         return future
+
+    def forget(self, name: FrontendName) -> None:
+        """Its counters, those on the way included: the frontend is not served any more, and may begin anew. The worker
+        is to be told with the next request."""
+        self.counters.pop(name, None)
+        self._forgotten.pop(name, None)
+        self._forgotten[name] = self._number
 
     def kill(self, reason: str) -> None:
         """End it at once."""
@@ -160,9 +170,17 @@ class WorkerProcess:
                 self._end("it was told to end (SIGTERM)", leaving=True)
             return
         if isinstance(report, Counted):
-            self.counters.update(report.counters)
+            forgotten = self._forgotten
+            self.counters.update(
+                (name, counters)
+                for name, counters in report.counters
+                if name not in forgotten or report.number > forgotten[name]
+            )
             if report.more:
                 return
+        if not isinstance(report, Drained):  # all others come in the order of the requests
+            for name in list(takewhile(lambda name: self._forgotten[name] < report.number, self._forgotten)):
+                del self._forgotten[name]
         if (pending := self._pending.pop(report.number, None)) is not None:
             pending.resolve(report)
 

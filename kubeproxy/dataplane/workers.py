@@ -200,7 +200,7 @@ class WorkerDataPlane:
         self._frontends.pop(name, None)
         self._past.pop(name, None)
         for parcel in parcels.values():
-            parcel.worker.counters.pop(name, None)
+            parcel.worker.forget(name)
         for_all(parcels, Retire(name), unless_untold=name)
         for parcel in parcels.values():
             parcel.worker.untold.pop(name, None)
