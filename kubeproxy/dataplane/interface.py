@@ -89,7 +89,7 @@ class Ill(Struct, frozen=True):
     failures: int
     """One after the other."""
     retry_in_s: float
-    """Seconds until one client may try it again; 0: one is trying now, or the next may."""
+    """Seconds until it may be tried again; 0: it is being tried, or will be when the next client comes."""
 
 
 PROSPECTS = 64

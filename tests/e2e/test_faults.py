@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.stage import QUICK, TARGET, VIP, Stage, ask, ask_often, until
-from tests.lab import Daemon, Host
+from tests.e2e import kernel
+from tests.e2e.first_bytes import FirstBytes, first_bytes, percentile, told
+from tests.e2e.stage import QUICK, TARGET, VIP, Stage, ask, ask_often, endpoints, service, until
+from tests.lab import Daemon
 from tests.lab.daemon import KUBEPROXY
 
 pytestmark = pytest.mark.netns
@@ -23,8 +25,10 @@ WEB = (VIP, 80)
 OTHER_VIP = "10.96.0.11"
 OTHER = (OTHER_VIP, 80)
 RESET = struct.pack("ii", 1, 0)
+STEP_S = 0.25
+"""The first step of the ladder of dials."""
 LADDER_S = 3.75
-"""All steps of the ladder of dials."""
+"""All of its steps."""
 
 # What becomes of connections to a pod's backend.
 HOLE, REFUSAL = "drop", "reject with tcp reset"
@@ -43,21 +47,6 @@ def broken(stage: Stage, fault: str, *pods: int) -> Iterator[None]:
     finally:
         for host in hosts:
             host.run(["nft", "delete table inet fault"], check=False)
-
-
-def first_bytes(host: Host, address: tuple[str, int], count: int, *, at_once: int) -> list[tuple[float, float]]:
-    """So many connections: when each began, in seconds after the first, and how long its first byte took."""
-    begin = time.monotonic()
-
-    def one(_number: int) -> tuple[float, float]:
-        began = time.monotonic()
-        with host.connect(address, timeout=10) as sock:
-            sock.sendall(b"name\n")
-            assert sock.recv(1)
-            return began - begin, time.monotonic() - began
-
-    with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(one, range(count)))
 
 
 def family(daemon: Daemon) -> list[int]:
@@ -86,35 +75,60 @@ def descriptors(daemon: Daemon) -> int:
     return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in family(daemon))
 
 
+def two_services(stage: Stage, workers: int = 1) -> Daemon:
+    """A daemon with two Services, each with four endpoints."""
+    stage.write_service(range(4))
+    stage.write_service(range(4), name="other", vip=OTHER_VIP)
+    daemon = stage.daemon(QUICK, f"--workers={workers}")
+    stage.await_answers(0, 1, 2, 3)
+    stage.await_answers(0, 1, 2, 3, address=OTHER)
+    return daemon
+
+
 @pytest.fixture
 def served(stage: Stage) -> Iterator[tuple[Stage, Daemon]]:
     """Two Services, each with four endpoints."""
-    stage.write_service(range(4))
-    stage.write_service(range(4), name="other", vip=OTHER_VIP)
-    daemon = stage.daemon(QUICK, "--workers=1")
-    stage.await_answers(0, 1, 2, 3)
-    stage.await_answers(0, 1, 2, 3, address=OTHER)
+    daemon = two_services(stage)
     yield stage, daemon
     assert daemon.process.poll() is None, daemon.log()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("fault", "pods"),
     [(HOLE, (2,)), (REFUSAL, (2,)), (HOLE, (0, 1, 3))],
     ids=["one of four is black-holed", "one of four refuses", "three of four are black-holed"],
 )
-def test_no_client_sees_a_dead_endpoint(served: tuple[Stage, Daemon], fault: str, pods: tuple[int, ...]) -> None:
-    stage, _ = served
+def test_no_client_sees_a_dead_endpoint(stage: Stage, fault: str, pods: tuple[int, ...], workers: int) -> None:
+    """And only those of the first moment wait for one."""
+    two_services(stage, workers)
     with broken(stage, fault, *pods):
-        times = first_bytes(stage.client, WEB, 2000, at_once=50)
-    later = sorted(took for began, took in times if began > 1.0) or sorted(took for _, took in times)
-    first = max(took for began, took in times if began <= 1.0)
-    print(
-        f"\n{len(times)} connections, none failed; slowest of the first second {first * 1e3:.0f} ms;"
-        f" after it p50 {later[len(later) // 2] * 1e3:.1f} ms, p99 {later[len(later) * 99 // 100] * 1e3:.1f} ms"
-    )
+        seen = first_bytes(stage.client, WEB, 2000, at_once=50, per_s=1000)
+    later = seen.times(since_s=1.0)
+    print(f"\n{told(seen.times())}, {len(seen.failed)} failed; after the first second {told(later)}")
+    assert not seen.failed
+    if fault == HOLE:
+        assert percentile(seen.times(), 100) > STEP_S, "or nobody has met the black hole"
+    assert percentile(later, 99) < STEP_S
     # Once the endpoints are back, all of them are used again.
     until(lambda: len(ask_often(stage.client, WEB, 20, at_once=4)) == 4, "all four answer", within_s=20)
+
+
+def test_a_client_whose_endpoint_is_dead_stays_with_another(stage: Stage) -> None:
+    web = service()
+    web["spec"]["sessionAffinity"] = "ClientIP"
+    stage.write("web", web, endpoints("web", range(4)))
+    stage.daemon(QUICK, "--workers=2")
+    until(lambda: WEB in kernel.redirects(stage.node), f"a rule for {WEB}")
+    (mine,) = ask_often(stage.client, WEB, 20)
+    with broken(stage, HOLE, int(mine.removeprefix("pod-"))):
+        seen = first_bytes(stage.client, WEB, 2000, at_once=50, per_s=1000)
+        (other,) = ask_often(stage.client, WEB, 20)
+    later = seen.times(since_s=1.0)
+    print(f"\n{told(seen.times())}, {len(seen.failed)} failed; after the first second {told(later)}")
+    assert not seen.failed
+    assert percentile(later, 99) < STEP_S
+    assert set(ask_often(stage.client, WEB, 20)) == {other} != {mine}
 
 
 def test_when_all_are_dead_the_client_is_told_and_nobody_else_feels_it(served: tuple[Stage, Daemon]) -> None:
@@ -124,26 +138,19 @@ def test_when_all_are_dead_the_client_is_told_and_nobody_else_feels_it(served: t
     stage.write_service((2, 3), name="other", vip=OTHER_VIP)
     stage.await_answers(0, 1)
     stage.await_answers(2, 3, address=OTHER)
-    with broken(stage, HOLE, 0, 1), ThreadPoolExecutor(20) as pool:
-        began = time.monotonic()
-
-        def fails() -> float:
-            with pytest.raises(ConnectionResetError):
-                ask(stage.client, WEB)
-            return time.monotonic() - began
-
-        failing = [pool.submit(fails) for _ in range(20)]
-        slowest = 0.0
-        while not all(it.done() for it in failing):
-            asked = time.monotonic()
-            assert ask(stage.client, OTHER) in ("pod-2", "pod-3")
-            slowest = max(slowest, time.monotonic() - asked)
-        took = [it.result() for it in failing]
+    before = first_bytes(stage.client, OTHER, 1000, at_once=1)
+    with broken(stage, HOLE, 0, 1), FirstBytes(stage.client, OTHER) as beside:
+        seen = first_bytes(stage.client, WEB, 50, at_once=50)
+    took = sorted(took for _, took, _ in seen.failed)
     print(
-        f"\ntold after {min(took):.2f} to {max(took):.2f} s; the other Service's slowest answer {slowest * 1e3:.1f} ms"
+        f"\ntold after {took[0]:.2f} to {took[-1]:.2f} s; clients of the other Service before {told(before.times())};"
+        f" beside {told(beside.seen.times())}"
     )
-    assert min(took) > LADDER_S * 0.9
-    assert slowest < LADDER_S * 0.9, "they do not wait behind those who are told"
+    assert not seen.answered
+    assert {why for _, _, why in seen.failed} == {os.strerror(errno.ECONNRESET)}
+    assert took[0] > LADDER_S * 0.9
+    assert not beside.seen.failed
+    assert percentile(beside.seen.times(), 100) < LADDER_S * 0.9, "they do not wait behind those who are told"
 
 
 def test_an_endpoint_that_is_listed_again_gets_its_chance_at_once(served: tuple[Stage, Daemon]) -> None:
@@ -151,7 +158,7 @@ def test_an_endpoint_that_is_listed_again_gets_its_chance_at_once(served: tuple[
     stage, _ = served
     with broken(stage, REFUSAL, 2):
         for _ in range(4):  # so that it is put aside for a while
-            first_bytes(stage.client, WEB, 20, at_once=5)
+            ask_often(stage.client, WEB, 20, at_once=5)
             time.sleep(1.1)
     # Who answers shows that the list without it has been in use.
     stage.write_service((0, 1))
@@ -230,7 +237,7 @@ def test_slow_readers_cost_no_memory(served: tuple[Stage, Daemon]) -> None:
 
 def test_resets_in_every_state_leave_nothing_behind(served: tuple[Stage, Daemon]) -> None:
     stage, daemon = served
-    first_bytes(stage.client, WEB, 50, at_once=10)
+    ask_often(stage.client, WEB, 50, at_once=10)
     before = descriptors(daemon)
 
     def nothing(sock: socket.socket) -> None:
