@@ -12,9 +12,10 @@ Claims      node ports and ports at the node's own addresses, held against other
 Ports       the proxy ports: from a range or from the kernel
 Rules       serving frontends -> RuleSet
 Schedule    when netfilter may be spoken to next
-Proxier     the only one here that awaits: carries out what the others decided
+Clock       the time, and how to wait for it; in tests, time that passes when it is told to
+Proxier     carries out what the others decided: the only one that awaits, and the only one that has a Clock
 
-Everything but the Proxier is synchronous and has no clock: it is told what time it is.
+Everything else is synchronous, and is told what time it is.
 """
 
 from kubeproxy.proxier.facts import NodeFacts, Preserve

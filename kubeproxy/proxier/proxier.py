@@ -1,4 +1,4 @@
-"""Carries out what tracker, ledger and schedule decided: the only file of this room that awaits.
+"""Carries out what tracker, ledger and schedule decided: the only file of this room that awaits, but for the clock.
 
 One round, always in this order:
 

@@ -51,8 +51,8 @@ class Backoff:
 
 class Schedule:
     """The pace of netfilter transactions: the first change at once, later ones `min_sync_s` apart, a full sync every
-    `sync_s`, retries with backoff. A change that comes after a failure does not wait for the backoff, because it may be
-    the cure; it waits for `min_sync_s` like any other."""
+    `sync_s`, retries with backoff. What comes after a failure does not wait for the backoff, because it may be the
+    cure: a change waits for `min_sync_s` like any other, and what somebody else has done is looked at just as soon."""
 
     def __init__(self, periods: Periods, jitter: Callable[[], float]) -> None:
         self.periods = periods
@@ -73,20 +73,18 @@ class Schedule:
     def next_at(self, *, pending: bool, new: bool) -> float:
         """When the next transaction is due. `pending`: the kernel has not learned of everything; `new`: nor has it
         been asked to."""
-        full_at = min(self._full_at + self.periods.sync_s, self._suspect_at)
-        change_at = self._ended_at + self.periods.min_sync_s
-        if self.failures:
-            return min(self._backoff.retry_at, change_at) if new else self._backoff.retry_at
-        return min(full_at, change_at) if pending else full_at
+        due = [self._suspect_at, self._backoff.retry_at if self.failures else self._full_at + self.periods.sync_s]
+        if new or ((pending or not self._certain) and not self.failures):
+            due.append(self._ended_at + self.periods.min_sync_s)
+        return min(due)
 
     def full_due(self, now: float) -> bool:
         """Whether a transaction that starts now has to look at what the kernel really has."""
         return not self._certain or now >= min(self._full_at + self.periods.sync_s, self._suspect_at)
 
     def doubt(self) -> None:
-        """The kernel may have anything: a full sync is due."""
-        self._certain = False
-        self._full_at = -math.inf
+        """The kernel may have anything: a full sync is due, whatever failed before."""
+        self._suspect_at = -math.inf
 
     def suspect(self, now: float) -> None:
         """Somebody else has changed something: a full sync is due, at once the first time, and a little later while

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 
 import pytest
 import pytest_asyncio
@@ -28,15 +29,14 @@ MakeNode = Callable[..., Node]
 @pytest_asyncio.fixture
 async def make_node() -> AsyncIterator[MakeNode]:
     """Nodes, that have to give everything back in the end."""
-    nodes: list[Node] = []
+    async with AsyncExitStack() as nodes:
 
-    def make(**settings: object) -> Node:
-        nodes.append(Node(**settings))  # type: ignore[arg-type]
-        return nodes[-1]
+        def make(**settings: object) -> Node:
+            node = Node(**settings)  # type: ignore[arg-type]
+            nodes.push_async_callback(node.close)
+            return node
 
-    yield make
-    for node in nodes:
-        await node.close()
+        yield make
 
 
 async def serving(node: Node, endpoints: str = "10.0.0.1") -> Node:
@@ -550,6 +550,19 @@ class TestSomebodyElse:
         await node.rest()
         assert node.answers(VIP) == ONE
         assert node.diary.entries == ["programmed full changed", "settled"]
+
+    async def test_what_they_do_while_the_kernel_refuses_is_looked_at_as_soon(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.netfilter.fail(times=8)
+        node.tracker.put_service(SOURCE, service("late", "10.96.0.2"))
+        await node.rest()
+        while node.netfilter.failures:
+            await node.pass_time(node.clock.next_at - node.clock.time)
+        assert node.clock.next_at == node.clock.time + 30.0
+        node.netfilter.lose(noticed=True)
+        await node.rest()
+        assert node.answers(VIP) == ONE
+        assert node.answers("10.96.0.2:80") is Fate.REFUSED
 
     async def test_who_goes_on_is_followed_ever_more_slowly(self, make_node: MakeNode) -> None:
         node = await serving(make_node())

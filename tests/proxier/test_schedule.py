@@ -81,6 +81,31 @@ class TestSchedule:
         assert schedule.next_at(pending=True, new=False) == 140.0
         assert schedule.next_at(pending=True, new=True) == 111.0
 
+    def test_so_may_be_what_somebody_else_did_after_them(self) -> None:
+        schedule = self.schedule()
+        for _ in range(7):
+            schedule.failed(110.0)
+        schedule.suspect(111.0)
+        assert schedule.next_at(pending=True, new=False) == 111.0
+        schedule.started(111.0, full=True)
+        schedule.failed(111.0)
+        assert schedule.next_at(pending=True, new=False) == 141.0
+        schedule.suspect(111.1)
+        assert schedule.next_at(pending=True, new=False) == 112.0
+
+    def test_a_doubt_waits_for_nothing_once(self) -> None:
+        schedule = self.schedule()
+        for _ in range(7):
+            schedule.failed(110.0)
+        schedule.doubt()
+        assert schedule.next_at(pending=False, new=False) <= 110.0
+        assert schedule.full_due(110.0)
+        schedule.started(110.0, full=True)
+        schedule.failed(110.0)
+        assert schedule.next_at(pending=True, new=False) == 140.0
+        schedule.succeeded(140.0, full=True)
+        assert schedule.next_at(pending=False, new=False) == 170.0
+
     def test_success_ends_it(self) -> None:
         schedule = self.schedule()
         schedule.failed(110.0)
@@ -89,8 +114,10 @@ class TestSchedule:
 
     def test_one_that_was_cancelled_leaves_nobody_certain(self) -> None:
         schedule = self.schedule()
-        schedule.started(110.0, full=False)
-        assert schedule.full_due(101.0)
+        schedule.suspect(110.0)
+        schedule.started(110.0, full=True)
+        assert schedule.full_due(110.0)
+        assert schedule.next_at(pending=False, new=False) <= 110.0
 
     def test_somebody_elses_changes_are_looked_at_at_once_and_then_a_little_later(self) -> None:
         schedule, now = self.schedule(), 101.0
