@@ -208,7 +208,8 @@ async def test_an_owner_may_take_its_time_but_not_go(owner: Owner) -> None:
     async with endpoint(says("hello")) as target, orphans(target, owner=owner.name, grace_s=1.0) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
-        await asyncio.sleep(1.5)
+        async with orphans(target, grace_s=1.0) as lonely:
+            await eventually(lambda: not lonely.alive)
         assert await ask(left.address) == "hello"
         assert left.alive == left.pids
         owner.close()

@@ -149,35 +149,47 @@ def sticky(timeout_s: int) -> Object:
 
 def test_a_client_stays_with_its_endpoint(served: Stage) -> None:
     cells = [cell for cell in CELLS if cell.who == "client" and cell.kind == "cluster IP"]
+    found: dict[str, set[str]] = {}
 
-    def seen(times: int, pause_s: float = 0.0) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {str(cell): set() for cell in cells}
+    def ask() -> float:
+        """Ask once by each way; when that was done."""
+        for way, said in answers(served, WHOLE, cells, timeout_s=5.0).items():
+            assert said is not None, way
+            found.setdefault(way, set()).add(said.pod)
+        return time.monotonic()
+
+    def seen(times: int) -> dict[str, set[str]]:
+        found.clear()
         for _ in range(times):
-            for way, said in answers(served, WHOLE, cells, timeout_s=5.0).items():
-                assert said is not None, way
-                found[way].add(said.pod)
-            time.sleep(pause_s)
-        return found
+            ask()
+        return {way: set(pods) for way, pods in found.items()}
+
+    def keep_silent(for_s: float, *, since: float) -> None:
+        until(lambda: time.monotonic() > since + for_s, f"nobody has asked for {for_s:g} s")
 
     served.write(WHOLE.name, *WHOLE.objects(0, 1, **sticky(2)))
     await_all(served, WHOLE, 0, 1)
     first = seen(20)
     assert {len(pods) for pods in first.values()} == {1}
     # Longer than the timeout as a whole, but no pause of that length: it slides.
-    assert seen(5, 0.6) == first
+    began = time.monotonic()
+    until(lambda: ask() > began + 2.5, "asked for longer than the timeout")
+    assert found == first
     # Kept while others come, and from now on for longer.
     served.write(WHOLE.name, *WHOLE.objects(0, 1, 2, 3, **sticky(3600)), *NEXT.objects(0))
+    asked_at = ask()
     await_all(served, NEXT, 0)
-    time.sleep(2.2)
+    keep_silent(2.0, since=asked_at)
     assert seen(10) == first
     # Forgotten sooner from now on: whose turn it is then is nobody's affair, so long as it is not always the same.
     served.write(WHOLE.name, *WHOLE.objects(0, 1, 2, 3, **sticky(1)), *NEXT.objects(1))
     await_all(served, NEXT, 1)
-    second = first
-    for _ in range(4):
-        time.sleep(1.3)
-        second = {way: pods | second[way] for way, pods in seen(1).items()}
-    assert all(len(pods) > 1 for pods in second.values()), second
+
+    def all_have_moved() -> bool:
+        keep_silent(1.0, since=ask())
+        return all(len(pods) > 1 for pods in found.values())
+
+    until(all_have_moved, "clients are forgotten after a second")
     # Whose endpoint has gone has another, and stays there.
     served.write(WHOLE.name, *WHOLE.objects(2, **sticky(3600)))
     # A datagram on its way to who has just left may be lost, as any may: ask again.
