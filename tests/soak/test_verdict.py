@@ -83,6 +83,7 @@ def test_a_backend_that_was_killed(chronicle: Chronicle) -> None:
     chronicle.faults.append(Span(100.05, "kill", "2", 104.0))
     assert verdict(chronicle, failed()) == "the backend was killed"
     assert verdict(chronicle, failed(pod=0)) is None, "it spoke with another"
+    assert verdict(chronicle, failed(error="ConnectionRefusedError()")) is None, "it was not even let in"
     assert verdict(chronicle, failed(began=100.3, ended=100.4)) is None, "others are there"
     assert verdict(chronicle, failed("guest-1", began=102.0, ended=103.0)) == "all endpoints of the service were dead"
 

@@ -16,6 +16,7 @@ BACK_S = 6.0
 """The same where nobody could learn of it at first: an API server that is back is noticed within five seconds."""
 LATE_S = 5.0
 """An answer that takes longer wants an explanation as a failure does. Two lost packets of a handshake are three."""
+REFUSED = "ConnectionRefusedError"
 KILL_S = 0.2
 """How long it may take to kill a process."""
 NOTICED_S = 3.0
@@ -64,7 +65,9 @@ class Verdict:
                     yield "its worker was killed, perhaps"
             return
         yield from self._why_unservable(seen)
-        yield from self._why_cut(seen)
+        if REFUSED not in seen.error:
+            # Only what was open can be cut.
+            yield from self._why_cut(seen)
         for span in self._chronicle.robbed:
             lost = max(span.begin, seen.began)
             felt = span.meets(seen.began, seen.ended) and seen.ended <= _tried_again(lost, span.end) + ROBBED_S
