@@ -108,6 +108,8 @@ class Context:
         self.trials: set[Trial] = set()
         """Endpoints that are being tried, for nobody."""
         self.dial_times = DialTimes()
+        self.portless = 0
+        """Dials that failed because all of this host's ports towards the endpoint were in use."""
         self.journal = Journal()
         self._sweep = HalfClosedSweep(self)
         self._sweep.restart()

@@ -71,8 +71,8 @@ class DescriptorBudget:
         return share.held + count <= room // (self._sharers + 1)
 
     def tighten(self) -> None:
-        """Until `loosen`, no more clients than a third of those who are there: something else than descriptors is short.
-        At a third more, those who are there fill the three quarters."""
+        """Until `loosen`, no more new clients than a third of those who are there, who fill three quarters then:
+        something else than descriptors is short."""
         self.limit = min(self._whole, self.used + max(self._clients // 3, AT_LEAST))
 
     def loosen(self) -> None:

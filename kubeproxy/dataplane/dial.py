@@ -153,6 +153,8 @@ class Dial:
         except OSError as error:
             if error.errno in UNREACHABLE:
                 self._refuse(target, "refused" if error.errno == errno.ECONNREFUSED else "unreachable")
+            elif error.errno == errno.EADDRNOTAVAIL:
+                context.portless += 1
             if self._waiting:
                 context.budget.give(1, self._tally.share)
             return False

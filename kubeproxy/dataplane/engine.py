@@ -186,6 +186,7 @@ class Engine:
             dial_seconds=context.dial_times.seconds,
             unlogged=context.journal.forgotten,
             memory_shortages=context.memory.shortages,
+            portless=context.portless,
         )
 
     def take_ended(self) -> list[Ended]:

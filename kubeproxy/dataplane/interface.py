@@ -77,6 +77,10 @@ class Vitals(Struct, frozen=True):
     """The sum of these times."""
     unlogged: int = 0
     """Connections whose end nobody asked for in time (see `DataPlane.ended`)."""
+    memory_shortages: int = 0
+    """Grows while there is no memory for more clients."""
+    portless: int = 0
+    """Dials that failed because all of this host's ports towards the endpoint were in use."""
 
 
 class Ill(Struct, frozen=True):

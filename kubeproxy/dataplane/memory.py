@@ -27,7 +27,7 @@ class MemoryReserve:
         self._reactor = reactor
         self._kept = _keep(RESERVE_BYTES)
         self.shortages = 0
-        """How often it was let go."""
+        """How often it was let go, or could not be kept back again."""
 
     def spend(self) -> bool:
         """There was no memory for something. Whether there may be some now."""
@@ -46,6 +46,7 @@ class MemoryReserve:
             enough.close()
             self._kept = _keep(RESERVE_BYTES)
         if self._kept is None:
+            self.shortages += 1
             self._reactor.after(LOOK_S, self._look)
         else:
             self._budget.loosen()

@@ -66,7 +66,10 @@ class Pulse:
         self._log = RateLimitedLog(log, interval_s=REPEAT_S, clock=clock)
         self._turned_away = metrics.workers.turned_away
         self._unlogged = metrics.workers.unlogged
+        self._memory_shortages = metrics.workers.memory_shortages
+        self._portless = metrics.workers.portless
         self._held_back_at: float | None = None
+        self._short_at: float | None = None
 
     async def look(self) -> None:
         """Ask those that serve how they are, every few seconds."""
@@ -86,16 +89,43 @@ class Pulse:
         vitals = await self._data_plane.vitals()
         trouble = self._data_plane.trouble
         self._metrics.workers.see(vitals, restarts=self._data_plane.restarts, trouble=trouble)
+        self._look_at_memory()
+        self._look_at_ports()
         self._look_at_descriptors(vitals)
         self._look_at_workers(trouble)
         self._look_at_access_log()
         self._look_elsewhere()
 
+    def _look_at_memory(self) -> None:
+        now = self._clock()
+        more = self._metrics.workers.memory_shortages - self._memory_shortages
+        self._memory_shortages = self._metrics.workers.memory_shortages
+        if more:
+            self._short_at = now
+            self._log.warning(
+                "clients have to wait for want of memory",
+                remedy="raise the limit on address space (ulimit -v, LimitAS=), or find who keeps so many open",
+            )
+        elif self._short_at is not None and now - self._short_at > REPEAT_S:
+            self._short_at = None
+        short = self._short_at is not None
+        self._health.degraded("memory", "clients have to wait for want of memory" if short else None)
+
+    def _look_at_ports(self) -> None:
+        more = self._metrics.workers.portless - self._portless
+        self._portless = self._metrics.workers.portless
+        if more:
+            self._log.warning(
+                "endpoints cannot be dialed: all ports towards them are in use",
+                times=more,
+                remedy="widen net.ipv4.ip_local_port_range, or give the Service more endpoints",
+            )
+
     def _look_at_descriptors(self, vitals: Sequence[Vitals]) -> None:
         now = self._clock()
         more = self._metrics.workers.turned_away - self._turned_away
         self._turned_away = self._metrics.workers.turned_away
-        if more:
+        if more and self._short_at is None:
             self._held_back_at = now
             self._log.warning(
                 "clients have to wait for want of descriptors",

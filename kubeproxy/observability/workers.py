@@ -39,6 +39,10 @@ class Workers(Collector):
         """How often a client had to wait for want of descriptors, since this process began."""
         self.unlogged = 0
         """Connections that the access log has not got, because too many ended at once."""
+        self.memory_shortages = 0
+        """Grows while there is no memory for more clients."""
+        self.portless = 0
+        """Dials that failed because all of this host's ports towards the endpoint were in use."""
 
     def see(self, vitals: Sequence[Vitals], *, restarts: int = 0, trouble: str | None = None) -> None:
         """So they are now. Belongs to the event loop's thread."""
@@ -50,6 +54,8 @@ class Workers(Collector):
             self._dial_seconds += it.dial_seconds - (before.dial_seconds if before else 0.0)
             self.turned_away += it.turned_away - (before.turned_away if before else 0)
             self.unlogged += it.unlogged - (before.unlogged if before else 0)
+            self.memory_shortages += it.memory_shortages - (before.memory_shortages if before else 0)
+            self.portless += it.portless - (before.portless if before else 0)
             self._known.add(it.number)
             lives[life] = it
         self._now, self._last = vitals, lives
@@ -70,8 +76,18 @@ class Workers(Collector):
         )
         yield CounterMetricFamily(
             "kubeproxy_clients_held_back_total",
-            "How often a client had to wait to be accepted for want of descriptors",
+            "How often a client had to wait to be accepted for want of descriptors or memory",
             self.turned_away,
+        )
+        yield CounterMetricFamily(
+            "kubeproxy_memory_shortages_total",
+            "Grows about once a second while there is no memory for more clients",
+            self.memory_shortages,
+        )
+        yield CounterMetricFamily(
+            "kubeproxy_dials_without_port_total",
+            "Dials that failed because all of this host's ports towards the endpoint were in use",
+            self.portless,
         )
         yield CounterMetricFamily(
             "kubeproxy_access_log_skipped_connections_total",

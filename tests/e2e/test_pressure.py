@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.stage import QUICK, Stage, ask, until
-from tests.e2e.test_faults import OTHER, OTHER_VIP, WEB, cpu_s, descriptors, family
+from tests.e2e.test_faults import OTHER, OTHER_VIP, RESET, WEB, cpu_s, descriptors, family
 from tests.lab import Daemon
+from tests.lab.daemon import METRICS
 
 pytestmark = pytest.mark.netns
 
@@ -65,6 +66,8 @@ def test_memory_runs_out(stage: Stage, workers: int, request_: bytes) -> None:
         for _ in range(20):
             assert ask(stage.client, OTHER, timeout_s=5).startswith("pod-")
         if not request_:
+            until(lambda: "clients have to wait for want of memory" in daemon.log(), "it is told of")
+            assert "for want of descriptors" not in daemon.log()
             used = cpu_s(daemon)
             time.sleep(1.0)
             print(f"\n{descriptors(daemon)} descriptors, {cpu_s(daemon) - used:.1%} of a core while full")
@@ -86,3 +89,75 @@ def answers(stage: Stage) -> bool:
         return ask(stage.client, WEB, timeout_s=2).startswith("pod-")
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ports_towards_an_endpoint_are_used_up(stage: Stage, workers: int) -> None:
+    """The node may speak from ten ports. Who finds none with one endpoint is served by another; when there is none with
+    any, the client is told; and when some are free again all is well, without anybody's help."""
+    stage.write_service([0])
+    daemon = stage.daemon(QUICK, f"--workers={workers}")
+    stage.await_answers(0)
+    stage.node.sysctl("net.ipv4.ip_local_port_range", "40000 40009")
+    try:
+        with ExitStack() as held:
+            while use_a_port(stage, held):
+                pass
+            with pytest.raises(ConnectionResetError):
+                ask(stage.client, WEB)
+            until(lambda: "all ports towards them are in use" in daemon.log(), "it is told of")
+            assert 'remedy="widen net.ipv4.ip_local_port_range' in daemon.log()
+            stage.write_service([0, 1])
+            until(lambda: answers(stage), "the other endpoint serves")
+            assert {ask(stage.client, WEB) for _ in range(4)} == {"pod-1"}
+            stage.write_service([0])
+            until(lambda: not answers(stage), "the other endpoint has gone")
+        until(lambda: answers(stage), "served again")
+    finally:
+        stage.node.sysctl("net.ipv4.ip_local_port_range", "32768 60999")
+    metrics = daemon.get("/metrics", address=METRICS).body
+    failed = [line for line in metrics.splitlines() if "connections_failed" in line and 'reason="local"' in line]
+    assert sum(float(line.rpartition(" ")[2]) for line in failed) >= 2
+    assert float(re.findall(r"^kubeproxy_dials_without_port_total (\S+)", metrics, re.MULTILINE)[0]) >= 2
+
+
+def use_a_port(stage: Stage, held: ExitStack) -> bool:
+    """By a connection that stays, and ends by a reset, so that the port is free then; whether there was one."""
+    sock = held.enter_context(stage.client.connect(WEB))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    sock.sendall(b"echo\nx")
+    try:
+        assert sock.recv(1) == b"x"
+    except ConnectionResetError:
+        return False
+    return True
+
+
+def test_a_link_goes_down_and_up_again(stage: Stage) -> None:
+    """Five seconds: running connections outlive them, new clients are served by the other pods meanwhile, and by this
+    one afterwards."""
+    stage.write_service([0, 1])
+    daemon = stage.daemon(QUICK, "--workers=1")
+    stage.await_answers(0, 1)
+    with ExitStack() as open_:
+        socks = [open_.enter_context(stage.client.connect(WEB)) for _ in range(8)]
+        for sock in socks:
+            sock.sendall(b"echo\nbefore")
+        for sock in socks:
+            assert sock.recv(100) == b"before"
+        stage.node.ip("link set pod0 down")
+        down_at = time.monotonic()
+        try:
+            while time.monotonic() < down_at + 5.0:
+                assert ask(stage.client, WEB, timeout_s=3) == "pod-1"
+                assert ask(stage.node, WEB, timeout_s=3) == "pod-1"
+            for sock in socks:
+                sock.sendall(b"meanwhile")
+        finally:
+            stage.node.ip("link set pod0 up")
+            stage.node.ip("addr replace fd00:3:0::1/64 dev pod0 nodad")
+        for sock in socks:
+            assert sock.recv(100) == b"meanwhile"
+        print(f"\nall running connections went on {time.monotonic() - down_at - 5.0:.2f} s after the link was back")
+    stage.await_answers(0, 1)
+    assert "error" not in daemon.log(), daemon.log()

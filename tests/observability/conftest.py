@@ -61,6 +61,8 @@ def vitals(
     descriptors: int = 0,
     turned_away: int = 0,
     unlogged: int = 0,
+    memory_shortages: int = 0,
+    portless: int = 0,
     lag_s: float = 0.0,
     dials: Sequence[int] = (),
     dial_seconds: float = 0.0,
@@ -79,6 +81,8 @@ def vitals(
         dials=(*dials, *[0] * (len(DIAL_BUCKETS_S) + 1 - len(dials))),
         dial_seconds=dial_seconds,
         unlogged=unlogged,
+        memory_shortages=memory_shortages,
+        portless=portless,
     )
 
 

@@ -49,7 +49,10 @@ GROUPS = (
     (KUBE_PROXY, ()),
     ("Connections, by service port", ("connections_", "dial_retries", "forwarded", "udp_datagrams", "udp_sessions_e")),
     ("Endpoints and affinity, by service port", ("endpoints_", "affinity")),
-    ("The data plane", ("worker_", "data_plane", "clients_held", "dial_duration", "udp_sessions", "descriptors")),
+    (
+        "The data plane",
+        ("worker_", "data_plane", "clients_held", "memory", "dial", "udp_sessions", "descriptors"),
+    ),
     ("Packet filter and connection tracking", ("netfilter", "conntrack")),
     ("Where Services come from", ("source", "watch", "manifests", "services", "frontends")),
     ("This process", ("build", "loop", "events", "access", "process_")),

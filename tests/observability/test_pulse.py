@@ -87,6 +87,34 @@ async def test_clients_that_wait_for_descriptors_are_told_of_once_a_minute() -> 
     assert patient.degraded() == ()
 
 
+async def test_clients_that_wait_for_memory_are_told_of_once_a_minute() -> None:
+    """And not told that descriptors were missing: they are held back by those."""
+    patient = Patient()
+    with capture_logs() as logs:
+        for shortages in (0, 1, 4, 6):
+            patient.serving.workers = [vitals(memory_shortages=shortages, turned_away=shortages)]
+            await patient.pulse.look_once()
+            patient.now += 5.0
+        assert [entry["event"] for entry in logs] == ["clients have to wait for want of memory"]
+        assert patient.degraded() == ("clients have to wait for want of memory",)
+        patient.now += 61.0
+        await patient.pulse.look_once()
+    assert patient.degraded() == ()
+    assert len(logs) == 1
+    assert patient.metrics.registry.get_sample_value("kubeproxy_memory_shortages_total") == 6
+
+
+async def test_want_of_ports_is_told_of_once_a_minute() -> None:
+    patient = Patient()
+    with capture_logs() as logs:
+        for portless in (0, 2, 7):
+            patient.serving.workers = [vitals(portless=portless)]
+            await patient.pulse.look_once()
+            patient.now += 5.0
+    assert [(entry["times"], "ip_local_port_range" in entry["remedy"]) for entry in logs] == [(2, True)]
+    assert patient.metrics.registry.get_sample_value("kubeproxy_dials_without_port_total") == 7
+
+
 async def test_workers_that_keep_dying_are_told_of_and_shown_while_they_do() -> None:
     patient = Patient()
     with capture_logs() as logs:
