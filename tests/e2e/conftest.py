@@ -27,8 +27,10 @@ def stage(theatre: Stage) -> Iterator[Stage]:
     """The same, without daemons, rules, connections and manifests."""
     kernel.forget_connections(theatre.node)
     yield theatre
-    theatre.clear()
-    kernel.reset_rules(theatre.node)
+    try:
+        theatre.clear()
+    finally:
+        kernel.reset_rules(theatre.node)
 
 
 @pytest.fixture
@@ -43,8 +45,10 @@ def lasting(mirrors: Stage, whole: Whole, netfilter: str) -> Iterator[Daemon]:
     mirrors.write(whole.name, *whole.objects(0, 1))
     daemon = mirrors.daemon(QUICK, netfilter=netfilter)
     yield daemon
-    assert daemon.process.poll() is None, daemon.log()
-    assert " error " not in daemon.log(), daemon.log()
-    assert "Traceback" not in daemon.log(), daemon.log()
-    mirrors.clear()
-    kernel.reset_rules(mirrors.node)
+    try:
+        assert daemon.process.poll() is None, daemon.log()
+        assert " error " not in daemon.log(), daemon.log()
+        assert "Traceback" not in daemon.log(), daemon.log()
+    finally:
+        mirrors.clear()
+        kernel.reset_rules(mirrors.node)

@@ -83,9 +83,13 @@ class Host:
     def listen(self, address: tuple[str, int], *, backlog: int = 512) -> socket.socket:
         """A listening TCP socket of this host; port 0 lets the kernel choose."""
         sock = self.make_socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(backlog)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(backlog)
+        except BaseException:
+            sock.close()
+            raise
         return sock
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
