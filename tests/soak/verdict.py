@@ -105,7 +105,7 @@ class Verdict:
         for retired in self._chronicle.retired:
             # Who comes after the word to stop has as long as those who were there before, but not all of the grace.
             late = retired.told and not 0.0 < seen.heard <= retired.since
-            served_out = late or retired.ended >= retired.since + self._grace_s - GRACE_SLACK_S
+            served_out = late or retired.ended >= retired.until + self._grace_s - GRACE_SLACK_S
             in_time = began <= (retired.ended - 0.8 if retired.told else retired.until + ARRIVAL_S)
             if served_out and in_time and retired.ended - CLOSING_S <= ended <= self._noticed(retired.ended):
                 yield "it was open longer than a process that ends waits for"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -31,6 +32,7 @@ WORKERS = 2
 PATIENCE_S = 60.0
 """How long anything may take that has to come."""
 ROOT = Path(__file__).parents[2]
+MADE_WAY = "a successor has taken over"
 BLOWS = {
     "nftables": {
         "delete table": "delete table inet kubeproxy",
@@ -313,9 +315,9 @@ class World:
                     time.sleep(event.wait_s)
                     self._start()
             case "successor":
-                with self._end([daemon.process.pid]):
-                    self._start()
-                    until(lambda: "a successor has taken over" in daemon.log(), "it makes way", within_s=PATIENCE_S)
+                self._start()
+                until(lambda: MADE_WAY in daemon.log(), "it makes way", within_s=PATIENCE_S)
+                self._has_made_way(daemon)
             case "kill successor":
                 self._kill_successor(daemon, event.wait_s)
             case "reload":
@@ -343,7 +345,6 @@ class World:
 
     def _kill_successor(self, daemon: Daemon, wait_s: float) -> None:
         """At any time of its taking over: before, in the middle, after."""
-        began = time.monotonic()
         blind = self.chronicle.begin(self.chronicle.blind, "killed successor")
         second = self._start()
         time.sleep(wait_s)
@@ -351,7 +352,8 @@ class World:
         second.process.kill()
         second.process.wait()
         if self._makes_way(daemon):
-            with self._end([*orphans, daemon.process.pid], since=began):
+            self._has_made_way(daemon)
+            with self._end(orphans):
                 self._start()
         else:
             self.daemons.remove(second)
@@ -362,21 +364,29 @@ class World:
         """Whether it did so for a successor that was killed just now."""
         end = time.monotonic() + 2.0
         while time.monotonic() < end:
-            if "a successor has taken over" in daemon.log() or daemon.process.poll() is not None:
+            if MADE_WAY in daemon.log() or daemon.process.poll() is not None:
                 return True
             time.sleep(0.05)
         return False
 
     @contextmanager
-    def _end(self, pids: Iterable[int], *, told: bool = False, since: float | None = None) -> Iterator[None]:
-        """Meanwhile (or since then) these processes are told to end; they give their connections some time to."""
-        since = since or time.monotonic()
-        retired = [Retired(since, since, pid, told) for pid in pids]
+    def _end(self, pids: Iterable[int], *, told: bool = False) -> Iterator[None]:
+        """Meanwhile these processes are told to end; they give their connections some time to. If it is not by a signal
+        that they are told, it is by the process that serves then, as soon as it does."""
+        now = time.monotonic()
+        retired = [Retired(now, now, pid, told) for pid in pids]
         with self.chronicle.lock:
             self.chronicle.retired.extend(retired)
         yield
-        for each in retired:
-            each.until = time.monotonic()
+        if not told:
+            for each in retired:
+                each.until = _logged(self.daemon, "serving services=")
+
+    def _has_made_way(self, daemon: Daemon) -> None:
+        """It was told to by its successor."""
+        when = _logged(daemon, MADE_WAY)
+        with self.chronicle.lock:
+            self.chronicle.retired.append(Retired(when, when, daemon.process.pid, told=False))
 
     def leaving(self) -> list[int]:
         """Who has yet to end."""
@@ -390,6 +400,13 @@ class World:
             for retired in leaving:
                 if not alive(retired.pid):
                     retired.ended = time.monotonic()
+
+
+def _logged(daemon: Daemon, words: str) -> float:
+    """When it said so last, by `time.monotonic`."""
+    said = next(line for line in reversed(daemon.log().splitlines()) if words in line)
+    when = datetime.fromisoformat(said.split(" ", 1)[0]).timestamp()
+    return when - time.time() + time.monotonic()
 
 
 def _comm(pid: int) -> str:
