@@ -84,6 +84,18 @@ def test_dial_timeouts(stage: Stage, config: Path) -> None:
             sock.recv(1)
 
 
+def test_the_grace_at_the_end(stage: Stage, config: Path) -> None:
+    daemon = serve(stage, config, kubeproxy={"shutdownGrace": "1h"})
+    write(config, kubeproxy={"shutdownGrace": "500ms", "cleanupOnExit": True})
+    reload(daemon)
+    with stage.client.connect((VIP, 80)) as held:
+        held.sendall(b"echo\nbefore")
+        assert held.recv(100) == b"before"
+        assert daemon.terminate() == 0
+    assert "connections are cut off open=1" in daemon.log()
+    assert kernel.ours(stage.node) == []
+
+
 def test_the_sync_period(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config)
     write(config, iptables={"syncPeriod": "200ms", "minSyncPeriod": "20ms"})
