@@ -201,6 +201,23 @@ def test_few_bytes_need_no_crew_and_neither_does_one_processor(monkeypatch: pyte
         assert dict(read_all) == here(files)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"apiVersion": "v1"}',
+        b"a: &name x\nb: *name",
+        b"a: " + b"x" * crew.LONGEST,
+    ],
+    ids=["JSON", "values that are referred to", "as long as a hang"],
+)
+def test_nobody_is_asked(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Crew, "_start", lambda self: pytest.fail("asked"))
+    with Crew(1, urgent=True) as nobody:
+        ((part,),) = outline(text)
+        nobody.submit(part)
+        assert nobody.parse(part)
+
+
 class _Harmed(Crew):
     """One whose helpers get into trouble once they are busy."""
 

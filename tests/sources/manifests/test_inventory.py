@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
@@ -204,6 +204,7 @@ DOCUMENTS = [
 TEXTS = st.none() | st.lists(st.sampled_from(DOCUMENTS), max_size=4).map(lambda documents: join(*documents))
 
 
+@settings(deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["one", "two", "three"]), TEXTS, min_size=1, max_size=3), max_size=8))
 def test_differences_add_up(steps: list[dict[str, str | None]]) -> None:
     """`Told` compares the sum of all differences with the whole, after each step."""
