@@ -331,24 +331,21 @@ class Daemon:
         self._access_log.use(wanted.kubeproxy.access_log, as_json=wanted.logging.format == "json")
 
     async def _follow_renewals(self) -> None:
+        """Become the code on disk under the same process number, unless that would cost connections."""
         while True:
             await self._orders.renew.wait()
             self._orders.renew.clear()
-            await self._renew()
-
-    async def _renew(self) -> None:
-        """Become the code on disk under the same process number, unless that would cost connections."""
-        words = renewal.command()
-        why = renewal.obstacle(
-            workers=isinstance(self._data_plane, WorkerDataPlane),
-            settled=self._handover.taken.is_set() and not self._succession.superseded.is_set(),
-        ) or await renewal.why_not(words)
-        if why is not None:
-            log.error("cannot execute itself anew; goes on as it is", reason=why)
-            return
-        log.info("executes itself anew; the workers go on meanwhile", command=" ".join(words))
-        self._notifier.reloading()
-        renewal.renew(words)
+            words = renewal.command()
+            why = renewal.obstacle(
+                workers=isinstance(self._data_plane, WorkerDataPlane),
+                settled=self._handover.taken.is_set() and not self._succession.superseded.is_set(),
+            ) or await renewal.why_not(words)
+            if why is not None:
+                log.error("cannot execute itself anew; goes on as it is", reason=why)
+                continue
+            log.info("executes itself anew; the workers go on meanwhile", command=" ".join(words))
+            self._notifier.reloading()
+            renewal.renew(words)
 
     def _status(self) -> str:
         """One line for `systemctl status`."""
