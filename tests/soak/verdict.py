@@ -98,7 +98,7 @@ class Verdict:
             if killed and its and ended <= self._noticed(fault.begin):
                 yield "the backend was killed"
         for kill in self._chronicle.kills:
-            if (seen.host, seen.port) in kill.ports and began <= kill.killed <= ended:
+            if (seen.host, seen.port) in kill.ports and began <= kill.killed and kill.stopped <= ended:
                 yield "its worker was killed"
             elif kill.stopped - 0.1 <= began <= kill.killed + 0.3 and seen.pod < 0:
                 yield "it waited to be accepted by a worker that was killed"

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from subprocess import Popen
@@ -276,9 +276,9 @@ class World:
         """The process numbers of its workers."""
         found = []
         for task in Path(f"/proc/{daemon.process.pid}/task").iterdir():
-            for pid in (task / "children").read_text().split():
-                if _comm(int(pid)).startswith("kubeproxy-"):
-                    found.append(int(pid))
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end at any time
+                children = (task / "children").read_text().split()
+                found += [int(pid) for pid in children if _comm(int(pid)).startswith("kubeproxy-")]
         return found
 
     def _process(self, event: Event) -> None:
@@ -328,10 +328,12 @@ class World:
         if not workers:
             return
         victim = workers[int(time.monotonic() * 1000) % len(workers)]
-        stopped = time.monotonic()
-        os.kill(victim, signal.SIGSTOP)
-        ports = frozenset(self._clients_of(victim))
-        os.kill(victim, signal.SIGKILL)
+        stopped, ports = time.monotonic(), frozenset[tuple[str, int]]()
+        # A worker of an earlier run may just have ended; one that is stopped for long is killed by its own.
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGSTOP)
+            ports = frozenset(self._clients_of(victim))
+            os.kill(victim, signal.SIGKILL)
         with self.chronicle.lock:
             self.chronicle.kills.append(Kill(stopped, time.monotonic(), ports))
 
