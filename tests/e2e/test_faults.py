@@ -111,7 +111,9 @@ def test_no_client_sees_a_dead_endpoint(stage: Stage, fault: str, pods: tuple[in
         assert percentile(seen.times(), 100) > STEP_S, "or nobody has met the black hole"
     assert percentile(later, 99) < STEP_S
     # Once the endpoints are back, all of them are used again.
+    began = time.monotonic()
     until(lambda: len(ask_often(stage.client, WEB, 20, at_once=4)) == 4, "all four answer", within_s=20)
+    print(f"all four answer {time.monotonic() - began:.1f} s after they could")
 
 
 def test_a_client_whose_endpoint_is_dead_stays_with_another(stage: Stage) -> None:
