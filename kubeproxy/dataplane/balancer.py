@@ -7,7 +7,7 @@ a round. The first order is shuffled, or the proxies of a thousand nodes would a
 An endpoint that did not answer is put aside, for a time that doubles with every failure: it is passed over, also by
 clients with affinity to it, as long as there is another. When its time is over it is tried once, by a client or (with
 `trials_beside`) beside the clients, and all others go on passing it over until that trial has an answer. If all are
-aside, all are tried.
+aside, all are tried, those first that have failed least often.
 """
 
 from __future__ import annotations
@@ -161,13 +161,12 @@ class Balancer:
             return target
         if not aside:
             return None
-        # All are aside: then that is no reason not to try.
-        for _ in range(len(rotation)):
-            target = rotation[0]
-            rotation.rotate(-1)
-            if target not in avoid:
-                return target
-        return None
+        # All are aside: then that is no reason not to try, but rather one that has just stumbled than one long dead.
+        likeliest = min((it for it in rotation if it not in avoid), key=lambda it: aside[it].failures, default=None)
+        if likeliest is not None:
+            rotation.remove(likeliest)
+            rotation.append(likeliest)
+        return likeliest
 
     def _may_try(self, aside: Aside, now: float) -> bool:
         return not self._trials_beside and aside.until <= now

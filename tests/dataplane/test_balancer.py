@@ -203,6 +203,21 @@ def test_if_all_are_aside_all_are_tried(make: Make) -> None:
     assert balancer.pick("c", 0.1, avoid=targets(1, 2)) == target(3)
 
 
+@pytest.mark.parametrize("trials_beside", [False, True])
+def test_if_all_are_aside_one_that_has_just_stumbled_comes_before_those_long_dead(trials_beside: bool) -> None:
+    balancer = Balancer(rng=random.Random(1), trials_beside=trials_beside)
+    balancer.update(targets(1, 2, 3), None)
+    for number in (1, 2):
+        balancer.failed(target(number), 0.0, "timeout")
+        assert balancer.due(1.0) == target(number)
+        balancer.failed(target(number), 1.0, "timeout")
+    balancer.failed(target(3), 1.1, "timeout")
+    assert [balancer.pick("c", 1.2) for _ in range(3)] == [target(3)] * 3
+    others = [balancer.pick("c", 1.2, avoid=targets(3)) for _ in range(4)]
+    assert sorted(others, key=str) == sorted(targets(1, 2) * 2, key=str), "in turn"
+    assert balancer.pick("c", 1.2, avoid=targets(1, 2, 3)) is None
+
+
 def test_one_that_left_and_came_back_is_tried_at_once(make: Make) -> None:
     balancer = make(1, 2)
     balancer.failed(target(1), 0.0, "timeout")
