@@ -102,7 +102,7 @@ def children() -> set[int]:
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(FILES)
 def test_the_same_as_read_one_by_one(files: list[bytes]) -> None:
     named = {f"{number}.yaml": data for number, data in enumerate(files)}
