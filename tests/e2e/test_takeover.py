@@ -66,13 +66,13 @@ def test_by_another_packet_filter(stage: Stage, first: dict[str, Any], second: d
     stage.await_answers(0, 1, 2)
 
 
+@pytest.mark.parametrize("bound_at_first", [False, True])
 @pytest.mark.parametrize("adapter", [NFTABLES, IPTABLES], ids=lambda adapter: str(adapter["netfilter"]))
-def test_at_another_address(stage: Stage, adapter: dict[str, Any]) -> None:
-    """From the wildcard address to one of the node's, and back."""
+def test_at_another_address(stage: Stage, adapter: dict[str, Any], bound_at_first: bool) -> None:
+    """From the wildcard address to one of the node's, or back."""
     stage.write_service([0, 1, 2])
     bound = {**adapter, "options": ("--bind-address=10.2.0.1",)}
-    follow(stage, VIP, adapter, bound)
-    follow(stage, VIP, bound, adapter)
+    follow(stage, VIP, *((bound, adapter) if bound_at_first else (adapter, bound)))
 
 
 @pytest.mark.parametrize("adapter", [NFTABLES, IPTABLES], ids=lambda adapter: str(adapter["netfilter"]))
