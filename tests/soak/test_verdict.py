@@ -95,6 +95,11 @@ def test_a_worker_that_was_killed(chronicle: Chronicle) -> None:
     assert verdict(chronicle, failed(began=99.0, port=11001)) is None
     assert verdict(chronicle, failed(port=11001, began=100.04)) is not None, "it waited to be accepted"
     assert verdict(chronicle, failed(began=100.5, ended=100.6)) is None
+    waited = failed(port=11001, began=98.0)
+    assert verdict(chronicle, waited) is None, "it was there, and not listed"
+    chronicle.gaps.append(Span(97.0, "stop and start", "", 99.5))
+    assert verdict(chronicle, waited), "its next attempt came while the worker was stopped"
+    assert verdict(chronicle, waited._replace(pod=0)) is None
 
 
 def test_who_was_open_longer_than_the_grace(chronicle: Chronicle) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.soak.chronicle import Chronicle, Span, State
+from tests.soak.chronicle import Chronicle, Kill, Span, State
 from tests.soak.clients import IMPATIENT, PATIENCE_S, Outcome
 from tests.soak.schedule import BY_NAME
 
@@ -100,7 +100,7 @@ class Verdict:
         for kill in self._chronicle.kills:
             if (seen.host, seen.port) in kill.ports and began <= kill.killed and kill.stopped <= ended:
                 yield "its worker was killed"
-            elif kill.stopped - 0.1 <= began <= kill.killed + 0.3 and seen.pod < 0:
+            elif seen.pod < 0 and self._may_come(seen, kill) and kill.stopped <= ended <= kill.killed + NOTICED_S:
                 yield "it waited to be accepted by a worker that was killed"
         for retired in self._chronicle.retired:
             # Who comes after the word to stop has as long as those who were there before, but not all of the grace.
@@ -109,6 +109,12 @@ class Verdict:
             in_time = began <= (retired.ended - 0.8 if retired.told else retired.until + ARRIVAL_S)
             if served_out and in_time and retired.ended - CLOSING_S <= ended <= self._noticed(retired.ended):
                 yield "it was open longer than a process that ends waits for"
+
+    def _may_come(self, seen: Outcome, kill: Kill) -> bool:
+        """Whether it may have come to a worker after its clients were listed, by whichever of its attempts."""
+        ways = (*self._chronicle.gaps, *self._chronicle.robbed)
+        tries_again = any(span.meets(seen.began, kill.stopped) for span in ways)
+        return seen.began <= kill.killed + 0.3 and (seen.began >= kill.stopped - 0.1 or tries_again)
 
     def _noticed(self, cut: float) -> float:
         """When the last client knows that it was cut. Where our rules are not there, nothing leads to it what it is

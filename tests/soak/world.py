@@ -129,7 +129,7 @@ class World:
         """Everything is as in the beginning."""
         for place in PLACES:
             self._put(place.name, place.pods)
-        until(lambda: self.daemon.get("/readyz").status == 200, "the daemon is ready", within_s=PATIENCE_S)
+        self.daemon.wait_ready(PATIENCE_S)
 
     def _heal(self, track: str, at: float) -> None:
         time.sleep(max(0.0, at - time.monotonic()))
