@@ -6,10 +6,14 @@ import asyncio
 import socket
 import struct
 from collections import Counter
+from typing import cast
 
 import pytest
 
+from kubeproxy.dataplane.dial import Dial
 from kubeproxy.dataplane.messages import SetEndpoints, Tune
+from kubeproxy.dataplane.outbox import DIALS, Outbox
+from kubeproxy.dataplane.reactor import Reactor
 from tests.dataplane.conftest import (
     Bench,
     ask,
@@ -205,3 +209,25 @@ async def test_affinity_gives_way_to_an_endpoint_that_answers(bench: Bench) -> N
             address = await bench.serve(dead, alive, affinity_timeout_s=600)
             assert {await ask(address) for _ in range(6)} == {"alive"}
     assert bench.plane.engine.counters()[frontend()].dial_retries <= 1
+
+
+def test_those_who_came_at_once_are_dialed_for_a_few_in_a_turn() -> None:
+    class Waiting:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def begin(self) -> None:
+            begun.append(self.number)
+
+    begun: list[int] = []
+    reactor = Reactor()
+    outbox = Outbox(reactor)
+    for number in range(2 * DIALS + 1):
+        outbox.dial(cast(Dial, Waiting(number)))
+    seen = []
+    for _ in range(4):
+        reactor.turn()
+        seen.append(len(begun))
+    assert seen == [DIALS, 2 * DIALS, 2 * DIALS + 1, 2 * DIALS + 1]
+    assert begun == sorted(begun)
+    reactor.shut()
