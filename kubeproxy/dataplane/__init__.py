@@ -10,7 +10,8 @@ What moves bytes:
   engine                  carries messages out, on a `reactor` (an epoll of our own); `context` is what its parts share
   listener, datagrams     clients by TCP; sessions by UDP, in `batches`
   balancer, journal       who gets a client (pure); what became of it
-  dial, ladder            finds an endpoint that answers, in steps; `transparent`: from the client's own address
+  dial, ladder            finds an endpoint that answers, in steps; `connect`, `transparent`: how, and as whom
+  trial                   whether an endpoint that was put aside answers again, at no client's cost
   splice, outbox, pipes   bytes both ways; what a turn has to say, said at its end
   sweep, keepalive        connections that nobody ends; endpoints that have vanished
   descriptors, fds        a budget; what is done to them
@@ -19,6 +20,6 @@ Processes:
   supervisor, parcel      keeps workers in number; what is sent to one at once
   served, spread          the sockets of one frontend, and which of them gets a client
   held, ports             ports that are held before anybody listens
-  cores, privileges       how many workers; what each gives up
+  cores                   how many workers
   orphan                  a worker whose control process is gone
 """

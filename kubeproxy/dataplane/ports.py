@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,10 +54,15 @@ class HeldPort:
             self.sock.close()
             raise
         self.port: int = self.sock.getsockname()[1]
+        self._lent = False
 
     def lend(self) -> socket.socket:
         """The socket, to be listened on now: then nobody else gets the port anyway, and the connections accepted here
-        inherit that they do not keep it from us after a restart."""
+        inherit that they do not keep it from us after a restart. OSError when the port was lost (see `stop_listening`).
+        """
+        if self._lent:
+            _bind_again(self.sock)
+        self._lent = True
         _prepare(self.protocol, self.sock)
         return self.sock
 
@@ -87,9 +93,20 @@ class HeldPort:
 
 
 def stop_listening(sock: socket.socket) -> None:
-    """Back to bound-only, whoever else has the socket: the port stays held until its owner releases it."""
+    """Back to bound-only, whoever else has the socket: the port stays held until its owner releases it. Or nearly so: a
+    port that the kernel chose it takes back at this moment, and somebody may be quicker than we are."""
     with suppress(OSError):  # UDP knows no listening, and who never listened cannot stop
         sock.shutdown(socket.SHUT_RDWR)
+        _bind_again(sock)
+
+
+def _bind_again(sock: socket.socket) -> None:
+    """At the port that it had. OSError when that is somebody else's by now."""
+    try:
+        sock.bind(sock.getsockname())
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # it has it still
+            raise
 
 
 def _prepare(protocol: Protocol, sock: socket.socket) -> None:

@@ -18,7 +18,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from kubeproxy.dataplane import privileges
+from kubeproxy import privileges
 from kubeproxy.dataplane.channel import Channel
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.descriptors import DescriptorBudget

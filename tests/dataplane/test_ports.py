@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from kubeproxy.dataplane.ports import KINDS, HeldPort
+from kubeproxy.dataplane.ports import KINDS, HeldPort, stop_listening
 from kubeproxy.model import Address, Protocol
 
 LOOPBACK = Address("127.0.0.1")
@@ -56,6 +56,28 @@ def test_nobody_shares_what_is_listened_on() -> None:
 def test_what_is_released_is_free(held: HeldPort) -> None:
     held.release()
     assert attempt(held, "127.0.0.1") is None
+
+
+def test_what_is_listened_on_again_is_the_same_port() -> None:
+    """Though the kernel had chosen it."""
+    held = HeldPort(Protocol.TCP, Address("127.0.0.1"), 0, on_release=lambda _: None)
+    with closing(held.sock):
+        for _ in range(3):
+            held.lend().listen()
+            with closing(socket.create_connection(("127.0.0.1", held.port), timeout=5)):
+                stop_listening(held.sock)
+            with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", held.port))
+
+
+def test_a_port_that_was_lost_is_not_another_one() -> None:
+    held = HeldPort(Protocol.TCP, Address("127.0.0.1"), 0, on_release=lambda _: None)
+    with closing(held.sock), closing(socket.socket()) as other:
+        held.lend().listen()
+        held.sock.shutdown(socket.SHUT_RDWR)  # without holding it again
+        other.bind(("127.0.0.1", held.port))
+        with pytest.raises(OSError, match="in use"):
+            held.lend()
 
 
 def test_connections_that_linger_do_not_keep_the_port_from_us() -> None:

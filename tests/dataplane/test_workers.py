@@ -331,7 +331,9 @@ def test_workers_import_little() -> None:
     assert heavy.isdisjoint(modules)
     ours = {name for name in modules if name.startswith("kubeproxy.")}
     assert all(
-        name.startswith(("kubeproxy.dataplane", "kubeproxy.model", "kubeproxy.errors", "kubeproxy.version"))
+        name.startswith(
+            ("kubeproxy.dataplane", "kubeproxy.model", "kubeproxy.errors", "kubeproxy.privileges", "kubeproxy.version")
+        )
         for name in ours
     )
 

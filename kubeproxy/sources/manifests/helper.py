@@ -14,6 +14,7 @@ import sys
 
 import msgspec
 
+from kubeproxy import privileges
 from kubeproxy.sources.manifests.values import SyntaxFault, parse
 
 HEAD = 4
@@ -49,6 +50,7 @@ def main(niceness: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with contextlib.suppress(OSError):  # a service manager may forbid it
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
+    privileges.drop()  # others' words are parsed here, by a library in C
     with open(0, "rb", closefd=False) as questions, open(0, "wb", buffering=0, closefd=False) as answers:
         while len(head := questions.read(HEAD)) == HEAD:
             texts = msgspec.msgpack.decode(questions.read(int.from_bytes(head)), type=list[bytes])

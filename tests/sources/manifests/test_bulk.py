@@ -336,6 +336,18 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def test_a_helper_has_no_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "WORTHWHILE", 1)
+    part = next(outline(b"a: 1\nb: " + b"x" * 500))[0]
+    with Crew(2, urgent=True) as some:
+        some.submit(part)
+        some.parse(part)  # so that it has answered
+        text = Path(f"/proc/{some._helpers[0].process.pid}/status").read_text()
+    status = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+    assert [int(status[field], 16) for field in ("CapPrm", "CapEff", "CapInh", "CapAmb")] == [0] * 4
+    assert status["NoNewPrivs"] == "1"
+
+
 def test_a_helper_imports_little() -> None:
     program = "import sys, kubeproxy.sources.manifests.helper; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()

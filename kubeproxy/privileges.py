@@ -1,4 +1,4 @@
-"""What a worker gives up before it serves anybody: every capability, and ever getting one again."""
+"""What a process of ours gives up before it meets what others say: every capability, and ever getting one again."""
 
 from __future__ import annotations
 
