@@ -41,8 +41,13 @@ def cpu_seconds(root: int) -> float:
 
 
 def memory(root: int) -> Memory:
-    """Of a process and its descendants together."""
-    return sum((memory_of(pid) for pid in family(root)), Memory(0, 0))
+    """Of a process and its descendants together; of those that have not ended meanwhile."""
+    total = memory_of(root)
+    for pid in family(root):
+        if pid != root:
+            with suppress(FileNotFoundError, ProcessLookupError):
+                total += memory_of(pid)
+    return total
 
 
 def memory_of(pid: int) -> Memory:
