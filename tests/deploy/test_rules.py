@@ -116,6 +116,14 @@ CASES = {
         {f"kubeproxy_clients_held_back_total{{{NODE}}}": "7x25 9x60"},
         {f"kubeproxy_clients_held_back_total{{{NODE}}}": "7x60"},
     ),
+    "KubeproxyMemoryShort": Case(
+        {f"kubeproxy_memory_shortages_total{{{NODE}}}": "7x25 9x60"},
+        {f"kubeproxy_memory_shortages_total{{{NODE}}}": "7x60"},
+    ),
+    "KubeproxyPortsUsedUp": Case(
+        {f"kubeproxy_dials_without_port_total{{{NODE}}}": "7x25 9x60"},
+        {f"kubeproxy_dials_without_port_total{{{NODE}}}": "7x60"},
+    ),
     "KubeproxyLoopLag": Case(lag("kubeproxy_loop_lag_seconds", 5), lag("kubeproxy_loop_lag_seconds", 0)),
     "KubeproxyWorkerLag": Case(
         {f"kubeproxy_worker_loop_lag_seconds{{{WORKER}}}": "0.3x60"},
