@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -53,6 +54,7 @@ async def test_reload_and_renew(orders: Orders) -> None:
 
 async def test_what_was_said_during_a_renewal_is_heard_after_it(orders: Orders) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    os.kill(os.getpid(), signal.SIGHUP)
+    # To this thread: the process may have others, which do not hold it back, and nobody handles it yet.
+    signal.pthread_kill(threading.get_ident(), signal.SIGHUP)
     orders.listen()
     await heard(orders.reload)
