@@ -1,8 +1,13 @@
-"""UDP flows that the kernel goes on translating as rules of yesterday said: which they are. Pure.
+"""Flows that the kernel goes on translating as rules of yesterday said: which they are. Pure.
 
 Only a flow's first packet meets the redirects; what they said then is kept for as long as the client goes on sending.
 A TCP client is told by a reset and comes again, a UDP client that keeps its socket stays in a black hole. So after the
-rules have changed, the flows that contradict them are deleted, and their next packets meet the rules as they are.
+rules have changed, the UDP flows that contradict them are deleted, and their next packets meet the rules as they are.
+
+A TCP flow that contradicts them is as a rule a connection that goes on, and is left alone. But those of an earlier
+process may be left behind: it was cut off by a reset that the kernel did not take for the end, as something was still
+on its way, and the flow stays for a day, or five. A client that comes by the same port again is then led to a port that
+is nobody's, or another's. These are deleted, once at start: flows to another port than the rules', without a socket.
 """
 
 from __future__ import annotations
@@ -18,10 +23,11 @@ from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 
 
 class Conntrack(typing.Protocol):
-    """The kernel's table of UDP flows. Its calls are made one at a time."""
+    """The kernel's table of flows. Its calls are made one at a time."""
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
-        """Delete every UDP flow that contradicts the rules `now` in force; how many that were.
+        """Delete every UDP flow that contradicts the rules `now` in force, and with `before` None every TCP flow that
+        does and is nobody's any more; how many that were.
 
         `before` are the rules that flows were last reconciled with; with None that is unknown (at start, or when
         somebody else had changed our rules). Nothing is asked of the kernel when no difference between the two could
@@ -39,7 +45,7 @@ class NoConntrack:
 
 
 class Flow(NamedTuple):
-    """A UDP flow that the kernel tracks: where its client sent to, and where that leads."""
+    """A flow that the kernel tracks: where its client sent to, and where that leads."""
 
     source: Address
     source_port: int
@@ -58,12 +64,12 @@ class Flow(NamedTuple):
 
 
 Key = tuple[Address, int]
-"""A UDP destination."""
+"""A destination of the protocol in question."""
 
 
 @dataclass(frozen=True, slots=True)
-class _UdpRules:
-    """What a rule set says about UDP."""
+class _Rules:
+    """What a rule set says about one protocol."""
 
     redirects: Mapping[Key, int] = field(default_factory=dict)
     own_redirects: Mapping[Key, int] = field(default_factory=dict)
@@ -79,19 +85,19 @@ class _UdpRules:
     """Refused or dropped."""
 
     @classmethod
-    def of(cls, rules: RuleSet) -> _UdpRules:
-        """The UDP part."""
+    def of(cls, rules: RuleSet, protocol: Protocol) -> _Rules:
+        """The part of that protocol."""
         return cls(
-            redirects=_udp(rules.redirects),
-            own_redirects=_udp(rules.own_redirects),
+            redirects=_part(rules.redirects, protocol),
+            own_redirects=_part(rules.own_redirects, protocol),
             internal_sources=rules.internal_sources,
             node_addresses=rules.node_addresses,
-            allowed_sources=_udp(rules.allowed_sources),
+            allowed_sources=_part(rules.allowed_sources, protocol),
             landing=rules.landing,
             bind=rules.bind,
-            proxy_ports=_udp_ports(rules.guarded),
-            guarded=_udp_ports(rules.guarded - rules.undisguised),
-            closed=_udp_ports(rules.refused | rules.dropped),
+            proxy_ports=_ports(rules.guarded, protocol),
+            guarded=_ports(rules.guarded - rules.undisguised, protocol),
+            closed=_ports(rules.refused | rules.dropped, protocol),
         )
 
     @property
@@ -143,8 +149,9 @@ class Transition:
     """From the rules `before` (None: unknown) to those in force `now`: which flows it leaves stale."""
 
     def __init__(self, before: RuleSet | None, now: RuleSet) -> None:
-        self._before = None if before is None else _UdpRules.of(before)
-        self._now = _UdpRules.of(now)
+        self._before = None if before is None else _Rules.of(before, Protocol.UDP)
+        self._now = _Rules.of(now, Protocol.UDP)
+        self._tcp = _Rules.of(now, Protocol.TCP) if before is None else _Rules()
         known = (self._now,) if self._before is None else (self._now, self._before)
         self._home = frozenset().union(*(each.values() for rules in known for each in (rules.landing, rules.bind)))
         """Addresses that we have redirected to, whether or not they are this node's still."""
@@ -152,16 +159,33 @@ class Transition:
 
     @property
     def families(self) -> frozenset[Family]:
-        """Those in which it can have left any; mostly none."""
-        now, before = self._now, self._before or _UdpRules()
+        """Those in which it can have left UDP flows; mostly none."""
+        now, before = self._now, self._before or _Rules()
         if not (now.proxy_ports <= before.proxy_ports and now.guarded <= before.guarded):
             return frozenset(Family)  # whichever family somebody sent to that port by
         if now.steering == before.steering and now.closed <= before.closed:
             return frozenset()
         return now.families | before.families
 
+    @property
+    def tcp_families(self) -> frozenset[Family]:
+        """Those in which TCP flows of an earlier process may be left; none unless `before` is unknown."""
+        return self._tcp.families
+
+    def astray(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+        """Of TCP flows, those to destinations that are redirected now which lead to another of this node's ports."""
+        home = self._home | local
+        return [
+            flow
+            for flow in flows
+            if flow.is_translated
+            and flow.target in home
+            and (found := self._tcp.destination(flow, local)) is not None
+            and found[1] != flow.target_port
+        ]
+
     def stale(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-        """Those that contradict the rules in force, on a node with the `local` addresses.
+        """Of UDP flows, those that contradict the rules in force, on a node with the `local` addresses.
 
         A flow to a destination that is redirected now is stale
 
@@ -199,10 +223,9 @@ class Transition:
 _Value = TypeVar("_Value")
 
 
-def _udp(mapping: Mapping[Destination, _Value]) -> dict[Key, _Value]:
-    udp = Protocol.UDP
-    return {(address, port): value for (address, protocol, port), value in mapping.items() if protocol is udp}
+def _part(mapping: Mapping[Destination, _Value], protocol: Protocol) -> dict[Key, _Value]:
+    return {(address, port): value for (address, its, port), value in mapping.items() if its is protocol}
 
 
-def _udp_ports(ports: Iterable[ProxyPort]) -> frozenset[int]:
-    return frozenset(port for protocol, port in ports if protocol is Protocol.UDP)
+def _ports(ports: Iterable[ProxyPort], protocol: Protocol) -> frozenset[int]:
+    return frozenset(port for its, port in ports if its is protocol)

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 import structlog
 
 from kubeproxy.errors import KernelError
-from kubeproxy.model import Family
+from kubeproxy.model import Address, Family, Protocol
 from kubeproxy.netfilter import conntrack_wire as wire
 from kubeproxy.netfilter.addresses import local_addresses
 from kubeproxy.netfilter.conntrack import Flow, Transition
 from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.sockets import tcp_connections
 
 log = structlog.get_logger(__name__)
 
@@ -49,13 +50,15 @@ class KernelConntrack:
 
     def _reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
         transition = Transition(before, now)
-        families = transition.families
-        if not families:
-            return 0
-        local = frozenset(it.address for it in local_addresses())
+        deleted = self._delete_stale(transition) if transition.families else 0
+        return deleted + (self._delete_deserted(transition) if transition.tcp_families else 0)
+
+    def _delete_stale(self, transition: Transition) -> int:
+        local = _local()
         try:
             with Ctnetlink(timeout_s=self._timeout_s) as ctnetlink:
-                flows = (flow for family in sorted(families) for flow in ctnetlink.dump(family))
+                families = sorted(transition.families)
+                flows = (flow for family in families for flow in ctnetlink.dump(family, Protocol.UDP))
                 deleted, failed = ctnetlink.delete(transition.stale(flows, local=local))
         except OSError as error:
             raise _explained("cannot look for stale UDP flows by ctnetlink", error.errno, str(error)) from error
@@ -64,6 +67,28 @@ class KernelConntrack:
         if failed:
             number = failed[0]
             raise _explained(f"cannot delete {len(failed)} stale UDP flows by ctnetlink", number, os.strerror(number))
+        return deleted
+
+    def _delete_deserted(self, transition: Transition) -> int:
+        local = _local()
+        try:
+            with Ctnetlink(timeout_s=self._timeout_s) as ctnetlink:
+                families = sorted(transition.tcp_families)
+                flows = (flow for family in families for flow in ctnetlink.dump(family, Protocol.TCP))
+                astray = [flow for flow in transition.astray(flows, local=local) if wire.has_begun(flow)]
+                if not astray:
+                    return 0
+                # Asked after the flows: what has begun by then, and is somebody's, has a socket.
+                theirs = tcp_connections()
+                deserted = [it for it in astray if (it.target_port, *wire.peer(it)) not in theirs]
+                deleted, failed = ctnetlink.delete(deserted)
+        except OSError as error:
+            raise _explained("cannot look for deserted TCP flows by ctnetlink", error.errno, str(error)) from error
+        if deleted:
+            log.info("deleted TCP flows of processes that have gone", count=deleted)
+        if failed:
+            number = failed[0]
+            raise _explained(f"cannot delete {len(failed)} deserted TCP flows", number, os.strerror(number))
         return deleted
 
 
@@ -81,10 +106,10 @@ class Ctnetlink:
     def __exit__(self, *exc: object) -> None:
         self._socket.close()
 
-    def dump(self, family: Family) -> Iterator[Flow]:
-        """Every UDP flow of a family; OSError when the kernel does not tell."""
+    def dump(self, family: Family, protocol: Protocol) -> Iterator[Flow]:
+        """Every flow of a family and protocol; OSError when the kernel does not tell."""
         sequence = next(self._sequence)
-        self._socket.send(wire.dump_request(family, sequence))
+        self._socket.send(wire.dump_request(family, sequence, protocol))
         while True:
             for message in wire.messages(self._socket.recv(_BUFFER_BYTES)):
                 if message.sequence != sequence:
@@ -93,7 +118,7 @@ class Ctnetlink:
                     if message.error:
                         raise OSError(message.error, os.strerror(message.error))
                     return
-                flow = wire.parse_flow(message)
+                flow = wire.parse_flow(message, protocol)
                 if flow is not None:
                     yield flow
 
@@ -115,6 +140,10 @@ class Ctnetlink:
                     elif message.error != errno.ENOENT:
                         failed.append(message.error)
         return deleted, failed
+
+
+def _local() -> frozenset[Address]:
+    return frozenset(it.address for it in local_addresses())
 
 
 def _explained(what: str, number: int | None, why: str) -> KernelError:

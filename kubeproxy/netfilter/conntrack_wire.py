@@ -1,7 +1,7 @@
 """What ctnetlink is told and says, as bytes (linux/netfilter/nfnetlink_conntrack.h). Pure.
 
 Thousands of flows are read, and few of them are ever deleted: so each is read by one match of the shape in which the
-kernel writes a UDP flow, and only a record that is to be deleted is taken apart.
+kernel writes a flow of that protocol, and only a record that is to be deleted is taken apart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from kubeproxy.model import Address, Family
+from kubeproxy.model import Address, Family, Protocol, family_of
 from kubeproxy.netfilter.conntrack import Flow
 from kubeproxy.netfilter.rtnetlink import attributes, encode
 
@@ -24,7 +24,11 @@ _NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_DUMP = 0x1, 0x4, 0x300
 _NEW, _GET, _DELETE = 0x100, 0x101, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*
 _NESTED = 0x8000
 
-_TUPLE_ORIG, _TUPLE_REPLY, _ID, _FILTER = 1, 2, 12, 25  # CTA_*
+_TUPLE_ORIG, _TUPLE_REPLY, _PROTOINFO, _ID, _FILTER = 1, 2, 4, 12, 25  # CTA_*
+_PROTOINFO_TCP, _PROTOINFO_TCP_STATE = 1, 1
+_ESTABLISHED, _CLOSE = 3, 8
+"""TCP_CONNTRACK_*: the first state behind the handshake, and the last before it may begin anew
+(linux/netfilter/nf_conntrack_tcp.h)."""
 _TUPLE_IP, _TUPLE_PROTO = 1, 2
 _PROTO_NUM, _PROTO_SRC_PORT, _PROTO_DST_PORT = 1, 2, 3
 _FILTER_ORIG_FLAGS, _BY_PROTO_NUM = 1, 1 << 3
@@ -34,6 +38,7 @@ _NFGEN = struct.Struct("=BBH")  # family, version, resource
 _ATTRIBUTE = struct.Struct("=HH")  # length, type
 _PAYLOAD_AT = _NLMSG.size + _NFGEN.size
 
+_NUMBERS = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
 _INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _IP_SRC_DST = {Family.IPV4: (1, 2, 4), Family.IPV6: (3, 4, 16)}
 """CTA_IP_*_SRC, CTA_IP_*_DST, and how long an address is."""
@@ -64,30 +69,30 @@ def messages(data: bytes) -> Iterator[Message]:
         at += (length + 3) & ~3
 
 
-def dump_request(family: Family, sequence: int) -> bytes:
-    """Ask for every UDP flow of a family. Kernels before 5.8 do not know the filter, and tell the other flows too."""
-    udp = _nest(_TUPLE_ORIG, _nest(_TUPLE_PROTO, _attribute(_PROTO_NUM, bytes([socket.IPPROTO_UDP]))))
+def dump_request(family: Family, sequence: int, protocol: Protocol = Protocol.UDP) -> bytes:
+    """Ask for every flow of a family and protocol. Kernels before 5.8 do not know the filter, and tell others too."""
+    flows = _nest(_TUPLE_ORIG, _nest(_TUPLE_PROTO, _attribute(_PROTO_NUM, bytes([_NUMBERS[protocol]]))))
     by_protocol = _nest(_FILTER, _attribute(_FILTER_ORIG_FLAGS, struct.pack("=I", _BY_PROTO_NUM)))
-    return _request(_GET, _NLM_F_DUMP, family, sequence, udp + by_protocol)
+    return _request(_GET, _NLM_F_DUMP, family, sequence, flows + by_protocol)
 
 
 def delete_request(flow: Flow, sequence: int) -> bytes:
     """Ask to delete just this flow, and (as far as the kernel tells them apart) not one that has come into its place.
     One that is tracked in another zone than the default is not found by it: whoever made the zone (a virtual switch)
     does its translations too."""
-    found = {kind & ~_NESTED: value for kind, value in attributes(flow.record)}
+    found = dict(_inside(flow.record))
     family = Family.IPV6 if ":" in flow.address else Family.IPV4
     original = _nest(_TUPLE_ORIG, found[_TUPLE_ORIG])
     identity = _attribute(_ID, found[_ID]) if _ID in found else b""
     return _request(_DELETE, _NLM_F_ACK, family, sequence, original + identity)
 
 
-def parse_flow(message: Message) -> Flow | None:
-    """A flow that was asked for by `dump_request`; None when it is not one of UDP (or its tuples are of a zone)."""
+def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | None:
+    """A flow that was asked for by `dump_request`; None when it is of another protocol (or its tuples of a zone)."""
     if message.kind != _NEW:
         return None
     record = message.body[_NFGEN.size :]
-    match = _SHAPE4.match(record) or _SHAPE6.match(record)
+    match = _SHAPES[protocol, Family.IPV4].match(record) or _SHAPES[protocol, Family.IPV6].match(record)
     if match is None:
         return None
     source, address, source_port, port, target, target_port = match.groups()
@@ -101,6 +106,25 @@ def parse_flow(message: Message) -> Flow | None:
         number(target_port, "big"),
         record,
     )
+
+
+def has_begun(flow: Flow) -> bool:
+    """Whether a TCP flow has its handshake behind it, as far as the kernel has seen."""
+    protocol_info = dict(_inside(flow.record)).get(_PROTOINFO, b"")
+    state = dict(_inside(dict(_inside(protocol_info)).get(_PROTOINFO_TCP, b""))).get(_PROTOINFO_TCP_STATE, b"")
+    return _ESTABLISHED <= int.from_bytes(state, sys.byteorder) <= _CLOSE
+
+
+def peer(flow: Flow) -> tuple[Address, int]:
+    """Whom its answers are sent to: the client, or whatever the client was translated to."""
+    reply = dict(_inside(dict(_inside(flow.record))[_TUPLE_REPLY]))
+    _, destination, _ = _IP_SRC_DST[family_of(flow.address)]
+    address = dict(_inside(reply[_TUPLE_IP]))[destination]
+    return _text(address), int.from_bytes(dict(_inside(reply[_TUPLE_PROTO]))[_PROTO_DST_PORT], "big")
+
+
+def _inside(data: bytes) -> Iterator[tuple[int, bytes]]:
+    return ((kind & ~_NESTED, value) for kind, value in attributes(data))
 
 
 @lru_cache(maxsize=8192)
@@ -122,8 +146,8 @@ def _nest(kind: int, value: bytes) -> bytes:
     return encode([(kind | _NESTED, value)])
 
 
-def _shape(family: Family) -> re.Pattern[bytes]:
-    """Matches a record that begins with the two tuples of a UDP flow: its source and destination, their ports, and the
+def _shape(protocol: Protocol, family: Family) -> re.Pattern[bytes]:
+    """Matches a record that begins with the two tuples of such a flow: its source and destination, their ports, and the
     source of the answers with its port."""
     src, dst, size = _IP_SRC_DST[family]
     ip_length = 2 * (_ATTRIBUTE.size + size)
@@ -141,7 +165,7 @@ def _shape(family: Family) -> re.Pattern[bytes]:
                 head(src, size) + source,
                 head(dst, size) + destination,
                 head(_TUPLE_PROTO | _NESTED, proto_length),
-                head(_PROTO_NUM, 1) + re.escape(bytes([socket.IPPROTO_UDP])) + b"...",
+                head(_PROTO_NUM, 1) + re.escape(bytes([_NUMBERS[protocol]])) + b"...",
                 head(_PROTO_SRC_PORT, 2) + source_port + b"..",
                 head(_PROTO_DST_PORT, 2) + destination_port + b"..",
             ]
@@ -153,4 +177,4 @@ def _shape(family: Family) -> re.Pattern[bytes]:
     return re.compile(original + reply, re.DOTALL)
 
 
-_SHAPE4, _SHAPE6 = _shape(Family.IPV4), _shape(Family.IPV6)
+_SHAPES = {(protocol, family): _shape(protocol, family) for protocol in _NUMBERS for family in Family}

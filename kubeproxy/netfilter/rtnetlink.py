@@ -19,9 +19,12 @@ def open_netlink() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
 
 
-def dump(netlink: socket.socket, kind: int, family: int = socket.AF_UNSPEC) -> Iterator[bytes]:
-    """The payloads that answer a dump request; OSError when the kernel refuses it."""
-    header = bytes([family]).ljust(4, b"\0")
+def dump(
+    netlink: socket.socket, kind: int, family: int = socket.AF_UNSPEC, *, rest: bytes = bytes(3)
+) -> Iterator[bytes]:
+    """The payloads that answer a dump request (`rest`: what comes behind its family); OSError when the kernel refuses
+    it."""
+    header = bytes([family]) + rest
     netlink.send(_MESSAGE.pack(_MESSAGE.size + len(header), kind, _NLM_F_REQUEST | _NLM_F_DUMP, kind, 0) + header)
     while True:
         for answer, payload in _messages(netlink.recv(1 << 16), kind):

@@ -48,6 +48,9 @@ table inet somebody {
 }
 """
 
+TCP_REPAIR = 19
+"""linux/tcp.h: a socket that is closed in this state says nothing."""
+
 Tracked = tuple[str, ...]
 """A flow as conntrack(8) lists it: protocol; source, destination, ports; the same of its answers."""
 
@@ -341,7 +344,7 @@ async def test_a_flow_of_another_identity_is_another_flow(stage: Stage, on_node:
 
     def delete_its_predecessor() -> tuple[int, list[int]]:
         with Ctnetlink(timeout_s=5.0) as ctnetlink:
-            (found,) = (flow for flow in ctnetlink.dump(Family.IPV4) if flow.source_port == client.port)
+            (found,) = (flow for flow in ctnetlink.dump(Family.IPV4, Protocol.UDP) if flow.source_port == client.port)
             head = struct.pack("=HH", 8, 12)
             before, _, after = found.record.partition(head)
             return ctnetlink.delete([found._replace(record=before + head + bytes(4) + after[4:])])
@@ -374,9 +377,64 @@ async def test_thousands(stage: Stage) -> None:
     assert tracked(stage.node) == flows - stale
 
 
+def vanish(end: socket.socket) -> None:
+    """Nobody is told that it is gone: as when what tells of it is lost on its way, or not believed."""
+    end.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+    end.close()
+
+
+def http(port: int, family: Family) -> RuleSet:
+    """A Service by TCP alone."""
+    return rule_set({destination(VIP[family], Protocol.TCP, 80): port}, landing=tuple(NODE.values()))
+
+
+@pytest.mark.parametrize("family", Family)
+async def test_tcp_flows_that_an_earlier_process_has_left(stage: Stage, family: Family) -> None:
+    client, service = stage.network.client, (VIP[family], 80)
+
+    def come(*, host: Host = client, port: int = 0) -> socket.socket:
+        sock = host.make_socket(socket.AF_INET6 if family is Family.IPV6 else socket.AF_INET)
+        stage._stack.callback(sock.close)
+        sock.settimeout(5)
+        sock.bind((WILDCARD[family], port))
+        sock.connect(service)
+        return sock
+
+    def flows_of(*ends: socket.socket) -> set[Tracked]:
+        ports = {str(end.getsockname()[1]) for end in ends}
+        return {flow for flow in tracked(stage.node) if flow[0] == "tcp" and flow[3] in ports}
+
+    stage.apply(http(7001, family))
+    with stage.node.listen((WILDCARD[family], 7001)) as old:
+        alive, lost, of_the_node = come(), come(), come(host=stage.node)
+        accepted = {peer[1]: end for end, peer in (old.accept() for _ in range(3))}
+        waiting = come()
+        for end in accepted.values():
+            stage._stack.callback(end.close)
+        now = stage.apply(http(7002, family))
+        with stage.node.listen((WILDCARD[family], 7002)):
+            newcomer = come()
+            left = flows_of(lost, of_the_node)
+            assert len(left) == 2
+            port = lost.getsockname()[1]
+            for end in (lost, of_the_node):
+                vanish(accepted[end.getsockname()[1]])
+                vanish(end)
+            kept = flows_of(alive, waiting, newcomer)
+            assert len(kept) == 3
+            before = tracked(stage.node)
+            assert await stage.conntrack.reconcile(http(7001, family), now) == 0, "while we run they are left alone"
+            assert await stage.conntrack.reconcile(None, now) == 2
+            assert tracked(stage.node) == before - left
+            come(port=port)
+            alive.send(b"still here")
+            assert accepted[alive.getsockname()[1]].recv(100) == b"still here"
+            assert await stage.conntrack.reconcile(None, now) == 0
+
+
 async def test_a_kernel_without_ctnetlink(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_an_unknown_subsystem(family: Family, sequence: int) -> bytes:
-        request = bytearray(dump_request(family, sequence))
+    def of_an_unknown_subsystem(family: Family, sequence: int, protocol: Protocol) -> bytes:
+        request = bytearray(dump_request(family, sequence, protocol))
         request[4:6] = struct.pack("=H", 0xFE01)
         return bytes(request)
 
@@ -416,7 +474,7 @@ from kubeproxy.netfilter.ruleset import RuleSet
 def rules(protocol):
     return RuleSet(redirects={Destination("10.96.7.7", protocol, 53): 7001})
 
-print(asyncio.run(KernelConntrack().reconcile(None, rules(Protocol.TCP))))
+print(asyncio.run(KernelConntrack().reconcile(RuleSet(), rules(Protocol.TCP))))
 print(asyncio.run(KernelConntrack().reconcile(rules(Protocol.UDP), rules(Protocol.UDP))))
 try:
     asyncio.run(KernelConntrack().reconcile(None, rules(Protocol.UDP)))
