@@ -5,7 +5,7 @@ interface    what an adapter can do, and all that others see of it; `select` fin
 nftables     our own table, one transaction per apply; `nft_table` is its text (pure), `nft_watch` who else changes it
 iptables     kube-proxy's chains in the legacy tables: `xt_rules`, `xt_entry` (pure), `xt_extent`, `xt_lock`
 routed       either of them together with the routing rules of transparent dials: `routing`, `rtnetlink`, `rule_watch`
-conntrack    flows that contradict the rules (pure); `conntrack_kernel`, `conntrack_wire` find and delete them; `sockets`
+conntrack    flows that contradict the rules (pure); `conntrack_kernel`, with `conntrack_wire`, `sockets`, deletes them
 conntrack_limits, conntrack_room   how large the kernel's table of flows is made, and how full it is
 addresses    this node's own; `ranges` are CIDRs, made disjoint
 cleanup      what proxies have left on a node; `command` runs a program, `multicast` hears what the kernel tells all
