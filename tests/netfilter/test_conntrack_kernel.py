@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import re
 import socket
 import struct
@@ -13,12 +14,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
 from kubeproxy.errors import KernelError
 from kubeproxy.model import NODE_PORTS, Address, Family, Protocol
-from kubeproxy.netfilter import conntrack_wire
+from kubeproxy.netfilter import conntrack_kernel, conntrack_wire
 from kubeproxy.netfilter.conntrack import Flow
 from kubeproxy.netfilter.conntrack_kernel import Ctnetlink, KernelConntrack
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
@@ -383,13 +385,20 @@ def vanish(end: socket.socket) -> None:
     end.close()
 
 
+def missing() -> NoReturn:
+    """A kernel without CONFIG_INET_DIAG."""
+    raise OSError(errno.ENOENT, "No such file or directory")
+
+
 def http(port: int, family: Family) -> RuleSet:
     """A Service by TCP alone."""
     return rule_set({destination(VIP[family], Protocol.TCP, 80): port}, landing=tuple(NODE.values()))
 
 
 @pytest.mark.parametrize("family", Family)
-async def test_tcp_flows_that_an_earlier_process_has_left(stage: Stage, family: Family) -> None:
+async def test_tcp_flows_that_an_earlier_process_has_left(
+    stage: Stage, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client, service = stage.network.client, (VIP[family], 80)
 
     def come(*, host: Host = client, port: int = 0) -> socket.socket:
@@ -424,6 +433,9 @@ async def test_tcp_flows_that_an_earlier_process_has_left(stage: Stage, family: 
             assert len(kept) == 3
             before = tracked(stage.node)
             assert await stage.conntrack.reconcile(http(7001, family), now) == 0, "while we run they are left alone"
+            with monkeypatch.context() as without_sock_diag:
+                without_sock_diag.setattr(conntrack_kernel, "tcp_connections", missing)
+                assert await stage.conntrack.reconcile(None, now) == 0, "nobody knows whose they are"
             assert await stage.conntrack.reconcile(None, now) == 2
             assert tracked(stage.node) == before - left
             come(port=port)
@@ -466,7 +478,7 @@ import asyncio
 import contextlib
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Destination, Protocol
-from kubeproxy.netfilter import conntrack_wire
+from kubeproxy.netfilter import conntrack_kernel, conntrack_wire
 from kubeproxy.netfilter.conntrack import Flow
 from kubeproxy.netfilter.conntrack_kernel import KernelConntrack
 from kubeproxy.netfilter.ruleset import RuleSet
