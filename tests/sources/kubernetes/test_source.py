@@ -358,7 +358,7 @@ async def test_watches_that_end_at_once_are_not_asked_for_in_a_hot_loop() -> Non
         await asyncio.sleep(0.5)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert 2 <= len(server.requests) <= 7
+        assert 2 <= len(server.requests) < 30, "without a pause there would be hundreds"
         assert source.state()[0].failures["short watch"] >= 1
 
 
