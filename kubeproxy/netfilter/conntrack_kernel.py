@@ -7,7 +7,9 @@ import errno
 import itertools
 import os
 import socket
-from collections.abc import Iterator, Sequence
+import typing
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 import structlog
 
@@ -50,50 +52,46 @@ class KernelConntrack:
 
     def _reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
         transition = Transition(before, now)
-        deleted = self._delete_stale(transition) if transition.families else 0
-        return deleted + (self._delete_deserted(transition) if transition.tcp_families else 0)
+        udp = self._delete("stale UDP flows", Protocol.UDP, transition.families, transition.stale)
+        return udp + self._delete(
+            "deserted TCP flows", Protocol.TCP, transition.tcp_families, partial(_deserted, transition)
+        )
 
-    def _delete_stale(self, transition: Transition) -> int:
-        local = _local()
+    def _delete(self, what: str, protocol: Protocol, families: Collection[Family], choose: _Choice) -> int:
+        """Of the flows of a protocol and of these families, delete those that `choose` takes; how many that were."""
+        if not families:
+            return 0
+        local = frozenset(it.address for it in local_addresses())
         try:
             with Ctnetlink(timeout_s=self._timeout_s) as ctnetlink:
-                families = sorted(transition.families)
-                flows = (flow for family in families for flow in ctnetlink.dump(family, Protocol.UDP))
-                deleted, failed = ctnetlink.delete(transition.stale(flows, local=local))
+                flows = (flow for family in sorted(families) for flow in ctnetlink.dump(family, protocol))
+                deleted, failed = ctnetlink.delete(choose(flows, local=local))
         except OSError as error:
-            raise _explained("cannot look for stale UDP flows by ctnetlink", error.errno, str(error)) from error
+            raise _explained(f"cannot look for {what} by ctnetlink", error.errno, str(error)) from error
         if deleted:
-            log.info("deleted stale UDP flows", count=deleted)
+            log.info(f"deleted {what}", count=deleted)
         if failed:
             number = failed[0]
-            raise _explained(f"cannot delete {len(failed)} stale UDP flows by ctnetlink", number, os.strerror(number))
+            raise _explained(f"cannot delete {len(failed)} {what} by ctnetlink", number, os.strerror(number))
         return deleted
 
-    def _delete_deserted(self, transition: Transition) -> int:
-        local = _local()
-        try:
-            with Ctnetlink(timeout_s=self._timeout_s) as ctnetlink:
-                families = sorted(transition.tcp_families)
-                flows = (flow for family in families for flow in ctnetlink.dump(family, Protocol.TCP))
-                astray = [flow for flow in transition.astray(flows, local=local) if wire.has_begun(flow)]
-                if not astray:
-                    return 0
-                # Asked after the flows: what has begun by then, and is somebody's, has a socket.
-                try:
-                    theirs = tcp_connections()
-                except OSError as error:  # CONFIG_INET_DIAG may be missing; it is no reason to be called ill
-                    log.info("cannot tell whose old TCP flows are; they stay", count=len(astray), reason=str(error))
-                    return 0
-                deserted = [it for it in astray if (it.target_port, *wire.peer(it)) not in theirs]
-                deleted, failed = ctnetlink.delete(deserted)
-        except OSError as error:
-            raise _explained("cannot look for deserted TCP flows by ctnetlink", error.errno, str(error)) from error
-        if deleted:
-            log.info("deleted TCP flows of processes that have gone", count=deleted)
-        if failed:
-            number = failed[0]
-            raise _explained(f"cannot delete {len(failed)} deserted TCP flows", number, os.strerror(number))
-        return deleted
+
+class _Choice(typing.Protocol):
+    def __call__(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]: ...
+
+
+def _deserted(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+    """Of TCP flows, those that lead astray and are nobody's."""
+    astray = [flow for flow in transition.astray(flows, local=local) if wire.has_begun(flow)]
+    if not astray:
+        return []
+    try:
+        # Asked after the flows: what has begun by then, and is somebody's, has a socket.
+        theirs = tcp_connections()
+    except OSError as error:  # CONFIG_INET_DIAG may be missing; it is no reason to be called ill
+        log.info("cannot tell whose old TCP flows are; they stay", count=len(astray), reason=str(error))
+        return []
+    return [flow for flow in astray if (flow.target_port, *wire.peer(flow)) not in theirs]
 
 
 class Ctnetlink:
@@ -144,10 +142,6 @@ class Ctnetlink:
                     elif message.error != errno.ENOENT:
                         failed.append(message.error)
         return deleted, failed
-
-
-def _local() -> frozenset[Address]:
-    return frozenset(it.address for it in local_addresses())
 
 
 def _explained(what: str, number: int | None, why: str) -> KernelError:
