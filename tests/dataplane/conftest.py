@@ -14,6 +14,7 @@ import uvloop
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.local import LocalDataPlane
 from kubeproxy.dataplane.messages import Listen, SetEndpoints
+from kubeproxy.dataplane.reactor import Reactor
 from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target, family_of
 
 LOOPBACK = Address("127.0.0.1")
@@ -22,6 +23,28 @@ LOOPBACK = Address("127.0.0.1")
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every test of this room runs with both loops: uvloop drives the reactor in production, asyncio where it must."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+class Clock:
+    """Tells the time that it is told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def reactor(clock: Clock) -> Iterator[Reactor]:
+    reactor = Reactor(clock=clock)
+    yield reactor
+    reactor.shut()
 
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kubeproxy.dataplane.lag import STEP_S, STEPS, Lag
 from kubeproxy.dataplane.reactor import Reactor
-from tests.dataplane.test_reactor import Clock
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def reactor(clock: Clock) -> Iterator[Reactor]:
-    reactor = Reactor(clock=clock)
-    yield reactor
-    reactor.shut()
+from tests.dataplane.conftest import Clock
 
 
 def turn_of(reactor: Reactor, clock: Clock, seconds: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,30 +10,9 @@ from kubeproxy.dataplane import memory
 from kubeproxy.dataplane.descriptors import AT_LEAST, DescriptorBudget, Share
 from kubeproxy.dataplane.memory import MemoryReserve
 from kubeproxy.dataplane.reactor import Reactor
+from tests.dataplane.conftest import Clock
 
 LIMIT = 400
-
-
-class Clock:
-    """A time that is told."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def reactor(clock: Clock) -> Iterator[Reactor]:
-    made = Reactor(clock=clock)
-    yield made
-    made.shut()
 
 
 @pytest.fixture

@@ -10,16 +10,7 @@ import threading
 import pytest
 
 from kubeproxy.dataplane.reactor import FEW_EVENTS, LEVEL, LOOK_S, SHORT_WAITS, Reactor
-
-
-class Clock:
-    """Time that passes when told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.dataplane.conftest import Clock
 
 
 def test_timers_fire_in_order_and_not_when_cancelled() -> None:

@@ -26,6 +26,14 @@ def aside(bench: Bench, target: Target) -> Aside | None:
     return bench.plane.engine._listeners[frontend()].balancer.aside.get(target)
 
 
+async def found_out(bench: Bench, dead: Target, alive: Target) -> tuple[str, int]:
+    """Where both are served; a client has met the dead one, which is put aside."""
+    address = await bench.serve(dead, alive)
+    for _ in range(2):
+        assert await ask(address) == "alive"
+    return address
+
+
 async def until_due(bench: Bench, target: Target) -> None:
     """Its time aside is over."""
     ill = aside(bench, target)
@@ -38,9 +46,7 @@ async def test_no_client_is_dialed_to_an_endpoint_that_is_still_silent(bench: Be
     context = bench.plane._context
     with silent_target() as dead:
         async with endpoint(says("alive")) as alive:
-            address = await bench.serve(dead, alive)
-            for _ in range(2):
-                assert await ask(address) == "alive"
+            address = await found_out(bench, dead, alive)
             ill = aside(bench, dead)
             assert ill is not None
             for _ in range(3):
@@ -61,9 +67,7 @@ async def test_an_endpoint_that_is_back_is_used_again(bench: Bench) -> None:
         sock.setblocking(False)
         back = Target(Address("127.0.0.1"), sock.getsockname()[1])
         async with endpoint(says("alive")) as alive:
-            address = await bench.serve(back, alive)
-            for _ in range(2):
-                assert await ask(address) == "alive"
+            address = await found_out(bench, back, alive)
             sock.listen()
             await until_due(bench, back)
             assert await ask(address) == "alive"
@@ -83,9 +87,7 @@ async def test_an_endpoint_that_is_back_is_used_again(bench: Bench) -> None:
 async def test_one_that_refuses_again_is_put_aside_for_longer(bench: Bench) -> None:
     with refusing_target() as dead:
         async with endpoint(says("alive")) as alive:
-            address = await bench.serve(dead, alive)
-            for _ in range(2):
-                assert await ask(address) == "alive"
+            address = await found_out(bench, dead, alive)
             await until_due(bench, dead)
             assert await ask(address) == "alive"
             ill = aside(bench, dead)
@@ -110,9 +112,7 @@ async def test_for_want_of_a_descriptor_the_trial_is_put_off_and_the_client_is_s
     context = bench.plane._context
     with refusing_target() as dead:
         async with endpoint(says("alive")) as alive:
-            address = await bench.serve(dead, alive)
-            for _ in range(2):
-                assert await ask(address) == "alive"
+            address = await found_out(bench, dead, alive)
             await until_due(bench, dead)
             await eventually(lambda: not context.live)
             context.budget.limit = context.budget.used + 2
@@ -129,9 +129,7 @@ async def test_a_trial_ends_with_the_data_plane(bench: Bench) -> None:
     context = bench.plane._context
     with silent_target() as dead:
         async with endpoint(says("alive")) as alive:
-            address = await bench.serve(dead, alive)
-            for _ in range(2):
-                assert await ask(address) == "alive"
+            address = await found_out(bench, dead, alive)
             await until_due(bench, dead)
             assert await ask(address) == "alive"
             assert context.trials
