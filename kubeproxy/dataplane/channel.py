@@ -15,7 +15,6 @@ from typing import Generic
 
 from kubeproxy.dataplane.wire import DESCRIPTORS_LIMIT, Decoder, F, Frame, GarbledError, encode
 
-READ_BYTES = 256 * 1024
 _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_LIMIT * array.array("i").itemsize)
 
 
@@ -73,9 +72,13 @@ class Channel(Generic[F]):
 
     def receive(self) -> Iterator[tuple[F, tuple[int, ...]]]:
         """Some of the frames that have come, with their descriptors, which are the receiver's now. EOFError when the
-        other side is gone, OSError when that is how it shows, GarbledError when what came makes no sense."""
+        other side is gone, OSError when that is how it shows, GarbledError when what came makes no sense. MemoryError
+        when there was none for it: it is there still, and to be asked for again, as the socket may not say so."""
+        yield from self._frames(0)
         try:
-            data, ancillary, flags, _ = self.sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            arrived, ancillary, flags, _ = self.sock.recvmsg_into(
+                (self._decoder.room,), _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return
         for level, kind, payload in ancillary:
@@ -85,9 +88,12 @@ class Channel(Generic[F]):
                 self._received.extend(passed)
         if flags & socket.MSG_CTRUNC:
             raise GarbledError("descriptors were lost on the way; is the limit on open files reached?")
-        if not data:
+        if not arrived:
             raise EOFError
-        for frame, count in self._decoder.feed(data):
+        yield from self._frames(arrived)
+
+    def _frames(self, arrived: int) -> Iterator[tuple[F, tuple[int, ...]]]:
+        for frame, count in self._decoder.frames(arrived):
             if count > len(self._received):
                 raise GarbledError(f"a frame announces {count} descriptors, and {len(self._received)} came")
             yield frame, tuple(self._received.popleft() for _ in range(count))

@@ -23,6 +23,8 @@ SILENT_BEATS = 5
 it is killed, and another takes its place. Not seconds: while this very process is stopped nobody is to blame."""
 ANSWER_BEATS = 30
 """One that talks but has not answered by then will not."""
+HEAR_AGAIN_S = 0.1
+"""How long nothing is heard of it when there was no memory for what it says."""
 REAP_LOOK_S = 0.01
 """How often we look whether a process whose channel has ended has ended, too."""
 REAP_S = 2.0
@@ -102,6 +104,9 @@ class WorkerProcess:
             self._channel.send(request, [sock.fileno() for sock in sockets])
         except OSError as error:
             self._end(f"its channel is broken: {error.strerror or error}")
+        except MemoryError:  # it was never asked, and so will never answer
+            del self._pending[self._number]
+            raise
         else:
             self._watch_writing()
         return future
@@ -161,6 +166,16 @@ class WorkerProcess:
             self._end("")
         except OSError as error:
             self._end(f"its channel is broken: {error.strerror or error}")
+        except MemoryError:  # it has said something, and is not to blame that we cannot hear it
+            self._silent = 0
+            self._loop.remove_reader(self._channel.sock)
+            self._loop.call_later(HEAR_AGAIN_S, self._hear_again)
+
+    def _hear_again(self) -> None:
+        """There may be memory now for what has come."""
+        if self._channel is not None:
+            self._loop.add_reader(self._channel.sock, self._on_readable)
+            self._on_readable()
 
     def _take(self, report: Report) -> None:
         self._silent, self._has_spoken = 0, True

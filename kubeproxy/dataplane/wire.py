@@ -25,6 +25,8 @@ BODY_LIMIT = 64 << 20
 """Bytes. Ten thousand frontends' counters take two million; who announces more than this means something else."""
 DESCRIPTORS_LIMIT = 253
 """The kernel passes no more at once (SCM_MAX_FD in net/scm.h)."""
+ROOM_BYTES = 128 << 10
+"""Room for what comes in at once. Most frames are far shorter; one that is longer gets what it needs."""
 
 
 class GarbledError(KubeproxyError):
@@ -178,33 +180,55 @@ def encode(frame: Frame, descriptors: int = 0) -> bytes:
 
 
 class Decoder(Generic[F]):
-    """Bytes as they come in -> frames of one direction, each with the number of its descriptors."""
+    """Bytes as they come in -> frames of one direction, each with the number of its descriptors.
+
+    The bytes are put where they stay until they are decoded: into `room`, which is there from the start. So what has
+    come is not lost where there is no memory for what is made of it."""
 
     def __init__(self, kind: object) -> None:
         """`kind` is `Request` or `Report`."""
         self._decoder: msgspec.msgpack.Decoder[F] = msgspec.msgpack.Decoder(kind)
-        self._bytes = bytearray()
+        self._buffer = bytearray(ROOM_BYTES)
+        self._start = self._end = 0
+        """What is in the buffer and not decoded."""
 
-    def feed(self, data: bytes) -> Iterator[tuple[F, int]]:
-        """The frames that are complete with these bytes. GarbledError at what is none; nothing can follow it."""
-        self._bytes += data
-        start = 0
-        try:
-            while len(self._bytes) - start >= HEADER.size:
-                length, descriptors = HEADER.unpack_from(self._bytes, start)
-                if length > BODY_LIMIT or descriptors > DESCRIPTORS_LIMIT:
-                    raise GarbledError(f"a frame of {length} bytes and {descriptors} descriptors is beyond all bounds")
-                end = start + HEADER.size + length
-                if len(self._bytes) < end:
-                    break
-                body = bytes(memoryview(self._bytes)[start + HEADER.size : end])
-                start = end
-                yield self._decode(body), descriptors
-        finally:
-            del self._bytes[:start]
+    @property
+    def room(self) -> memoryview:
+        """Where the next bytes are to be put; never empty when `frames` has come to its end."""
+        return memoryview(self._buffer)[self._end :]
 
-    def _decode(self, body: bytes) -> F:
+    def frames(self, arrived: int) -> Iterator[tuple[F, int]]:
+        """The frames that are complete with so many bytes more. MemoryError: there was none for the next frame, or for
+        more room; what has not been given yet is given the next time. GarbledError at what is no frame; nothing can
+        follow it."""
+        self._end += arrived
+        while (size := self._next_size()) <= self._end - self._start:
+            frame, descriptors = self._decode(self._start + HEADER.size, size - HEADER.size)
+            self._start += size
+            yield frame, descriptors
+        self._make_room(size)
+
+    def _next_size(self) -> int:
+        """Bytes of the next frame, as far as it is known."""
+        if self._end - self._start < HEADER.size:
+            return HEADER.size
+        length, descriptors = HEADER.unpack_from(self._buffer, self._start)
+        if length > BODY_LIMIT or descriptors > DESCRIPTORS_LIMIT:
+            raise GarbledError(f"a frame of {length} bytes and {descriptors} descriptors is beyond all bounds")
+        return HEADER.size + int(length)
+
+    def _decode(self, start: int, length: int) -> tuple[F, int]:
+        _, descriptors = HEADER.unpack_from(self._buffer, start - HEADER.size)
         try:
-            return self._decoder.decode(body)
+            with memoryview(self._buffer) as whole, whole[start : start + length] as body:
+                return self._decoder.decode(body), descriptors
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError, TypeError) as error:
             raise GarbledError(f"not a frame of ours: {error}") from error
+
+    def _make_room(self, size: int) -> None:
+        """For the rest of a frame of that size; what an earlier, longer one needed is given back."""
+        rest, wanted = self._end - self._start, max(ROOM_BYTES, size)
+        buffer = self._buffer if len(self._buffer) == wanted else bytearray(wanted)
+        if self._start or buffer is not self._buffer:
+            memoryview(buffer)[:rest] = memoryview(self._buffer)[self._start : self._end]
+        self._buffer, self._start, self._end = buffer, 0, rest

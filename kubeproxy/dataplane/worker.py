@@ -57,7 +57,7 @@ SLICE_S = 0.001
 TOLD_AT_ONCE = 128
 """Frontends whose counters go out in one frame: about 10 kB, some tenths of a millisecond to encode and send."""
 LOOK_S = 0.05
-"""How often a drain looks whether it is over."""
+"""How often a drain looks whether it is over, and who has no memory for what he is told whether there is some."""
 STATUS_S = 1.0
 """How often the control process hears of open connections unasked: so it knows, too, that we are alive."""
 
@@ -113,14 +113,22 @@ class Worker:
                     self._arriving.extend(descriptors)
                     self._work.append(self._see_to(request, len(descriptors)))
         except MemoryError:
-            if not self._context.memory.spend():
-                raise
-            return  # what was not read is there, and said again
+            self._context.memory.spend()
+            self._working = True  # nothing more is heard until then
+            self._reactor.after(LOOK_S, self._hear_again)
+            self._watch()
+            return
         except GarbledError as error:
             _say(self._number, f"the control process makes no sense any more: {error}")
             self._lose_channel()
         except (EOFError, OSError):
             self._lose_channel()
+        self._set_to_work()
+
+    def _hear_again(self) -> None:
+        """There may be memory now for what has come."""
+        self._working = False
+        self._on_channel(select.EPOLLIN)
         self._set_to_work()
 
     def _set_to_work(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubeproxy.dataplane import wire
 from kubeproxy.dataplane.channel import Channel
 from kubeproxy.dataplane.interface import Counters, Vitals
 from kubeproxy.dataplane.messages import Listen, Retire, SetEndpoints, Tune
@@ -19,6 +20,7 @@ from kubeproxy.dataplane.wire import (
     BODY_LIMIT,
     DESCRIPTORS_LIMIT,
     HEADER,
+    ROOM_BYTES,
     About,
     Apply,
     Ask,
@@ -65,7 +67,13 @@ REPORTS: list[Report] = [
 
 def decode(data: bytes, kind: object, *, step: int = 65536) -> list[tuple[Frame, int]]:
     decoder: Decoder[Request] = Decoder(kind)
-    return [found for at in range(0, len(data), step) for found in decoder.feed(data[at : at + step])]
+    return [found for at in range(0, len(data), step) for found in feed(decoder, data[at : at + step])]
+
+
+def feed(decoder: Decoder[Request], data: bytes) -> Iterator[tuple[Frame, int]]:
+    room = decoder.room
+    room[: len(data)] = data
+    yield from decoder.frames(len(data))
 
 
 @pytest.mark.parametrize("step", [1, 5, 65536])
@@ -122,6 +130,41 @@ def test_depth_is_no_way_around() -> None:
     body = b"\x91" * 100_000
     with pytest.raises(GarbledError):
         decode(HEADER.pack(len(body), 0) + body, Request)
+
+
+def test_a_long_frame_gets_the_room_that_it_needs_and_gives_it_back() -> None:
+    long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(200)))
+    data = encode(long) + encode(End(2))
+    decoder: Decoder[Request] = Decoder(Request)
+    found: list[tuple[Frame, int]] = []
+    while data:
+        taken = min(len(decoder.room), 50_000, len(data))
+        found += feed(decoder, data[:taken])
+        data = data[taken:]
+    assert found == [(long, 0), (End(2), 0)]
+    assert len(decoder.room) == ROOM_BYTES
+
+
+def test_what_there_is_no_memory_for_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(200)))
+    with channels() as (left, right):
+        left.send(End(1))
+        left.send(long)
+        left.send(End(2))
+        found: list[Request] = []
+        with monkeypatch.context() as poor:
+            poor.setattr(wire, "bytearray", no_memory, raising=False)
+            for _ in range(3):
+                with pytest.raises(MemoryError):
+                    found.extend(frame for frame, _ in right.receive())
+        for _ in range(100):
+            left.flush()
+            found += [frame for frame, _ in right.receive()]
+    assert found == [End(1), long, End(2)]
+
+
+def no_memory(size: int) -> bytearray:
+    raise MemoryError
 
 
 @contextmanager

@@ -10,14 +10,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from kubeproxy.dataplane.channel import Channel
 from kubeproxy.dataplane.cores import MOST_BY_ITSELF, workers_for
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
-from kubeproxy.dataplane.wire import Report
+from kubeproxy.dataplane.wire import Frame, Report
 from kubeproxy.dataplane.workers import WorkerDataPlane
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Address, Protocol, Target
@@ -264,6 +266,40 @@ async def test_time_in_which_the_control_process_is_stopped_does_not_count(monke
         time.sleep(2)  # as if stopped
         assert len(await asked) == 1
         assert it.ends == []
+
+
+async def test_a_worker_is_not_to_blame_that_the_control_process_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubeproxy.dataplane.process.BEAT_S", 0.05)
+    receive, short = Channel.receive, [20]
+
+    def receive_if_there_is_memory(self: Channel[Report]) -> Iterator[tuple[Report, tuple[int, ...]]]:
+        short[0] -= 1
+        if short[0] >= 0:
+            raise MemoryError
+        return receive(self)
+
+    async with crew(1) as it:
+        await eventually(lambda: it.workers[0]._has_spoken)
+        with monkeypatch.context() as poor:
+            poor.setattr(Channel, "receive", receive_if_there_is_memory)
+            poor.setattr("kubeproxy.dataplane.process.ANSWER_BEATS", 1_000)
+            assert len(await it.plane.vitals()) == 1
+        assert short[0] < 0
+        assert it.ends == []
+
+
+async def test_a_question_that_there_is_no_memory_for_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(frame: Frame, descriptors: int = 0) -> bytes:
+        raise MemoryError
+
+    async with crew(1) as it:
+        worker = it.workers[0]
+        with monkeypatch.context() as poor:
+            poor.setattr("kubeproxy.dataplane.channel.encode", encode)
+            with pytest.raises(MemoryError):
+                await it.plane.vitals()
+        assert worker._pending == {}
+        assert len(await it.plane.vitals()) == 1
 
 
 async def test_garbage_on_the_channel_replaces_the_one_that_sent_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -253,13 +253,23 @@ def worker(data: bytes) -> None:
         decoder: channel.Decoder[Any] = channel.Decoder(kind)
         try:
             for start in range(0, len(stream), step):
-                for frame, descriptors in decoder.feed(stream[start : start + step]):
+                for frame, descriptors in fed(decoder, stream[start : start + step]):
                     assert 0 <= descriptors <= channel.DESCRIPTORS_LIMIT
                     written = channel.encode(frame, descriptors)
-                    ((again, beside),) = channel.Decoder[Any](kind).feed(written)
+                    ((again, beside),) = fed(channel.Decoder[Any](kind), written)
                     assert channel.encode(again, beside) == written
         except channel.GarbledError as error:
             _said(error)
+
+
+def fed(decoder: channel.Decoder[Any], data: bytes) -> Iterator[tuple[Any, int]]:
+    """The frames that are complete with these bytes."""
+    while data:
+        room = decoder.room
+        taken = min(len(room), len(data))
+        room[:taken] = data[:taken]
+        data = data[taken:]
+        yield from decoder.frames(taken)
 
 
 def conntrack(data: bytes) -> None:
