@@ -269,22 +269,23 @@ async def test_time_in_which_the_control_process_is_stopped_does_not_count(monke
 
 
 async def test_a_worker_is_not_to_blame_that_the_control_process_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kubeproxy.dataplane.process.BEAT_S", 0.05)
-    receive, short = Channel.receive, [20]
-
-    def receive_if_there_is_memory(self: Channel[Report]) -> Iterator[tuple[Report, tuple[int, ...]]]:
-        short[0] -= 1
-        if short[0] >= 0:
-            raise MemoryError
-        return receive(self)
+    monkeypatch.setattr("kubeproxy.dataplane.process.BEAT_S", 100.0)
+    receive, silent = Channel.receive, []
 
     async with crew(1) as it:
-        await eventually(lambda: it.workers[0]._has_spoken)
+        worker = it.workers[0]
+
+        def receive_the_third_time(self: Channel[Report]) -> Iterator[tuple[Report, tuple[int, ...]]]:
+            silent.append(worker._silent)
+            if len(silent) < 3:
+                raise MemoryError
+            return receive(self)
+
         with monkeypatch.context() as poor:
-            poor.setattr(Channel, "receive", receive_if_there_is_memory)
-            poor.setattr("kubeproxy.dataplane.process.ANSWER_BEATS", 1_000)
+            poor.setattr(Channel, "receive", receive_the_third_time)
+            worker._silent = 5  # the next beat would be its last
             assert len(await it.plane.vitals()) == 1
-        assert short[0] < 0
+        assert silent[:3] == [5, 0, 0]
         assert it.ends == []
 
 
