@@ -24,6 +24,16 @@ async def kept_running(name: str, part: Callable[[], Coroutine[Any, Any, None]])
             return
         except KubeproxyError as error:
             log.error("cannot go on; tries again", part=name, reason=str(error), retry_in_s=RESTART_S)
-        except Exception:
-            log.exception("internal error; starts again", part=name, retry_in_s=RESTART_S)
+        except Exception as error:
+            if _is_want_of_memory(error):
+                log.error("no memory; starts again", part=name, reason=repr(error), retry_in_s=RESTART_S)
+            else:
+                log.exception("internal error; starts again", part=name, retry_in_s=RESTART_S)
         await asyncio.sleep(RESTART_S)
+
+
+def _is_want_of_memory(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_want_of_memory, error.exceptions))
+    # The second is what Python says when there is no memory for a thread, or there are too many.
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error))

@@ -20,7 +20,7 @@ from kubeproxy.sources.manifests.documents import Namespaces, Reading
 from kubeproxy.sources.manifests.files import SETTLE_S, Changing, PathMemory, ReadError, Signature, look, read_file
 from kubeproxy.sources.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.sources.manifests.inventory import Difference, Inventory, Trouble
-from kubeproxy.sources.manifests.thread import in_thread
+from kubeproxy.sources.manifests.thread import NotBegun, in_thread
 from kubeproxy.sources.manifests.watch import Directories, Watcher, directories
 from kubeproxy.sources.sink import Sink, SourceName
 
@@ -167,6 +167,7 @@ class ManifestSource:
         there, counts as empty, and is told."""
         for memory in self._memories.values():
             memory.forget()
+        self._versions = {url: Version() for url in self._versions}
         async with asyncio.TaskGroup() as group:
             tasks = {url: group.create_task(self._download(web, url)) for url in self._versions}
             unheard = STDIN in self._paths and STDIN_ORIGIN not in self._readings
@@ -190,8 +191,15 @@ class ManifestSource:
                 async with asyncio.timeout(self._patience_s()):
                     await self._poke.wait()
             self._poke.clear()
-            async with self._lock:
-                await self._look()
+            try:
+                async with self._lock:
+                    await self._look()
+            except NotBegun as error:
+                log.warning(
+                    "cannot look at manifests for want of memory", reason=str(error), retry_in_s=UNWATCHED_POLL_S
+                )
+                await asyncio.sleep(UNWATCHED_POLL_S)
+                self._poke.set()
 
     def _patience_s(self) -> float:
         if any(memory.settling for memory in self._memories.values()):

@@ -13,8 +13,12 @@ BEGIN_S = 10.0
 """How long a thread may take to begin; one that takes longer never will."""
 
 
+class NotBegun(MemoryError):
+    """There was no memory for a thread; nothing has been done."""
+
+
 async def in_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, done in a thread of its own; MemoryError when that could not begin.
+    """The result of `work`, done in a thread of its own; NotBegun when that could not begin.
 
     Not asyncio.to_thread: an executor's threads are waited for at the end of the process, and neither a read of
     standard input nor the parsing of fifty megabytes can be interrupted.
@@ -46,8 +50,11 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     # Not threading.Thread, whose start() waits for the thread to say that it runs: one that finds no memory to do so is
     # waited for by the whole process, for ever.
-    _thread.start_new_thread(run, ())
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError as error:
+        raise NotBegun(str(error)) from None
     await asyncio.wait((future,), timeout=BEGIN_S)
     if not begun:
-        raise MemoryError("a thread has found no memory to begin")
+        raise NotBegun("a thread has found no memory to begin")
     return await future

@@ -19,6 +19,7 @@ from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
 from kubeproxy.sources.manifests import bulk, source
 from kubeproxy.sources.manifests.check import check
 from kubeproxy.sources.manifests.source import ManifestSource, Report
+from kubeproxy.sources.manifests.thread import NotBegun
 from kubeproxy.sources.sink import SourceName
 from tests.sources.manifests.texts import endpoint_slice, join, service
 
@@ -370,6 +371,26 @@ async def test_want_of_memory_is_told_and_tried_again(directory: Path, monkeypat
             assert listener.addresses == {"a": "10.0.0.1"}
         await listener.serves(a="10.0.0.2")
         await listener.until(lambda: listener.told("not enough memory", resolved=True) == 1)
+
+
+async def test_want_of_memory_for_a_thread_is_waited_out(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = 0
+
+    async def refuse(work: object) -> None:
+        nonlocal refused
+        refused += 1
+        raise NotBegun("can't start new thread")
+
+    monkeypatch.setattr(source, "UNWATCHED_POLL_S", 0.05)
+    monkeypatch.setattr(source, "POLL_S", 60.0)
+    (directory / "a.yaml").write_text(service("a"))
+    async with following(directory) as (listener, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(source, "in_thread", refuse)
+            (directory / "a.yaml").write_text(service("a", "10.0.0.2"))
+            await listener.until(lambda: refused >= 2)
+            assert listener.addresses == {"a": "10.0.0.1"}
+        await listener.serves(a="10.0.0.2")
 
 
 async def test_polling_where_nothing_can_be_watched(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from kubeproxy.sources.manifests import thread
-from kubeproxy.sources.manifests.thread import in_thread
+from kubeproxy.sources.manifests.thread import NotBegun, in_thread
 
 
 async def test_the_result_is_that_of_another_thread() -> None:
@@ -23,6 +23,15 @@ async def test_one_that_finds_no_memory_to_begin_is_not_waited_for(monkeypatch: 
     monkeypatch.setattr(thread, "BEGIN_S", 0.05)
     monkeypatch.setattr("_thread.start_new_thread", lambda call, arguments: 1)
     with pytest.raises(MemoryError, match="no memory to begin"):
+        await in_thread(threading.get_ident)
+
+
+async def test_one_that_the_kernel_refuses_has_done_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(call: object, arguments: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    with pytest.raises(NotBegun, match="can't start new thread"):
         await in_thread(threading.get_ident)
 
 
