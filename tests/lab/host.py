@@ -27,6 +27,12 @@ def _unshare() -> None:
         raise OSError(error, os.strerror(error), "unshare(CLONE_NEWNET)")
 
 
+def _dies_with(pid: int) -> Sequence[str]:
+    """What a command starts with that must not outlive that process, its parent: a killed test, demo or benchmark must
+    not leave its programs running. One that was killed before the kernel was told to look is seen by the shell."""
+    return ["setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(pid)]
+
+
 def can_make_hosts() -> bool:
     """Whether this process may make network namespaces (root, or root of a user namespace)."""
     pid = os.fork()
@@ -95,12 +101,11 @@ class Host:
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a program on this host; it is killed when the host is closed, or when the thread that started it ends.
 
-        The program is sought by `setpriv`, so one that does not exist is an exit status of 127, not an error here.
+        The program is sought by a shell, so one that does not exist is an exit status of 127, not an error here.
         """
         options.setdefault("stdin", subprocess.DEVNULL)
         with self.entered():
-            # --pdeathsig: a killed test, demo or benchmark must not leave its programs running.
-            process: subprocess.Popen[Any] = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command], **options)
+            process: subprocess.Popen[Any] = subprocess.Popen([*_dies_with(os.getpid()), *command], **options)
         self._processes.append(process)
         return process
 
