@@ -4,10 +4,15 @@ Only a flow's first packet meets the redirects; what they said then is kept for 
 A TCP client is told by a reset and comes again, a UDP client that keeps its socket stays in a black hole. So after the
 rules have changed, the UDP flows that contradict them are deleted, and their next packets meet the rules as they are.
 
-A TCP flow that contradicts them is as a rule a connection that goes on, and is left alone. But those of an earlier
-process may be left behind: it was cut off by a reset that the kernel did not take for the end, as something was still
-on its way, and the flow stays for a day, or five. A client that comes by the same port again is then led to a port that
-is nobody's, or another's. These are deleted, once at start: flows to another port than the rules', without a socket.
+A TCP client that asked for a connection when there was no rule yet asks again and again, and the kernel remembers for
+two minutes that this flow is not translated. It is deleted when the rule is there, and the next time it asks it is led
+to us.
+
+Any other TCP flow that contradicts them is as a rule a connection that goes on, and is left alone. But those of an
+earlier process may be left behind: it was cut off by a reset that the kernel did not take for the end, as something was
+still on its way, and the flow stays for a day, or five. A client that comes by the same port again is then led to a
+port that is nobody's, or another's. These are deleted, once at start: flows to another port than the rules', without a
+socket.
 """
 
 from __future__ import annotations
@@ -26,8 +31,8 @@ class Conntrack(typing.Protocol):
     """The kernel's table of flows. Its calls are made one at a time."""
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
-        """Delete every UDP flow that contradicts the rules `now` in force, and with `before` None every TCP flow that
-        does and is nobody's any more; how many that were.
+        """Delete every UDP flow that contradicts the rules `now` in force, every TCP flow to a new destination that is
+        not answered, and with `before` None every TCP flow that contradicts them and is nobody's; how many that were.
 
         `before` are the rules that flows were last reconciled with; with None that is unknown (at start, or when
         somebody else had changed our rules). Nothing is asked of the kernel when no difference between the two could
@@ -152,6 +157,7 @@ class Transition:
         self._before = None if before is None else _Rules.of(before, Protocol.UDP)
         self._now = _Rules.of(now, Protocol.UDP)
         self._tcp = _Rules.of(now, Protocol.TCP) if before is None else _Rules()
+        self._new_tcp = self._tcp if before is None else _Rules.of(_added(before, now), Protocol.TCP)
         known = (self._now,) if self._before is None else (self._now, self._before)
         self._home = frozenset().union(*(each.values() for rules in known for each in (rules.landing, rules.bind)))
         """Addresses that we have redirected to, whether or not they are this node's still."""
@@ -171,6 +177,16 @@ class Transition:
     def tcp_families(self) -> frozenset[Family]:
         """Those in which TCP flows of an earlier process may be left; none unless `before` is unknown."""
         return self._tcp.families
+
+    @property
+    def new_tcp_families(self) -> frozenset[Family]:
+        """Those of TCP destinations that are redirected only now."""
+        return self._new_tcp.families
+
+    def passed_by(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+        """Of TCP flows, those that are not translated, to destinations that are redirected only now."""
+        new = self._new_tcp
+        return [flow for flow in flows if not flow.is_translated and new.destination(flow, local) is not None]
 
     def astray(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
         """Of TCP flows, those to destinations that are redirected now which lead to another of this node's ports."""
@@ -221,6 +237,18 @@ class Transition:
 
 
 _Value = TypeVar("_Value")
+
+
+def _added(before: RuleSet, now: RuleSet) -> RuleSet:
+    """The redirects that were not there before."""
+    return RuleSet(
+        redirects={each: now.redirects[each] for each in now.redirects.keys() - before.redirects.keys()},
+        own_redirects={
+            each: now.own_redirects[each] for each in now.own_redirects.keys() - before.own_redirects.keys()
+        },
+        internal_sources=now.internal_sources,
+        node_addresses=now.node_addresses,
+    )
 
 
 def _part(mapping: Mapping[Destination, _Value], protocol: Protocol) -> dict[Key, _Value]:

@@ -53,19 +53,36 @@ class KernelConntrack:
     def _reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
         transition = Transition(before, now)
         udp = self._delete("stale UDP flows", Protocol.UDP, transition.families, transition.stale)
-        return udp + self._delete(
+        asking = self._delete(
+            "TCP flows of clients who asked before we served",
+            Protocol.TCP,
+            transition.new_tcp_families,
+            partial(_asking, transition),
+            unanswered=True,
+        )
+        deserted = self._delete(
             "deserted TCP flows", Protocol.TCP, transition.tcp_families, partial(_deserted, transition)
         )
+        return udp + asking + deserted
 
-    def _delete(self, what: str, protocol: Protocol, families: Collection[Family], choose: _Choice) -> int:
-        """Of the flows of a protocol and of these families, delete those that `choose` takes; how many that were."""
+    def _delete(
+        self,
+        what: str,
+        protocol: Protocol,
+        families: Collection[Family],
+        choose: _Choice,
+        *,
+        unanswered: bool = False,
+    ) -> int:
+        """Of the flows of a protocol and of these families, delete those that `choose` takes; how many that were.
+        `unanswered`: it takes no others."""
         if not families:
             return 0
         local = frozenset(it.address for it in local_addresses())
         try:
             with Ctnetlink(timeout_s=self._timeout_s) as ctnetlink:
-                flows = (flow for family in sorted(families) for flow in ctnetlink.dump(family, protocol))
-                deleted, failed = ctnetlink.delete(choose(flows, local=local))
+                dumps = (ctnetlink.dump(family, protocol, unanswered=unanswered) for family in sorted(families))
+                deleted, failed = ctnetlink.delete(choose(itertools.chain.from_iterable(dumps), local=local))
         except OSError as error:
             raise _explained(f"cannot look for {what} by ctnetlink", error.errno, str(error)) from error
         if deleted:
@@ -78,6 +95,11 @@ class KernelConntrack:
 
 class _Choice(typing.Protocol):
     def __call__(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]: ...
+
+
+def _asking(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+    """Of TCP flows, those of clients whom our rules would lead to us, if they met them."""
+    return [flow for flow in transition.passed_by(flows, local=local) if wire.is_asking(flow)]
 
 
 def _deserted(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
@@ -108,10 +130,10 @@ class Ctnetlink:
     def __exit__(self, *exc: object) -> None:
         self._socket.close()
 
-    def dump(self, family: Family, protocol: Protocol) -> Iterator[Flow]:
-        """Every flow of a family and protocol; OSError when the kernel does not tell."""
+    def dump(self, family: Family, protocol: Protocol, *, unanswered: bool = False) -> Iterator[Flow]:
+        """Every flow of a family and protocol (see `wire.dump_request`); OSError when the kernel does not tell."""
         sequence = next(self._sequence)
-        self._socket.send(wire.dump_request(family, sequence, protocol))
+        self._socket.send(wire.dump_request(family, sequence, protocol, unanswered=unanswered))
         while True:
             for message in wire.messages(self._socket.recv(_BUFFER_BYTES)):
                 if message.sequence != sequence:

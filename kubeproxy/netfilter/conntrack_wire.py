@@ -24,10 +24,12 @@ _NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_DUMP = 0x1, 0x4, 0x300
 _NEW, _GET, _DELETE = 0x100, 0x101, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*
 _NESTED = 0x8000
 
-_TUPLE_ORIG, _TUPLE_REPLY, _PROTOINFO, _ID, _FILTER = 1, 2, 4, 12, 25  # CTA_*
+_TUPLE_ORIG, _TUPLE_REPLY, _STATUS, _PROTOINFO, _ID, _FILTER, _STATUS_MASK = 1, 2, 3, 4, 12, 25, 26  # CTA_*
+_SEEN_REPLY = 1 << 1
+"""IPS_SEEN_REPLY (linux/netfilter/nf_conntrack_common.h)."""
 _PROTOINFO_TCP, _PROTOINFO_TCP_STATE = 1, 1
-_ESTABLISHED, _CLOSE = 3, 8
-"""TCP_CONNTRACK_*: the first state behind the handshake, and the last before it may begin anew
+_SYN_SENT, _ESTABLISHED, _CLOSE = 1, 3, 8
+"""TCP_CONNTRACK_*: nobody has answered; the first state behind the handshake, and the last before it may begin anew
 (linux/netfilter/nf_conntrack_tcp.h)."""
 _TUPLE_IP, _TUPLE_PROTO = 1, 2
 _PROTO_NUM, _PROTO_SRC_PORT, _PROTO_DST_PORT = 1, 2, 3
@@ -69,11 +71,16 @@ def messages(data: bytes) -> Iterator[Message]:
         at += (length + 3) & ~3
 
 
-def dump_request(family: Family, sequence: int, protocol: Protocol = Protocol.UDP) -> bytes:
-    """Ask for every flow of a family and protocol. Kernels before 5.8 do not know the filter, and tell others too."""
+def dump_request(
+    family: Family, sequence: int, protocol: Protocol = Protocol.UDP, *, unanswered: bool = False
+) -> bytes:
+    """Ask for every flow of a family and protocol, or only for those that nobody has answered yet. Kernels before 5.8
+    do not know the filter by protocol, those before 5.18 not that by answer, and tell of others too."""
     flows = _nest(_TUPLE_ORIG, _nest(_TUPLE_PROTO, _attribute(_PROTO_NUM, bytes([_NUMBERS[protocol]]))))
     by_protocol = _nest(_FILTER, _attribute(_FILTER_ORIG_FLAGS, struct.pack("=I", _BY_PROTO_NUM)))
-    return _request(_GET, _NLM_F_DUMP, family, sequence, flows + by_protocol)
+    by_status = [(_STATUS, 0), (_STATUS_MASK, _SEEN_REPLY)] if unanswered else []
+    status = b"".join(_attribute(kind, struct.pack(">I", bits)) for kind, bits in by_status)
+    return _request(_GET, _NLM_F_DUMP, family, sequence, flows + by_protocol + status)
 
 
 def delete_request(flow: Flow, sequence: int) -> bytes:
@@ -110,9 +117,18 @@ def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | No
 
 def has_begun(flow: Flow) -> bool:
     """Whether a TCP flow has its handshake behind it, as far as the kernel has seen."""
+    return _ESTABLISHED <= _tcp_state(flow) <= _CLOSE
+
+
+def is_asking(flow: Flow) -> bool:
+    """Whether the client of a TCP flow asks for a connection, and nobody has answered."""
+    return _tcp_state(flow) == _SYN_SENT
+
+
+def _tcp_state(flow: Flow) -> int:
     protocol_info = dict(_inside(flow.record)).get(_PROTOINFO, b"")
     state = dict(_inside(dict(_inside(protocol_info)).get(_PROTOINFO_TCP, b""))).get(_PROTOINFO_TCP_STATE, b"")
-    return _ESTABLISHED <= int.from_bytes(state, sys.byteorder) <= _CLOSE
+    return int.from_bytes(state, sys.byteorder)
 
 
 def peer(flow: Flow) -> tuple[Address, int]:

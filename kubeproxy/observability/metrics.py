@@ -100,7 +100,7 @@ class Metrics:
         )
         self._conntrack = Histogram(
             "kubeproxy_conntrack_reconciler_sync_duration_seconds",
-            "How long it took to find and delete the UDP flows that contradict the rules",
+            "How long it took to find and delete the flows that contradict the rules",
             family,
             buckets=SYNC_BUCKETS,
             registry=registry,
@@ -149,12 +149,12 @@ class Metrics:
         )
         self._deleted_flows = Counter(
             "kubeproxy_conntrack_deleted_flows_total",
-            "UDP flows deleted because they contradicted the rules",
+            "Flows deleted because they contradicted the rules",
             registry=registry,
         )
         self._conntrack_failures = Counter(
             "kubeproxy_conntrack_failures_total",
-            "How often the kernel's UDP flows could not be looked at or deleted",
+            "How often the kernel's flows could not be looked at or deleted",
             registry=registry,
         )
         self._access_log_lost = Counter(
@@ -211,7 +211,7 @@ class Metrics:
                 counter.labels(name).inc()
 
     def reconciled(self, duration_s: float, *, deleted: int) -> None:
-        """The kernel's UDP flows agree with the rules; so many had to be deleted for it."""
+        """The kernel's flows agree with the rules; so many had to be deleted for it."""
         for name in self._families:
             self._conntrack.labels(name).observe(duration_s)
         self._deleted_flows.inc(deleted)

@@ -63,11 +63,11 @@ class SyncObserver:
         a whole is no less healthy for it."""
 
     def reconciled(self, *, duration_s: float, deleted: int) -> None:
-        """Stale UDP flows were deleted."""
+        """Stale flows were deleted."""
         self._metrics.reconciled(duration_s, deleted=deleted)
 
     def conntrack_failed(self, error: KubeproxyError) -> None:
-        """Stale UDP flows may be left until the next transaction; the rules are in force."""
+        """Stale flows may be left until the next transaction; the rules are in force."""
         self._metrics.conntrack_failed()
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:

@@ -192,6 +192,49 @@ def test_the_kernel_is_not_asked_when_nothing_can_be_stale(before: RuleSet | Non
     assert Transition(before, now).families == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("why", "it", "before", "now", "expected"),
+    [
+        ("asked before the Service was there", flow(VIP, VIP, 53), NOTHING, rules({tcp(VIP): 7001}), True),
+        ("… and nobody knows what was before", flow(VIP, VIP, 53), None, rules({tcp(VIP): 7001}), True),
+        ("led to us", flow(VIP, NODE, 7001), NOTHING, rules({tcp(VIP): 7001}), False),
+        ("led elsewhere by somebody", flow(VIP, POD, 8080), NOTHING, rules({tcp(VIP): 7001}), False),
+        ("the Service is not new", flow(VIP, VIP, 53), rules({tcp(VIP): 7001}), rules({tcp(VIP): 7002}), False),
+        ("a Service of UDP", flow(VIP, VIP, 53), NOTHING, rules({udp(VIP): 7001}), False),
+        ("another port", flow(VIP, VIP, 54, port=54), NOTHING, rules({tcp(VIP): 7001}), False),
+        (
+            "only for the node itself, and not from there",
+            flow(VIP, VIP, 53),
+            NOTHING,
+            RuleSet(own_redirects={tcp(VIP): 7001}),
+            False,
+        ),
+        (
+            "… and from there",
+            flow(VIP, VIP, 53, source=NODE),
+            NOTHING,
+            RuleSet(own_redirects={tcp(VIP): 7001}),
+            True,
+        ),
+    ],
+)
+def test_passed_by(why: str, it: Flow, before: RuleSet | None, now: RuleSet, expected: bool) -> None:
+    transition = Transition(before, now)
+    assert transition.passed_by([it], local=LOCAL) == [it] * expected, why
+    if expected:
+        assert transition.new_tcp_families == {Family.IPV4}, "it has to be looked for"
+
+
+def test_only_new_destinations_of_tcp_are_looked_for() -> None:
+    four, six = rules({tcp(VIP): 7001}), rules({tcp(VIP6): 7001})
+    assert Transition(NOTHING, four).new_tcp_families == {Family.IPV4}
+    assert Transition(four, replace(four, redirects={**four.redirects, **six.redirects})).new_tcp_families == {
+        Family.IPV6
+    }
+    for before, now in ((four, NOTHING), (four, rules({tcp(VIP): 7002})), (NOTHING, SERVED)):
+        assert Transition(before, now).new_tcp_families == frozenset()
+
+
 def test_only_families_that_the_change_concerns_are_asked_for() -> None:
     four, six = rules({udp(VIP): 7001}), rules({udp(VIP6): 7001})
     assert Transition(SERVED, NOTHING).families == set(Family)

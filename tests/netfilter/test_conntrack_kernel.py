@@ -444,8 +444,43 @@ async def test_tcp_flows_that_an_earlier_process_has_left(
             assert await stage.conntrack.reconcile(None, now) == 0
 
 
+@pytest.mark.parametrize("family", Family)
+async def test_tcp_clients_who_asked_before_the_service_was_there(stage: Stage, family: Family) -> None:
+    def ask(address: str, *, host: Host = stage.network.client) -> socket.socket:
+        sock = host.make_socket(socket.AF_INET6 if family is Family.IPV6 else socket.AF_INET)
+        stage._stack.callback(sock.close)
+        sock.setblocking(False)
+        sock.connect_ex((address, 80))
+        return sock
+
+    def flows_of(*ends: socket.socket) -> set[Tracked]:
+        ports = {str(end.getsockname()[1]) for end in ends}
+        return {flow for flow in tracked(stage.node) if flow[0] == "tcp" and flow[3] in ports}
+
+    nothing = stage.apply(rules({}, tcp=False))
+    early, of_the_node = ask(VIP[family]), ask(VIP[family], host=stage.node)
+    unconcerned = ask(OTHER_VIP[family])
+    async with asyncio.timeout(5):
+        while len(flows_of(early, of_the_node, unconcerned)) < 3:
+            await asyncio.sleep(0.01)
+    with stage.node.listen((WILDCARD[family], 7001)) as listener:
+        now = stage.apply(http(7001, family))
+        before, gone = tracked(stage.node), flows_of(early, of_the_node)
+        assert await stage.conntrack.reconcile(nothing, now) == 2
+        assert not gone & tracked(stage.node)
+        assert tracked(stage.node) >= before - gone
+        listener.settimeout(10)
+        came = set()
+        for _ in range(2):
+            end, peer = listener.accept()
+            stage._stack.callback(end.close)
+            came.add(peer[1])
+        assert came == {end.getsockname()[1] for end in (early, of_the_node)}
+        assert await stage.conntrack.reconcile(nothing, now) == 0
+
+
 async def test_a_kernel_without_ctnetlink(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_an_unknown_subsystem(family: Family, sequence: int, protocol: Protocol) -> bytes:
+    def of_an_unknown_subsystem(family: Family, sequence: int, protocol: Protocol, *, unanswered: bool) -> bytes:
         request = bytearray(dump_request(family, sequence, protocol))
         request[4:6] = struct.pack("=H", 0xFE01)
         return bytes(request)
@@ -486,7 +521,7 @@ from kubeproxy.netfilter.ruleset import RuleSet
 def rules(protocol):
     return RuleSet(redirects={Destination("10.96.7.7", protocol, 53): 7001})
 
-print(asyncio.run(KernelConntrack().reconcile(RuleSet(), rules(Protocol.TCP))))
+print(asyncio.run(KernelConntrack().reconcile(rules(Protocol.TCP), RuleSet())))
 print(asyncio.run(KernelConntrack().reconcile(rules(Protocol.UDP), rules(Protocol.UDP))))
 try:
     asyncio.run(KernelConntrack().reconcile(None, rules(Protocol.UDP)))
