@@ -71,13 +71,13 @@ class Handover:
 
     async def _inherit(self) -> None:
         """Session affinity outlives us and our predecessors; but it is not worth that anybody waits, or fails."""
-        remembered = await self._succession.recall()
         try:
+            remembered = await self._succession.recall()
             for at in range(0, len(remembered), CHUNK_MESSAGES):
                 await self._data_plane.send(remembered[at : at + CHUNK_MESSAGES])
                 await asyncio.sleep(0)
-        except (KubeproxyError, OSError) as error:
-            log.warning("session affinity begins anew", reason=str(error))
+        except (KubeproxyError, OSError, MemoryError) as error:
+            log.warning("session affinity begins anew", reason=str(error) or repr(error))
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
         """See `Conntrack.reconcile`. That it failed does not keep us from taking over: it is tried again."""

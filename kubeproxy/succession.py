@@ -19,31 +19,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import structlog
 
 from kubeproxy.dataplane.affinity import newest
 from kubeproxy.dataplane.messages import Remember
-from kubeproxy.talk import LINE_BYTES, Message, heard, receive, send, told, uid_of
+from kubeproxy.incumbents import ANSWER_S, OrphanedWorker, Predecessor
+from kubeproxy.talk import LINE_BYTES, Message, receive, send, told, uid_of
 from kubeproxy.tasks import TaskSet
 
 log = structlog.get_logger(__name__)
 
 OWNER: Final = "kubeproxy/owner"
 """The abstract name, without the leading NUL."""
-ANSWER_S: Final = 5.0
-"""How long a predecessor has for an answer; one that takes longer hangs, and is passed over."""
 RECALL_S: Final = 1.0
 """How long an owner looks for what it is asked to tell of clients; it must not be taken for one that hangs."""
 ATTEMPTS: Final = 50
 RETRY_S: Final = 0.1
 """How often, and at what pace, a name is tried again whose owner has just gone. One that is busy with another successor
 is waited for as long as it takes, for it serves."""
+GATHER_S: Final = 0.5
+"""How long after the name became ours orphans may take to find us: they look twice meanwhile."""
 COURTESY: Final = 3
 """So often a newcomer leaves a free name to others who live: one of them may just be taking it from a predecessor."""
 
@@ -60,65 +63,6 @@ class Duties:
     """Tell whom session affinity binds to which endpoint."""
     yield_all: Callable[[], Awaitable[None]]
     """The rules are another's: give away what only one can have. Back when that is done."""
-
-
-class Predecessor:
-    """The owner that is still there, as its successor sees it. One that dies or hangs is no obstacle."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Message) -> None:
-        """`answer` is what it said to ``hello``. KeyError, TypeError, ValueError: it makes no sense."""
-        self._reader = reader
-        self._writer = writer
-        self._recalls = bool(answer.get("recalls"))
-        """Whether it knows the word; an older one does not, and would hang up."""
-        self.silent = False
-        """Whether it did not answer in time, though it has not ended."""
-        self.pid = int(answer["pid"])
-        self.version = str(answer["version"])
-
-    async def recall(self) -> list[Remember]:
-        """What it knows of clients, as far as it tells that in time."""
-        return await self._ask("recall") if self._recalls else []
-
-    async def hold(self) -> None:
-        """Have it leave the rules alone."""
-        await self._ask("hold")
-
-    async def resume(self) -> None:
-        """Have it look after the rules again, because we could not."""
-        await self._ask("resume")
-
-    async def take(self) -> None:
-        """Tell it that the rules are ours; back when it has given everything away."""
-        await self._ask("take")
-
-    @property
-    def gone(self) -> bool:
-        """Whether it has ended."""
-        return self._reader.at_eof() or self._writer.is_closing()
-
-    async def _ask(self, word: str) -> list[Remember]:
-        """Back when it has done so, with what it told meanwhile."""
-        remembered: list[Remember] = []
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                await send(self._writer, {"do": word})
-                while (answer := await receive(self._reader)) is not None:
-                    if answer.get("done") == word:
-                        return remembered
-                    if (piece := heard(answer)) is not None:
-                        remembered.append(piece)
-            log.warning("the process that served before has gone", pid=self.pid, asked=word)
-        except ConnectionError:
-            log.warning("the process that served before has gone", pid=self.pid, asked=word)
-        except (OSError, ValueError) as error:
-            self.silent = isinstance(error, TimeoutError)
-            log.warning("the process that served before does not answer", pid=self.pid, asked=word, reason=repr(error))
-        return remembered
-
-    def close(self) -> None:
-        """Nothing more is asked of it."""
-        self._writer.close()
 
 
 class Succession:
@@ -142,7 +86,9 @@ class Succession:
         self.superseded = asyncio.Event()
         """Set when the rules lead to our successor, and it has got what only one can have."""
         self._in_force = self._released = False
-        self._orphans: dict[asyncio.StreamWriter, int] = {}
+        self._orphans: set[OrphanedWorker] = set()
+        self._named_at = math.inf
+        """When the name became ours."""
         self.predecessor: Predecessor | None = None
         """The owner that we follow; None: there is none."""
         self._passed_over = False
@@ -193,7 +139,13 @@ class Succession:
 
     async def recall(self) -> list[Remember]:
         """Whom session affinity binds to which endpoint, as far as those who serve until now tell that in time."""
-        return await self.predecessor.recall() if self.predecessor is not None else []
+        if self.predecessor is None and self._others():
+            # Whoever serves now is an orphan, and no client is worse off while we wait for it to come.
+            await asyncio.sleep(min(GATHER_S, self._named_at + GATHER_S - asyncio.get_running_loop().time()))
+        recalling = [orphan.recall() for orphan in self._orphans]
+        if self.predecessor is not None:
+            recalling.append(self.predecessor.recall())
+        return newest(chain.from_iterable(await asyncio.gather(*recalling)))
 
     def in_force(self) -> None:
         """Our rules lead clients to us: orphans need not wait any more, and an owner that did not answer is to hear of
@@ -201,8 +153,8 @@ class Succession:
         self._in_force = True
         if self._passed_over or (self.predecessor is not None and self.predecessor.silent):
             self._tasks.start(self._displace(), name="succession: displace")
-        for writer in self._orphans:
-            self._tasks.start(_dismiss(writer), name="succession: retire")
+        for orphan in self._orphans:
+            self._tasks.start(orphan.dismiss(), name="succession: retire")
 
     async def between(self) -> None:
         """Wait while a successor is just turning the rules to itself, but not for one that hangs."""
@@ -245,6 +197,7 @@ class Succession:
             sock.close()
             return False
         self._listening = sock
+        self._named_at = asyncio.get_running_loop().time()
         return True
 
     async def _greet(self, *, within_s: float | None = ANSWER_S) -> Predecessor:
@@ -303,7 +256,7 @@ class Succession:
             if message is None:
                 return
             if "orphan" in message:
-                await self._serve_orphan(int(message["orphan"]), reader, writer)
+                await self._serve_orphan(OrphanedWorker(writer, message), reader)
             elif message.get("do") == "hello":
                 await self._serve_successor(message, reader, writer)
         except (OSError, ValueError) as error:
@@ -311,19 +264,20 @@ class Succession:
         finally:
             writer.close()
 
-    async def _serve_orphan(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        log.info("a worker of an earlier run serves on", pid=pid, until="our rules are in force")
-        self._orphans[writer] = pid
+    async def _serve_orphan(self, orphan: OrphanedWorker, reader: asyncio.StreamReader) -> None:
+        log.info("a worker of an earlier run serves on", pid=orphan.pid, until="our rules are in force")
+        self._orphans.add(orphan)
         try:
             with contextlib.suppress(OSError):
                 if self._in_force:
-                    await _dismiss(writer)
-                while await receive(reader) is not None:
-                    pass
+                    await orphan.dismiss()
+                while (message := await receive(reader)) is not None:
+                    orphan.hear(message)
         finally:
-            del self._orphans[writer]
-        log.info("a worker of an earlier run has ended", pid=pid)
-        self._tasks.start(_reap(pid), name="succession: reap")
+            orphan.gone()
+            self._orphans.remove(orphan)
+        log.info("a worker of an earlier run has ended", pid=orphan.pid)
+        self._tasks.start(_reap(orphan.pid), name="succession: reap")
 
     async def _serve_successor(
         self, hello: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -385,11 +339,6 @@ class Succession:
 
 class _Busy(Exception):
     """It speaks with another successor already."""
-
-
-async def _dismiss(orphan: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):  # it may end at any time
-        await send(orphan, {"retire": True})
 
 
 async def _reap(pid: int) -> None:

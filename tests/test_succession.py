@@ -12,17 +12,18 @@ from uuid import uuid4
 import pytest
 import uvloop
 
-from kubeproxy import succession
+from kubeproxy import incumbents, succession
 from kubeproxy.dataplane.affinity import pieces
 from kubeproxy.dataplane.fake import FakeDataPlane
 from kubeproxy.dataplane.messages import Binding, Remember
 from kubeproxy.errors import KernelError
 from kubeproxy.handover import Handover
+from kubeproxy.incumbents import Predecessor
 from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
 from kubeproxy.netfilter.conntrack_fake import FakeConntrack
 from kubeproxy.netfilter.fake import FakeNetfilter
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.succession import RETRY_S, Duties, Predecessor, Succession
+from kubeproxy.succession import RETRY_S, Duties, Succession
 from kubeproxy.talk import told
 
 
@@ -441,7 +442,7 @@ async def test_what_comes_too_late_is_not_waited_for(name: str, monkeypatch: pyt
     async with Older(name, answers) as older, process(name) as (successor, found):
         assert found is not None
         with monkeypatch.context() as hasty:
-            hasty.setattr(succession, "ANSWER_S", 0.1)
+            hasty.setattr(incumbents, "ANSWER_S", 0.1)
             assert await successor.recall() == [piece]
         await found.hold()
         await found.take()

@@ -84,12 +84,16 @@ def pieces(frontend: FrontendName, bindings: Sequence[Binding]) -> Iterator[Reme
 
 
 def newest(remembered: Iterable[Remember], *, limit: int = AFFINITY_ENTRIES) -> list[Remember]:
-    """What several processes remember, as one would: of each frontend the longest unseen first, and of all together the
-    `limit` that were seen last."""
+    """What several processes remember, as one would: every client where it was seen last, of each frontend the longest
+    unseen first, and of all together the `limit` that were seen last."""
     found = [(message.frontend, binding) for message in remembered for binding in message.bindings]
     found.sort(key=lambda each: each[1].age_s)
-    del found[limit:]
+    last: dict[tuple[FrontendName, str], Binding] = {}
+    for frontend, binding in found:
+        if len(last) == limit:
+            break
+        last.setdefault((frontend, binding.client), binding)
     by_frontend: dict[FrontendName, list[Binding]] = {}
-    for frontend, binding in reversed(found):
+    for (frontend, _), binding in reversed(last.items()):
         by_frontend.setdefault(frontend, []).append(binding)
     return [piece for frontend, bindings in by_frontend.items() for piece in pieces(frontend, bindings)]

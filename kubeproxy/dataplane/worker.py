@@ -197,6 +197,7 @@ class Worker:
             owner_name=self._owner_name,
             run=self._run,
             grace_s=self._context.tune.orphan_grace_s,
+            bindings=self._engine.bindings,
             retire=self._leave,
         )
 
@@ -282,11 +283,15 @@ class Worker:
         self._answer(Ailing(number, self._open, tuple(found)))
 
     def _tell_bindings(self, number: int) -> Iterator[bool]:
-        since, self._bindings_told_at = self._bindings_told_at, self._reactor.now
-        for remembered in self._engine.bindings(since=since):
-            if remembered is not None:
-                self._answer(Bound(number, self._open, remembered))
-            yield False
+        now = self._reactor.now
+        try:
+            for remembered in self._engine.bindings(since=self._bindings_told_at):
+                if remembered is not None:
+                    self._answer(Bound(number, self._open, remembered))
+                yield False
+            self._bindings_told_at = now
+        except MemoryError:  # there may be some the next time
+            self._context.memory.spend()
         self._answer(Bound(number, self._open))
 
     def _stop_accepting(self, number: int) -> Iterator[bool]:

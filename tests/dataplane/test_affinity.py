@@ -96,6 +96,11 @@ def test_of_many_the_newest_are_told() -> None:
     assert newest([]) == []
 
 
+def test_of_two_who_know_a_client_the_one_who_saw_it_last_is_right() -> None:
+    earlier, later = (list(pieces(frontend(), [Binding("a", *bound)])) for bound in ((ONE, 9.0), (TWO, 3.0)))
+    assert newest([*earlier, *later]) == newest([*later, *earlier]) == later
+
+
 @given(
     st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([ONE, TWO]), st.floats(0.0, 30.0)), max_size=40),
     st.floats(0.0, 200.0),

@@ -162,7 +162,7 @@ async def test_whoever_follows_relieves_them(owner: Owner) -> None:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         assert sorted(owner.came, key=lambda came: left.pids.index(int(str(came["orphan"])))) == [
-            {"orphan": pid, "run": "that run"} for pid in left.pids
+            {"orphan": pid, "run": "that run", "recalls": True} for pid in left.pids
         ]
         others = await connected(left.address)
         owner.say(b'{"retire": false, "hello": 1}\n{"ret')
