@@ -45,8 +45,8 @@ ATTEMPTS: Final = 50
 RETRY_S: Final = 0.1
 """How often, and at what pace, a name is tried again whose owner has just gone. One that is busy with another successor
 is waited for as long as it takes, for it serves."""
-GATHER_S: Final = 0.5
-"""How long after the name became ours orphans may take to find us: they look twice meanwhile."""
+GATHER_S: Final = 1.0
+"""How long after the name became ours orphans may take to find us: they look four times meanwhile."""
 COURTESY: Final = 3
 """So often a newcomer leaves a free name to others who live: one of them may just be taking it from a predecessor."""
 

@@ -432,6 +432,61 @@ async def test_what_is_not_understood_is_passed_over(name: str) -> None:
         found.close()
 
 
+class FakeOrphan:
+    """A worker of a dead control process, played."""
+
+    def __init__(self, name: str, *, answers: list[bytes], recalls: bool = True) -> None:
+        self._name = name
+        self._answers = answers
+        self._introduction = {"orphan": os.getpid(), "run": "x"} | ({"recalls": True} if recalls else {})
+        self.words: list[str] = []
+
+    async def live(self) -> None:
+        """Until it is sent away, or has no answer."""
+        reader, writer = await asyncio.open_unix_connection(f"\0{self._name}")
+        writer.write(json.dumps(self._introduction).encode() + b"\n")
+        while line := await reader.readline():
+            self.words.extend(json.loads(line))
+            if self.words[-1] == "retire" or not self._answers:
+                break
+            writer.writelines(self._answers)
+        writer.close()
+
+
+def said(*pieces: Remember) -> list[bytes]:
+    """What an orphan answers that knows these."""
+    return [json.dumps(word).encode() + b"\n" for word in (*map(told, pieces), {"told": True})]
+
+
+async def test_orphans_tell_what_they_know(name: str) -> None:
+    first, second = Remember(WEB, (Binding("a", POD, 9.0),)), Remember(WEB, (Binding("b", POD, 5.0),))
+    orphans = [
+        FakeOrphan(name, answers=[*said(first)[:1], b'{"bound": 1}\n', *said()]),
+        FakeOrphan(name, answers=said(second)),
+        FakeOrphan(name, answers=said(first), recalls=False),
+        FakeOrphan(name, answers=[]),
+    ]
+    others = Succession(Story().duties(), version="1", name=name, others=lambda: True)
+    async with asyncio.TaskGroup() as group:
+        assert await others.begin() is None
+        for orphan in orphans:
+            group.create_task(orphan.live())
+        for _ in range(2):
+            assert await others.recall() == [Remember(WEB, first.bindings + second.bindings)]
+        assert [orphan.words for orphan in orphans] == [["recall"] * 2, ["recall"] * 2, [], ["recall"]]
+        others.in_force()
+    assert orphans[2].words == ["retire"]
+    await until(lambda: others.orphans == 0)
+    assert await others.recall() == []
+    await others.close()
+
+
+async def test_nobody_waits_for_orphans_where_nobody_lives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "GATHER_S", 3600)
+    async with process(name) as (owner, _), asyncio.timeout(30):
+        assert await owner.recall() == []
+
+
 async def test_what_comes_too_late_is_not_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (piece,) = clients(3)
     answers = {

@@ -81,6 +81,29 @@ def test_takeover(many: Stage, before: int, after: int) -> None:
     assert paired(many) == seen
 
 
+def test_the_control_process_is_killed(many: Stage) -> None:
+    """Its workers tell the next one."""
+    first = many.daemon(QUICK, GRACE, "--workers=2")
+    seen = settled(many)
+    first.process.kill()
+    first.process.wait()
+    assert paired(many) == seen
+    port = kernel.redirects(many.node)[VIP, 80]
+    second = many.daemon(QUICK, GRACE, "--workers=1")
+    until(lambda: kernel.redirects(many.node)[VIP, 80] != port, "the rules lead to the next one")
+    assert paired(many) == seen
+    until(lambda: second.log().count("a worker of an earlier run has ended") == 2, "the orphans have ended")
+
+
+def test_executed_anew(many: Stage) -> None:
+    daemon = many.daemon(QUICK, GRACE, "--workers=2")
+    seen = settled(many)
+    port = kernel.redirects(many.node)[VIP, 80]
+    daemon.process.send_signal(signal.SIGUSR2)
+    until(lambda: kernel.redirects(many.node)[VIP, 80] != port, "the rules lead to new workers")
+    assert paired(many) == seen
+
+
 def test_workers_die(many: Stage) -> None:
     daemon = many.daemon(QUICK, "--workers=2")
     settled(many)
