@@ -29,7 +29,7 @@ from typing import Final
 
 import structlog
 
-from kubeproxy.dataplane.affinity import newest
+from kubeproxy.dataplane.affinity import freshest, merged
 from kubeproxy.dataplane.messages import Remember
 from kubeproxy.incumbents import ANSWER_S, OrphanedWorker, Predecessor
 from kubeproxy.talk import LINE_BYTES, Message, receive, send, told, uid_of
@@ -145,7 +145,7 @@ class Succession:
         recalling = [orphan.recall() for orphan in self._orphans]
         if self.predecessor is not None:
             recalling.append(self.predecessor.recall())
-        return newest(chain.from_iterable(await asyncio.gather(*recalling)))
+        return merged(chain.from_iterable(await asyncio.gather(*recalling)))
 
     def in_force(self) -> None:
         """Our rules lead clients to us: orphans need not wait any more, and an owner that did not answer is to hear of
@@ -325,7 +325,7 @@ class Succession:
     async def _tell_bindings(self, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(RECALL_S):
-                remembered = newest(await self._duties.bindings())
+                remembered = freshest(await self._duties.bindings())
         except (TimeoutError, MemoryError) as error:
             log.warning("the successor does not hear of session affinity: it begins anew", reason=repr(error))
             return

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import socket
 import struct
@@ -28,7 +27,7 @@ async def send(writer: asyncio.StreamWriter, message: Message) -> None:
     """OSError when the other side has gone."""
     if writer.is_closing():
         raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-    writer.write(json.dumps(message).encode() + b"\n")
+    writer.write(msgspec.json.encode(message) + b"\n")
     await writer.drain()
 
 
@@ -37,19 +36,19 @@ async def receive(reader: asyncio.StreamReader) -> Message | None:
     line = await reader.readline()
     if not line.endswith(b"\n"):
         return None
-    message = json.loads(line)
-    if not isinstance(message, dict):
-        raise ValueError(f"expected an object, got {line[:80]!r}")
-    return message
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"expected an object, got {line[:80]!r}") from error
 
 
 def told(remembered: Remember) -> Message:
-    """What is remembered, to be said."""
-    return {"bound": msgspec.to_builtins(remembered)}
+    """Whom another process is to know, to be said."""
+    return {"bound": remembered}
 
 
 def heard(message: Message) -> Remember | None:
-    """What another remembers; None: the message is about something else, or not to be understood."""
+    """Whom another process knows; None: the message is about something else, or not to be understood."""
     try:
         return msgspec.convert(message.get("bound"), Remember)
     except msgspec.ValidationError:

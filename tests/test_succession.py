@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
+import msgspec
 import pytest
 import uvloop
 
@@ -24,7 +25,7 @@ from kubeproxy.netfilter.conntrack_fake import FakeConntrack
 from kubeproxy.netfilter.fake import FakeNetfilter
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.succession import RETRY_S, Duties, Succession
-from kubeproxy.talk import told
+from kubeproxy.talk import Message, told
 
 
 class Story:
@@ -384,6 +385,11 @@ async def test_what_the_data_plane_does_not_take_is_no_obstacle(name: str) -> No
         assert story.words == ["share", "recall", "hold", "yield"]
 
 
+def line(message: Message) -> bytes:
+    """As it is said."""
+    return msgspec.json.encode(message) + b"\n"
+
+
 class Older:
     """An owner of another version, played: what it says to each word."""
 
@@ -418,7 +424,7 @@ async def test_one_that_does_not_know_the_word_is_not_asked(name: str) -> None:
 
 async def test_what_is_not_understood_is_passed_over(name: str) -> None:
     (piece,) = clients(3)
-    strange = [b'{"bound": {"client": "10.0.0.9"}}\n', b'{"news": 1}\n', json.dumps(told(piece)).encode() + b"\n"]
+    strange = [b'{"bound": {"client": "10.0.0.9"}}\n', b'{"news": 1}\n', line(told(piece))]
     answers = {
         "hello": [b'{"pid": 1, "version": "9", "recalls": true}\n'],
         "recall": [*strange, b'{"done": "recall"}\n'],
@@ -455,7 +461,7 @@ class FakeOrphan:
 
 def said(*pieces: Remember) -> list[bytes]:
     """What an orphan answers that knows these."""
-    return [json.dumps(word).encode() + b"\n" for word in (*map(told, pieces), {"told": True})]
+    return [line(word) for word in (*map(told, pieces), {"told": True})]
 
 
 async def test_orphans_tell_what_they_know(name: str) -> None:
@@ -491,7 +497,7 @@ async def test_what_comes_too_late_is_not_waited_for(name: str, monkeypatch: pyt
     (piece,) = clients(3)
     answers = {
         "hello": [b'{"pid": 1, "version": "9", "recalls": true}\n'],
-        "recall": [json.dumps(told(piece)).encode() + b"\n"],
+        "recall": [line(told(piece))],
         "hold": [b'{"done": "recall"}\n', b'{"done": "hold"}\n'],
     }
     async with Older(name, answers) as older, process(name) as (successor, found):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, islice, takewhile
+from operator import attrgetter
 
 from kubeproxy.dataplane.messages import Binding, Remember
 from kubeproxy.model import FrontendName, Target
@@ -16,6 +17,7 @@ of all frontends together are told to a successor."""
 AT_ONCE = 32
 """Clients told of in one message: as many as fit into a line between processes (`succession.LINE_BYTES`), however long
 their addresses are."""
+_AGE = attrgetter("age_s")
 
 
 class Affinity:
@@ -66,34 +68,40 @@ class Affinity:
         """The same of what another process has done before: who is known already stays where he is."""
         self.learn([binding for binding in bindings if binding.client not in self._bound], now)
 
-    def bindings(self, now: float, *, since: float = -math.inf) -> list[Binding]:
-        """The clients seen since then, the longest unseen first."""
-        seen = takewhile(lambda item: item[1][1] >= since, reversed(self._bound.items()))
-        found = [Binding(client, target, now - last_used) for client, (target, last_used) in seen]
-        found.reverse()
-        return found
+    def bindings(self, now: float, *, since: float = -math.inf) -> Iterator[Binding]:
+        """The clients seen since then, the longest unseen first. May be left off for a while."""
+        seen = list(takewhile(lambda item: item[1][1] >= since, reversed(self._bound.items())))
+        return (Binding(client, target, now - last_used) for client, (target, last_used) in reversed(seen))
 
     def __len__(self) -> int:
         return len(self._bound)
 
 
-def pieces(frontend: FrontendName, bindings: Sequence[Binding]) -> Iterator[Remember]:
+def pieces(frontend: FrontendName, bindings: Iterable[Binding]) -> Iterator[Remember]:
     """The same in messages of a size that suits everybody."""
-    for at in range(0, len(bindings), AT_ONCE):
-        yield Remember(frontend, tuple(bindings[at : at + AT_ONCE]))
+    rest = iter(bindings)
+    while piece := tuple(islice(rest, AT_ONCE)):
+        yield Remember(frontend, piece)
 
 
-def newest(remembered: Iterable[Remember], *, limit: int = AFFINITY_ENTRIES) -> list[Remember]:
+def freshest(remembered: Iterable[Remember], *, limit: int = AFFINITY_ENTRIES) -> list[Remember]:
+    """The pieces whose clients were seen last, up to so many clients. Quick, for it is done by one that serves."""
+    found = sorted(remembered, key=lambda piece: piece.bindings[-1].age_s)
+    counts = accumulate(len(piece.bindings) for piece in found)
+    return [piece for piece, count in zip(found, counts, strict=True) if count <= limit]
+
+
+def merged(remembered: Iterable[Remember], *, limit: int = AFFINITY_ENTRIES) -> list[Remember]:
     """What several processes remember, as one would: every client where it was seen last, of each frontend the longest
     unseen first, and of all together the `limit` that were seen last."""
-    found = [(message.frontend, binding) for message in remembered for binding in message.bindings]
-    found.sort(key=lambda each: each[1].age_s)
-    last: dict[tuple[FrontendName, str], Binding] = {}
-    for frontend, binding in found:
-        if len(last) == limit:
-            break
-        last.setdefault((frontend, binding.client), binding)
     by_frontend: dict[FrontendName, list[Binding]] = {}
-    for (frontend, _), binding in reversed(last.items()):
-        by_frontend.setdefault(frontend, []).append(binding)
-    return [piece for frontend, bindings in by_frontend.items() for piece in pieces(frontend, bindings)]
+    for message in remembered:
+        by_frontend.setdefault(message.frontend, []).extend(message.bindings)
+    ages = sorted(binding.age_s for bindings in by_frontend.values() for binding in bindings)
+    oldest_s = ages[limit - 1] if len(ages) > limit else math.inf
+    found: list[Remember] = []
+    for frontend, bindings in by_frontend.items():
+        bindings.sort(key=_AGE, reverse=True)
+        last = {binding.client: binding for binding in bindings if binding.age_s <= oldest_s}
+        found += pieces(frontend, sorted(last.values(), key=_AGE, reverse=True))
+    return found

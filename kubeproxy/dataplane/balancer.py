@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from kubeproxy.dataplane.affinity import Affinity
 from kubeproxy.dataplane.messages import Binding
@@ -193,7 +193,7 @@ class Balancer:
         """How many clients are bound now, expired ones included until they are swept out."""
         return len(self._affinity)
 
-    def bindings(self, now: float, *, since: float) -> Sequence[Binding]:
+    def bindings(self, now: float, *, since: float) -> Iterator[Binding]:
         """The clients bound, or seen again, since then, the longest unseen first."""
         return self._affinity.bindings(now, since=since)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.dataplane import affinity as affinity_module
-from kubeproxy.dataplane.affinity import AT_ONCE, Affinity, newest, pieces
+from kubeproxy.dataplane.affinity import AT_ONCE, Affinity, freshest, merged, pieces
 from kubeproxy.dataplane.messages import Binding, Remember
 from kubeproxy.model import Address, Target
 from tests.dataplane.conftest import frontend
@@ -29,7 +29,7 @@ def test_another_process_gets_to_know_how_long_ago_not_when() -> None:
     before.bind("b", TWO, 1030.0)
     after = known(now=5.0)
     after.remember(before.bindings(1040.0), 5.0)
-    assert after.bindings(5.0) == [Binding("a", ONE, 40.0), Binding("b", TWO, 10.0)]
+    assert list(after.bindings(5.0)) == [Binding("a", ONE, 40.0), Binding("b", TWO, 10.0)]
     assert after.of("a", 64.0) == ONE
     assert after.of("a", 66.0) is None, "its time is over when it would have been there"
     assert after.of("b", 66.0) == TWO
@@ -41,7 +41,7 @@ def test_only_those_seen_since_then_are_told() -> None:
         affinity.bind(client, ONE, now)
     assert [each.client for each in affinity.bindings(5.0)] == ["b", "c", "a"]
     assert [each.client for each in affinity.bindings(5.0, since=3.0)] == ["c", "a"]
-    assert affinity.bindings(5.0, since=4.5) == []
+    assert list(affinity.bindings(5.0, since=4.5)) == []
 
 
 def test_who_is_known_stays_and_who_has_moved_is_learnt() -> None:
@@ -69,7 +69,7 @@ def test_without_affinity_nobody_is_remembered() -> None:
 def test_out_of_turn_counts_as_seen_with_those_before() -> None:
     """So that the longest unseen are always first, whatever is told."""
     affinity = known(Binding("a", ONE, 10.0), Binding("b", ONE, 90.0))
-    assert affinity.bindings(0.0) == [Binding("a", ONE, 10.0), Binding("b", ONE, 10.0)]
+    assert list(affinity.bindings(0.0)) == [Binding("a", ONE, 10.0), Binding("b", ONE, 10.0)]
     affinity.bind("c", ONE, 95.0)
     assert [each.client for each in affinity.bindings(95.0)] == ["c"], "the two were swept out"
 
@@ -80,7 +80,7 @@ def test_what_is_learnt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.client for each in affinity.bindings(0.0)] == [f"client-{number}" for number in range(40, 50)]
 
 
-def test_of_many_the_newest_are_told() -> None:
+def test_of_many_the_newest_are_kept() -> None:
     old, new = frontend("old"), frontend("new")
     remembered = [
         *pieces(old, [Binding(f"o{age}", ONE, age) for age in range(100, 0, -1)]),
@@ -89,16 +89,24 @@ def test_of_many_the_newest_are_told() -> None:
     ]
     assert all(len(piece.bindings) <= AT_ONCE for piece in remembered)
     found: dict[object, list[str]] = {}
-    for piece in newest(remembered, limit=7):
+    for piece in merged(remembered, limit=7):
         found.setdefault(piece.frontend, []).extend(binding.client for binding in piece.bindings)
     assert found == {new: ["m3.5", "n3", "n2", "m1"], old: ["o3", "o2", "o1"]}
-    assert sum(len(piece.bindings) for piece in newest(remembered)) == 104
-    assert newest([]) == []
+    assert sum(len(piece.bindings) for piece in merged(remembered)) == 104
+    assert merged([]) == []
+
+
+def test_of_many_the_freshest_are_told() -> None:
+    old = list(pieces(frontend("old"), [Binding(f"o{age}", ONE, age) for age in range(100, 0, -1)]))
+    new = list(pieces(frontend("new"), [Binding("n", TWO, 0.5)]))
+    assert freshest([*old, *new], limit=50) == [*new, old[3], old[2]]
+    assert freshest([*old, *new]) == [*new, *reversed(old)]
+    assert freshest([]) == []
 
 
 def test_of_two_who_know_a_client_the_one_who_saw_it_last_is_right() -> None:
     earlier, later = (list(pieces(frontend(), [Binding("a", *bound)])) for bound in ((ONE, 9.0), (TWO, 3.0)))
-    assert newest([*earlier, *later]) == newest([*later, *earlier]) == later
+    assert merged([*earlier, *later]) == merged([*later, *earlier]) == later
 
 
 @given(
@@ -110,7 +118,7 @@ def test_a_successor_says_the_same(uses: list[tuple[str, Target, float]], asked_
     for client, target, later_s in uses:
         now += later_s
         before.bind(client, target, now)
-    told: list[Remember] = newest(pieces(frontend(), before.bindings(now)))
+    told: list[Remember] = merged(pieces(frontend(), before.bindings(now)))
     after = known()
     for piece in told:
         after.remember(piece.bindings, 7.0)

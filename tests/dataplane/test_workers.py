@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.dataplane import workers
-from kubeproxy.dataplane.affinity import newest
+from kubeproxy.dataplane.affinity import merged
 from kubeproxy.dataplane.channel import Channel
 from kubeproxy.dataplane.cores import MOST_BY_ITSELF, workers_for
 from kubeproxy.dataplane.local import LocalDataPlane
@@ -535,7 +535,7 @@ async def test_clients_keep_their_endpoints_with_other_workers(before: int, afte
         old, new = [await each.serve(*pods, affinity_timeout_s=60) for each in (first, second)]
         seen = await paired(old)
         assert set(seen.values()) == set("abcd")
-        told = newest(await first.plane.bindings())
+        told = merged(await first.plane.bindings())
         earlier = [
             Remember(piece.frontend, tuple(each._replace(age_s=each.age_s + 30) for each in piece.bindings))
             for piece in told
