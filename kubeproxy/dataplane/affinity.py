@@ -12,7 +12,7 @@ from kubeproxy.dataplane.messages import Binding, Remember
 from kubeproxy.model import FrontendName, Target
 
 AFFINITY_ENTRIES = 65_536
-"""Clients remembered for one frontend; beyond it the longest unseen is forgotten (about 10 MiB when full). And so many
+"""Clients remembered for one frontend; beyond it the longest unseen is forgotten (about 14 MiB when full). And so many
 of all frontends together are told to a successor."""
 AT_ONCE = 32
 """Clients told of in one message: as many as fit into a line between processes (`succession.LINE_BYTES`), however long
@@ -59,10 +59,11 @@ class Affinity:
         is known already counts as seen with him: so the order stays."""
         bound, timeout_s = self._bound, self.timeout_s or 0.0
         latest = next(reversed(bound.values()))[1] if bound else -math.inf
+        targets: dict[Target, Target] = {}  # what comes from elsewhere comes as many equal objects
         for client, target, age_s in bindings:
             if 0.0 <= age_s < timeout_s:
                 latest = max(latest, now - age_s)
-                self.bind(client, target, latest)
+                self.bind(client, targets.setdefault(target, target), latest)
 
     def remember(self, bindings: Iterable[Binding], now: float) -> None:
         """The same of what another process has done before: who is known already stays where he is."""

@@ -173,7 +173,7 @@ class Engine:
         for tally in tuple(self._context.touched):
             name = tally.frontend
             listener = None if name is None else self._listeners.get(name)
-            if name is not None and listener is not None:
+            if name is not None and listener is not None and listener.balancer.affinity_entries:
                 yield from pieces(name, listener.balancer.bindings(self._context.reactor.clock(), since=since))
             yield None
 
