@@ -115,5 +115,4 @@ class OrphanedWorker:
 
     def gone(self) -> None:
         """It has ended, and says nothing more."""
-        self._recalls = False
         self._told.set()

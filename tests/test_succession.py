@@ -37,6 +37,8 @@ class Story:
         self.bound: list[Remember] = []
         """What its data plane knows of clients."""
         self.forgets: Exception | None = None
+        self.ponders = False
+        """Whether its data plane has no answer."""
 
     def duties(self) -> Duties:
         async def hold(on: bool) -> None:
@@ -51,6 +53,8 @@ class Story:
             self.words.append("recall")
             if self.forgets is not None:
                 raise self.forgets
+            if self.ponders:
+                await asyncio.Event().wait()
             return self.bound
 
         return Duties(
@@ -368,6 +372,20 @@ async def test_an_owner_that_cannot_tell_of_clients_is_followed_all_the_same(nam
         await handover.reconcile(None, RuleSet())
         assert story.words == ["share", "recall", "hold", "yield"]
         assert taken.is_set()
+
+
+async def test_an_owner_does_not_keep_its_successor_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "RECALL_S", 0.05)
+    story = Story()
+    story.ponders = True
+    async with process(name, story), process(name) as (successor, found):
+        assert found is not None
+        assert await successor.recall() == []
+        await found.hold()
+        await found.take()
+        assert not found.silent
+        assert story.words == ["share", "recall", "hold", "yield"]
+        found.close()
 
 
 async def test_what_the_data_plane_does_not_take_is_no_obstacle(name: str) -> None:
