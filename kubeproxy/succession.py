@@ -87,8 +87,8 @@ class Succession:
         """Set when the rules lead to our successor, and it has got what only one can have."""
         self._in_force = self._released = False
         self._orphans: set[OrphanedWorker] = set()
-        self._named_at = math.inf
-        """When the name became ours."""
+        self._named_at = -math.inf
+        """When the name became ours, if it is."""
         self.predecessor: Predecessor | None = None
         """The owner that we follow; None: there is none."""
         self._passed_over = False
@@ -139,9 +139,9 @@ class Succession:
 
     async def recall(self) -> list[Remember]:
         """Whom session affinity binds to which endpoint, as far as those who serve until now tell that in time."""
-        if self.predecessor is None and self._others():
-            # Whoever serves now is an orphan, and no client is worse off while we wait for it to come.
-            await asyncio.sleep(min(GATHER_S, self._named_at + GATHER_S - asyncio.get_running_loop().time()))
+        if self._others():
+            # If the name is ours, they are orphans, who serve while we wait for them to come.
+            await asyncio.sleep(self._named_at + GATHER_S - asyncio.get_running_loop().time())
         recalling = [orphan.recall() for orphan in self._orphans]
         if self.predecessor is not None:
             recalling.append(self.predecessor.recall())
@@ -326,7 +326,7 @@ class Succession:
         try:
             async with asyncio.timeout(RECALL_S):
                 remembered = freshest(await self._duties.bindings())
-        except (TimeoutError, MemoryError) as error:
+        except Exception as error:  # whatever it is, it must not keep us from making way
             log.warning("the successor does not hear of session affinity: it begins anew", reason=repr(error))
             return
         for piece in remembered:

@@ -358,7 +358,7 @@ async def test_clients_are_known_before_the_rules_lead_them_here(name: str) -> N
         assert len(plane.sent) == seen, "once"
 
 
-@pytest.mark.parametrize("forgets", [TimeoutError(), MemoryError()])
+@pytest.mark.parametrize("forgets", [TimeoutError(), MemoryError(), KernelError("no"), ZeroDivisionError()])
 async def test_an_owner_that_cannot_tell_of_clients_is_followed_all_the_same(name: str, forgets: Exception) -> None:
     story, taken = Story(), asyncio.Event()
     story.forgets = forgets

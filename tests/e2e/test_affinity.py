@@ -73,6 +73,7 @@ def test_takeover(many: Stage, before: int, after: int) -> None:
     many.daemon(QUICK, GRACE, f"--workers={after}")
     until(lambda: kernel.redirects(many.node)[VIP, 80] != port, "the rules lead to the successor")
     assert paired(many) == seen
+    assert f"clients={len(CLIENTS)}" in many.running[1].log()
     until(lambda: "a successor has taken over" in first.log(), "the first one makes way")
     assert first.wait(40) == 0
     assert paired(many) == seen
