@@ -92,6 +92,7 @@ class Daemon:
             Duties(
                 share=lambda on: self._data_plane.share(on),
                 hold=lambda on: self._proxier.hold(on),
+                bindings=lambda: self._data_plane.bindings(),
                 yield_all=lambda: self._reception.give_away(),
             ),
             version=__version__,
@@ -154,7 +155,7 @@ class Daemon:
         if self._predecessor is not None:
             self._data_plane.share(True)
         conntrack = KernelConntrack() if netfilter.name != "none" else NoConntrack()
-        self._handover = Handover(netfilter, conntrack, self._predecessor, on_taken=self._on_taken)
+        self._handover = Handover(netfilter, conntrack, self._succession, self._data_plane, on_taken=self._on_taken)
         self._netfilter = cast(Netfilter, self._handover)
         if netfilter.name != "none":
             if self._presence.others():

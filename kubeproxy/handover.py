@@ -6,18 +6,24 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import structlog
+
+from kubeproxy.dataplane.interface import DataPlane
+from kubeproxy.dataplane.parcel import CHUNK_MESSAGES
 from kubeproxy.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack import Conntrack
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.succession import Predecessor
+from kubeproxy.succession import Succession
+
+log = structlog.get_logger(__name__)
 
 
 class Handover:
     """A `Netfilter` and a `Conntrack` of which the first use turns the rules from the predecessor, if there is one, to
-    us: it holds still, the one transaction is made, the flows that still lead to it are deleted, it gives everything
-    away. Should the transaction fail, it looks after its rules again, and the next apply is the first. Everything
-    else, and everything after, is the adapter's own.
+    us: it tells which client stays with which endpoint, it holds still, the one transaction is made, the flows that
+    still lead to it are deleted, it gives everything away. Should the transaction fail, it looks after its rules again,
+    and the next apply is the first. Everything else, and everything after, is the adapter's own.
 
     The flows come before the giving: should we die in between, the predecessor goes on as before, and no client that
     keeps its UDP socket is left to a process that has made way.
@@ -29,13 +35,16 @@ class Handover:
         self,
         netfilter: Netfilter,
         conntrack: Conntrack,
-        predecessor: Predecessor | None,
+        succession: Succession,
+        data_plane: DataPlane,
         *,
         on_taken: Callable[[], Awaitable[None]],
     ) -> None:
         self._netfilter = netfilter
         self._conntrack = conntrack
-        self._predecessor = predecessor
+        self._succession = succession
+        self._predecessor = succession.predecessor
+        self._data_plane = data_plane
         self._on_taken = on_taken
         self._applied = False
         self.taken = asyncio.Event()
@@ -48,6 +57,7 @@ class Handover:
         """See `Netfilter.apply`."""
         if self._applied:
             return await self._netfilter.apply(wanted, verify=verify)
+        await self._inherit()
         if self._predecessor is not None:
             await self._predecessor.hold()
         try:
@@ -58,6 +68,18 @@ class Handover:
             raise
         self._applied = True
         return changed
+
+    async def _inherit(self) -> None:
+        """Clients stay with the endpoints that they have had, as far as anybody tells us. It is not worth a failure."""
+        try:
+            remembered = await self._succession.recall()
+            for at in range(0, len(remembered), CHUNK_MESSAGES):
+                await self._data_plane.send(remembered[at : at + CHUNK_MESSAGES])
+                await asyncio.sleep(0)
+            if remembered:
+                log.info("session affinity goes on", clients=sum(len(piece.bindings) for piece in remembered))
+        except Exception as error:  # whatever it is, it must not keep us from taking over
+            log.warning("session affinity begins anew", reason=str(error) or repr(error))
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
         """See `Conntrack.reconcile`. That it failed does not keep us from taking over: it is tried again."""

@@ -12,42 +12,43 @@ if nothing had been.
 Workers whose control process has died look for the owner here, too, and say who they are (``orphan``). They serve on
 until it tells them that the rules lead to others now (``retire``).
 
-One JSON object per line, in both directions.
+`talk` says how these things are said.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import json
+import math
 import os
 import socket
-import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import chain
+from typing import Final
 
 import structlog
 
+from kubeproxy.dataplane.affinity import freshest, merged
+from kubeproxy.dataplane.messages import Remember
+from kubeproxy.incumbents import ANSWER_S, OrphanedWorker, Predecessor
+from kubeproxy.talk import LINE_BYTES, Message, receive, send, told, uid_of
 from kubeproxy.tasks import TaskSet
 
 log = structlog.get_logger(__name__)
 
 OWNER: Final = "kubeproxy/owner"
 """The abstract name, without the leading NUL."""
-LINE_BYTES: Final = 4096
-ANSWER_S: Final = 5.0
-"""How long a predecessor has for an answer; one that takes longer hangs, and is passed over."""
+RECALL_S: Final = 1.0
+"""How long an owner looks for what it is asked to tell of clients; it must not be taken for one that hangs."""
 ATTEMPTS: Final = 50
 RETRY_S: Final = 0.1
 """How often, and at what pace, a name is tried again whose owner has just gone. One that is busy with another successor
 is waited for as long as it takes, for it serves."""
+GATHER_S: Final = 1.0
+"""How long after the name became ours orphans may take to find us: they look four times meanwhile."""
 COURTESY: Final = 3
 """So often a newcomer leaves a free name to others who live: one of them may just be taking it from a predecessor."""
-_CREDENTIALS: Final = struct.Struct("3i")
-
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,54 +59,10 @@ class Duties:
     """Let a successor hold the same node ports, or no more."""
     hold: Callable[[bool], Awaitable[None]]
     """Leave the rules alone from now on, or look after them again."""
+    bindings: Callable[[], Awaitable[Sequence[Remember]]]
+    """Tell whom session affinity binds to which endpoint."""
     yield_all: Callable[[], Awaitable[None]]
     """The rules are another's: give away what only one can have. Back when that is done."""
-
-
-class Predecessor:
-    """The owner that is still there, as its successor sees it. One that dies or hangs is no obstacle."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, pid: int, version: str) -> None:
-        self._reader = reader
-        self._writer = writer
-        self.silent = False
-        """Whether it did not answer in time, though it has not ended."""
-        self.pid = pid
-        self.version = version
-
-    async def hold(self) -> None:
-        """Have it leave the rules alone."""
-        await self._ask("hold")
-
-    async def resume(self) -> None:
-        """Have it look after the rules again, because we could not."""
-        await self._ask("resume")
-
-    async def take(self) -> None:
-        """Tell it that the rules are ours; back when it has given everything away."""
-        await self._ask("take")
-
-    @property
-    def gone(self) -> bool:
-        """Whether it has ended."""
-        return self._reader.at_eof() or self._writer.is_closing()
-
-    async def _ask(self, word: str) -> None:
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                await _send(self._writer, {"do": word})
-                if await _receive(self._reader) is not None:
-                    return
-            log.warning("the process that served before has gone", pid=self.pid, asked=word)
-        except ConnectionError:
-            log.warning("the process that served before has gone", pid=self.pid, asked=word)
-        except (OSError, ValueError) as error:
-            self.silent = isinstance(error, TimeoutError)
-            log.warning("the process that served before does not answer", pid=self.pid, asked=word, reason=repr(error))
-
-    def close(self) -> None:
-        """Nothing more is asked of it."""
-        self._writer.close()
 
 
 class Succession:
@@ -129,8 +86,11 @@ class Succession:
         self.superseded = asyncio.Event()
         """Set when the rules lead to our successor, and it has got what only one can have."""
         self._in_force = self._released = False
-        self._orphans: dict[asyncio.StreamWriter, int] = {}
-        self._predecessor: Predecessor | None = None
+        self._orphans: set[OrphanedWorker] = set()
+        self._named_at = -math.inf
+        """When the name became ours, if it is."""
+        self.predecessor: Predecessor | None = None
+        """The owner that we follow; None: there is none."""
         self._passed_over = False
         """Whether the owner of the name did not answer when we came."""
 
@@ -138,10 +98,10 @@ class Succession:
         """Take the name and answer to others from now on, or find who has it. None: there is no predecessor (or none
         that one could speak with), or `given_up` says so. Until the name is ours it is tried again, for its owner may
         die at any time."""
-        self._predecessor = await self._look(given_up)
+        self.predecessor = await self._look(given_up)
         if not await self.own():
             self._tasks.start(self._keep_trying(), name="succession: name")
-        return self._predecessor
+        return self.predecessor
 
     async def own(self) -> bool:
         """Take the name if it is free; whether it is ours."""
@@ -177,14 +137,24 @@ class Succession:
             log.warning("another process keeps this node's name; goes on without it", name=self._address[1:])
         return None
 
+    async def recall(self) -> list[Remember]:
+        """Whom session affinity binds to which endpoint, as far as those who serve until now tell that in time."""
+        if self._others():
+            # If the name is ours, they are orphans, who serve while we wait for them to come.
+            await asyncio.sleep(self._named_at + GATHER_S - asyncio.get_running_loop().time())
+        recalling = [orphan.recall() for orphan in self._orphans]
+        if self.predecessor is not None:
+            recalling.append(self.predecessor.recall())
+        return merged(chain.from_iterable(await asyncio.gather(*recalling)))
+
     def in_force(self) -> None:
         """Our rules lead clients to us: orphans need not wait any more, and an owner that did not answer is to hear of
         it as soon as it does."""
         self._in_force = True
-        if self._passed_over or (self._predecessor is not None and self._predecessor.silent):
+        if self._passed_over or (self.predecessor is not None and self.predecessor.silent):
             self._tasks.start(self._displace(), name="succession: displace")
-        for writer in self._orphans:
-            self._tasks.start(_dismiss(writer), name="succession: retire")
+        for orphan in self._orphans:
+            self._tasks.start(orphan.dismiss(), name="succession: retire")
 
     async def between(self) -> None:
         """Wait while a successor is just turning the rules to itself, but not for one that hangs."""
@@ -227,6 +197,7 @@ class Succession:
             sock.close()
             return False
         self._listening = sock
+        self._named_at = asyncio.get_running_loop().time()
         return True
 
     async def _greet(self, *, within_s: float | None = ANSWER_S) -> Predecessor:
@@ -235,17 +206,17 @@ class Succession:
         try:
             async with asyncio.timeout(within_s):
                 await asyncio.get_running_loop().sock_connect(sock, self._address)
-                if (uid := _uid_of(sock)) != os.geteuid():
+                if (uid := uid_of(sock)) != os.geteuid():
                     raise ValueError(f"it belongs to user {uid}, not to ours ({os.geteuid()})")
                 reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
                 end = writer.close
-                await _send(writer, {"do": "hello", "pid": os.getpid(), "version": self._version})
-                answer = await _receive(reader)
+                await send(writer, {"do": "hello", "pid": os.getpid(), "version": self._version})
+                answer = await receive(reader)
             if answer is None:
                 raise ConnectionRefusedError
             if answer.get("busy"):
                 raise _Busy
-            return Predecessor(reader, writer, pid=int(answer["pid"]), version=str(answer["version"]))
+            return Predecessor(reader, writer, answer)
         except BaseException:
             end()
             raise
@@ -279,13 +250,13 @@ class Succession:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One who has come: an orphan, or a successor."""
         try:
-            if _uid_of(writer.get_extra_info("socket")) != os.geteuid():
+            if uid_of(writer.get_extra_info("socket")) != os.geteuid():
                 return
-            message = await _receive(reader)
+            message = await receive(reader)
             if message is None:
                 return
             if "orphan" in message:
-                await self._serve_orphan(int(message["orphan"]), reader, writer)
+                await self._serve_orphan(OrphanedWorker(writer, message), reader)
             elif message.get("do") == "hello":
                 await self._serve_successor(message, reader, writer)
         except (OSError, ValueError) as error:
@@ -293,35 +264,38 @@ class Succession:
         finally:
             writer.close()
 
-    async def _serve_orphan(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        log.info("a worker of an earlier run serves on", pid=pid, until="our rules are in force")
-        self._orphans[writer] = pid
+    async def _serve_orphan(self, orphan: OrphanedWorker, reader: asyncio.StreamReader) -> None:
+        log.info("a worker of an earlier run serves on", pid=orphan.pid, until="our rules are in force")
+        self._orphans.add(orphan)
         try:
             with contextlib.suppress(OSError):
                 if self._in_force:
-                    await _dismiss(writer)
-                while await _receive(reader) is not None:
-                    pass
+                    await orphan.dismiss()
+                while (message := await receive(reader)) is not None:
+                    orphan.hear(message)
         finally:
-            del self._orphans[writer]
-        log.info("a worker of an earlier run has ended", pid=pid)
-        self._tasks.start(_reap(pid), name="succession: reap")
+            orphan.gone()
+            self._orphans.remove(orphan)
+        log.info("a worker of an earlier run has ended", pid=orphan.pid)
+        self._tasks.start(_reap(orphan.pid), name="succession: reap")
 
     async def _serve_successor(
         self, hello: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         duties = self._duties
         if self._has_successor:
-            await _send(writer, {"busy": True})
+            await send(writer, {"busy": True})
             return
         self._has_successor = True
         held = taken = False
         log.info("a successor has come", pid=hello.get("pid"), version=hello.get("version"))
         try:
             duties.share(True)
-            await _send(writer, {"pid": os.getpid(), "version": self._version})
-            while (message := await _receive(reader)) is not None:
+            await send(writer, {"pid": os.getpid(), "version": self._version, "recalls": True})
+            while (message := await receive(reader)) is not None:
                 match message.get("do"):
+                    case "recall":
+                        await self._tell_bindings(writer)
                     case "hold":
                         held = True
                         self._steady.clear()
@@ -338,7 +312,7 @@ class Succession:
                         self._steady.set()
                     case other:
                         raise ValueError(f"what does {other!r} mean?")
-                await _send(writer, {"done": message["do"]})
+                await send(writer, {"done": message["do"]})
         finally:
             self._has_successor = False
             if not (taken or self._released):
@@ -348,36 +322,23 @@ class Succession:
                     await duties.hold(False)
             self._steady.set()
 
+    async def _tell_bindings(self, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(RECALL_S):
+                remembered = freshest(await self._duties.bindings())
+        except Exception as error:  # whatever it is, it must not keep us from making way
+            log.warning("the successor does not hear of session affinity: it begins anew", reason=repr(error))
+            return
+        for piece in remembered:
+            await send(writer, told(piece))
+            await asyncio.sleep(0)  # clients are served meanwhile, by this very loop if there are no workers
+
     def _crashed(self, task: str, error: BaseException) -> None:
         log.error("a background task ended by an internal error", task=task, exc_info=error)
 
 
 class _Busy(Exception):
     """It speaks with another successor already."""
-
-
-async def _send(writer: asyncio.StreamWriter, message: Message) -> None:
-    """OSError when the other side has gone."""
-    if writer.is_closing():
-        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-    writer.write(json.dumps(message).encode() + b"\n")
-    await writer.drain()
-
-
-async def _dismiss(orphan: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):  # it may end at any time
-        await _send(orphan, {"retire": True})
-
-
-async def _receive(reader: asyncio.StreamReader) -> Message | None:
-    """The next message; None at the end. ValueError for what is none."""
-    line = await reader.readline()
-    if not line.endswith(b"\n"):
-        return None
-    message = json.loads(line)
-    if not isinstance(message, dict):
-        raise ValueError(f"expected an object, got {line[:80]!r}")
-    return message
 
 
 async def _reap(pid: int) -> None:
@@ -387,9 +348,3 @@ async def _reap(pid: int) -> None:
             if os.waitpid(pid, os.WNOHANG) != (0, 0):  # noqa: ASYNC222 - does not wait
                 return
             await asyncio.sleep(RETRY_S)
-
-
-def _uid_of(sock: socket.socket) -> int:
-    """Whose process is at the other end: abstract names have no permissions."""
-    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(uid)

@@ -9,16 +9,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
+import msgspec
 import pytest
 import uvloop
 
-from kubeproxy import succession
+from kubeproxy import incumbents, succession
+from kubeproxy.dataplane.affinity import pieces
+from kubeproxy.dataplane.fake import FakeDataPlane
+from kubeproxy.dataplane.messages import Binding, Remember
 from kubeproxy.errors import KernelError
 from kubeproxy.handover import Handover
+from kubeproxy.incumbents import Predecessor
+from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
 from kubeproxy.netfilter.conntrack_fake import FakeConntrack
 from kubeproxy.netfilter.fake import FakeNetfilter
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.succession import RETRY_S, Duties, Predecessor, Succession
+from kubeproxy.succession import RETRY_S, Duties, Succession
+from kubeproxy.talk import Message, told
 
 
 class Story:
@@ -27,6 +34,11 @@ class Story:
     def __init__(self) -> None:
         self.words: list[str] = []
         self.obstacle: Callable[[], Awaitable[None]] | None = None
+        self.bound: list[Remember] = []
+        """What its data plane knows of clients."""
+        self.forgets: Exception | None = None
+        self.ponders = False
+        """Whether its data plane has no answer."""
 
     def duties(self) -> Duties:
         async def hold(on: bool) -> None:
@@ -37,7 +49,20 @@ class Story:
                 await self.obstacle()
             self.words.append("yield")
 
-        return Duties(share=lambda on: self.words.append("share" if on else "unshare"), hold=hold, yield_all=yield_all)
+        async def bindings() -> list[Remember]:
+            self.words.append("recall")
+            if self.forgets is not None:
+                raise self.forgets
+            if self.ponders:
+                await asyncio.Event().wait()
+            return self.bound
+
+        return Duties(
+            share=lambda on: self.words.append("share" if on else "unshare"),
+            hold=hold,
+            bindings=bindings,
+            yield_all=yield_all,
+        )
 
 
 @pytest.fixture
@@ -265,21 +290,20 @@ async def test_the_first_transaction_and_its_flows_are_the_handover(name: str) -
     async def on_taken() -> None:
         taken.set()
 
-    async with process(name, story), process(name) as (_, predecessor):
-        assert predecessor is not None
+    async with process(name, story), process(name) as (successor, _):
         fake, conntrack = FakeNetfilter(), FakeConntrack()
-        handover = Handover(fake, conntrack, predecessor, on_taken=on_taken)
+        handover = Handover(fake, conntrack, successor, FakeDataPlane(), on_taken=on_taken)
         fake.fail()
         with pytest.raises(KernelError):
             await handover.apply(RuleSet(), verify=True)
-        assert story.words == ["share", "hold", "resume"]
+        assert story.words == ["share", "recall", "hold", "resume"]
         await handover.apply(RuleSet(), verify=True)
-        assert story.words == ["share", "hold", "resume", "hold"], "flows may still lead to the predecessor"
+        assert story.words[4:] == ["recall", "hold"], "flows may still lead to the predecessor"
         assert not taken.is_set()
         conntrack.fail()
         with pytest.raises(KernelError):
             await handover.reconcile(None, RuleSet())
-        assert story.words == ["share", "hold", "resume", "hold", "yield"], "flows are no obstacle"
+        assert story.words[4:] == ["recall", "hold", "yield"], "flows are no obstacle"
         assert taken.is_set()
         await handover.apply(RuleSet(), verify=True)
         await handover.reconcile(None, RuleSet())
@@ -294,10 +318,212 @@ async def test_who_dies_before_the_flows_are_deleted_has_not_taken_over(name: st
         raise AssertionError
 
     async with process(name, story):
-        async with process(name) as (_, predecessor):
+        async with process(name) as (successor, predecessor):
             assert predecessor is not None
-            await Handover(FakeNetfilter(), FakeConntrack(), predecessor, on_taken=on_taken).apply(
-                RuleSet(), verify=True
-            )
+            handover = Handover(FakeNetfilter(), FakeConntrack(), successor, FakeDataPlane(), on_taken=on_taken)
+            await handover.apply(RuleSet(), verify=True)
             predecessor.close()
-        await until(lambda: story.words == ["share", "hold", "unshare", "resume"])
+        await until(lambda: story.words == ["share", "recall", "hold", "unshare", "resume"])
+
+
+WEB = FrontendName(ServicePortName("default", "web", "http"), Family.IPV4)
+POD = Target(Address("10.0.0.1"), 8080)
+
+
+def clients(count: int) -> list[Remember]:
+    """So many, all bound to the same endpoint."""
+    return list(pieces(WEB, [Binding(f"10.1.{n // 250}.{n % 250}", POD, float(count - n)) for n in range(count)]))
+
+
+async def test_clients_are_known_before_the_rules_lead_them_here(name: str) -> None:
+    story, plane, seen = Story(), FakeDataPlane(), 0
+    story.bound = clients(10_000)
+
+    class Rules(FakeNetfilter):
+        async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
+            nonlocal seen
+            seen = len(plane.sent)
+            return await super().apply(wanted, verify=verify)
+
+    async def on_taken() -> None:
+        pass
+
+    async with process(name, story), process(name) as (successor, _):
+        handover = Handover(Rules(), FakeConntrack(), successor, plane, on_taken=on_taken)
+        await handover.apply(RuleSet(), verify=True)
+        assert seen == len(plane.sent)
+        assert plane.sent == story.bound
+        await handover.reconcile(None, RuleSet())
+        await handover.apply(RuleSet(), verify=True)
+        assert len(plane.sent) == seen, "once"
+
+
+@pytest.mark.parametrize("forgets", [TimeoutError(), MemoryError(), KernelError("no"), ZeroDivisionError()])
+async def test_an_owner_that_cannot_tell_of_clients_is_followed_all_the_same(name: str, forgets: Exception) -> None:
+    story, taken = Story(), asyncio.Event()
+    story.forgets = forgets
+
+    async def on_taken() -> None:
+        taken.set()
+
+    async with process(name, story), process(name) as (successor, _):
+        handover = Handover(FakeNetfilter(), FakeConntrack(), successor, FakeDataPlane(), on_taken=on_taken)
+        await handover.apply(RuleSet(), verify=True)
+        await handover.reconcile(None, RuleSet())
+        assert story.words == ["share", "recall", "hold", "yield"]
+        assert taken.is_set()
+
+
+async def test_an_owner_does_not_keep_its_successor_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "RECALL_S", 0.05)
+    story = Story()
+    story.ponders = True
+    async with process(name, story), process(name) as (successor, found):
+        assert found is not None
+        assert await successor.recall() == []
+        await found.hold()
+        await found.take()
+        assert not found.silent
+        assert story.words == ["share", "recall", "hold", "yield"]
+        found.close()
+
+
+async def test_what_the_data_plane_does_not_take_is_no_obstacle(name: str) -> None:
+    story, plane = Story(), FakeDataPlane()
+    story.bound = clients(1)
+
+    async def on_taken() -> None:
+        pass
+
+    async with process(name, story), process(name) as (successor, _):
+        plane.broken = "no worker process is in service"
+        handover = Handover(FakeNetfilter(), FakeConntrack(), successor, plane, on_taken=on_taken)
+        await handover.apply(RuleSet(), verify=True)
+        await handover.reconcile(None, RuleSet())
+        assert story.words == ["share", "recall", "hold", "yield"]
+
+
+def line(message: Message) -> bytes:
+    """As it is said."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+class Older:
+    """An owner of another version, played: what it says to each word."""
+
+    def __init__(self, name: str, answers: dict[str, list[bytes]]) -> None:
+        self._name = name
+        self._answers = answers
+        self.words: list[str] = []
+
+    async def __aenter__(self) -> Older:
+        self._server = await asyncio.start_unix_server(self._serve, f"\0{self._name}")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            self.words.append(json.loads(line)["do"])
+            writer.writelines(self._answers.get(self.words[-1], [b'{"done": "%s"}\n' % self.words[-1].encode()]))
+        writer.close()
+
+
+async def test_one_that_does_not_know_the_word_is_not_asked(name: str) -> None:
+    async with Older(name, {"hello": [b'{"pid": 1, "version": "0"}\n']}) as older, process(name) as (successor, found):
+        assert found is not None
+        assert await successor.recall() == []
+        await found.hold()
+        await found.take()
+        found.close()
+        assert older.words == ["hello", "hold", "take"]
+
+
+async def test_what_is_not_understood_is_passed_over(name: str) -> None:
+    (piece,) = clients(3)
+    strange = [b'{"bound": {"client": "10.0.0.9"}}\n', b'{"news": 1}\n', line(told(piece))]
+    answers = {
+        "hello": [b'{"pid": 1, "version": "9", "recalls": true}\n'],
+        "recall": [*strange, b'{"done": "recall"}\n'],
+        "hold": [*strange, b'{"done": "hold"}\n'],
+    }
+    async with Older(name, answers), process(name) as (successor, found):
+        assert found is not None
+        assert await successor.recall() == [piece]
+        await found.hold()
+        assert not found.gone
+        found.close()
+
+
+class FakeOrphan:
+    """A worker of a dead control process, played."""
+
+    def __init__(self, name: str, *, answers: list[bytes], recalls: bool = True) -> None:
+        self._name = name
+        self._answers = answers
+        self._introduction = {"orphan": os.getpid(), "run": "x"} | ({"recalls": True} if recalls else {})
+        self.words: list[str] = []
+
+    async def live(self) -> None:
+        """Until it is sent away, or has no answer."""
+        reader, writer = await asyncio.open_unix_connection(f"\0{self._name}")
+        writer.write(json.dumps(self._introduction).encode() + b"\n")
+        while line := await reader.readline():
+            self.words.extend(json.loads(line))
+            if self.words[-1] == "retire" or not self._answers:
+                break
+            writer.writelines(self._answers)
+        writer.close()
+
+
+def said(*pieces: Remember) -> list[bytes]:
+    """What an orphan answers that knows these."""
+    return [line(word) for word in (*map(told, pieces), {"told": True})]
+
+
+async def test_orphans_tell_what_they_know(name: str) -> None:
+    first, second = Remember(WEB, (Binding("a", POD, 9.0),)), Remember(WEB, (Binding("b", POD, 5.0),))
+    orphans = [
+        FakeOrphan(name, answers=[*said(first)[:1], b'{"bound": 1}\n', *said()]),
+        FakeOrphan(name, answers=said(second)),
+        FakeOrphan(name, answers=said(first), recalls=False),
+        FakeOrphan(name, answers=[]),
+    ]
+    others = Succession(Story().duties(), version="1", name=name, others=lambda: True)
+    async with asyncio.TaskGroup() as group:
+        assert await others.begin() is None
+        for orphan in orphans:
+            group.create_task(orphan.live())
+        for _ in range(2):
+            assert await others.recall() == [Remember(WEB, first.bindings + second.bindings)]
+        assert [orphan.words for orphan in orphans] == [["recall"] * 2, ["recall"] * 2, [], ["recall"]]
+        others.in_force()
+    assert orphans[2].words == ["retire"]
+    await until(lambda: others.orphans == 0)
+    assert await others.recall() == []
+    await others.close()
+
+
+async def test_nobody_waits_for_orphans_where_nobody_lives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "GATHER_S", 3600)
+    async with process(name) as (owner, _), asyncio.timeout(30):
+        assert await owner.recall() == []
+
+
+async def test_what_comes_too_late_is_not_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (piece,) = clients(3)
+    answers = {
+        "hello": [b'{"pid": 1, "version": "9", "recalls": true}\n'],
+        "recall": [line(told(piece))],
+        "hold": [b'{"done": "recall"}\n', b'{"done": "hold"}\n'],
+    }
+    async with Older(name, answers) as older, process(name) as (successor, found):
+        assert found is not None
+        with monkeypatch.context() as hasty:
+            hasty.setattr(incumbents, "ANSWER_S", 0.1)
+            assert await successor.recall() == [piece]
+        await found.hold()
+        await found.take()
+        assert older.words == ["hello", "recall", "hold", "take"]
+        found.close()

@@ -10,6 +10,7 @@ What moves bytes:
   engine                  carries messages out, on a `reactor` (an epoll of our own); `context` is what its parts share
   listener, datagrams     clients by TCP; sessions by UDP, in `batches`
   balancer, journal       who gets a client (pure); what became of it
+  affinity                who stays with whom, and how another process learns of it (pure)
   dial, ladder            finds an endpoint that answers, in steps; `connect`, `transparent`: how, and as whom
   trial                   whether an endpoint that was put aside answers again, at no client's cost
   splice, outbox, pipes   bytes both ways; what a turn has to say, said at its end

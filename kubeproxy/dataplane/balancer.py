@@ -13,9 +13,11 @@ aside, all are tried, those first that have failed least often.
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
+from kubeproxy.dataplane.affinity import Affinity
+from kubeproxy.dataplane.messages import Binding
 from kubeproxy.model import Target
 
 ASIDE_FIRST_S = 1.0
@@ -23,9 +25,6 @@ ASIDE_LIMIT_S = 30.0
 """How long an endpoint is put aside at its first failure, and at most."""
 TRIAL_S = 5.0
 """How long the others wait for the outcome of a trial: a little longer than the ladder of dials lasts by default."""
-
-AFFINITY_ENTRIES = 65_536
-"""Clients remembered for one frontend; beyond it the longest unseen is forgotten (about 10 MiB when full)."""
 
 
 class Aside:
@@ -50,7 +49,7 @@ class Aside:
 class Balancer:
     """The endpoints of one frontend, in turn."""
 
-    __slots__ = ("_affinity", "_affinity_timeout_s", "_aside", "_members", "_rng", "_rotation", "_trials_beside")
+    __slots__ = ("_affinity", "_aside", "_members", "_rng", "_rotation", "_trials_beside")
 
     def __init__(self, *, rng: random.Random, trials_beside: bool = False) -> None:
         """With `trials_beside`, who asks for an endpoint also sees to it that those that are `due` are tried: then no
@@ -60,8 +59,7 @@ class Balancer:
         self._rotation: deque[Target] = deque()
         self._members: frozenset[Target] = frozenset()
         self._aside: dict[Target, Aside] = {}
-        self._affinity: OrderedDict[str, tuple[Target, float]] = OrderedDict()
-        self._affinity_timeout_s: float | None = None
+        self._affinity = Affinity()
 
     def update(self, endpoints: Sequence[Target], affinity_timeout_s: float | None) -> None:
         """The endpoints are these from now on; a client stays with its own for so many seconds after its last
@@ -74,27 +72,24 @@ class Balancer:
             self._members = members
             # One that comes back is a new one, and gets its chance at once.
             self._aside = {target: aside for target, aside in self._aside.items() if target in members}
-        self._affinity_timeout_s = affinity_timeout_s
-        if affinity_timeout_s is None:
-            self._affinity.clear()
+        self._affinity.set_timeout(affinity_timeout_s)
 
     def pick(self, client: str, now: float, avoid: Container[Target] = ()) -> Target | None:
         """The endpoint for a connection of this client (address text), other than those to avoid; None when there is
         no such endpoint. With affinity, the client is bound to what is picked."""
-        if self._affinity_timeout_s is None:
+        affinity = self._affinity
+        if affinity.timeout_s is None:
             return self._next(avoid, now)
-        bound = self._affinity.get(client)
-        if bound is not None:
-            target, last_used = bound
-            if now - last_used < self._affinity_timeout_s and target in self._members and target not in avoid:
-                aside = self._aside.get(target)
-                if aside is None or self._may_try(aside, now):
-                    self._try_again(target, now)
-                    self._bind(client, target, now)
-                    return target
+        target = affinity.of(client, now)
+        if target in self._members and target not in avoid:
+            aside = self._aside.get(target)
+            if aside is None or self._may_try(aside, now):
+                self._try_again(target, now)
+                affinity.bind(client, target, now)
+                return target
         picked = self._next(avoid, now)
         if picked is not None:
-            self._bind(client, picked, now)
+            affinity.bind(client, picked, now)
         return picked
 
     def prospect(self, client: str, now: float, *, limit: int) -> tuple[Target | None, tuple[Target, ...]]:
@@ -104,12 +99,12 @@ class Balancer:
         twin._rotation = self._rotation.copy()
         twin._members = self._members
         twin._aside = {target: aside.copy() for target, aside in self._aside.items()}
-        twin._affinity_timeout_s = self._affinity_timeout_s
-        bound, last_used = self._affinity.get(client, (None, 0.0))
-        if bound not in self._members or now - last_used >= (self._affinity_timeout_s or 0.0):
-            bound = None
+        twin._affinity.set_timeout(self._affinity.timeout_s)
+        bound = self._affinity.of(client, now)
+        if bound in self._members:
+            twin._affinity.bind(client, bound, now)
         else:
-            twin._affinity[client] = (bound, last_used)
+            bound = None
         order: dict[Target, None] = {}
         while len(order) < limit and (target := twin.pick(client, now, order)) is not None:
             order[target] = None
@@ -117,8 +112,13 @@ class Balancer:
 
     def settle(self, client: str, target: Target, now: float) -> None:
         """A connection of this client was made to that endpoint, whichever was picked last."""
-        if self._affinity_timeout_s is not None and target in self._members:
-            self._bind(client, target, now)
+        if target in self._members:
+            self._affinity.bind(client, target, now)
+
+    def remember(self, bindings: Iterable[Binding], now: float) -> None:
+        """What another process knew of clients, the longest unseen first. Those that are known here stay where they
+        are, and an endpoint that is none of ours keeps nobody."""
+        self._affinity.remember((each for each in bindings if each.target in self._members), now)
 
     def failed(self, target: Target, now: float, reason: str) -> None:
         """It did not answer, and how (see `Ill`). That many clients say so of the same silence counts once."""
@@ -178,15 +178,6 @@ class Balancer:
             aside.on_trial = True
             aside.until = now + TRIAL_S
 
-    def _bind(self, client: str, target: Target, now: float) -> None:
-        affinity = self._affinity
-        affinity[client] = (target, now)
-        affinity.move_to_end(client)
-        # Least recently used first, all with the same timeout: the expired are always at the front.
-        timeout_s = self._affinity_timeout_s or 0.0
-        while affinity and (len(affinity) > AFFINITY_ENTRIES or now - next(iter(affinity.values()))[1] >= timeout_s):
-            affinity.popitem(last=False)
-
     @property
     def endpoints(self) -> Iterable[Target]:
         """The endpoints, the next one first."""
@@ -201,6 +192,10 @@ class Balancer:
     def affinity_entries(self) -> int:
         """How many clients are bound now, expired ones included until they are swept out."""
         return len(self._affinity)
+
+    def bindings(self, now: float, *, since: float) -> Iterator[Binding]:
+        """The clients bound, or seen again, since then, the longest unseen first."""
+        return self._affinity.bindings(now, since=since)
 
     def __len__(self) -> int:
         return len(self._rotation)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from kubeproxy.dataplane.affinity import pieces
 from kubeproxy.dataplane.balancer import Aside
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.datagrams import DatagramListener, Sessions
 from kubeproxy.dataplane.interface import NOTHING, PROSPECTS, Counters, Ended, Ill, Prospect, Vitals
 from kubeproxy.dataplane.listener import Listener
-from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.messages import Listen, Message, Remember, Retire, SetEndpoints, Tune
 from kubeproxy.model import Address, FrontendName, Protocol, Target
 
 
@@ -56,6 +58,10 @@ class Engine:
                 case SetEndpoints(frontend=name):
                     if (listener := self._listeners.get(name)) is not None:
                         listener.set_endpoints(message)
+                case Remember(frontend=name):
+                    if (listener := self._listeners.get(name)) is not None:
+                        listener.balancer.remember(message.bindings, self._context.reactor.clock())
+                        self._context.touched.add(listener.tally)
                 case Retire(frontend=name):
                     self.shed(name)
                     self._end(self._listeners.pop(name, None))
@@ -160,6 +166,16 @@ class Engine:
             listener = self._listeners.get(name)
             aside = None if listener is None else listener.balancer.aside
             yield (name, _ill_of(aside, self._context.reactor.clock(), worker)) if aside else None
+
+    def bindings(self, *, since: float = -math.inf) -> Iterator[Remember | None]:
+        """The clients that stay with an endpoint and were seen since then (by the reactor's clock); None: some time has
+        passed. May be left off for a while."""
+        for tally in tuple(self._context.touched):
+            name = tally.frontend
+            listener = None if name is None else self._listeners.get(name)
+            if name is not None and listener is not None and listener.balancer.affinity_entries:
+                yield from pieces(name, listener.balancer.bindings(self._context.reactor.clock(), since=since))
+            yield None
 
     def prospect(self, frontend: FrontendName, client: Address, *, worker: int = 0) -> Prospect | None:
         """What would become of a client's next connection; None: the frontend is not served."""

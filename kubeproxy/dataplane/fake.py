@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from kubeproxy.dataplane.interface import PROSPECTS, Counters, Ended, Ill, Prospect, Vitals
-from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.messages import Listen, Message, Remember, Retire, SetEndpoints, Tune
 from kubeproxy.errors import KernelError
 from kubeproxy.model import NODE_PORTS, Address, Family, FrontendName, family_of
 from kubeproxy.model import Protocol as Transport
@@ -51,7 +51,7 @@ class FakeDataPlane:
         await asyncio.sleep(0)
         return failures
 
-    def _fault(self, message: Listen | SetEndpoints | Retire) -> str | None:
+    def _fault(self, message: Listen | SetEndpoints | Retire | Remember) -> str | None:
         if message.frontend in self.refuse:
             return self.refuse[message.frontend]
         listening = self.listening.get(message.frontend)
@@ -66,13 +66,13 @@ class FakeDataPlane:
                 return f"{message.protocol} port {message.port} is in use by {other.frontend}"
         return None
 
-    def _take(self, message: Listen | SetEndpoints | Retire) -> None:
+    def _take(self, message: Listen | SetEndpoints | Retire | Remember) -> None:
         if isinstance(message, Listen):
             self.listening[message.frontend] = message
             self._holders[message.protocol, message.port] = message.frontend
         elif isinstance(message, SetEndpoints):
             self.endpoints[message.frontend] = message
-        else:
+        elif isinstance(message, Retire):
             self.listening.pop(message.frontend, None)
             self.endpoints.pop(message.frontend, None)
 
@@ -92,6 +92,10 @@ class FakeDataPlane:
         """The endpoints in the order in which they were told; nobody is bound."""
         told = self.endpoints.get(frontend)
         return () if told is None else (Prospect(0, told.endpoints[:PROSPECTS]),)
+
+    async def bindings(self) -> Sequence[Remember]:
+        """Nobody ever came."""
+        return ()
 
     async def ended(self) -> Sequence[Ended]:
         """Nobody ever came."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from kubeproxy.dataplane.messages import Message
+from kubeproxy.dataplane.messages import Message, Remember
 from kubeproxy.model import Address, FrontendName, Target
 from kubeproxy.model import Protocol as Transport
 
@@ -156,6 +156,9 @@ class DataPlane(Protocol):
     async def prospects(self, frontend: FrontendName, client: Address) -> Sequence[Prospect]:
         """What each process that serves a frontend would do with the next connection from a client's address. Asking
         changes nothing; nobody answers for a frontend that is not served."""
+
+    async def bindings(self) -> Sequence[Remember]:
+        """The clients that stay with an endpoint now, by session affinity: for a process that follows this one."""
 
     async def ended(self) -> Sequence[Ended]:
         """The connections that have ended since this was last asked, if `Tune.access_log` is on: of each serving

@@ -13,7 +13,7 @@ from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.held import HeldPorts
 from kubeproxy.dataplane.interface import Counters, Ended, Ill, Prospect, Vitals
-from kubeproxy.dataplane.messages import Message
+from kubeproxy.dataplane.messages import Message, Remember
 from kubeproxy.dataplane.ports import HeldPort, stop_listening
 from kubeproxy.dataplane.reactor import Reactor
 from kubeproxy.model import Address, FrontendName, Protocol
@@ -71,6 +71,10 @@ class LocalDataPlane:
         """See `DataPlane.prospects`."""
         prospect = self.engine.prospect(frontend, client)
         return () if prospect is None else (prospect,)
+
+    async def bindings(self) -> Sequence[Remember]:
+        """See `DataPlane.bindings`."""
+        return [remembered async for remembered in _breathing(self.engine.bindings()) if remembered is not None]
 
     async def ended(self) -> Sequence[Ended]:
         """See `DataPlane.ended`."""

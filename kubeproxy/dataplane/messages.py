@@ -5,6 +5,8 @@ They are msgspec's structs rather than dataclasses, because those that cross to 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 from kubeproxy.model import Address, FrontendName, Protocol, Target
@@ -61,4 +63,22 @@ class Tune(Struct, frozen=True, tag=True, array_like=True):
     """UDP sessions at once, over all frontends; beyond it the idlest one goes."""
 
 
-Message = Listen | SetEndpoints | Retire | Tune
+class Binding(NamedTuple):
+    """A client that stays with an endpoint."""
+
+    client: str
+    """The text of its address."""
+    target: Target
+    age_s: float
+    """Seconds since its last connection. Never a time: other processes may have other clocks."""
+
+
+class Remember(Struct, frozen=True, tag=True, array_like=True):
+    """What another process knew of a frontend's clients, the longest unseen first: those that are not known here stay
+    with the same endpoints, as far as these are the frontend's."""
+
+    frontend: FrontendName
+    bindings: tuple[Binding, ...]
+
+
+Message = Listen | SetEndpoints | Retire | Tune | Remember

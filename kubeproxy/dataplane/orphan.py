@@ -3,7 +3,9 @@
 Whoever takes over on this host listens on an abstract Unix socket. The worker connects, says who it is in one line of
 JSON, and waits for the line that sends it away::
 
-    worker   {"orphan": 4711, "run": "..."}         its process, and the run that it was part of
+    worker   {"orphan": 4711, "run": "...", "recalls": true}    its process, and the run that it was part of
+    owner    {"recall": true}                                   and before, if it wants to, whom affinity binds:
+    worker   {"bound": [...]}, {"told": true}                   these and no more
     owner    {"retire": true}
 
 If nobody comes within the grace time it ends by itself.
@@ -12,12 +14,14 @@ If nobody comes within the grace time it ends by itself.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from kubeproxy.dataplane.messages import Remember
 from kubeproxy.dataplane.reactor import LEVEL, Reactor
 
 LOOK_S = 0.25
@@ -33,28 +37,48 @@ class Introduction(msgspec.Struct, frozen=True):
 
     orphan: int
     run: str
+    recalls: bool = True
+    """That it knows the word."""
 
 
 class Word(msgspec.Struct, frozen=True):
     """What it waits for; whatever else it hears it passes over."""
 
     retire: bool = False
+    recall: bool = False
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A piece of what it tells."""
+
+    bound: Remember
 
 
 class Orphan:
     """Looks from now on; `retire` is called once, in the end."""
 
     def __init__(
-        self, reactor: Reactor, *, owner_name: str, run: str, grace_s: float, retire: Callable[[], None]
+        self,
+        reactor: Reactor,
+        *,
+        owner_name: str,
+        run: str,
+        grace_s: float,
+        bindings: Callable[[], Iterable[Remember | None]],
+        retire: Callable[[], None],
     ) -> None:
-        """`owner_name` without the leading NUL; empty: there is nobody to look for."""
+        """`owner_name` without the leading NUL; empty: there is nobody to look for. `bindings` as the engine tells."""
         self._reactor = reactor
         self._name = owner_name
         self._introduction = msgspec.json.encode(Introduction(os.getpid(), run)) + b"\n"
         self._until = reactor.clock() + grace_s
+        self._bindings = bindings
         self._retire: Callable[[], None] | None = retire
         self._owner: socket.socket | None = None
         self._heard = b""
+        self._lines: Iterator[bytes] = iter(())
+        """What is to be said yet, after `_unsaid`."""
+        self._unsaid = b""
         self._look()
 
     def _look(self) -> None:
@@ -77,12 +101,14 @@ class Orphan:
         except OSError:
             sock.close()
             return False
-        self._owner, self._heard = sock, b""
+        self._owner, self._heard, self._unsaid = sock, b"", b""
         return True
 
     def _on_owner(self, what: int) -> None:
         if self._owner is None:
             return
+        if what & select.EPOLLOUT:
+            self._tell()
         try:
             data = self._owner.recv(LINE_LIMIT)
         except BlockingIOError:
@@ -90,12 +116,31 @@ class Orphan:
         except OSError:
             data = b""
         *lines, self._heard = (self._heard + data).split(b"\n")
-        if any(map(_sends_away, lines)):
+        words = [_decode(line) for line in lines]
+        if any(word.retire for word in words):
             self._end()
+        elif any(word.recall for word in words):
+            self._lines = _told(self._bindings())
+            self._tell()
         elif not data or len(self._heard) > LINE_LIMIT:
             self._reactor.close(self._owner.detach())
             self._owner = None
             self._reactor.after(LOOK_S, self._look)
+
+    def _tell(self) -> None:
+        """As much as the owner takes; the rest when there is room."""
+        if self._owner is None:
+            return
+        try:
+            self._unsaid = self._unsaid or next(self._lines, b"")
+            while self._unsaid:
+                sent = self._owner.send(self._unsaid)
+                self._unsaid = self._unsaid[sent:] or next(self._lines, b"")
+        except BlockingIOError:
+            pass
+        except (OSError, MemoryError):  # that it has gone is heard, too
+            self._unsaid, self._lines = b"", iter(())
+        self._reactor.watch(self._owner.fileno(), LEVEL | (select.EPOLLOUT if self._unsaid else 0))
 
     def _end(self) -> None:
         # The connection stays open as long as this process lives: its end tells the owner that we are done.
@@ -110,8 +155,15 @@ def _uid_of(sock: socket.socket) -> int:
     return int(uid)
 
 
-def _sends_away(line: bytes) -> bool:
+def _told(bindings: Iterable[Remember | None]) -> Iterator[bytes]:
+    """Line by line."""
+    for remembered in filter(None, bindings):
+        yield msgspec.json.encode(Told(remembered)) + b"\n"
+    yield b'{"told": true}\n'
+
+
+def _decode(line: bytes) -> Word:
     try:
-        return msgspec.json.decode(line, type=Word).retire
+        return msgspec.json.decode(line, type=Word)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
+        return Word()

@@ -13,7 +13,8 @@ from itertools import takewhile
 
 from kubeproxy.dataplane.channel import Channel
 from kubeproxy.dataplane.interface import Counters
-from kubeproxy.dataplane.wire import Answer, Counted, Drain, Drained, GarbledError, Report, Request, Status
+from kubeproxy.dataplane.messages import Remember
+from kubeproxy.dataplane.wire import Answer, Bound, Counted, Drain, Drained, GarbledError, Report, Request, Status
 from kubeproxy.model import FrontendName
 
 BEAT_S = 1.0
@@ -54,6 +55,8 @@ class WorkerProcess:
         """Connections, as last heard."""
         self.counters: dict[FrontendName, Counters] = {}
         """As last heard."""
+        self.bound: list[Remember] = []
+        """What it has told of clients that stay with an endpoint; whoever takes note of it clears it."""
         self._forgotten: dict[FrontendName, int] = {}
         """Up to which request the counters of those who have left are on their way, in the order of these."""
         self._loop = asyncio.get_running_loop()
@@ -193,6 +196,9 @@ class WorkerProcess:
             )
             if report.more:
                 return
+        if isinstance(report, Bound) and report.remembered is not None:
+            self.bound.append(report.remembered)
+            return
         if not isinstance(report, Drained):  # all others come in the order of the requests
             for name in list(takewhile(lambda name: self._forgotten[name] < report.number, self._forgotten)):
                 del self._forgotten[name]

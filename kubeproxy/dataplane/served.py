@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Iterator, Sequence
 
+from kubeproxy.dataplane.affinity import Affinity, pieces
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.listener import BACKLOG
-from kubeproxy.dataplane.messages import Listen, SetEndpoints
+from kubeproxy.dataplane.messages import Binding, Listen, Remember, SetEndpoints
 from kubeproxy.dataplane.ports import HeldPort, stop_listening
-from kubeproxy.dataplane.spread import attach, program
+from kubeproxy.dataplane.spread import attach, place, program
 from kubeproxy.model import Protocol, family_of
 
 
@@ -34,8 +36,33 @@ class Served:
         self._workers = workers
         self._budget = budget
         self._kept: list[socket.socket] = []
+        self._affinity = [Affinity() for _ in range(workers)]
+        """What each worker knows of its clients, as last heard: the next one in its place is told."""
         self._beside = 0
         """How many came before the kept ones in their group."""
+
+    def told(self, endpoints: SetEndpoints) -> None:
+        """The workers know these endpoints."""
+        self.endpoints = endpoints
+        for affinity in self._affinity:
+            affinity.set_timeout(endpoints.affinity_timeout_s)
+
+    def learn(self, worker: int, bindings: Sequence[Binding], now: float) -> None:
+        """A worker has bound clients."""
+        self._affinity[worker].learn(bindings, now)
+
+    def remember(self, bindings: Sequence[Binding], now: float) -> dict[int, Remember]:
+        """Clients of another process: what each worker is to be told, who will meet them."""
+        shares: dict[int, list[Binding]] = {}
+        for binding in bindings:
+            shares.setdefault(place(binding.client, count=self._workers), []).append(binding)
+        for worker, share in shares.items():
+            self._affinity[worker].remember(share, now)
+        return {worker: Remember(self.listen.frontend, tuple(share)) for worker, share in shares.items()}
+
+    def remembered(self, worker: int, now: float) -> Iterator[Remember]:
+        """The clients that this worker has bound, as last heard."""
+        return pieces(self.listen.frontend, self._affinity[worker].bindings(now))
 
     @property
     def kept(self) -> bool:

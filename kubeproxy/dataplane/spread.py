@@ -29,6 +29,9 @@ _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
 _FINISH = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))
 """MurmurHash3's finalizer, which lets every bit of the address have a say in every bit of the hash."""
 
+_WORD = 0xFFFF_FFFF
+"""An accumulator has no more bits."""
+
 Instruction = tuple[int, int]
 """Operation code and constant. Without jumps."""
 
@@ -41,6 +44,18 @@ def program(family: Family, *, count: int, first: int = 0) -> tuple[Instruction,
     for shift, factor in _FINISH:
         steps += [(_TAX, 0), (_RSH_K, shift), (_XOR_X, 0), (_MUL_K, factor)]
     return (*steps, (_TAX, 0), (_RSH_K, 16), (_XOR_X, 0), (_MOD_K, count), (_ADD_K, first), (_RET_A, 0))
+
+
+def place(client: str, *, count: int) -> int:
+    """The one of `count` places at which a client (the text of its address) is met: what `program` comes to. OSError
+    for what is no address."""
+    address, _, _ = client.partition("%")
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    words: tuple[int, ...] = struct.unpack(f"!{len(packed) // 4}I", packed)
+    found = sum(word * factor for word, factor in zip(words, _FACTORS, strict=False)) & _WORD
+    for shift, factor in _FINISH:
+        found = (found ^ found >> shift) * factor & _WORD
+    return (found ^ found >> 16) % count
 
 
 def attach(sock: socket.socket, instructions: tuple[Instruction, ...]) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from kubeproxy.dataplane.interface import Counters, Ended, Ill, Prospect, Vitals
-from kubeproxy.dataplane.messages import Message
+from kubeproxy.dataplane.messages import Message, Remember
 from kubeproxy.errors import KubeproxyError
 from kubeproxy.model import Address, FrontendName
 
@@ -58,6 +58,7 @@ class About(StrEnum):
     VITALS = "vitals"
     ILL = "ill"
     ENDED = "ended"
+    BINDINGS = "bindings"
 
 
 class Ask(Struct, frozen=True, tag=True, array_like=True):
@@ -147,6 +148,15 @@ class Foreseen(Struct, frozen=True, tag=True, array_like=True):
     prospect: Prospect | None
 
 
+class Bound(Struct, frozen=True, tag=True, array_like=True):
+    """Clients that have been bound to an endpoint, or seen again, since this was last asked; more are to come in others
+    of the same number, of which only the last, with None, is the answer."""
+
+    number: int
+    open: int
+    remembered: Remember | None = None
+
+
 class Drained(Struct, frozen=True, tag=True, array_like=True):
     """So many are left."""
 
@@ -164,7 +174,7 @@ class Status(Struct, frozen=True, tag=True, array_like=True):
 
 
 Request = Apply | Shed | Ask | Foresee | StopAccepting | Drain | End
-Answer = Done | Counted | Doing | Ailing | Ends | Foreseen | Drained
+Answer = Done | Counted | Doing | Ailing | Ends | Foreseen | Bound | Drained
 Report = Answer | Status
 Frame = Request | Report
 

@@ -24,7 +24,7 @@ from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.interface import Counters, Ill
-from kubeproxy.dataplane.messages import Listen, Message
+from kubeproxy.dataplane.messages import Listen, Message, Tune
 from kubeproxy.dataplane.orphan import Orphan
 from kubeproxy.dataplane.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.wire import (
@@ -33,6 +33,7 @@ from kubeproxy.dataplane.wire import (
     Answer,
     Apply,
     Ask,
+    Bound,
     Counted,
     Doing,
     Done,
@@ -87,6 +88,7 @@ class Worker:
         self._arriving: deque[int] = deque()
         """The sockets of the messages at hand."""
         self._leaving = False
+        self._bindings_told_at = self._reactor.now
         self._reactor.add(sock.fileno(), self._on_channel, LEVEL)
         self._reactor.after(STATUS_S, self._tell_status)
         self._listen_to_signals()
@@ -195,6 +197,7 @@ class Worker:
             owner_name=self._owner_name,
             run=self._run,
             grace_s=self._context.tune.orphan_grace_s,
+            bindings=self._engine.bindings,
             retire=self._leave,
         )
 
@@ -213,6 +216,8 @@ class Worker:
                 return self._count(number)
             case Ask(number, About.ILL):
                 return self._tell_ill(number)
+            case Ask(number, About.BINDINGS):
+                return self._tell_bindings(number)
             case StopAccepting(number):
                 return self._stop_accepting(number)
             case Drain(number, grace_s):
@@ -237,13 +242,17 @@ class Worker:
 
     def _apply(self, number: int, messages: Sequence[Message]) -> Iterator[bool]:
         failures: dict[FrontendName, str] = {}
+        at_hand: FrontendName | None = None
         for message in messages:
+            about = None if isinstance(message, Tune) else message.frontend
+            if about != at_hand:
+                yield False  # in between, or clients would meet a frontend that knows half of what there is to know
+                at_hand = about
             if isinstance(message, Listen) and self._engine.serves(message.frontend):
                 if (failure := self._engine.succeed(message)) is not None:
                     failures[message.frontend] = failure
             else:
                 failures |= self._engine.handle((message,))
-            yield False
         yield True  # at the end of the turn sockets are closed
         self._answer(Done(number, self._open, tuple(failures.items())))
 
@@ -272,6 +281,18 @@ class Worker:
                 found.append(ill)
             yield False
         self._answer(Ailing(number, self._open, tuple(found)))
+
+    def _tell_bindings(self, number: int) -> Iterator[bool]:
+        now = self._reactor.now
+        try:
+            for remembered in self._engine.bindings(since=self._bindings_told_at):
+                if remembered is not None:
+                    self._answer(Bound(number, self._open, remembered))
+                yield False
+            self._bindings_told_at = now
+        except MemoryError:  # there may be some the next time
+            self._context.memory.spend()
+        self._answer(Bound(number, self._open))
 
     def _stop_accepting(self, number: int) -> Iterator[bool]:
         for _ in self._engine.retire():

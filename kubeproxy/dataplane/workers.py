@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 
 from msgspec.structs import astuple, replace
 
 from kubeproxy.dataplane.descriptors import DescriptorBudget
 from kubeproxy.dataplane.held import HeldPorts
 from kubeproxy.dataplane.interface import NOTHING, Counters, Ended, Ill, Prospect, Vitals
-from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
-from kubeproxy.dataplane.parcel import CHUNK, Parcel, chunks, for_all
+from kubeproxy.dataplane.messages import Listen, Message, Remember, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.parcel import CHUNK, CHUNK_MESSAGES, Parcel, chunks, for_all
 from kubeproxy.dataplane.ports import HeldPort
 from kubeproxy.dataplane.process import WorkerProcess, command
 from kubeproxy.dataplane.served import Served
@@ -37,6 +39,8 @@ from kubeproxy.tasks import TaskSet
 
 SETTLE_S = 1.0
 """How long sockets that no new client gets are still listened on, for those who are about to connect."""
+LEARN_S = 2.0
+"""How often workers are asked whom affinity has bound: what one has done since is lost when it is killed."""
 _BREATH = 512
 """Frontends summed up between two breaths of the event loop."""
 
@@ -83,6 +87,8 @@ class WorkerDataPlane:
             on_crash=on_crash,
         )
         self._workers = self._supervisor.workers
+        self._clock = asyncio.get_running_loop().time
+        self._tasks.start(self._keep_learning(), name="affinity")
 
     # Ports.
 
@@ -141,7 +147,7 @@ class WorkerDataPlane:
                         ended.append(begun.pop(name))
                         self._forget(name, parcels)
                 case SetEndpoints(frontend=name) if (served := self._frontends.get(name)) is not None:
-                    served.endpoints = message
+                    served.told(message)
                     if not served.kept and served.must_keep(message):
                         try:
                             self._move(served, parcels)
@@ -149,6 +155,10 @@ class WorkerDataPlane:
                         except OSError as error:
                             failures[name] = f"cannot keep clients with one worker: {error.strerror or error}"
                     for_all(parcels, message, unless_untold=name)
+                case Remember(frontend=name) if (served := self._frontends.get(name)) is not None:
+                    for number, share in served.remember(message.bindings, self._clock()).items():
+                        if number in parcels and name not in parcels[number].worker.untold:
+                            parcels[number].messages.append(share)
                 case Retire(frontend=name) if name in self._frontends:
                     ended.append(self._frontends[name])
                     self._forget(name, parcels)
@@ -271,6 +281,31 @@ class WorkerDataPlane:
         answers = await self._supervisor.ask(lambda number: Ask(number, About.ENDED))
         return [ended for answer in answers if isinstance(answer, Ends) for ended in answer.ended]
 
+    async def bindings(self) -> Sequence[Remember]:
+        """See `DataPlane.bindings`."""
+        await self._ask_for_bindings()
+        everything = product(self._frontends.values(), range(self._count))
+        return [piece for served, number in everything for piece in served.remembered(number, self._clock())]
+
+    async def _ask_for_bindings(self) -> None:
+        await self._supervisor.ask(lambda number: Ask(number, About.BINDINGS))
+        for worker in self._workers.values():
+            self._learn(worker)
+
+    def _learn(self, worker: WorkerProcess) -> None:
+        """Take note of the clients that it has told of."""
+        for told in worker.bound:
+            if (served := self._frontends.get(told.frontend)) is not None:
+                served.learn(worker.number, told.bindings, self._clock())
+        worker.bound.clear()
+
+    async def _keep_learning(self) -> None:
+        """One that dies cannot be asked any more."""
+        while True:
+            await asyncio.sleep(LEARN_S)
+            with contextlib.suppress(MemoryError):  # there may be some the next time
+                await self._ask_for_bindings()
+
     async def prospects(self, frontend: FrontendName, client: Address) -> Sequence[Prospect]:
         """See `DataPlane.prospects`."""
         answers = await self._supervisor.ask(lambda number: Foresee(number, frontend, client))
@@ -303,6 +338,8 @@ class WorkerDataPlane:
         while True:
             chunk = list(worker.untold)[:CHUNK]
             for name in chunk:
+                if len(parcel.messages) > CHUNK_MESSAGES:
+                    break
                 del worker.untold[name]
                 served = self._frontends[name]
                 try:
@@ -311,6 +348,7 @@ class WorkerDataPlane:
                     return _cannot_listen(served.listen, error)
                 if served.endpoints is not None:
                     parcel.messages.append(served.endpoints)
+                parcel.messages.extend(served.remembered(worker.number, self._clock()))
             answer = await parcel.send()
             if answer is None:
                 return None
@@ -322,7 +360,8 @@ class WorkerDataPlane:
             parcel = Parcel(worker)
 
     def _remember(self, worker: WorkerProcess) -> None:
-        """What a worker had counted, when it is gone."""
+        """What a worker had counted, and knew of clients, when it is gone."""
+        self._learn(worker)
         for name, counters in worker.counters.items():
             if name in self._frontends:
                 kept = replace(counters, active=0, affinity_entries=0)

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from kubeproxy.dataplane.affinity import AT_ONCE, freshest, merged, pieces
 from kubeproxy.dataplane.balancer import Balancer
 from kubeproxy.dataplane.fake import FakePortReserver
-from kubeproxy.model import Address, Family, Protocol, Target
+from kubeproxy.dataplane.messages import Binding
+from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
 from kubeproxy.netfilter import nft_table
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier.claims import Claims
@@ -24,6 +26,7 @@ from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.sources import translate, wire
 from kubeproxy.sources.kubernetes.events import parse_event, parse_page
 from kubeproxy.sources.manifests.documents import Namespaces, read
+from kubeproxy.talk import heard, told
 from tests.apiserver.generate import endpoint_slice as raw_slice
 from tests.apiserver.generate import service as raw_service
 from tests.bench.clusters import endpoints_of, manifest
@@ -36,6 +39,8 @@ SOURCE = "kubernetes"
 
 NOW = 1000.0
 TARGETS = tuple(Target(Address(f"10.0.0.{i}"), 8080) for i in range(10))
+CLIENTS = [f"10.9.{i // 250}.{i % 250}" for i in range(10_000)]
+WEB = FrontendName(ServicePortName("default", "web", ""), Family.IPV4)
 
 
 def thrice(benchmark: BenchmarkFixture, act: Callable[[], T]) -> T:
@@ -60,16 +65,43 @@ def test_pick(benchmark: BenchmarkFixture) -> None:
 
 def test_pick_with_affinity(benchmark: BenchmarkFixture) -> None:
     chooser = balancer(affinity_s=10800)
-    clients = [f"10.9.{i // 250}.{i % 250}" for i in range(SERVICES)]
-    for client in clients:
+    for client in CLIENTS:
         chooser.pick(client, NOW)
-    assert benchmark(chooser.pick, clients[4321], NOW) in TARGETS
+    assert benchmark(chooser.pick, CLIENTS[4321], NOW) in TARGETS
 
 
 def test_pick_while_one_of_ten_is_aside(benchmark: BenchmarkFixture) -> None:
     chooser = balancer()
     chooser.failed(TARGETS[3], NOW, "refused")
     assert benchmark(chooser.pick, "10.2.0.2", NOW) != TARGETS[3]
+
+
+# What a successor is told of clients.
+
+
+def test_tell_of_10_000_clients(benchmark: BenchmarkFixture) -> None:
+    chooser = balancer(affinity_s=10800)
+    for client in CLIENTS:
+        chooser.pick(client, NOW)
+
+    def tell() -> list[bytes]:
+        known = pieces(WEB, chooser.bindings(NOW, since=0.0))
+        return [msgspec.json.encode(told(piece)) for piece in freshest(known)]
+
+    assert len(benchmark(tell)) * AT_ONCE >= len(CLIENTS)
+
+
+def test_hear_of_10_000_clients(benchmark: BenchmarkFixture) -> None:
+    bindings = [Binding(client, TARGETS[i % len(TARGETS)], 60.0) for i, client in enumerate(CLIENTS)]
+    lines = [msgspec.json.encode(told(piece)) for piece in pieces(WEB, bindings)]
+
+    def hear() -> int:
+        chooser = balancer(affinity_s=10800)
+        for piece in merged(filter(None, (heard(msgspec.json.decode(line)) for line in lines))):
+            chooser.remember(piece.bindings, NOW)
+        return chooser.affinity_entries
+
+    assert benchmark(hear) == len(CLIENTS)
 
 
 # From bytes to the model.

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kubeproxy.dataplane import balancer as balancer_module
+from kubeproxy.dataplane import affinity
 from kubeproxy.dataplane.balancer import Balancer
+from kubeproxy.dataplane.messages import Binding
 from kubeproxy.model import Address, Target
 
 
@@ -133,6 +134,26 @@ def test_a_client_whose_endpoint_does_not_answer_is_bound_to_the_next(make: Make
     assert balancer.pick("a", 1.0) == second
 
 
+def test_clients_of_another_process_stay_with_endpoints_that_are_known_here(make: Make) -> None:
+    balancer = make(1, 2, 3, affinity_timeout_s=10)
+    balancer.pick("here", 100.0)
+    mine = balancer.pick("here", 100.0)
+    balancer.remember(
+        [Binding(client, target(number), 5.0) for client, number in (("a", 3), ("b", 9), ("c", 1), ("here", 9))], 100.0
+    )
+    assert [balancer.pick(client, 101.0) for client in ("a", "c", "here")] == [target(3), target(1), mine]
+    assert balancer.affinity_entries == 3, "nobody stays with an endpoint that is none of ours"
+    balancer.update(targets(1, 2), 10)
+    assert balancer.pick("a", 102.0) != target(3)
+
+
+def test_clients_of_another_process_yield_while_their_endpoint_is_aside(make: Make) -> None:
+    balancer = make(1, 2, affinity_timeout_s=10)
+    balancer.failed(target(1), 100.0, "refused")
+    balancer.remember([Binding("a", target(1), 5.0)], 100.0)
+    assert balancer.pick("a", 100.5) == target(2)
+
+
 def test_the_endpoint_that_answered_first_is_the_one_to_stay_with(make: Make) -> None:
     balancer = make(1, 2, affinity_timeout_s=100)
     slow = balancer.pick("a", 0.0)
@@ -239,7 +260,7 @@ def test_affinity_gives_way_while_its_endpoint_is_aside(make: Make) -> None:
 
 
 def test_what_is_remembered_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balancer_module, "AFFINITY_ENTRIES", 100)
+    monkeypatch.setattr(affinity, "AFFINITY_ENTRIES", 100)
     balancer = make(1, 2, affinity_timeout_s=1000)
     for number in range(1000):
         balancer.pick(f"client-{number}", float(number) / 1000)

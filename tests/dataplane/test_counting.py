@@ -208,7 +208,7 @@ def test_what_takes_long_is_left_off_for_a_turn_again_and_again(
     channel_and_worker: tuple[Channel[Report], Worker],
 ) -> None:
     channel, worker = channel_and_worker
-    messages: tuple[Message, ...] = tuple(SetEndpoints(frontend(), (Target(LOOPBACK, n),)) for n in range(1, 41))
+    messages: tuple[Message, ...] = tuple(SetEndpoints(frontend(f"web-{n}"), (Target(LOOPBACK, n),)) for n in range(40))
     now = worker._reactor.now
     step_s = 0.0
 
@@ -225,3 +225,5 @@ def test_what_takes_long_is_left_off_for_a_turn_again_and_again(
     slow = turns_until_done(channel, worker)
     assert quick == 2, "the last one only because sockets are closed at the end of a turn"
     assert slow > len(messages) // 4
+    channel.send(Apply(3, (SetEndpoints(frontend(), (Target(LOOPBACK, 1),)),) * len(messages)))
+    assert turns_until_done(channel, worker) <= 3, "what one frontend is to know it hears in one turn"

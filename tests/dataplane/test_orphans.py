@@ -11,14 +11,16 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from kubeproxy.dataplane.messages import Binding
 from kubeproxy.model import Target
-from tests.dataplane.conftest import ask, echo, endpoint, eventually, says
+from kubeproxy.talk import heard
+from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, says
 
 CONTROL = """if True:
     import asyncio, json, sys
@@ -26,14 +28,14 @@ CONTROL = """if True:
     from kubeproxy.dataplane.workers import WorkerDataPlane
     from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
 
-    async def main(count, owner, grace_s, shutdown_grace_s, port):
+    async def main(count, owner, grace_s, shutdown_grace_s, port, affinity_timeout_s):
         plane = WorkerDataPlane(count, on_end=print, on_crash=print, run="that run", owner_name=owner)
         held = plane.reserve(Protocol.TCP, Address("127.0.0.1"), 0)
         name = FrontendName(ServicePortName("default", "web", ""), Family.IPV4)
         await plane.send([
             Tune(orphan_grace_s=grace_s, shutdown_grace_s=shutdown_grace_s),
             Listen(name, Protocol.TCP, Address("127.0.0.1"), held.port),
-            SetEndpoints(name, (Target(Address("127.0.0.1"), port),)),
+            SetEndpoints(name, (Target(Address("127.0.0.1"), port),), affinity_timeout_s),
         ])
         while len(vitals := await plane.vitals()) < count:
             await asyncio.sleep(0.01)
@@ -66,10 +68,16 @@ def _state(pid: int) -> str:
 
 @contextlib.asynccontextmanager
 async def orphans(
-    target: Target, *, owner: str = "", grace_s: float = 60.0, shutdown_grace_s: float = 10.0, count: int = 2
+    target: Target,
+    *,
+    owner: str = "",
+    grace_s: float = 60.0,
+    shutdown_grace_s: float = 10.0,
+    count: int = 2,
+    affinity_timeout_s: int | None = None,
 ) -> AsyncIterator[Orphans]:
     """Workers that serve this target, bereft of their control process a moment ago."""
-    arguments = json.dumps([count, owner, grace_s, shutdown_grace_s, target.port])
+    arguments = json.dumps([count, owner, grace_s, shutdown_grace_s, target.port, affinity_timeout_s])
     control = await asyncio.create_subprocess_exec(sys.executable, "-c", CONTROL, arguments, stdout=subprocess.PIPE)
     assert control.stdout is not None
     said = json.loads(await asyncio.wait_for(control.stdout.readline(), 30))
@@ -91,12 +99,14 @@ class Owner:
     name: str
     came: list[dict[str, object]]
     writers: list[asyncio.StreamWriter]
+    readers: list[asyncio.StreamReader]
     server: asyncio.Server | None = None
 
     async def listen(self) -> None:
         async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self.came.append(json.loads(await reader.readline()))
             self.writers.append(writer)
+            self.readers.append(reader)
 
         self.server = await asyncio.start_unix_server(welcome, "\0" + self.name)
 
@@ -108,6 +118,7 @@ class Owner:
         for writer in self.writers:
             writer.close()
         self.writers.clear()
+        self.readers.clear()
 
     def close(self) -> None:
         if self.server is not None:
@@ -118,7 +129,7 @@ class Owner:
 
 @pytest.fixture
 async def owner() -> AsyncIterator[Owner]:
-    owner = Owner(f"kubeproxy-test-{uuid.uuid4()}", [], [])
+    owner = Owner(f"kubeproxy-test-{uuid.uuid4()}", [], [], [])
     yield owner
     owner.close()
 
@@ -162,7 +173,7 @@ async def test_whoever_follows_relieves_them(owner: Owner) -> None:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         assert sorted(owner.came, key=lambda came: left.pids.index(int(str(came["orphan"])))) == [
-            {"orphan": pid, "run": "that run"} for pid in left.pids
+            {"orphan": pid, "run": "that run", "recalls": True} for pid in left.pids
         ]
         others = await connected(left.address)
         owner.say(b'{"retire": false, "hello": 1}\n{"ret')
@@ -176,6 +187,48 @@ async def test_whoever_follows_relieves_them(owner: Owner) -> None:
         writer.close()
         others[1].close()
         await eventually(lambda: not left.alive)
+
+
+async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) -> None:
+    """As many as do not fit into a socket at once; and they serve meanwhile, and hear more."""
+    clients = {f"127.2.{number // 250}.{number % 250 + 1}" for number in range(4000)}
+
+    async def come(client: str) -> None:
+        reader, writer = await asyncio.open_connection(*left.address, local_addr=(client, 0))
+        await reader.read()
+        writer.close()
+
+    async def told(reader: asyncio.StreamReader) -> list[Binding]:
+        found: list[Binding] = []
+        while "told" not in (message := json.loads(await reader.readline())):
+            piece = heard(message)
+            assert piece is not None
+            assert piece.frontend == frontend("web")
+            found += piece.bindings
+        return found
+
+    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name, affinity_timeout_s=600) as left:
+        for some in chunked(sorted(clients), 100):
+            await asyncio.gather(*map(come, some))
+        await owner.listen()
+        await eventually(lambda: len(owner.readers) == 2)
+        for _ in range(2):
+            owner.say(b'{"recall": true}\n')
+            await asyncio.wait_for(come("127.2.0.1"), 30)
+            found = [await asyncio.wait_for(told(reader), 30) for reader in owner.readers]
+            assert sorted(binding.client for each in found for binding in each) == sorted(clients)
+            for each in found:
+                assert each
+                assert {binding.target for binding in each} == {target}
+                assert [binding.age_s for binding in each] == sorted((b.age_s for b in each), reverse=True)
+        owner.say(b'{"retire": true}\n')
+        await eventually(lambda: not left.alive)
+
+
+def chunked(clients: list[str], size: int) -> Iterator[list[str]]:
+    """So many at a time."""
+    for at in range(0, len(clients), size):
+        yield clients[at : at + size]
 
 
 async def test_who_is_relieved_waits_no_longer_than_the_grace_time(owner: Owner) -> None:

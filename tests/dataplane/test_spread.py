@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from kubeproxy.dataplane.datagrams import SO_RCVBUFFORCE
-from kubeproxy.dataplane.spread import attach, program
+from kubeproxy.dataplane.spread import attach, place, program
 from kubeproxy.model import Family
 from tests.lab import Host
 
@@ -78,6 +78,7 @@ def test_one_client_meets_one_socket_and_shares_are_even(
     everybody: Counter[str] = sum(met, Counter())
     assert everybody == Counter(dict.fromkeys(clients, 3))
     assert sum(len(seen) for seen in met) == len(clients), "nobody met two"
+    assert [{place(client, count=count) for client in seen} for seen in met] == [{n} for n in range(count)]
     fair = len(clients) / count
     # The shares are binomial: six standard deviations.
     assert all(abs(len(seen) - fair) < 6 * fair**0.5 for seen in met), [len(seen) for seen in met]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kubeproxy.dataplane import wire
 from kubeproxy.dataplane.channel import Channel
 from kubeproxy.dataplane.interface import Counters, Vitals
-from kubeproxy.dataplane.messages import Listen, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.messages import Binding, Listen, Remember, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.wire import (
     BODY_LIMIT,
     DESCRIPTORS_LIMIT,
@@ -24,6 +24,7 @@ from kubeproxy.dataplane.wire import (
     About,
     Apply,
     Ask,
+    Bound,
     Counted,
     Decoder,
     Doing,
@@ -49,11 +50,13 @@ REQUESTS: list[Request] = [
             Tune(dial_steps_s=(0.5,), access_log=True),
             Listen(WEB, Protocol.UDP, Address("::"), 31000),
             SetEndpoints(WEB, (POD,), 10800, frozenset({POD})),
+            Remember(WEB, (Binding("fd00::9", POD, 12.5),)),
             Retire(WEB),
         ),
     ),
     Shed(2, (WEB,)),
     Ask(3, About.ILL),
+    Ask(4, About.BINDINGS),
     Drain(4, 2.5),
     End(5),
 ]
@@ -61,6 +64,8 @@ REPORTS: list[Report] = [
     Done(1, 7, ((WEB, "cannot listen"),)),
     Counted(2, 0, ((WEB, Counters(accepted=2**40, bytes_out=2**62)),)),
     Doing(3, 1, Vitals(1, 0, 1.5, 2, 3, 4, 5, 6, 0.25, (1, 2), 0.5)),
+    Bound(4, 1, Remember(WEB, (Binding("fd00::9", POD, 12.5), Binding("fd00::a", POD, 0.25)))),
+    Bound(4, 1),
     Status(9, leaving=True),
 ]
 

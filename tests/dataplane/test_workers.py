@@ -10,20 +10,23 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from kubeproxy.dataplane import workers
+from kubeproxy.dataplane.affinity import merged
 from kubeproxy.dataplane.channel import Channel
 from kubeproxy.dataplane.cores import MOST_BY_ITSELF, workers_for
-from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.local import LocalDataPlane
+from kubeproxy.dataplane.messages import Listen, Message, Remember, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.wire import Frame, Report
 from kubeproxy.dataplane.workers import WorkerDataPlane
 from kubeproxy.errors import KernelError
 from kubeproxy.model import Address, Protocol, Target
-from tests.dataplane.conftest import LOOPBACK, ask, echo, endpoint, eventually, frontend, refusing_target, says
+from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, refusing_target, says
 from tests.dataplane.workers import Crew, crew, listening, status, udp_client, until
 
 WORKERS = 3
@@ -460,6 +463,89 @@ async def test_affinity_that_comes_later() -> None:
         assert len({await ask(address) for _ in range(10)}) == 1
         await it.plane.send([SetEndpoints(frontend(), (one, two), None)])
         assert {await ask(address) for _ in range(20)} == {"a", "b"}
+
+
+# Whom affinity binds, and what becomes of that.
+
+CLIENTS = [f"127.1.0.{number}" for number in range(1, 41)]
+
+
+async def paired(address: tuple[str, int]) -> dict[str, str]:
+    """Who answers each client, from an address of its own."""
+
+    async def answer(client: str) -> str:
+        async with asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection(*address, local_addr=(client, 0))
+            said = (await reader.read()).decode()
+            writer.close()
+            return said
+
+    return dict(zip(CLIENTS, await asyncio.gather(*map(answer, CLIENTS)), strict=True))
+
+
+@pytest.mark.parametrize("count", [1, WORKERS])
+async def test_clients_keep_their_endpoints_when_a_worker_dies(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "LEARN_S", 0.05)
+    async with crew(count) as it, AsyncExitStack() as stack:
+        pods = [await stack.enter_async_context(endpoint(says(name))) for name in "abcd"]
+        address = await it.serve(*pods, affinity_timeout_s=60)
+        before = await paired(address)
+        assert set(before.values()) == set("abcd")
+        await eventually(lambda: known(it) == set(CLIENTS))
+        for worker in it.workers:
+            os.kill(worker.pid, signal.SIGSTOP)
+        waiting = asyncio.ensure_future(paired(address))
+        await asyncio.sleep(0.1)
+        for worker in it.workers:
+            os.kill(worker.pid, signal.SIGKILL)
+        assert await waiting == before, "those, too, who waited for the next ones"
+        assert it.plane.restarts == count
+        await it.complete(count)
+        assert (await it.plane.counters())[frontend()].affinity_entries == len(CLIENTS), "nobody is known to two"
+
+
+def known(it: Crew) -> set[str]:
+    """The clients that the control process knows of."""
+    return {
+        binding.client
+        for served in it.plane._frontends.values()
+        for number in range(len(it.workers))
+        for piece in served.remembered(number, 0.0)
+        for binding in piece.bindings
+    }
+
+
+@asynccontextmanager
+async def served_by(count: int) -> AsyncIterator[Crew | Bench]:
+    """By so many workers, or (0) by this process."""
+    if count:
+        async with crew(count) as it:
+            yield it
+        return
+    plane = LocalDataPlane()
+    yield Bench(plane)
+    await plane.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, WORKERS), (WORKERS, 2), (0, 2), (2, 0)])
+async def test_clients_keep_their_endpoints_with_other_workers(before: int, after: int) -> None:
+    async with AsyncExitStack() as stack:
+        pods = [await stack.enter_async_context(endpoint(says(name))) for name in "abcd"]
+        first, second = [await stack.enter_async_context(served_by(count)) for count in (before, after)]
+        old, new = [await each.serve(*pods, affinity_timeout_s=60) for each in (first, second)]
+        seen = await paired(old)
+        assert set(seen.values()) == set("abcd")
+        told = merged(await first.plane.bindings())
+        earlier = [
+            Remember(piece.frontend, tuple(each._replace(age_s=each.age_s + 30) for each in piece.bindings))
+            for piece in told
+        ]
+        assert await second.plane.send(earlier) == {}
+        assert (await second.plane.counters())[frontend()].affinity_entries == len(CLIENTS), "nobody is known to two"
+        told_on = [binding for piece in await second.plane.bindings() for binding in piece.bindings]
+        assert sorted(binding.client for binding in told_on) == sorted(CLIENTS)
+        assert all(30.0 <= binding.age_s < 60.0 for binding in told_on), "a successor's successor would know, too"
+        assert await paired(new) == seen
 
 
 # Asking.
