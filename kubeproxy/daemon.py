@@ -10,6 +10,7 @@ import asyncio
 import gc
 import math
 import os
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import cast
@@ -83,6 +84,7 @@ class Daemon:
     """One process's life."""
 
     def __init__(self, configuration: Configuration, reload: Callable[[], Configuration]) -> None:
+        self._began = time.time()
         self._configuration = configuration
         self._read_configuration = reload
         self._tasks = TaskSet(self._crashed)
@@ -234,6 +236,7 @@ class Daemon:
         """Answer those who ask how we are."""
         await self._reception.open(
             self._proxier,
+            began=self._began,
             picture=lambda: self._inputs.picture(self._proxier.snapshot()),
             ports_in_use=self._predecessor is not None,
             closing=self._closing,
@@ -269,6 +272,7 @@ class Daemon:
         """What can wait until we serve. An earlier run may have used another adapter, whose rules would still catch
         clients; and connection tracking has its settings only since there are rules that need it."""
         await self._proxier.serving.wait()
+        await self._reception.opened.wait()  # who asks for our status as soon as we are said to be ready gets it
         if not self._orders.stop.is_set():
             self._notifier.ready(self._status())
         gc.freeze()  # the cluster's objects stay, too
