@@ -109,26 +109,24 @@ class Pulse:
     def _look_at_endpoints(self, ill: Mapping[FrontendName, Sequence[Ill]]) -> None:
         news = self._illness.look(ill, self._clock())
         for name, one in news.fallen[:MOST_AT_ONCE]:
-            self._log.warning(
+            log.warning(
                 "an endpoint does not answer, and is passed over",
-                key=(name, one.target, "ill"),
                 service=str(name),
                 endpoint=str(one.target),
                 reason=one.reason,
                 failures=one.failures,
             )
         if more := len(news.fallen[MOST_AT_ONCE:]):
-            self._log.warning("more endpoints do not answer", endpoints=more, remedy="`kubeproxy status` has all")
+            log.warning("more endpoints do not answer", endpoints=more, remedy="`kubeproxy status` has all")
         for name, target, lasted_s in news.over[:MOST_AT_ONCE]:
-            self._log.info(
+            log.info(
                 "an endpoint is no longer passed over",
-                key=(name, target, "over"),
                 service=str(name),
                 endpoint=str(target),
                 after_s=round(lasted_s, 1),
             )
         if more := len(news.over[MOST_AT_ONCE:]):
-            self._log.info("more endpoints are no longer passed over", endpoints=more)
+            log.info("more endpoints are no longer passed over", endpoints=more)
 
     def _look_at_memory(self) -> None:
         now = self._clock()

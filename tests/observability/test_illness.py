@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kubeproxy.dataplane.interface import Ill
 from kubeproxy.model import Address, Family, FrontendName, Scope, Target
-from kubeproxy.observability.illness import ILL_AFTER, Illness
+from kubeproxy.observability.illness import ILL_AFTER, QUIET_S, Illness
 from tests.observability.conftest import WEB, WEB_IPV4
 
 TARGET = Target(Address("10.0.0.1"), 80)
@@ -23,7 +23,16 @@ def test_it_is_told_once_when_it_begins_and_once_when_it_is_over() -> None:
     last = illness.look({}, 25.0)
     assert (last.fallen, last.over) == ([], [(WEB, TARGET, 15.0)])
     assert illness.look({}, 30.0).over == []
-    assert illness.look({WEB_IPV4: [ill()]}, 35.0).fallen != []
+
+
+def test_soon_again_it_is_told_of_only_if_it_stays() -> None:
+    illness = Illness()
+    illness.look({WEB_IPV4: [ill()]}, 0.0)
+    illness.look({}, 5.0)
+    assert illness.look({WEB_IPV4: [ill()]}, 10.0).fallen == []
+    assert illness.look({}, 15.0).over == [], "nobody was told"
+    assert illness.look({WEB_IPV4: [ill()]}, 4.9 + QUIET_S).fallen == []
+    assert illness.look({WEB_IPV4: [ill()]}, 5.0 + QUIET_S).fallen != []
 
 
 def test_a_single_failure_is_no_illness() -> None:

@@ -136,18 +136,6 @@ async def test_endpoints_that_do_not_answer_are_named_and_when_there_are_many_co
     assert patient.degraded() == (), "it is no fault of ours"
 
 
-async def test_an_endpoint_that_comes_and_goes_is_told_of_once_a_minute() -> None:
-    patient = Patient()
-    ill = [Ill(Target(Address("10.0.0.1"), 80), 0, "timeout", 2, 1.0)]
-    with capture_logs() as logs:
-        for _ in range(10):
-            for seen in ({WEB_IPV4: ill}, {}):
-                patient.serving.aside = dict(seen)
-                await patient.pulse.look_once()
-                patient.now += 5.0
-    assert [entry["log_level"] for entry in logs] == ["warning", "info"] * 2
-
-
 async def test_workers_that_keep_dying_are_told_of_and_shown_while_they_do() -> None:
     patient = Patient()
     with capture_logs() as logs:
