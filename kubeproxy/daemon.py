@@ -10,6 +10,7 @@ import asyncio
 import gc
 import math
 import os
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import cast
@@ -83,6 +84,7 @@ class Daemon:
     """One process's life."""
 
     def __init__(self, configuration: Configuration, reload: Callable[[], Configuration]) -> None:
+        self._began = time.time()
         self._configuration = configuration
         self._read_configuration = reload
         self._tasks = TaskSet(self._crashed)
@@ -235,6 +237,7 @@ class Daemon:
         """Answer those who ask how we are."""
         await self._reception.open(
             self._proxier,
+            began=self._began,
             picture=lambda: self._inputs.picture(self._proxier.snapshot()),
             ports_in_use=self._predecessor is not None,
             closing=self._closing,
@@ -270,6 +273,7 @@ class Daemon:
         """What can wait until we serve. An earlier run may have used another adapter, whose rules would still catch
         clients; and connection tracking has its settings only since there are rules that need it."""
         await self._proxier.serving.wait()
+        await self._reception.opened.wait()  # who asks for our status as soon as we are said to be ready gets it
         if not self._orders.stop.is_set():
             self._notifier.ready(self._status())
         gc.freeze()  # the cluster's objects stay, too
@@ -291,7 +295,13 @@ class Daemon:
     def _on_node(self) -> None:
         """The Node object has changed."""
         node = self._tracker.node
-        self._health.node_eligible(node is not None and node.eligible)
+        if node is None:
+            log.warning(
+                "the cluster has no Node of this name; load balancers are told to go elsewhere",
+                node=self._surroundings.node_name,
+                remedy="--hostname-override, if the node is known by another name",
+            )
+        self._health.node_eligible(node is not None and node.eligible, exists=node is not None)
         self._proxier.set_facts(self._surroundings.facts())
 
     async def _follow_reloads(self) -> None:

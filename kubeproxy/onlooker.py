@@ -28,6 +28,7 @@ class Onlooker:
         self,
         *,
         node: str,
+        began: float,
         proxier: Proxier,
         data_plane: DataPlane,
         health: ProxyHealth,
@@ -39,7 +40,7 @@ class Onlooker:
         self._data_plane = data_plane
         self._health = health
         self._picture = picture
-        self._began = time.time()
+        self._began = began
         self._board = Board(look=self._look, candidates=proxier.candidates, incidents=incidents.newest_first)
         self._tracer = Tracer(proxier=proxier, data_plane=data_plane, facts=facts)
 

@@ -8,6 +8,7 @@ of them, however they end.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -31,9 +32,16 @@ class Presence:
 
     def others(self) -> bool:
         """Whether another run lives. OSError when the kernel does not say."""
-        names = (line.rpartition(" ")[2] for line in NAMES.read_text(encoding="ascii", errors="replace").splitlines())
-        return any(name.startswith(f"@{self._prefix}") and not name.endswith(self.run) for name in names)
+        return any(name.startswith(self._prefix) and not name.endswith(self.run) for name in names())
 
     def close(self) -> None:
         """This process is gone; its workers may not be."""
         self._sock.close()
+
+
+def names() -> Iterator[str]:
+    """The abstract Unix sockets of this network namespace. OSError when the kernel does not say."""
+    for line in NAMES.read_text(encoding="ascii", errors="replace").splitlines():
+        path = line.rpartition(" ")[2]
+        if path.startswith("@"):
+            yield path[1:]

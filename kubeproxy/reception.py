@@ -59,21 +59,29 @@ class Reception:
         self._incidents.listen()
         self._servers: Sequence[HttpServer] = ()
         self._answering: asyncio.Task[None] | None = None
-        self._opened = asyncio.Event()
+        self.opened = asyncio.Event()
+        """Set when the HTTP servers answer, or the addresses that they want are somebody else's for now."""
         self._asked_after: Mapping[ServiceName, tuple[int, int]] = {}
         self._news = asyncio.Event()
         """Set when load balancers are to be answered otherwise than before."""
 
     async def open(
-        self, proxier: Proxier, *, picture: Callable[[], Picture], ports_in_use: bool, closing: AsyncExitStack
+        self,
+        proxier: Proxier,
+        *,
+        began: float,
+        picture: Callable[[], Picture],
+        ports_in_use: bool,
+        closing: AsyncExitStack,
     ) -> None:
-        """`ports_in_use`: by a predecessor, until `expect_ports`. Closes with `closing`. KernelError when an address
-        cannot be had and that is to fail the start."""
+        """`began`: when this run did, in Unix seconds. `ports_in_use`: by a predecessor, until `expect_ports`. Closes
+        with `closing`. KernelError when an address cannot be had and that is to fail the start."""
         from kubeproxy.onlooker import Onlooker
         from kubeproxy.pages import http_servers
 
         onlooker = Onlooker(
             node=self._surroundings.node_name,
+            began=began,
             proxier=proxier,
             data_plane=self._data_plane,
             health=self._health,
@@ -100,7 +108,7 @@ class Reception:
         self._answering = self._tasks.start(
             kept_running("service health", self._answer_load_balancers), name="service health"
         )
-        self._opened.set()
+        self.opened.set()
 
     def expect_ports(self) -> None:
         """The predecessor has given its ports away."""
@@ -109,7 +117,7 @@ class Reception:
 
     async def give_away(self) -> None:
         """A successor gets the ports; back when they are free."""
-        await self._opened.wait()
+        await self.opened.wait()
         for server in self._servers:
             await server.close()
         if self._answering is not None:

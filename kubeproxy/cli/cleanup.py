@@ -24,9 +24,13 @@ def clean_up(logs: Logging) -> int:
 
     from kubeproxy.netfilter.cleanup import cleanup_all
     from kubeproxy.observability import logging
+    from kubeproxy.presence import names
+    from kubeproxy.succession import OWNER
 
     logging.configure(verbosity=logs.verbosity, fmt=logs.format)
     removed = asyncio.run(cleanup_all())
     for line in removed or ["nothing to remove"]:
         click.echo(line)
+    if OWNER in names():
+        click.echo("a kubeproxy runs on this host, and puts its rules back: stop it first", err=True)
     return 0

@@ -63,7 +63,7 @@ def parse(text: str) -> tuple[Any, list[str]]:
         except ValueError:
             pass  # YAML in braces, which is more forgiving; if it is not, its message names the line as well
     try:
-        loader = _Loader(text)
+        loader = _Loader(_without_empty_end(text))
         try:
             node = loader.get_single_node()
             if node is None:
@@ -83,6 +83,14 @@ def parse(text: str) -> tuple[Any, list[str]]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         # So PyYAML reports an explicit tag that its text does not agree with, such as !!bool 3.
         raise ValueError(f"a value that is not of its type ({type(error).__name__}: {_one_line(error)})") from error
+
+
+def _without_empty_end(text: str) -> str:
+    """Without separators that nothing comes after, as many a tool writes them. kube-proxy reads the first document."""
+    lines = text.split("\n")
+    while lines and lines[-1].rstrip() in ("", "---"):
+        lines.pop()
+    return "\n".join(lines)
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:

@@ -34,7 +34,8 @@ DIFFERENT: Final[Mapping[str, str]] = {
     " address, which is that of the default route.",
     "portRange": "Counts, as in the userspace mode (kube-proxy ignores it since 1.26). A port that another process has"
     " is stepped over.",
-    "udpIdleTimeout": "1m0s by default rather than 250ms, which loses every answer that takes longer.",
+    "udpIdleTimeout": "1m0s by default rather than 250ms, which loses every answer that takes longer. Many a"
+    " file that was made for another mode has 250ms, those of EKS among them: take it out.",
     "enableProfiling": "Python's: `/debug/tasks` and `/debug/stacks` instead of `/debug/pprof`.",
     "clusterCIDR": "Tells pods from other clients where `externalTrafficPolicy: Local` does; nothing is masqueraded by"
     " it.",

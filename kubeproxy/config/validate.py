@@ -19,16 +19,20 @@ from kubeproxy.errors import ConfigError
 _LONGEST_KEEPALIVE_S: Final = 32767
 """MAX_TCP_KEEPIDLE in the kernel's include/net/tcp.h."""
 
+_SHORT_UDP_S: Final = 1.0
+"""A resolver that has to ask others may well take so long."""
+
 _URL: Final = re.compile(r"(?:https?://)?(?:\[[0-9a-fA-F:.]+]|[^\s/:\[\]]+)(?::\d{1,5})?(?:/\S*)?", re.ASCII)
 """As kubeconfig files have it: the scheme may be left out."""
 
 
 def validate(configuration: Configuration, findings: Findings) -> None:
-    """Note every fault that shows only when fields are seen together."""
+    """Note every fault that shows only when fields are seen together, and what is allowed but hardly meant."""
     _check_periods(configuration, findings)
     _check_local_mode(configuration, findings)
     _check_servers(configuration, findings)
     _check_own(configuration, findings)
+    _doubt_udp_timeout(configuration, findings)
 
 
 def unused(configuration: Configuration, flags: Iterable[str] = ()) -> str:
@@ -117,3 +121,14 @@ def _check_own(configuration: Configuration, findings: Findings) -> None:
             findings.fault(path, f"{describe(address)} again", "every address once")
     if own.master and not _URL.fullmatch(own.master):
         findings.fault("kubeproxy.master", describe(own.master), "a URL, such as https://192.0.2.1:6443")
+
+
+def _doubt_udp_timeout(configuration: Configuration, findings: Findings) -> None:
+    """250ms stands in many a file of kube-proxy: up to 1.25 it wrote its defaults there, and only its userspace mode
+    heeded this one."""
+    timeout = configuration.udp_idle_timeout
+    if timeout.seconds < _SHORT_UDP_S:
+        findings.warnings.append(
+            f"udpIdleTimeout: {timeout} counts here, and a UDP answer that takes longer is lost; files made for"
+            f" kube-proxy's other modes have it without meaning it: left out, it is {Configuration().udp_idle_timeout}"
+        )

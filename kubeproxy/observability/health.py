@@ -30,6 +30,8 @@ class Health:
     families: tuple[Family, ...]
     degraded: tuple[str, ...] = ()
     """What an operator should look at, although it is no reason to send clients elsewhere."""
+    node_exists: bool = True
+    """If it is not eligible: it is there at all."""
 
     @property
     def live(self) -> bool:
@@ -61,7 +63,7 @@ class ProxyHealth:
         self._last_updated: float | None = None
         self._waiting_since: float | None = None
         self._failing: str | None = None
-        self._node_eligible = True
+        self._node_eligible = self._node_exists = True
         self._draining = False
         self._degraded: dict[str, str] = {}
 
@@ -85,10 +87,11 @@ class ProxyHealth:
         """A sync failed, and why; None: what failed works again."""
         self._failing = reason
 
-    def node_eligible(self, eligible: bool) -> None:
+    def node_eligible(self, eligible: bool, *, exists: bool = True) -> None:
         """Whether the node may go on taking new connections (kube-proxy: not deleted, and not tainted
-        ToBeDeletedByClusterAutoscaler). True until somebody says otherwise."""
+        ToBeDeletedByClusterAutoscaler), and whether the cluster has it. True until somebody says otherwise."""
         self._node_eligible = eligible
+        self._node_exists = exists
 
     def degraded(self, part: str, reason: str | None) -> None:
         """Something is not as it should be, though not so that clients should go elsewhere; None: it is again."""
@@ -113,4 +116,5 @@ class ProxyHealth:
             failing=self._failing,
             families=self._families,
             degraded=tuple(self._degraded.values()),
+            node_exists=self._node_exists,
         )

@@ -1,5 +1,6 @@
-"""The pulse of the process: how late the control process's loop is, and whether those that serve are well. What an
-operator has to know of it is said in the log, at most once a minute, and shown by the health server while it lasts."""
+"""The pulse of the process: how late the control process's loop is, and whether those that serve, and the endpoints
+that they serve, are well. What an operator has to know of it is said in the log, at most once a minute; what is our
+own trouble is shown by the health server, too, while it lasts."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ from typing import Final, Protocol
 
 import structlog
 
-from kubeproxy.dataplane.interface import Vitals
+from kubeproxy.dataplane.interface import Ill, Vitals
+from kubeproxy.model import FrontendName
 from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.illness import Illness
 from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.ratelimit import RateLimitedLog
 
@@ -22,6 +25,8 @@ BEAT_S: Final = 0.25
 """How often the loop's lag is measured: a sleep of so long, and how much longer it was."""
 REPEAT_S: Final = 60.0
 """How often the same trouble is said, and how long it is shown after it was last seen."""
+MOST_AT_ONCE: Final = 10
+"""How many endpoints one look names; when a node dies with all its pods, the rest are counted."""
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +36,9 @@ class Serving(Protocol):
 
     async def vitals(self) -> Sequence[Vitals]:
         """One for each process that serves."""
+
+    async def ill(self) -> Mapping[FrontendName, Sequence[Ill]]:
+        """The endpoints that are passed over."""
 
     @property
     def restarts(self) -> int:
@@ -68,6 +76,7 @@ class Pulse:
         self._unlogged = metrics.workers.unlogged
         self._memory_shortages = metrics.workers.memory_shortages
         self._portless = metrics.workers.portless
+        self._illness = Illness()
         self._held_back_at: float | None = None
         self._short_at: float | None = None
 
@@ -95,6 +104,29 @@ class Pulse:
         self._look_at_workers(trouble)
         self._look_at_access_log()
         self._look_elsewhere()
+        self._look_at_endpoints(await self._data_plane.ill())
+
+    def _look_at_endpoints(self, ill: Mapping[FrontendName, Sequence[Ill]]) -> None:
+        news = self._illness.look(ill, self._clock())
+        for name, one in news.fallen[:MOST_AT_ONCE]:
+            log.warning(
+                "an endpoint does not answer, and is passed over",
+                service=str(name),
+                endpoint=str(one.target),
+                reason=one.reason,
+                failures=one.failures,
+            )
+        if more := len(news.fallen[MOST_AT_ONCE:]):
+            log.warning("more endpoints do not answer", endpoints=more, remedy="`kubeproxy status` has all")
+        for name, target, lasted_s in news.over[:MOST_AT_ONCE]:
+            log.info(
+                "an endpoint is no longer passed over",
+                service=str(name),
+                endpoint=str(target),
+                after_s=round(lasted_s, 1),
+            )
+        if more := len(news.over[MOST_AT_ONCE:]):
+            log.info("more endpoints are no longer passed over", endpoints=more)
 
     def _look_at_memory(self) -> None:
         now = self._clock()

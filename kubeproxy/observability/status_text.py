@@ -72,14 +72,14 @@ def netfilter(status: Status) -> str:
     else:
         done = f"last transaction {words.duration(filter_.programmed_ago_s)} ago"
     if filter_.pending_s is None:
-        waiting = "everything is in effect"
+        waiting = "" if filter_.programmed_ago_s is None else "; everything is in effect"
     else:
         changes = filter_.changes_pending
         # This node may have changed, of which nothing is counted.
         what = words.several(changes, "change pending", "changes pending") if changes else "not everything is in effect"
-        waiting = f"{what}, for {words.duration(filter_.pending_s)}"
+        waiting = f"; {what}, for {words.duration(filter_.pending_s)}"
     failures = f"; {words.several(filter_.failures, 'failure', 'failures')} in a row" if filter_.failures else ""
-    return f"{filter_.adapter}; {done}; {waiting}{failures}"
+    return f"{filter_.adapter}; {done}{waiting}{failures}"
 
 
 def vitals(worker: Vitals, now: float) -> str:

@@ -227,6 +227,11 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, head: str, expected: li
     assert found == [line.format(path=path) for line in expected]
 
 
+@pytest.mark.parametrize("tail", ["---\n", "---", "--- \n\n---\n", "...\n", "...\n---\n"])
+def test_a_separator_after_which_nothing_comes_is_no_other_document(tmp_path: Path, tail: str) -> None:
+    assert loaded(tmp_path, f"oomScoreAdj: 3\n{tail}").configuration.oom_score_adj == 3
+
+
 def test_what_looks_like_a_date_is_text_as_in_kubernetes(tmp_path: Path) -> None:
     assert loaded(tmp_path, "hostnameOverride: 2026-01-02").configuration.hostname_override == "2026-01-02"
 

@@ -69,3 +69,10 @@ def test_something_has_to_be_served() -> None:
     demand_source(of_flags().configuration, POD)
     with pytest.raises(ConfigError, match="no source"):
         demand_source(of_flags(kubernetes="never").configuration, POD)
+
+
+@pytest.mark.parametrize(("timeout", "doubted"), [("250ms", True), ("999ms", True), ("1s", False), ("1m", False)])
+def test_a_udp_timeout_that_was_made_for_another_mode_is_doubted(timeout: str, doubted: bool) -> None:
+    found = of_flags(udp_timeout=timeout).warnings
+    assert [line.partition(" counts")[0] for line in found] == [f"udpIdleTimeout: {timeout}"] * doubted
+    assert all(line.endswith("left out, it is 1m0s") for line in found)

@@ -39,7 +39,7 @@ ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
         ["--manifests=/a", "--dial-timeouts=0s", "--shutdown-grace=-1s", "--oom-score-adj=5000"],
         ["--dial-timeouts", "--oom-score-adj: found", "--shutdown-grace: found"],
     ),
-    "a kubeconfig that is not there": (["--kubeconfig=/no/such"], ["--kubeconfig /no/such"]),
+    "a kubeconfig that is not there": (["--kubeconfig=/no/such"], ["kubeconfig /no/such: there is no such file"]),
     "a master": (["--master=http://a b"], ["kubeproxy.master: found"]),
     "a namespace": (["--manifests=/a", "--namespace=A_B"], ["--namespace: found"]),
     "a file that is not there": (["--config=/no/such"], ["/no/such"]),

@@ -270,6 +270,14 @@ def test_cleanup_leaves_nothing_and_may_be_repeated(stage: Stage, netfilter: str
     assert foreign_rules(stage) == foreign
 
 
+def test_cleanup_beside_a_daemon_says_that_it_is_in_vain(stage: Stage) -> None:
+    daemon = serve(stage)
+    assert "stop it first" in daemon.cleanup().stderr
+    stage.await_answers(0, 1)
+    daemon.terminate()
+    assert "stop it first" not in daemon.cleanup().stderr
+
+
 # Ports
 
 

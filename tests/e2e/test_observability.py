@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.api import ApiHost
 from tests.e2e.stage import TARGET, VIP, Stage, ask, endpoints, service, until
 from tests.lab import Daemon, Network
-from tests.lab.daemon import HEALTHZ, METRICS
+from tests.lab.daemon import HEALTHZ, KUBEPROXY, METRICS, environment
+from tests.lab.web import get
 
 pytestmark = pytest.mark.netns
 
@@ -153,6 +155,28 @@ def test_a_taken_port_of_the_health_server_is_no_end_unless_it_is_asked_for(stag
     assert daemon.get("/healthz", address=HEALTHZ).status == 200
 
 
+def test_whoever_is_told_that_it_is_ready_gets_its_status(stage: Stage, tmp_path: Path) -> None:
+    began = time.time()
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(str(tmp_path / "notify"))
+    manager.settimeout(60)
+    process = stage.node.popen(
+        [KUBEPROXY, "run", f"--manifests={stage.manifests}", "--netfilter=nftables", "--kubernetes=never"],
+        env={**environment(tmp_path), "NOTIFY_SOCKET": str(tmp_path / "notify")},
+    )
+    try:
+        while b"READY=1" not in manager.recv(4096):
+            pass
+        status = json.loads(get(stage.node, METRICS, "/statusz.json").body)
+        assert get(stage.node, HEALTHZ, "/readyz").status == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        manager.close()
+    first = min(worker["began"] for worker in status["workers"])
+    assert began <= status["began"] <= first, "its age is not that of its pages"
+
+
 def test_a_node_that_the_cluster_does_not_have_or_is_about_to_remove_takes_no_new_clients(stage: Stage) -> None:
     name = "node-1"
     node: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {}}
@@ -169,6 +193,9 @@ def test_a_node_that_the_cluster_does_not_have_or_is_about_to_remove_takes_no_ne
             return bool(body["nodeEligible"])
 
         until(lambda: not eligible(), "there is no such node")
+        assert "the cluster has no Node of this name" in daemon.log()
+        (complaint,) = json.loads(daemon.get("/statusz.json", address=METRICS).body)["complaints"]
+        assert complaint.startswith(f"the cluster has no Node {name},")
         api.put(node)
         until(eligible, "the node is there")
         api.put({**node, "spec": {"taints": [taint]}})

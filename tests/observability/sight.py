@@ -45,10 +45,13 @@ def frontend(service: ServiceName, address: str, *endpoints: Target, node_port: 
     return Frontend(name=name(service), protocol=Protocol.TCP, destinations=frozenset(places), endpoints=endpoints)
 
 
-def health(*, failing: str | None = None, draining: bool = False) -> ProxyHealth:
+def health(
+    *, failing: str | None = None, draining: bool = False, eligible: bool = True, exists: bool = True
+) -> ProxyHealth:
     made = ProxyHealth(timeout_s=60.0)
     made.updated(NOW - 1)
     made.failing(failing)
+    made.node_eligible(eligible, exists=exists)
     if draining:
         made.draining()
     return made

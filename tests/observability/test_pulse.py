@@ -8,10 +8,12 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from kubeproxy.dataplane.interface import Ill
+from kubeproxy.model import Address, Target
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics import Metrics
-from kubeproxy.observability.pulse import BEAT_S, Pulse
-from tests.observability.conftest import Serving, vitals
+from kubeproxy.observability.pulse import BEAT_S, MOST_AT_ONCE, Pulse
+from tests.observability.conftest import WEB_IPV4, Serving, vitals
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +115,25 @@ async def test_want_of_ports_is_told_of_once_a_minute() -> None:
             patient.now += 5.0
     assert [(entry["times"], "ip_local_port_range" in entry["remedy"]) for entry in logs] == [(2, True)]
     assert patient.metrics.registry.get_sample_value("kubeproxy_dials_without_port_total") == 7
+
+
+async def test_endpoints_that_do_not_answer_are_named_and_when_there_are_many_counted() -> None:
+    patient, many = Patient(), MOST_AT_ONCE + 3
+    targets = [Target(Address(f"10.0.0.{n}"), 80) for n in range(1, many + 1)]
+    with capture_logs() as logs:
+        patient.serving.aside = {WEB_IPV4: [Ill(target, 0, "refused", 2, 1.0) for target in targets]}
+        for _ in range(2):
+            await patient.pulse.look_once()
+            patient.now += 5.0
+        patient.serving.aside = {}
+        await patient.pulse.look_once()
+    fallen = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert [entry.get("endpoint") for entry in fallen] == [*map(str, targets[:MOST_AT_ONCE]), None]
+    assert (fallen[0]["service"], fallen[0]["reason"], fallen[-1]["endpoints"]) == ("default/web:http", "refused", 3)
+    over = [entry for entry in logs if entry["log_level"] == "info"]
+    assert [entry.get("endpoints") for entry in over] == [None] * MOST_AT_ONCE + [3]
+    assert over[0]["after_s"] == 10.0
+    assert patient.degraded() == (), "it is no fault of ours"
 
 
 async def test_workers_that_keep_dying_are_told_of_and_shown_while_they_do() -> None:

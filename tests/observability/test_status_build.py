@@ -172,6 +172,8 @@ def test_a_thousand_are_read_in_slices_and_names_need_no_second_sorting() -> Non
         ({"trouble": "worker 1 keeps dying"}, "data plane: worker 1 keeps dying"),
         ({"health": health(draining=True).at(NOW)}, "draining"),
         ({"proxier": snapshot((), failing="netfilter: no nft", failures=2)}, "netfilter: no nft"),
+        ({"health": health(eligible=False).at(NOW)}, "the node is being deleted, or about to be"),
+        ({"health": health(eligible=False, exists=False).at(NOW)}, "the cluster has no Node "),
     ],
 )
 def test_what_is_wrong_with_the_daemon_is_said(changes: dict[str, object], said: str) -> None:

@@ -52,6 +52,36 @@ echo "kubeproxy: [" >>/etc/kubeproxy/config.yaml
 cp /tmp/good /etc/kubeproxy/config.yaml
 ask "after reloads"
 
+step "more than a megabyte of manifests, which is parsed by helper processes"
+python3 -c '
+for n in range(4000):
+    print(f"""apiVersion: v1
+kind: Service
+metadata: {{name: s{n}}}
+spec:
+  clusterIP: 10.97.{n // 250}.{n % 250 + 1}
+  ports: [{{name: http, port: 80}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: s{n}-1, labels: {{kubernetes.io/service-name: s{n}}}}}
+addressType: IPv4
+ports: [{{name: http, port: 8080}}]
+endpoints:
+  - addresses: [192.0.2.11]
+---""")' >/etc/kubeproxy/manifests/.many
+[ "$(stat -c %s /etc/kubeproxy/manifests/.many)" -gt 1048576 ] || die "they are fewer"
+mv /etc/kubeproxy/manifests/.many /etc/kubeproxy/manifests/many.yaml
+for _ in $(seq 150); do
+  ! kubeproxy status | grep -q "^services *4001: 4001 ok" || break
+  sleep 0.2
+done
+kubeproxy status | grep "^services *4001: 4001 ok" || die "not all are served"
+systemctl reload kubeproxy || die "the check of so many failed"
+journalctl -u kubeproxy --no-pager -o cat >/tmp/journal
+! grep "a helper process" /tmp/journal || die "a helper could not be had, or was lost"
+rm /etc/kubeproxy/manifests/many.yaml
+
 step "kill -9 of the control process: its workers serve on until the next one has taken over"
 before=$(main)
 kill -9 "$before"

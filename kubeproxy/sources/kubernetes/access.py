@@ -88,7 +88,7 @@ class Access:
 
     async def _from_kubeconfig(self, path: str) -> Any:
         if not Path(path).is_file():  # noqa: ASYNC240 - one stat, and the library reads the file synchronously anyway
-            raise ConfigError(f"--kubeconfig {path}: there is no such file")
+            raise ConfigError(f"kubeconfig {path}: there is no such file")
         configuration = self._client.Configuration()
         try:
             async with asyncio.timeout(PLUGIN_S):
@@ -96,9 +96,9 @@ class Access:
                     config_file=path, client_configuration=configuration, persist_config=False
                 )
         except Exception as error:  # the library lets KeyError, TypeError and AssertionError through as well
-            raise ConfigError(f"--kubeconfig {path}: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"kubeconfig {path}: {type(error).__name__}: {error}") from error
         if "://" not in configuration.host:
-            raise ConfigError(f"--kubeconfig {path}: server is {configuration.host!r}, not an http or https URL")
+            raise ConfigError(f"kubeconfig {path}: server is {configuration.host!r}, not an http or https URL")
         renewal = _Renewal(loader)
         self.forced_renewal_s = FORCED_PLUGIN_S if renewal.runs_program else FORCED_FILES_S
         configuration.refresh_api_key_hook = renewal
