@@ -180,7 +180,7 @@ def _complaints(sight: Sight) -> Iterator[str]:
     elif health.last_updated is None and not sight.proxier.failing:
         yield "starting: not everything is in effect for the first time"
     if not health.node_eligible:
-        yield "the node is being deleted, or about to be; load balancers are told to go elsewhere"
+        yield "the API server has no such node, or it is about to be deleted; load balancers are told to go elsewhere"
 
 
 def _netfilter(sight: Sight) -> NetfilterStatus:
