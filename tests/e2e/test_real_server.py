@@ -104,6 +104,7 @@ def act(stage: Stage, cluster: RealCluster, tmp_path: Path) -> Iterator[Act]:
         yield Act(stage, cluster, daemon, token)
         far.more()
         near.more()
+    print(f"\n{far.count} connections of the client's and {near.count} of the node's, {len(far.failures)} failed")
     assert (far.failures, near.failures) == ([], [])
     assert " error " not in daemon.log(), daemon.log()
     assert "Traceback" not in daemon.log(), daemon.log()
