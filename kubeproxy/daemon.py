@@ -295,12 +295,6 @@ class Daemon:
     def _on_node(self) -> None:
         """The Node object has changed."""
         node = self._tracker.node
-        if node is None:
-            log.warning(
-                "the cluster has no Node of this name; load balancers are told to go elsewhere",
-                node=self._surroundings.node_name,
-                remedy="--hostname-override, if the node is known by another name",
-            )
         self._health.node_eligible(node is not None and node.eligible, exists=node is not None)
         self._proxier.set_facts(self._surroundings.facts())
 

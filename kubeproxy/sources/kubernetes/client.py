@@ -201,15 +201,16 @@ def _done_with(response: aiohttp.ClientResponse) -> None:
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     splitter = LineSplitter()
+    where = str(response.url.with_query(None))  # the rest is the same for all watches, and longer than what went wrong
     while True:
-        with explained(str(response.url)):
+        with explained(where):
             data = await response.content.readany()
         if not data:
             break
         for line in splitter.feed(data):
             yield line
     if rest := splitter.rest:
-        raise Unreachable(f"{response.url}: the stream ended within a line: {excerpt(rest)}", cause="half line")
+        raise Unreachable(f"{where}: the stream ended within a line: {excerpt(rest)}", cause="half line")
 
 
 def _refusal(response: aiohttp.ClientResponse, body: bytearray, *, where: str) -> ApiError:

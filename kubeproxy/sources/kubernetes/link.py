@@ -135,8 +135,15 @@ def explained(where: str) -> Iterator[None]:
         yield
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         cause, what = _cause(error)
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise Unreachable(f"{where}: {what}: {said}", cause=cause) from error
+        raise Unreachable(": ".join(filter(None, (where, what, _said(error)))), cause=cause) from error
+
+
+def _said(error: BaseException) -> str:
+    """The error's own words, on one line; empty where they add nothing. Of an answer that ended too early the library
+    says "400", which nobody answered."""
+    if isinstance(error, aiohttp.ClientPayloadError) and "not completed" in str(error):
+        return str(error.__cause__) if isinstance(error.__cause__, OSError) else ""
+    return " ".join(str(error).split()) or ("" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 def _cause(error: BaseException) -> tuple[str, str]:
@@ -154,7 +161,7 @@ def _cause(error: BaseException) -> tuple[str, str]:
         case aiohttp.ServerDisconnectedError():
             return "no response", "the server closed the connection without an answer"
         case aiohttp.ClientPayloadError():
-            return "cut", "the answer was cut off"
+            return "cut", "the answer was cut off before its end"
         case OSError():
             return "reset", "the connection broke"
         case _:

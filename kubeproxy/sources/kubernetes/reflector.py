@@ -112,7 +112,7 @@ class Reflector:
         """How it is going."""
         tally = self._tally
         return ReflectorState(
-            resource=self._resource.name if self._resource else self._name,
+            resource=self._called,
             phase=self._phase,
             resource_version=self._course.version,
             last_list=tally.last_list,
@@ -125,6 +125,11 @@ class Reflector:
             faulty=len(self._faults),
             behind_s=0.0 if self._behind_since is None else monotonic() - self._behind_since,
         )
+
+    @property
+    def _called(self) -> str:
+        """For people: Endpoints are not called slices where a server has no slices."""
+        return self._resource.name if self._resource else self._name
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -155,11 +160,12 @@ class Reflector:
         if self._behind_since is None:
             # A watch that broke is no outage yet: mostly the next one works.
             self._behind_since = monotonic()
+            self._contact.broke(self._name)
             tell = log.warning if isinstance(error, Garbage) else log.info
             step = "list" if self._course.must_list else "watch"
-            tell("a watch broke", source=SOURCE, resource=self._name, seen=str(error), next=step)
+            tell("a watch broke", source=SOURCE, resource=self._called, seen=str(error), next=step)
         else:
-            self._contact.failed(self._name, error, since=time() - self.state().behind_s)
+            self._contact.failed(self._name, error, called=self._called, since=time() - self.state().behind_s)
         return delay_s
 
     def _in_step(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
 import msgspec
+import structlog
 
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.sources import translate, wire
@@ -22,6 +23,8 @@ the headless label; servers before that field existed refuse it with a 400. The 
 headless Services that come along all the same become nothing in `translate`."""
 
 T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
 
 
 class Resource(ABC, Generic[T]):
@@ -162,6 +165,8 @@ class OwnNode(Resource[Node]):
     def __init__(self, sink: NodeSink, node_name: str) -> None:
         self._sink = sink
         self._decode = msgspec.json.Decoder(wire.Node).decode
+        self._node_name = node_name
+        self._told = ""
         self.query = {"fieldSelector": f"metadata.name={node_name}"}
 
     def translate(self, raw: msgspec.Raw) -> tuple[list[Node], list[Fault]]:
@@ -169,10 +174,29 @@ class OwnNode(Resource[Node]):
         return [node] if node is not None else [], faults
 
     def replace(self, found: Iterable[Node]) -> None:
-        self._sink.set_node(next(iter(found), None))
+        node = next(iter(found), None)
+        self._tell(node)
+        self._sink.set_node(node)
 
     def put(self, metadata: wire.ObjectMeta, found: list[Node]) -> None:
         self.replace(found)
 
     def remove(self, metadata: wire.ObjectMeta) -> None:
-        self._sink.set_node(None)
+        self.replace(())
+
+    def _tell(self, node: Node | None) -> None:
+        """Why /healthz is about to say something else."""
+        standing = _ABSENT if node is None else "" if node.eligible else _LEAVING
+        if standing == self._told:
+            return
+        self._told = standing
+        if standing == _ABSENT:
+            log.warning(
+                _ABSENT, source=SOURCE, node=self._node_name, hint="if its name is another, set --hostname-override"
+            )
+        else:
+            log.info(standing or "this node may be counted on again", source=SOURCE, node=self._node_name)
+
+
+_ABSENT = "the API server has no such node; /healthz says 503, and Services are served all the same"
+_LEAVING = "this node is about to be deleted; /healthz says 503, so that load balancers go elsewhere"

@@ -84,6 +84,7 @@ async def test_recorded_streams_arrive_line_by_line(pieces: tuple[int, ...]) -> 
                 with pytest.raises(Unreachable) as caught:
                     await lines_of(client)
                 assert caught.value.cause == "cut"
+                assert str(caught.value) == f"{server.url}/watch: the answer was cut off before its end"
             else:
                 assert await lines_of(client) == recorded.lines
 

@@ -90,6 +90,26 @@ async def test_the_node_is_followed_from_coming_to_going(version: Version) -> No
         assert [node.name for node in memory.told if node is not None] == ["node-a", "node-a"]
 
 
+async def test_why_load_balancers_are_told_to_go_elsewhere_is_said_once() -> None:
+    item = recorded()
+    with capture_logs() as logs:
+        async with ApiServer(cluster()) as server, following(server) as (_, _, memory):
+            await until(lambda: told(logs, "no such node"))
+            server.cluster.put("nodes", item)
+            await until(lambda: told(logs, "counted on again"))
+            leaving = changed(item, taints=[{"key": "ToBeDeletedByClusterAutoscaler"}])
+            for zone in ("a", "b"):
+                leaving["metadata"] = {**item["metadata"], "labels": {"topology.kubernetes.io/zone": zone}}
+                server.cluster.put("nodes", leaving)
+                await until(lambda: memory.last is not None and memory.last.zone == zone)  # noqa: B023
+            server.cluster.delete("nodes", "", "node-a")
+            await until(lambda: len(told(logs, "no such node")) == 2)
+    said = [(line["event"].split(";")[0], line["node"]) for line in logs if "/healthz" in line["event"]]
+    absent, leaves = "the API server has no such node", "this node is about to be deleted"
+    assert said == [(absent, "node-a"), (leaves, "node-a"), (absent, "node-a")]
+    assert "--hostname-override" in told(logs, "no such node")[0]["hint"]
+
+
 async def test_asks_for_its_own_node_only() -> None:
     async with ApiServer(cluster()) as server, following(server) as (source, _, memory):
         await until(lambda: memory.told == [None] and server.counts["watch nodes"] == 1)

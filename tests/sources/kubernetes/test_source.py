@@ -539,6 +539,14 @@ async def test_recorded_discovery_decides_between_slices_and_endpoints() -> None
             assert (await source._choose_slices()).name == wanted
 
 
+async def test_endpoints_are_called_endpoints() -> None:
+    with capture_logs() as logs:
+        async with ApiServer(cluster(), version=V1_20) as server, at_work(server) as (source, _):
+            server.break_watches(Break.CUT)
+            await until(lambda: all(state.failures for state in source.state()))
+    assert {log["resource"] for log in logs if log["event"] == "a watch broke"} == {"services", "endpoints"}
+
+
 async def test_who_may_not_read_the_api_groups_asks_for_slices() -> None:
     refused = exchanges("v1.36/startup/403-discovery.json")[0]
     async with ReplayServer([refused]) as server, connected(server.url) as client:
