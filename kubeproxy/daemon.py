@@ -221,7 +221,7 @@ class Daemon:
             data_plane=self._data_plane,
             health=self._health,
             metrics=self._metrics,
-            elsewhere={"conntrack": self._surroundings.conntrack_complaint},
+            elsewhere={"conntrack": self._surroundings.conntrack_complaint, "log": logging.complaint},
         )
         self._tasks.start(kept_running("pulse", pulse.look), name="pulse")
         self._tasks.start(pulse.beat(), name="loop lag")
