@@ -48,6 +48,7 @@ from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
 from kubeproxy.reception import Reception
 from kubeproxy.settings import conntrack_limits as wanted_conntrack_limits
 from kubeproxy.settings import periods, port_range, tune
+from kubeproxy.sources.manifests.thread import in_thread
 from kubeproxy.succession import Duties, Succession
 from kubeproxy.surroundings import Surroundings
 from kubeproxy.tasks import TaskSet
@@ -313,6 +314,9 @@ class Daemon:
             try:
                 await self._reload()
                 await self._inputs.reload()
+            except (KubeproxyError, MemoryError):
+                self._orders.reload.set()  # it is still to be done
+                raise
             finally:
                 if served and not self._orders.stop.is_set():
                     self._notifier.ready(self._status())
@@ -320,7 +324,7 @@ class Daemon:
     async def _reload(self) -> None:
         """Read the configuration again, and take over what can be taken over. A faulty one is refused whole."""
         try:
-            new = self._read_configuration()
+            new = await in_thread(self._read_configuration)
         except ConfigError as error:
             for fault in error.faults:
                 log.error("configuration is faulty; the old one stays", fault=fault)

@@ -7,9 +7,10 @@ without that only a thread can wait for it while the event loop goes on.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import os
 import select
-import threading
 import time
 from queue import SimpleQueue
 from typing import Final, TextIO
@@ -35,7 +36,7 @@ class Outlet:
         self._backlog: SimpleQueue[memoryview] = SimpleQueue()
         self._came = self._went = 0
         self._refused = self._failed = 0
-        self._thread: threading.Thread | None = None
+        self._has_thread = False
         self._looked_at = 0, 0
 
     @property
@@ -66,7 +67,7 @@ class Outlet:
         if rest:
             self._came += len(rest)
             self._backlog.put(rest)
-            self._see_to_a_thread()
+            self._see_to_thread()
         return True
 
     def flush(self, *, within_s: float = FLUSH_S) -> None:
@@ -90,26 +91,23 @@ class Outlet:
                 break
         return data
 
-    def _see_to_a_thread(self) -> None:
-        if self._thread is not None:
-            return
-        thread = threading.Thread(target=self._write_backlog, name="log", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # there may be no more for us: the next line tries again
-            return
-        self._thread = thread
+    def _see_to_thread(self) -> None:
+        # Not threading.Thread, whose start() waits for the thread to say that it runs: without memory it never does.
+        if not self._has_thread:
+            with contextlib.suppress(RuntimeError):  # there may be no more for us: the next line tries again
+                _thread.start_new_thread(self._write_backlog, ())
+                self._has_thread = True
 
     def _write_backlog(self) -> None:
         while True:
             data = self._backlog.get()
             while data:
-                _has_room(self._descriptor, within_ms=None)
                 try:
+                    _has_room(self._descriptor, within_ms=None)
                     written = os.write(self._descriptor, data[: select.PIPE_BUF])
                 except BlockingIOError:
                     continue
-                except OSError:
+                except (OSError, MemoryError):
                     self._failed += 1
                     written = len(data)
                 self._went += written
