@@ -41,7 +41,7 @@ from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.pulse import Pulse
 from kubeproxy.orders import Orders
 from kubeproxy.presence import Presence
-from kubeproxy.process import raise_descriptor_limit, set_oom_score_adj, settle_memory
+from kubeproxy.process import CONTAINER_INIT, raise_descriptor_limit, reap_strangers, set_oom_score_adj, settle_memory
 from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
@@ -218,6 +218,8 @@ class Daemon:
         self._tasks.start(kept_running("surroundings", self._follow_surroundings), name="surroundings")
         self._tasks.start(kept_running("reload", self._follow_reloads), name="reload")
         self._tasks.start(kept_running("renewal", self._follow_renewals), name="renewal")
+        if os.getpid() == CONTAINER_INIT:
+            self._tasks.start(kept_running("children of others", reap_strangers), name="children of others")
         pulse = Pulse(
             data_plane=self._data_plane,
             health=self._health,

@@ -15,6 +15,7 @@ from kubeproxy.dataplane.workers import WorkerDataPlane
 from kubeproxy.errors import KernelError
 from kubeproxy.observability.access_log import AccessLog
 from kubeproxy.orders import Orders
+from kubeproxy.process import CONTAINER_INIT
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.succession import Succession
 from kubeproxy.tasks import TaskSet
@@ -28,7 +29,6 @@ RULES_S: Final = 10.0
 as Kubernetes is, and then cuts everybody off."""
 ARRIVAL_S: Final = 0.5
 """How long a client whose packets were on the way to us when the rules changed may take to arrive: a round trip."""
-CONTAINER_INIT: Final = 1
 
 
 class Bequest(Enum):
