@@ -13,13 +13,13 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, cast
 
 import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from kubeproxy.errors import KernelError
 from kubeproxy.observability.ratelimit import RateLimitedLog
@@ -235,7 +235,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-def _within_memory(limited: RateLimitedLog) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def _within_memory(limited: RateLimitedLog) -> Middleware:
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
