@@ -41,13 +41,14 @@ from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.pulse import Pulse
 from kubeproxy.orders import Orders
 from kubeproxy.presence import Presence
-from kubeproxy.process import raise_descriptor_limit, set_oom_score_adj, settle_memory
+from kubeproxy.process import CONTAINER_INIT, raise_descriptor_limit, reap_strangers, set_oom_score_adj, settle_memory
 from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
 from kubeproxy.reception import Reception
 from kubeproxy.settings import conntrack_limits as wanted_conntrack_limits
 from kubeproxy.settings import periods, port_range, tune
+from kubeproxy.sources.manifests.thread import in_thread
 from kubeproxy.succession import Duties, Succession
 from kubeproxy.surroundings import Surroundings
 from kubeproxy.tasks import TaskSet
@@ -217,11 +218,13 @@ class Daemon:
         self._tasks.start(kept_running("surroundings", self._follow_surroundings), name="surroundings")
         self._tasks.start(kept_running("reload", self._follow_reloads), name="reload")
         self._tasks.start(kept_running("renewal", self._follow_renewals), name="renewal")
+        if os.getpid() == CONTAINER_INIT:
+            self._tasks.start(kept_running("children of others", reap_strangers), name="children of others")
         pulse = Pulse(
             data_plane=self._data_plane,
             health=self._health,
             metrics=self._metrics,
-            elsewhere={"conntrack": self._surroundings.conntrack_complaint},
+            elsewhere={"conntrack": self._surroundings.conntrack_complaint, "log": logging.complaint},
         )
         self._tasks.start(kept_running("pulse", pulse.look), name="pulse")
         self._tasks.start(pulse.beat(), name="loop lag")
@@ -307,6 +310,9 @@ class Daemon:
             try:
                 await self._reload()
                 await self._inputs.reload()
+            except (KubeproxyError, MemoryError):
+                self._orders.reload.set()  # it is still to be done
+                raise
             finally:
                 if served and not self._orders.stop.is_set():
                     self._notifier.ready(self._status())
@@ -314,7 +320,7 @@ class Daemon:
     async def _reload(self) -> None:
         """Read the configuration again, and take over what can be taken over. A faulty one is refused whole."""
         try:
-            new = self._read_configuration()
+            new = await in_thread(self._read_configuration)
         except ConfigError as error:
             for fault in error.faults:
                 log.error("configuration is faulty; the old one stays", fault=fault)

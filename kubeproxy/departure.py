@@ -15,6 +15,7 @@ from kubeproxy.dataplane.workers import WorkerDataPlane
 from kubeproxy.errors import KernelError
 from kubeproxy.observability.access_log import AccessLog
 from kubeproxy.orders import Orders
+from kubeproxy.process import CONTAINER_INIT
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.succession import Succession
 from kubeproxy.tasks import TaskSet
@@ -23,9 +24,11 @@ log = structlog.get_logger(__name__)
 
 LAST_S: Final = 1.0
 """How much of the grace is kept for the clients who came last."""
+RULES_S: Final = 10.0
+"""How long the packet filter may take for what becomes of the rules. Whoever told us to stop is patient for 30 s or so,
+as Kubernetes is, and then cuts everybody off."""
 ARRIVAL_S: Final = 0.5
 """How long a client whose packets were on the way to us when the rules changed may take to arrive: a round trip."""
-CONTAINER_INIT: Final = 1
 
 
 class Bequest(Enum):
@@ -89,9 +92,12 @@ class Departure:
         if rules is Bequest.LEAVE:
             log.info("leaves the packet filter's rules alone: they are others', who serve")
         try:
-            await self._proxier.stop(cleanup=rules is Bequest.REMOVE, pause=rules is Bequest.PAUSE)
+            async with asyncio.timeout(RULES_S):
+                await self._proxier.stop(cleanup=rules is Bequest.REMOVE, pause=rules is Bequest.PAUSE)
         except KernelError as error:
             log.error("the packet filter's rules stay as they are", reason=str(error))
+        except TimeoutError:
+            log.error("the packet filter's rules stay as they are", reason=f"it was not done within {RULES_S:g} s")
         await self._let_go(within_s)
 
     async def make_way(self, grace_s: float) -> None:

@@ -1,14 +1,24 @@
-"""This process's standing with the kernel: how many descriptors it may have, who goes first when memory runs out."""
+"""This process's standing with the kernel: how many descriptors it may have, who goes first when memory runs out, whose
+children it looks after."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
+import os
 import resource
 from pathlib import Path
+from typing import Final
 
 import structlog
 
 log = structlog.get_logger(__name__)
+
+CONTAINER_INIT: Final = 1
+"""The number of a container's first process."""
+REAP_LOOK_S: Final = 5.0
+"""How often we look for children that nobody waits for."""
 
 
 def raise_descriptor_limit() -> int:
@@ -31,6 +41,36 @@ def set_oom_score_adj(adjustment: int) -> None:
             reason=error.strerror,
             remedy="CAP_SYS_RESOURCE, systemd's OOMScoreAdjust=, or --oom-score-adj=0",
         )
+
+
+async def reap_strangers(*, look_s: float = REAP_LOOK_S) -> None:
+    """For a container's first process, whose children all become that have lost their parent, say those of an `exec`
+    into it: end them for good, or they would count against its limit on processes. Until cancelled.
+
+    Our own are waited for by those who have started them, within less than one look."""
+    us = os.getpid()
+    before: set[int] = set()
+    while True:
+        dead = {child for child in _children(us) if _is_zombie(child)}
+        for stranger in dead & before:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(stranger, os.WNOHANG)  # noqa: ASYNC222 - does not wait
+        before = dead
+        await asyncio.sleep(look_s)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN, or no /proc
+        return []
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+    except OSError:
+        return False
 
 
 def settle_memory() -> None:

@@ -7,6 +7,7 @@ is begun before the code on disk has been loaded once, has read the configuratio
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -65,6 +66,7 @@ async def _complaint(words: Sequence[str]) -> str | None:
 def renew(words: Sequence[str]) -> NoReturn:
     """Become the code on disk. What a signal asks for meanwhile waits until somebody listens."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    logging.shutdown()  # what was logged but not read yet
     os.execv(words[0], list(words))
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from typing import Any, cast
 
-from kubeproxy.departure import Bequest, arrival_s, bequest, last_s
+import pytest
+from structlog.testing import capture_logs
+
+from kubeproxy import departure
+from kubeproxy.departure import Bequest, Departure, arrival_s, bequest, last_s
+from kubeproxy.orders import Orders
+from kubeproxy.tasks import TaskSet
 
 
 @pytest.mark.parametrize(("ours", "cleanup_on_exit", "rules"), [
@@ -26,3 +33,46 @@ def test_the_rules_of_others_are_left_alone(ours: bool, cleanup_on_exit: bool, r
 def test_what_is_kept_for_the_last_is_part_of_the_grace(grace_s: float, last: float, arrival: float) -> None:
     assert last_s(grace_s) == last
     assert arrival_s(grace_s) == arrival
+
+
+class Others:
+    """All that takes part in the end, with a packet filter that hangs."""
+
+    open_connections = 0
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def stop(self, *, cleanup: bool, pause: bool) -> None:
+        await asyncio.Event().wait()
+
+    async def retire(self) -> None:
+        pass
+
+    async def drain(self, grace_s: float) -> int:
+        return 0
+
+    async def flush(self) -> None:
+        pass
+
+    def close(self) -> asyncio.Future[None]:
+        self.closed = True
+        return asyncio.ensure_future(asyncio.sleep(0))
+
+
+@pytest.mark.timeout(30)
+async def test_a_packet_filter_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departure, "RULES_S", 0.01)
+    others = cast(Any, Others())
+    leaving = Departure(
+        orders=Orders(),
+        succession=others,
+        proxier=others,
+        data_plane=others,
+        access_log=others,
+        tasks=TaskSet(lambda name, error: None),
+    )
+    with capture_logs() as logs:
+        await leaving.leave(Bequest.PAUSE, within_s=0.0)
+    assert others.closed
+    assert [line["reason"] for line in logs] == ["it was not done within 0.01 s"]

@@ -86,12 +86,24 @@ def version() -> int:
 
 def main() -> None:
     """The console script ``kubeproxy``."""
+    _open_standard_streams()
     sys.exit(status_of(sys.argv[1:]))
 
 
 def main_run() -> None:
     """The console script ``kube-proxy``: the same as ``kubeproxy run``."""
+    _open_standard_streams()
     sys.exit(status_of(["run", *sys.argv[1:]]))
+
+
+def _open_standard_streams() -> None:
+    """Where there is none (``2>&-``) the next socket would be taken for it, here and in workers."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def status_of(args: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,9 @@ from kubeproxy.config.values import IP, HealthzAddress, MetricsAddress
 from kubeproxy.config.words import describe
 from kubeproxy.errors import ConfigError
 from kubeproxy.model import Family
+
+MOST_CHARACTERS = 1_000_000
+"""How long a file may be. A whole configuration has a few thousand characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +81,25 @@ def read(text: str, findings: Findings, *, name: str) -> dict[str, Any]:
 
 def _read_file(path: Path, findings: Findings) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = _read_text(path)
     except OSError as error:
         findings.fault("--config", f"{describe(str(path))} ({error.strerror})", "a file that can be read")
     except UnicodeDecodeError as error:
         findings.fault("--config", f"{describe(str(path))}, which is not UTF-8 (byte {error.start})", "a text file")
     else:
-        return read(text, findings, name=str(path))
+        if len(text) <= MOST_CHARACTERS:
+            return read(text, findings, name=str(path))
+        findings.fault("--config", f"{describe(str(path))}, of more than {MOST_CHARACTERS} characters", f"a {KIND}")
     return {}
+
+
+def _read_text(path: Path) -> str:
+    """No more than is needed to see that it is too much."""
+    # O_NONBLOCK: a pipe may have taken the file's place, and opening one waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    with open(descriptor, encoding="utf-8-sig") as file:
+        return file.read(MOST_CHARACTERS + 1)
 
 
 def _read_group(

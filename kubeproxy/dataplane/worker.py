@@ -6,6 +6,7 @@ small, and gives up its privileges before it serves anybody.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -384,7 +385,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _settle_in(name: str, *, transparent: bool) -> None:
-    with open("/proc/self/comm", "w") as comm:
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # where there is no /proc nobody looks
         comm.write(name)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -20,6 +20,8 @@ from typing import Any, Final, Literal, TextIO, cast
 import structlog
 from structlog.stdlib import ProcessorFormatter
 
+from kubeproxy.observability.outlet import Outlet
+
 Format = Literal["text", "json"]
 
 OURS: Final = "kubeproxy"
@@ -57,7 +59,10 @@ def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | Non
     """Log to `stream` (stderr) in `fmt` (text), with kube-proxy's `verbosity`. Replaces what an earlier call set up."""
     stream = sys.stderr if stream is None else stream
     journal = _is_journal(stream)
-    handler = _Handler(stream)
+    root = logging.getLogger()
+    before = [old for old in root.handlers if isinstance(old, _Handler)]
+    # What an earlier handler has not got rid of yet comes first.
+    handler = _Handler(next((old.outlet for old in before if old.outlet.stream is stream), None) or Outlet(stream))
     handler.setFormatter(
         ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, structlog.stdlib.add_log_level],
@@ -73,8 +78,7 @@ def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | Non
             ],
         )
     )
-    root = logging.getLogger()
-    for old in [old for old in root.handlers if isinstance(old, _Handler)]:
+    for old in before:
         root.removeHandler(old)
     root.addHandler(handler)
     ours, libraries = levels(verbosity)
@@ -95,6 +99,12 @@ def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | Non
         # A cached logger would keep to the configuration that it met first. Where much is moved nothing is logged.
         cache_logger_on_first_use=False,
     )
+
+
+def complaint() -> str | None:
+    """What has been wrong with the way out of the log since this was last asked; None: nothing."""
+    complaints = (it.outlet.complaint() for it in logging.getLogger().handlers if isinstance(it, _Handler))
+    return next(filter(None, complaints), None)
 
 
 class TextLine:
@@ -157,8 +167,32 @@ class JsonLine:
         return f"<{_JOURNAL_PRIORITY.get(level, 6)}>{line}" if self._priority else line
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class _Handler(logging.Handler):
     """Ours, to be told from handlers that somebody else has put on the root logger."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        super().__init__()
+        self.outlet = outlet
+        self._told = outlet.lost
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record) + "\n"
+            if lost := self.outlet.lost - self._told:
+                line = self.format(_loss(lost)) + "\n" + line
+            if self.outlet.write(line):
+                self._told += lost
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        self.outlet.flush()
+
+
+def _loss(lines: int) -> logging.LogRecord:
+    """What is said where lines are missing."""
+    said = f"{lines} log lines are missing here: nobody took them"
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, said, None, None)
 
 
 def _timestamp(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -19,8 +19,10 @@ from typing import Final, cast
 import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler, Middleware
 
 from kubeproxy.errors import KernelError
+from kubeproxy.observability.ratelimit import RateLimitedLog
 from kubeproxy.tasks import TaskSet
 
 RETRY_S: Final = 5.0
@@ -76,7 +78,7 @@ class HttpServer:
         self._retry_s = retry_s
         self._connection_s = connection_s
         self._limit = connections
-        application = web.Application()
+        application = web.Application(middlewares=[_within_memory(RateLimitedLog(log))])
         application.add_routes(routes)
         application.on_response_prepare.append(_one_request_per_connection)
         self._runner = web.AppRunner(
@@ -231,6 +233,18 @@ class _Connection(asyncio.Protocol):
         self._registry.pop(self, None)
         if self._transport is not None:
             self._transport.abort()
+
+
+def _within_memory(limited: RateLimitedLog) -> Middleware:
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except MemoryError:
+            limited.warning("there is not enough memory to answer", path=request.path)
+            return web.Response(status=503, text="there is not enough memory to answer\n")
+
+    return answer
 
 
 async def _one_request_per_connection(request: web.Request, response: web.StreamResponse) -> None:

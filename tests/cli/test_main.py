@@ -126,3 +126,23 @@ def test_nothing_heavy_is_imported_for_small_things(args: list[str]) -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(found.stdout.splitlines()[-1]) == [0, []]
+
+
+def test_without_standard_streams_no_other_descriptor_is_taken_for_them(tmp_path: Path) -> None:
+    """Started by `2>&-`; whoever it starts in its turn has them, too."""
+    said = tmp_path / "said"
+    code = f"""if True:
+        import sys
+        from kubeproxy.cli import main
+        def status_of(args):
+            import os, subprocess
+            subprocess.run(["sh", "-c", "readlink /proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 > {said}"])
+            print("to nobody")
+            print("to nobody", file=sys.stderr)
+        main.status_of = status_of
+        main.main()
+    """
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    assert subprocess.run(command, check=False, timeout=30).returncode == 0
+    # The program that looks has its own at 1.
+    assert said.read_text().split() == ["/dev/null", str(said), "/dev/null"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -241,6 +243,30 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     for path, seen in (("none", "No such file or directory"), (".", "Is a directory"), ("binary", "not UTF-8")):
         with pytest.raises(ConfigError, match=seen):
             load({"config": [str(tmp_path / path)]})
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_and_has_no_end_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, seen in ((tmp_path / "pipe", "nothing"), (Path("/dev/zero"), "more than 1000000 characters")):
+        with pytest.raises(ConfigError, match=seen):
+            load({"config": [str(path)]})
+
+
+def test_a_file_may_be_what_another_program_writes() -> None:
+    """As by the shell's `--config=<(program)`."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with open(writing, "w") as pipe:
+            pipe.write(HEAD + "bindAddress: 10.0.0.1\n")
+
+    writer = Timer(0.1, write)
+    writer.start()
+    found = load({"config": [f"/dev/fd/{reading}"]}).configuration
+    writer.join()
+    os.close(reading)
+    assert found.bind_address.address == "10.0.0.1"
 
 
 def test_what_has_no_effect_is_named_once_if_it_was_set(tmp_path: Path) -> None:

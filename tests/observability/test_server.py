@@ -41,7 +41,17 @@ async def broken(request: web.Request) -> web.Response:
     raise RuntimeError("a fault of ours")
 
 
-ROUTES = [web.get("/", hello), web.get("/large", large), web.get("/stuck", stuck), web.get("/broken", broken)]
+async def hungry(request: web.Request) -> web.Response:
+    raise MemoryError
+
+
+ROUTES = [
+    web.get("/", hello),
+    web.get("/large", large),
+    web.get("/stuck", stuck),
+    web.get("/broken", broken),
+    web.get("/hungry", hungry),
+]
 
 Start = Callable[..., Awaitable[HttpServer]]
 
@@ -181,6 +191,17 @@ async def test_a_fault_of_ours_is_answered_with_500_and_logged(start: Start, cap
     assert answer.startswith(b"HTTP/1.1 500")
     assert b"a fault of ours" not in answer
     assert any(record.exc_info and "a fault of ours" in str(record.exc_info[1]) for record in caplog.records)
+
+
+async def test_want_of_memory_is_no_fault_of_ours(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    server = await start()
+    with capture_logs() as logs:
+        for _ in range(2):
+            answer = await get(server.port, "/hungry")
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert answer.endswith(b"there is not enough memory to answer\n")
+    assert [line["event"] for line in logs] == ["there is not enough memory to answer"]
+    assert not caplog.records
 
 
 async def test_a_taken_address_is_tried_again_until_it_is_free(start: Start) -> None:

@@ -54,7 +54,12 @@ async def in_thread(work: Callable[[], T]) -> T:
         _thread.start_new_thread(run, ())
     except RuntimeError as error:
         raise NotBegun(str(error)) from None
-    await asyncio.wait((future,), timeout=BEGIN_S)
+    try:
+        await asyncio.wait((future,), timeout=BEGIN_S)
+    except asyncio.CancelledError:
+        future.cancel()  # nobody asks any more how it ended
+        raise
     if not begun:
+        future.cancel()
         raise NotBegun("a thread has found no memory to begin")
     return await future

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 
 import pytest
@@ -40,3 +42,27 @@ async def test_one_that_takes_its_time_is(monkeypatch: pytest.MonkeyPatch) -> No
     let_go = threading.Event()
     threading.Timer(0.2, let_go.set).start()
     assert await in_thread(lambda: let_go.wait(10))
+
+
+async def test_what_nobody_waits_for_any_more_may_fail_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    begun, let_go, over = threading.Event(), threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def fail() -> None:
+        begun.set()
+        let_go.wait(30)
+        loop.call_soon_threadsafe(loop.call_soon, over.set)  # behind what is settled
+        raise ZeroDivisionError
+
+    task = asyncio.ensure_future(in_thread(fail))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    let_go.set()
+    async with asyncio.timeout(30):
+        await over.wait()
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert not caplog.records
