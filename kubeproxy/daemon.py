@@ -48,10 +48,10 @@ from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
 from kubeproxy.reception import Reception
 from kubeproxy.settings import conntrack_limits as wanted_conntrack_limits
 from kubeproxy.settings import periods, port_range, tune
-from kubeproxy.sources.manifests.thread import in_thread
 from kubeproxy.succession import Duties, Succession
 from kubeproxy.surroundings import Surroundings
 from kubeproxy.tasks import TaskSet
+from kubeproxy.threads import in_thread
 from kubeproxy.upkeep import kept_running
 from kubeproxy.version import __version__
 from kubeproxy.workforce import make_data_plane

@@ -20,9 +20,9 @@ from kubeproxy.sources.manifests.documents import Namespaces, Reading
 from kubeproxy.sources.manifests.files import SETTLE_S, Changing, PathMemory, ReadError, Signature, look, read_file
 from kubeproxy.sources.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.sources.manifests.inventory import Difference, Inventory, Trouble
-from kubeproxy.sources.manifests.thread import NotBegun, in_thread
 from kubeproxy.sources.manifests.watch import Directories, Watcher, directories
 from kubeproxy.sources.sink import Sink, SourceName
+from kubeproxy.threads import NotBegun, in_thread
 
 log = structlog.get_logger(__name__)
 

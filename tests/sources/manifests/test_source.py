@@ -19,8 +19,8 @@ from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
 from kubeproxy.sources.manifests import bulk, source
 from kubeproxy.sources.manifests.check import check
 from kubeproxy.sources.manifests.source import ManifestSource, Report
-from kubeproxy.sources.manifests.thread import NotBegun
 from kubeproxy.sources.sink import SourceName
+from kubeproxy.threads import NotBegun
 from tests.sources.manifests.texts import endpoint_slice, join, service
 
 DEADLINE_S = 40.0

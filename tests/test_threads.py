@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from kubeproxy.sources.manifests import thread
-from kubeproxy.sources.manifests.thread import NotBegun, in_thread
+from kubeproxy import threads
+from kubeproxy.threads import NotBegun, in_thread
 
 
 async def test_the_result_is_that_of_another_thread() -> None:
@@ -22,7 +22,7 @@ async def test_an_error_is_the_callers() -> None:
 
 
 async def test_one_that_finds_no_memory_to_begin_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread, "BEGIN_S", 0.05)
+    monkeypatch.setattr(threads, "BEGIN_S", 0.05)
     monkeypatch.setattr("_thread.start_new_thread", lambda call, arguments: 1)
     with pytest.raises(MemoryError, match="no memory to begin"):
         await in_thread(threading.get_ident)
@@ -38,7 +38,7 @@ async def test_one_that_the_kernel_refuses_has_done_nothing(monkeypatch: pytest.
 
 
 async def test_one_that_takes_its_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread, "BEGIN_S", 0.05)
+    monkeypatch.setattr(threads, "BEGIN_S", 0.05)
     let_go = threading.Event()
     threading.Timer(0.2, let_go.set).start()
     assert await in_thread(lambda: let_go.wait(10))
