@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e import kernel
 from tests.e2e.real import BINARIES, BINDING, RealCluster, Refused, binaries
-from tests.e2e.stage import QUICK, TARGET, VIP, Object, Stage, until
+from tests.e2e.stage import QUICK, TARGET, VIP, Object, Stage, ask_often, until
 from tests.e2e.test_kubernetes import in_step
 from tests.e2e.traffic import Traffic
 from tests.lab import Daemon, Network
@@ -71,8 +71,11 @@ class Act:
 
     def flip(self, *ready: int) -> None:
         """These pods are ready and no others; back when the client is answered by exactly them."""
-        for wanted in (True, False):  # at no time is none of them ready
-            self.cluster.put(*(pod(index, ready=wanted) for index in range(4) if (index in ready) is wanted))
+        # At no time is none of them ready, also for controllers that are just finding their server again.
+        self.cluster.put(*(pod(index, ready=True) for index in ready))
+        names = {f"pod-{index}" for index in ready}
+        until(lambda: names <= ask_often(self.stage.client, (VIP, 80), 12).keys(), "they serve")
+        self.cluster.put(*(pod(index, ready=False) for index in range(4) if index not in ready))
         self.stage.await_answers(*ready)
 
     def restart_server(self) -> None:
