@@ -224,7 +224,7 @@ class Daemon:
             data_plane=self._data_plane,
             health=self._health,
             metrics=self._metrics,
-            elsewhere={"conntrack": self._surroundings.conntrack_complaint, "log": logging.complaint},
+            elsewhere={**self._surroundings.complaints, "log": logging.complaint},
         )
         self._tasks.start(kept_running("pulse", pulse.look), name="pulse")
         self._tasks.start(pulse.beat(), name="loop lag")
@@ -282,6 +282,9 @@ class Daemon:
         gc.freeze()  # the cluster's objects stay, too
         for failure in conntrack_limits.apply(wanted_conntrack_limits(self._configuration)):
             log.info("cannot size connection tracking; goes on as it is", reason=failure)
+        self._tasks.start(
+            kept_running("leftovers", lambda: self._surroundings.follow_leftovers(ours)), name="leftovers"
+        )
         for removed in await cleanup_all(keep=ours):
             log.info("removed what an earlier run left", what=removed)
 

@@ -11,7 +11,7 @@ import structlog
 from kubeproxy.config.schema import Configuration
 from kubeproxy.dataplane.transparent import why_not
 from kubeproxy.model import Address, Family, Node
-from kubeproxy.netfilter import conntrack_room
+from kubeproxy.netfilter import conntrack_room, leftovers
 from kubeproxy.netfilter.addresses import landing_addresses, local_addresses
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.proxier.facts import NodeFacts
@@ -21,6 +21,9 @@ log = structlog.get_logger(__name__)
 
 ADDRESS_LOOK_S = 5.0
 """How often we look whether this node's addresses have changed: a few system calls."""
+LEFTOVERS_LOOK = 10
+"""How many full sync periods pass from one look for what kube-proxy left to the next, since a look runs a program or
+more. While there is something we look in each period, so as to be quick to say no more of it once it is gone."""
 
 
 class Surroundings:
@@ -31,6 +34,7 @@ class Surroundings:
         self._node = node
         self._can_preserve = False
         self._conntrack_room: conntrack_room.ConntrackRoom | None = None
+        self._leftovers_complaint: str | None = None
         # As kube-proxy has it: trimmed and in lower case.
         self.node_name = (configuration.hostname_override or socket.gethostname()).strip().lower()
         self.families = _families()
@@ -75,8 +79,13 @@ class Surroundings:
             )
         return not reasons
 
-    def conntrack_complaint(self) -> str | None:
-        """What is wrong with the kernel's connection tracking since this was last asked; None: nothing."""
+    @property
+    def complaints(self) -> Mapping[str, Callable[[], str | None]]:
+        """Who says what is wrong here, by name."""
+        return {"conntrack": self._complain_of_conntrack, "leftovers": lambda: self._leftovers_complaint}
+
+    def _complain_of_conntrack(self) -> str | None:
+        """Of what went wrong since this was last asked."""
         before, now = self._conntrack_room, conntrack_room.look()
         self._conntrack_room = now
         return None if now is None else now.complaint(before)
@@ -94,6 +103,14 @@ class Surroundings:
             if facts != known:
                 known = facts
                 on_facts(facts)
+
+    async def follow_leftovers(self, ours: str) -> None:
+        """Look whether kube-proxy's rules are still here, until cancelled. `ours` names the adapter in use: beside one
+        that makes no rules kube-proxy may well be the one who serves, and there is nothing to tell."""
+        period_s = self._configuration.sync_period_s
+        while ours != "none":
+            self._leftovers_complaint = leftovers.complaint(await leftovers.look())
+            await asyncio.sleep(period_s if self._leftovers_complaint else LEFTOVERS_LOOK * period_s)
 
 
 def _families() -> tuple[Family, ...]:

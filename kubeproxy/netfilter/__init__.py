@@ -8,6 +8,7 @@ routed       either of them together with the routing rules of transparent dials
 conntrack    flows that contradict the rules (pure); `conntrack_kernel`, with `conntrack_wire`, `sockets`, deletes them
 conntrack_limits, conntrack_room   how large the kernel's table of flows is made, and how full it is
 addresses    this node's own; `ranges` are CIDRs, made disjoint
-cleanup      what proxies have left on a node; `command` runs a program, `multicast` hears what the kernel tells all
+cleanup      what proxies have left on a node; `leftovers` is what is not ours to remove
+command      runs a program; `multicast` hears what the kernel tells all
 fake, conntrack_fake   the same in memory, for tests
 """
