@@ -101,6 +101,12 @@ class Dial:
                 self._early = read(self._client, READ_BYTES)
             except BlockingIOError:
                 pass
+            except MemoryError:
+                # Nothing has been read yet, so whoever finds that there is no memory need not pay for it.
+                if not context.memory.spend():
+                    raise
+                context.reactor.again(self.begin)
+                return
             except OSError:
                 self._end("reset by client")
                 return

@@ -147,6 +147,11 @@ class Flow:
             except BlockingIOError:
                 self._nothing_more()
                 return
+            except MemoryError:
+                # Nothing has been read yet, so whoever finds that there is no memory need not pay for it.
+                if not self._context.memory.spend():
+                    raise
+                break
             except OSError:
                 self._over(reset=True)
                 return

@@ -158,6 +158,29 @@ async def test_want_of_memory_costs_a_connection_and_nothing_else(
         await eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
 
 
+@pytest.mark.parametrize("room", [dial, splice])
+async def test_who_finds_that_there_is_no_memory_is_served_from_what_was_kept_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, room: ModuleType
+) -> None:
+    reads = 0
+
+    def read(fd: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            raise MemoryError
+        return os.read(fd, size)
+
+    monkeypatch.setattr(room, "read", read)
+    async with endpoint(echo) as target:
+        reader, writer = await asyncio.open_connection(*await bench.serve(target))
+        writer.write(b"hello")
+        assert await asyncio.wait_for(reader.readexactly(5), 20) == b"hello"
+        writer.close()
+    assert reads > 1
+    assert bench.plane.engine.vitals().memory_shortages == 1
+
+
 async def test_clients_beyond_the_budget_wait_and_are_served_when_there_is_room() -> None:
     plane = LocalDataPlane(budget=DescriptorBudget(1 + 2 * 3), rng=random.Random(1))
     async with endpoint(echo) as target:

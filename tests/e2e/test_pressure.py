@@ -61,8 +61,8 @@ def test_memory_runs_out(stage: Stage, workers: int, request_: bytes) -> None:
     allow_memory(daemon)
     with flood(stage, request_):
         until(lambda: descriptors(daemon) > before + 500, "the flood has come")
-        for _ in range(20):
-            assert ask(stage.client, OTHER, timeout_s=5).startswith("pod-")
+        # In each process the one who finds that there is none left may pay for it.
+        assert sum(not answers(stage, OTHER) for _ in range(20)) <= max(1, workers)
         if shortages(daemon):  # there may be room in what was set aside for threads
             until(lambda: "clients have to wait for want of memory" in daemon.log(), "it is told of")
             assert "for want of descriptors" not in daemon.log()
@@ -88,10 +88,10 @@ def shortages(daemon: Daemon) -> float:
     return float(re.findall(r"^kubeproxy_memory_shortages_total (\S+)", metrics, re.MULTILINE)[0])
 
 
-def answers(stage: Stage) -> bool:
-    """Whether the Service that was flooded does."""
+def answers(stage: Stage, address: tuple[str, int] = WEB) -> bool:
+    """Whether a Service does, if no other that which was flooded."""
     try:
-        return ask(stage.client, WEB, timeout_s=2).startswith("pod-")
+        return ask(stage.client, address, timeout_s=5).startswith("pod-")
     except OSError:
         return False
 
