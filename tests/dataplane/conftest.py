@@ -16,6 +16,7 @@ from kubeproxy.dataplane.local import LocalDataPlane
 from kubeproxy.dataplane.messages import Listen, SetEndpoints
 from kubeproxy.dataplane.reactor import Reactor
 from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target, family_of
+from tests.clock import Clock
 
 LOOPBACK = Address("127.0.0.1")
 
@@ -23,16 +24,6 @@ LOOPBACK = Address("127.0.0.1")
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every test of this room runs with both loops: uvloop drives the reactor in production, asyncio where it must."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-
-
-class Clock:
-    """Tells the time that it is told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from kubeproxy.dataplane.lag import STEP_S, STEPS, Lag
 from kubeproxy.dataplane.reactor import Reactor
-from tests.dataplane.conftest import Clock
+from tests.clock import Clock
 
 
 def turn_of(reactor: Reactor, clock: Clock, seconds: float) -> None:

@@ -10,7 +10,7 @@ from kubeproxy.dataplane import memory
 from kubeproxy.dataplane.descriptors import AT_LEAST, DescriptorBudget, Share
 from kubeproxy.dataplane.memory import MemoryReserve
 from kubeproxy.dataplane.reactor import Reactor
-from tests.dataplane.conftest import Clock
+from tests.clock import Clock
 
 LIMIT = 400
 

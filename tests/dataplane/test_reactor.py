@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from kubeproxy.dataplane.reactor import FEW_EVENTS, LEVEL, LOOK_S, SHORT_WAITS, Reactor
-from tests.dataplane.conftest import Clock
+from tests.clock import Clock
 
 
 def test_timers_fire_in_order_and_not_when_cancelled() -> None:

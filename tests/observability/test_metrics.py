@@ -10,6 +10,7 @@ from kubeproxy.model import Family
 from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.views import Picture
 from kubeproxy.version import __version__
+from tests.clock import Clock
 from tests.observability.conftest import State
 
 NOW = 1_800_000_000.0
@@ -23,17 +24,9 @@ PROGRAMMING_BUCKETS = [
 ]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(NOW)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from kubeproxy.sources.kubernetes.reason import Reason
 from kubeproxy.sources.kubernetes.recorder import MAX_MESSAGE, TRIES, EventRecorder
 from tests.apiserver import ApiServer, Cluster, Fault
+from tests.clock import Clock
 from tests.sources.kubernetes.harness import connected, until
 
 NOW = 1_795_218_000.25
@@ -37,20 +38,12 @@ CONFLICT: Mapping[str, Any] = {
 EVENTS = "/api/v1/namespaces"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @asynccontextmanager
 async def recording(server: ApiServer, clock: Clock | None = None) -> AsyncIterator[EventRecorder]:
     """A recorder at work."""
     async with connected(server.url) as client:
         recorder = EventRecorder(
-            client=client, node_name="node-a", clock=clock or Clock(), retry_s=(0.005, 0.01), random=Random(7)
+            client=client, node_name="node-a", clock=clock or Clock(NOW), retry_s=(0.005, 0.01), random=Random(7)
         )
         task = asyncio.ensure_future(recorder.run())
         try:
@@ -108,7 +101,7 @@ async def test_a_name_as_long_as_a_name_may_be() -> None:
 
 
 async def test_the_same_again_is_counted_on_the_server() -> None:
-    clock = Clock()
+    clock = Clock(NOW)
     async with ApiServer() as server, recording(server, clock) as recorder:
         recorder.record(**CONFLICT)
         await until(lambda: events(server))
