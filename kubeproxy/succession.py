@@ -31,8 +31,9 @@ import structlog
 
 from kubeproxy.dataplane.affinity import freshest, merged
 from kubeproxy.dataplane.messages import Remember
+from kubeproxy.dataplane.orphan import uid_of
 from kubeproxy.incumbents import ANSWER_S, OrphanedWorker, Predecessor
-from kubeproxy.talk import LINE_BYTES, Message, receive, send, told, uid_of
+from kubeproxy.talk import LINE_BYTES, Message, receive, send, told
 from kubeproxy.tasks import TaskSet
 
 log = structlog.get_logger(__name__)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import socket
-import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,7 +16,6 @@ import msgspec
 from kubeproxy.dataplane.messages import Remember
 
 LINE_BYTES: Final = 4096
-_CREDENTIALS: Final = struct.Struct("3i")
 
 Message = Mapping[str, Any]
 
@@ -53,9 +50,3 @@ def heard(message: Message) -> Remember | None:
         return msgspec.convert(message.get("bound"), Remember)
     except msgspec.ValidationError:
         return None
-
-
-def uid_of(sock: socket.socket) -> int:
-    """Whose process is at the other end: abstract names have no permissions."""
-    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(uid)

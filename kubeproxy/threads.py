@@ -14,7 +14,7 @@ BEGIN_S = 10.0
 
 
 class NotBegun(MemoryError):
-    """There was no memory for a thread; nothing has been done."""
+    """There is no thread to be had, for want of memory or by a limit on processes; nothing has been done."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -53,7 +53,7 @@ async def in_thread(work: Callable[[], T]) -> T:
     try:
         _thread.start_new_thread(run, ())
     except RuntimeError as error:
-        raise NotBegun(str(error)) from None
+        raise NotBegun(f"{error}; raise the limit on processes (ulimit -u, TasksMax=) or on memory") from None
     try:
         await asyncio.wait((future,), timeout=BEGIN_S)
     except asyncio.CancelledError:

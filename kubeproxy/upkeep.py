@@ -26,7 +26,9 @@ async def kept_running(name: str, part: Callable[[], Coroutine[Any, Any, None]])
             log.error("cannot go on; tries again", part=name, reason=str(error), retry_in_s=RESTART_S)
         except Exception as error:
             if _is_want_of_memory(error):
-                log.error("no memory; starts again", part=name, reason=repr(error), retry_in_s=RESTART_S)
+                log.error(
+                    "short of memory or threads; starts again", part=name, reason=repr(error), retry_in_s=RESTART_S
+                )
             else:
                 log.exception("internal error; starts again", part=name, retry_in_s=RESTART_S)
         await asyncio.sleep(RESTART_S)

@@ -16,9 +16,12 @@ NO_THREAD = RuntimeError("can't start new thread")
     ("error", "said"),
     [
         (KernelError("nft is not there"), "cannot go on; tries again"),
-        (MemoryError(), "no memory; starts again"),
-        (NO_THREAD, "no memory; starts again"),
-        (ExceptionGroup("tasks", [MemoryError(), ExceptionGroup("more", [NO_THREAD])]), "no memory; starts again"),
+        (MemoryError(), "short of memory or threads; starts again"),
+        (NO_THREAD, "short of memory or threads; starts again"),
+        (
+            ExceptionGroup("tasks", [MemoryError(), ExceptionGroup("more", [NO_THREAD])]),
+            "short of memory or threads; starts again",
+        ),
         (ExceptionGroup("tasks", [MemoryError(), ValueError()]), "internal error; starts again"),
         (RuntimeError("no running event loop"), "internal error; starts again"),
     ],

@@ -93,7 +93,7 @@ class Orphan:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             sock.connect("\0" + self._name)
-            if _uid_of(sock) != os.geteuid():
+            if uid_of(sock) != os.geteuid():
                 # Such names have no permissions: this one is somebody else's.
                 raise PermissionError
             sock.send(self._introduction)
@@ -149,8 +149,8 @@ class Orphan:
             retire()
 
 
-def _uid_of(sock: socket.socket) -> int:
-    """Whose process listens at the other end."""
+def uid_of(sock: socket.socket) -> int:
+    """Whose process is at the other end: abstract names have no permissions."""
     _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(uid)
 

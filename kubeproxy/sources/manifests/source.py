@@ -195,9 +195,7 @@ class ManifestSource:
                 async with self._lock:
                     await self._look()
             except NotBegun as error:
-                log.warning(
-                    "cannot look at manifests for want of memory", reason=str(error), retry_in_s=UNWATCHED_POLL_S
-                )
+                log.warning("cannot look at manifests now", reason=str(error), retry_in_s=UNWATCHED_POLL_S)
                 await asyncio.sleep(UNWATCHED_POLL_S)
                 self._poke.set()
 
