@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from kubeproxy.dataplane.channel import Channel
 from kubeproxy.dataplane.cores import MOST_BY_ITSELF, workers_for
 from kubeproxy.dataplane.local import LocalDataPlane
 from kubeproxy.dataplane.messages import Listen, Message, Remember, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.process import command
 from kubeproxy.dataplane.wire import Frame, Report
 from kubeproxy.dataplane.workers import WorkerDataPlane
 from kubeproxy.errors import KernelError
@@ -289,6 +291,29 @@ async def test_a_worker_is_not_to_blame_that_the_control_process_has_no_memory(m
             worker._silent = 5  # the next beat would be its last
             assert len(await it.plane.vitals()) == 1
         assert silent[:3] == [5, 0, 0]
+        assert it.ends == []
+
+
+async def test_a_worker_without_memory_for_what_it_is_told_hears_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        "import sys; from kubeproxy.dataplane import wire, worker\n"
+        "decode, left = wire.Decoder._decode, [3]\n"
+        "def poor(self, *where):\n"
+        "    left[0] -= 1\n"
+        "    if left[0] >= 0: raise MemoryError\n"
+        "    return decode(self, *where)\n"
+        "wire.Decoder._decode = poor\n"
+        "sys.exit(worker.main(sys.argv[1:]))"
+    )
+
+    def poorly(fd: int, **named: Any) -> list[str]:
+        python, isolated, _, _, *arguments = command(fd, **named)
+        return [python, isolated, "-c", script, *arguments]
+
+    monkeypatch.setattr("kubeproxy.dataplane.workers.command", poorly)
+    async with crew(1) as it:
+        (vitals,) = await it.plane.vitals()
+        assert vitals.memory_shortages > 0
         assert it.ends == []
 
 

@@ -479,6 +479,29 @@ async def test_tcp_clients_who_asked_before_the_service_was_there(stage: Stage, 
         assert await stage.conntrack.reconcile(nothing, now) == 0
 
 
+@pytest.mark.parametrize("family", Family)
+async def test_a_connection_to_what_becomes_a_service_goes_on(
+    stage: Stage, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the kernel is too old to tell of unanswered flows only."""
+    nothing = stage.apply(rules({}, tcp=False))
+    with stage.network.pods[0].listen((WILDCARD[family], 8080)) as pod:
+        client = stage.network.client.connect((POD[family], 8080))
+        stage._stack.callback(client.close)
+        end, _ = pod.accept()
+        stage._stack.callback(end.close)
+        now = stage.apply(rule_set({destination(POD[family], Protocol.TCP, 8080): 7001}, landing=tuple(NODE.values())))
+        asked = conntrack_wire.dump_request
+
+        def unfiltered(family: Family, sequence: int, protocol: Protocol, *, unanswered: bool) -> bytes:
+            return asked(family, sequence, protocol)
+
+        monkeypatch.setattr(conntrack_wire, "dump_request", unfiltered)
+        assert await stage.conntrack.reconcile(nothing, now) == 0
+        client.send(b"still here")
+        assert end.recv(100) == b"still here"
+
+
 async def test_a_kernel_without_ctnetlink(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def of_an_unknown_subsystem(family: Family, sequence: int, protocol: Protocol, *, unanswered: bool) -> bytes:
         request = bytearray(dump_request(family, sequence, protocol))
