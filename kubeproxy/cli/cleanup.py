@@ -22,12 +22,12 @@ def clean_up(logs: Logging) -> int:
     """Remove them and say what was removed; the exit status."""
     import asyncio
 
+    from kubeproxy.daemon.takeover.instances import names
+    from kubeproxy.daemon.takeover.takeover import OWNER
     from kubeproxy.netfilter.cleanup import cleanup_all
-    from kubeproxy.observability import logging
-    from kubeproxy.presence import names
-    from kubeproxy.succession import OWNER
+    from kubeproxy.observability.logs import setup
 
-    logging.configure(verbosity=logs.verbosity, fmt=logs.format)
+    setup.configure(verbosity=logs.verbosity, fmt=logs.format)
     removed = asyncio.run(cleanup_all())
     for line in removed or ["nothing to remove"]:
         click.echo(line)

@@ -113,7 +113,7 @@ class WatchView(Protocol):
         """Objects of which some part cannot be served."""
 
 
-class TroubleView(Protocol):
+class ManifestProblemView(Protocol):
     """Something in a manifest that cannot be taken as it is; `str` says where and what."""
 
     @property
@@ -129,7 +129,7 @@ class ManifestsView(Protocol):
         """Whether all have been read once."""
 
     @property
-    def troubles(self) -> Sequence[TroubleView]:
+    def problems(self) -> Sequence[ManifestProblemView]:
         """What stands against them."""
 
     @property

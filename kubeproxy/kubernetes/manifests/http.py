@@ -1,0 +1,110 @@
+"""Manifests from a web server, asked again and again, at little cost while nothing changes.
+
+The client is imported when the first address is asked: who reads files alone is not to wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from kubeproxy.kubernetes.manifests.files import MAX_BYTES, ReadError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+TOTAL_S, SILENT_S = 120.0, 10.0
+"""How long an answer may take, which is that of 50 MB over a slow link, and how long nothing may come."""
+_ACCEPT = "application/yaml, application/json, text/plain;q=0.9, */*;q=0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a server answered."""
+
+    data: bytes
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """How to ask a server whether its answer has changed."""
+
+    etag: str = ""
+    last_modified: str = ""
+
+
+def is_url(path: str) -> bool:
+    """Whether a named path is a web address."""
+    return path.startswith(("http://", "https://"))
+
+
+async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
+    """A manifest, or None where it is still of the `last` version. Raises ReadError for every other answer: an error
+    page is no manifest, and nor is an empty body, which would withdraw everything."""
+    import aiohttp
+
+    headers = {"Accept": _ACCEPT}
+    if last.etag:
+        headers["If-None-Match"] = last.etag
+    if last.last_modified:
+        headers["If-Modified-Since"] = last.last_modified
+    try:
+        async with session.open().get(url, headers=headers) as response:
+            if response.status == 304 and headers.keys() != {"Accept"}:
+                return None
+            if response.status != 200:
+                raise ReadError(f"the server answered {response.status} {response.reason or ''}".rstrip())
+            data = await _body(response)
+    except TimeoutError:
+        raise ReadError("the server did not answer in time") from None
+    except (aiohttp.ClientError, ValueError, OSError) as error:
+        raise ReadError(str(error) or type(error).__name__) from None
+    if response.content_type in ("text/html", "application/xhtml+xml") or data.lstrip()[:1] == b"<":
+        raise ReadError("the server answered HTML; allowed: YAML or JSON")
+    if not data.strip():
+        raise ReadError("the server answered nothing")
+    return Fetched(data, Version(response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")))
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    if (response.content_length or 0) > MAX_BYTES:
+        raise ReadError(f"{response.content_length} bytes; allowed: up to {MAX_BYTES}")
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in response.content.iter_any():
+        size += len(piece)
+        if size > MAX_BYTES:
+            raise ReadError(f"more than {MAX_BYTES} bytes, which is what is allowed")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+class Session:
+    """One that honours the environment's proxies and keeps no cookies. A context manager; opened when first used."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> aiohttp.ClientSession:
+        """The client's own."""
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                trust_env=True,
+                cookie_jar=aiohttp.DummyCookieJar(loop=asyncio.get_running_loop()),
+                timeout=aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=SILENT_S, sock_read=SILENT_S),
+            )
+        return self._session
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
