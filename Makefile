@@ -15,15 +15,15 @@ $(VENV)/ready: tests/tools/setup.sh pyproject.toml requirements.lock requirement
 	@touch $@
 
 check: setup ## format, lint, types, import walls
-	@$(BIN)/ruff format --check --quiet kubeproxy tests || { echo "run 'make format'"; exit 1; }
-	@$(BIN)/ruff check --quiet kubeproxy tests
+	@$(BIN)/ruff format --check --quiet kubeproxy tests docs || { echo "run 'make format'"; exit 1; }
+	@$(BIN)/ruff check --quiet kubeproxy tests docs
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo >$(VENV)/walls.log 2>&1 || { cat $(VENV)/walls.log; exit 1; }
 	@echo "check: all clean"
 
 format: setup ## rewrite the sources in the house format
-	@$(BIN)/ruff check --quiet --fix-only kubeproxy tests
-	@$(BIN)/ruff format --quiet kubeproxy tests
+	@$(BIN)/ruff check --quiet --fix-only kubeproxy tests docs
+	@$(BIN)/ruff format --quiet kubeproxy tests docs
 
 test: setup $(VENV)/programs/ready$(if $(FULL),-full) ## all tests (as root; FULL=1 also those that need a browser, HAProxy, nginx)
 	@PATH="$(CURDIR)/$(VENV)/programs:$$PATH" $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder $(TESTS)

@@ -51,7 +51,7 @@ GROUPS = (
     ("Endpoints and affinity, by service port", ("endpoints_", "affinity")),
     (
         "The data plane",
-        ("worker_", "data_plane", "clients_held", "memory", "dial", "udp_sessions", "descriptors"),
+        ("worker_", "data_plane", "accept_paused", "memory", "dial", "ephemeral_ports", "udp_sessions", "descriptors"),
     ),
     ("Packet filter and connection tracking", ("netfilter", "conntrack")),
     ("Where Services come from", ("source", "watch", "manifests", "services", "frontends")),

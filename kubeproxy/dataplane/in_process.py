@@ -60,7 +60,7 @@ class LocalDataPlane:
         return self.engine.told()
 
     async def worker_status(self) -> Sequence[WorkerStatus]:
-        """See `DataPlane.vitals`."""
+        """See `DataPlane.worker_status`."""
         return (self.engine.worker_status(),)
 
     async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:

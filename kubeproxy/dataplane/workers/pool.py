@@ -265,7 +265,7 @@ class WorkerDataPlane:
         return [self._past, *(worker.counters for worker in self._workers.values())]
 
     async def worker_status(self) -> Sequence[WorkerStatus]:
-        """See `DataPlane.vitals`."""
+        """See `DataPlane.worker_status`."""
         answers = await self._supervisor.ask(lambda number: Ask(number, About.WORKER_STATUS))
         return sorted(
             (a.worker_status for a in answers if isinstance(a, WorkerStatusReply)),

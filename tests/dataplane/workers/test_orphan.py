@@ -37,9 +37,9 @@ CONTROL = """if True:
             Listen(name, Protocol.TCP, Address("127.0.0.1"), held.port),
             SetEndpoints(name, (Target(Address("127.0.0.1"), port),), affinity_timeout_s),
         ])
-        while len(vitals := await plane.vitals()) < count:
+        while len(workers := await plane.worker_status()) < count:
             await asyncio.sleep(0.01)
-        print(json.dumps({"port": held.port, "pids": [each.pid for each in vitals]}), flush=True)
+        print(json.dumps({"port": held.port, "pids": [each.pid for each in workers]}), flush=True)
         await asyncio.sleep(3600)
 
     asyncio.run(main(*json.loads(sys.argv[1])))

@@ -300,13 +300,13 @@ async def test_a_worker_is_not_to_blame_that_the_control_process_has_no_memory(m
 
 async def test_a_worker_without_memory_for_what_it_is_told_hears_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
-        "import sys; from kubeproxy.dataplane.workers import protocol as wire, worker\n"
-        "decode, left = wire.Decoder._decode, [3]\n"
+        "import sys; from kubeproxy.dataplane.workers import main as worker, protocol\n"
+        "decode, left = protocol.Decoder._decode, [3]\n"
         "def poor(self, *where):\n"
         "    left[0] -= 1\n"
         "    if left[0] >= 0: raise MemoryError\n"
         "    return decode(self, *where)\n"
-        "wire.Decoder._decode = poor\n"
+        "protocol.Decoder._decode = poor\n"
         "sys.exit(worker.main(sys.argv[1:]))"
     )
 
@@ -404,9 +404,7 @@ def test_workers_import_little() -> None:
             (
                 "kubeproxy.dataplane",
                 "kubeproxy.model",
-                "kubeproxy.model.errors",
-                "kubeproxy.runtime.privileges",
-                "kubeproxy.model.version",
+                "kubeproxy.runtime",
             )
         )
         for name in ours
@@ -712,5 +710,5 @@ def test_an_internal_error_is_one_line_and_a_status() -> None:
         )
     assert done.returncode == 70
     assert done.stderr.count("\n") == 1
-    assert "internal error: RuntimeError: two lines < fail (<string>:2) < main (worker.py:" in done.stderr
+    assert "internal error: RuntimeError: two lines < fail (<string>:2) < main (main.py:" in done.stderr
     assert done.stderr.startswith("kubeproxy worker 2 (pid ")
