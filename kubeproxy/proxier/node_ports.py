@@ -4,7 +4,7 @@ A redirect takes a port away from whatever process of this host may listen there
 listen and never be reached. So each such port is held by a bound socket that never listens, or it is not redirected.
 A claim on the wildcard address stands for every address of its family, as in the kernel.
 
-NodePortClaims belong to destinations, not to frontends: who takes over a destination takes over its claim. One that nobody
+Claims belong to destinations, not to frontends: who takes over a destination takes over its claim. One that nobody
 wants any more is kept until `release`, for the kernel may still lead clients there.
 """
 

@@ -224,7 +224,7 @@ class Reactor:
 
 
 class _AsyncioDriver:
-    """TimeSlice on behalf of an asyncio loop."""
+    """Turns on behalf of an asyncio loop."""
 
     def __init__(self, reactor: Reactor, fd: int, loop: asyncio.AbstractEventLoop) -> None:
         self._reactor = reactor

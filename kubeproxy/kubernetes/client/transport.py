@@ -130,7 +130,7 @@ async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) ->
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """TimeSlice what goes wrong on the wire inside the block into an `Unreachable` that says so."""
+    """Turns what goes wrong on the wire inside the block into an `Unreachable` that says so."""
     try:
         yield
     except (aiohttp.ClientError, OSError, TimeoutError) as error:

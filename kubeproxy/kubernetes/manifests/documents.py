@@ -97,7 +97,7 @@ class Place(NamedTuple):
     """Where in a manifest an object stands."""
 
     document: int
-    """CountersReply from 1; empty documents do not count. 0: the manifest as a whole."""
+    """Counted from 1; empty documents do not count. 0: the manifest as a whole."""
     item: str = ""
     """Its path within a list, like ``items[3]``."""
 

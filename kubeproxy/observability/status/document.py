@@ -53,9 +53,9 @@ class EndpointStatus:
     used: bool
     """Whether clients are given to it (if only in turn, or for want of others)."""
     reason: str = ""
-    """Ejection: ``refused``, ``timeout``, ``unreachable``."""
+    """Ejected: ``refused``, ``timeout``, ``unreachable``."""
     failures: int = 0
-    """Ejection: one after the other."""
+    """Ejected: one after the other."""
     retry_in_s: float = 0.0
     workers: tuple[int, ...] = ()
     """Those that pass it over."""

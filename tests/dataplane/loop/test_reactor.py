@@ -136,7 +136,7 @@ def test_a_listener_is_told_again_of_what_it_left() -> None:
 
 
 class Waits(Reactor):
-    """TimeSlice that come as they are told to: how long each was waited for, and how much it brought."""
+    """Turns that come as they are told to: how long each was waited for, and how much it brought."""
 
     def __init__(self, turns: list[tuple[float, int]]) -> None:
         self.time = Clock()
