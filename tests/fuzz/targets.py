@@ -28,13 +28,14 @@ from kubeproxy.kubernetes.client.decode import (
     retry_after,
 )
 from kubeproxy.kubernetes.client.errors import CAUSES, ApiError, Garbage
-from kubeproxy.kubernetes.manifests.documents import Namespaces, read
+from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.netfilter.conntrack import messages
 from kubeproxy.netfilter.nftables import table as nftables_table
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.sources.kubernetes.resources import Endpoints, OwnNode, Resource, Services, Slices
+from kubeproxy.sources.kubernetes.resources import Endpoints, OwnNode, Services, Slices
+from kubeproxy.sources.manifests.documents import Namespaces, read
 from kubeproxy.sources.manifests.inventory import Inventory
 from kubeproxy.sources.sink import SourceName
 from tests.fuzz.invariants import canonical, check_node, check_service, check_slice, port, resolvable

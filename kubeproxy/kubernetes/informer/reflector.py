@@ -23,13 +23,14 @@ from kubeproxy.kubernetes import objects
 from kubeproxy.kubernetes.client.client import MAX_ANSWER_BYTES, Client
 from kubeproxy.kubernetes.client.decode import MAX_LINE_BYTES, Event, EventType, identity, parse_event, parse_page
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unreachable
+from kubeproxy.kubernetes.fault import Fault
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.decode_cache import DecodeCache
 from kubeproxy.kubernetes.informer.list_watch import ListWatchPolicy, Pace
 from kubeproxy.kubernetes.informer.object_faults import Faults
+from kubeproxy.kubernetes.informer.resource import Resource
+from kubeproxy.kubernetes.objects import SOURCE
 from kubeproxy.runtime.yielding import TimeSlice
-from kubeproxy.sources.kubernetes.resources import SOURCE, Resource
-from kubeproxy.sources.translate import Fault
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -18,6 +18,7 @@ from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.monitor.endpoint_health import EndpointHealthLog
+from kubeproxy.observability.views import Serving
 
 LOOK_S: Final = 5.0
 """How often those that serve are asked."""
@@ -29,24 +30,6 @@ MOST_AT_ONCE: Final = 10
 """How many endpoints one look names; when a node dies with all its pods, the rest are counted."""
 
 log = structlog.get_logger(__name__)
-
-
-class Serving(Protocol):
-    """What is asked of the data plane (`kubeproxy.dataplane.interface.DataPlane`)."""
-
-    async def worker_status(self) -> Sequence[WorkerStatus]:
-        """One for each process that serves."""
-
-    async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
-        """The endpoints that are passed over."""
-
-    @property
-    def restarts(self) -> int:
-        """How often one was replaced."""
-
-    @property
-    def problem(self) -> str | None:
-        """Why it does not serve as it should."""
 
 
 class Monitor:

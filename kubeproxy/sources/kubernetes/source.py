@@ -16,7 +16,8 @@ from kubeproxy.kubernetes.client.errors import ApiError, Garbage
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.list_watch import Pace
 from kubeproxy.kubernetes.informer.reflector import Reflector, ReflectorState
-from kubeproxy.sources.kubernetes.resources import Endpoints, OwnNode, Resource, Services, Slices
+from kubeproxy.kubernetes.informer.resource import Resource
+from kubeproxy.sources.kubernetes.resources import Endpoints, OwnNode, Services, Slices
 from kubeproxy.sources.sink import NodeSink, Sink
 
 
@@ -57,7 +58,7 @@ class KubernetesSource:
         self._services = Services(sink)
         self._slices = Slices(sink)
         self._endpoints = Endpoints(sink)
-        self._contact = Connectivity(server=client.server, clock=time)
+        self._contact = Connectivity(server=client.server, clock=time, optional=OwnNode.name)
         pace = pace or Pace()
         random = random or Random()
         choices: dict[str, Choice] = {Services.name: _always(self._services), Slices.name: self._choose_slices}

@@ -6,6 +6,7 @@ import ipaddress
 import re
 
 from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault, FaultList, show
 from kubeproxy.model import (
     Address,
     Family,
@@ -18,8 +19,6 @@ from kubeproxy.model import (
 )
 from kubeproxy.sources.translate.validation import (
     LABEL,
-    Fault,
-    FaultList,
     address_in,
     allowed,
     indexed,
@@ -28,7 +27,6 @@ from kubeproxy.sources.translate.validation import (
     port_number,
     protocol_in,
     reserved,
-    show,
 )
 
 DEFAULT_AFFINITY_S = 10800

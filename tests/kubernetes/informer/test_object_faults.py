@@ -18,13 +18,13 @@ from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.client.decode import MAX_RETRY_AFTER_S, error_of, parse_event, parse_page, retry_after
 from kubeproxy.kubernetes.client.errors import CAUSES, Garbage
+from kubeproxy.kubernetes.fault import MOST_FAULTS
 from kubeproxy.kubernetes.informer import reflector
 from kubeproxy.kubernetes.informer.list_watch import ListWatchPolicy, Pace
 from kubeproxy.kubernetes.objects import Status
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.runtime.yielding import TimeSlice
 from kubeproxy.sources.kubernetes.source import KubernetesSource
-from kubeproxy.sources.translate.validation import MOST_FAULTS
 from tests.kubernetes.harness import QUICK, connected, kubeconfig, until, watching
 from tests.sources.kubernetes.test_source import at_work, cluster, equal, in_step, state_of
 from tests.support.apiserver import ApiServer, Break, Fault

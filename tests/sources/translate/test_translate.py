@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault
 from kubeproxy.model import (
     Address,
     Endpoint,
@@ -22,7 +23,6 @@ from kubeproxy.model import (
     TrafficPolicy,
 )
 from kubeproxy.sources import translate
-from kubeproxy.sources.translate import Fault
 from tests.support.recordings import recording
 
 
