@@ -22,6 +22,8 @@ from kubeproxy.dataplane.interface import (
     WorkerStatus,
 )
 from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
+from kubeproxy.dataplane.tcp.keepalive import KeepaliveSweep
 from kubeproxy.dataplane.tcp.listener import Listener
 from kubeproxy.dataplane.udp.sessions import DatagramListener, Sessions
 from kubeproxy.model import Address, FrontendName, Protocol, Target
@@ -48,6 +50,10 @@ class Engine:
         self._rng = rng
         self._began = time.time()
         self._sessions = Sessions(context)
+        self._half_closed = HalfClosedSweep(context)
+        self._half_closed.restart()
+        self._keepalive = KeepaliveSweep(context)
+        self._keepalive.restart()
         self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
         self._succeeded: dict[FrontendName, Listener | DatagramListener] = {}
         """Those that others have taken the place of, until `shed`."""
@@ -75,8 +81,15 @@ class Engine:
                     self._end(self._listeners.pop(name, None))
                     self._told.pop(name, None)
                 case Tune():
-                    self._context.tune = message
+                    self._tune(message)
         return failures
+
+    def _tune(self, tune: Tune) -> None:
+        before, self._context.tune = self._context.tune, tune
+        if tune.half_closed_idle_s != before.half_closed_idle_s:
+            self._half_closed.restart()
+        if tune.keepalive_s != before.keepalive_s:
+            self._keepalive.restart()
 
     def _listen(self, message: Listen) -> str | None:
         if message.frontend in self._listeners:

@@ -16,12 +16,12 @@ import socket
 import struct
 from typing import NamedTuple, Protocol
 
+from kubeproxy.dataplane.sockets.udp_options import IP_PKTINFO
+
 SLOTS = 32
 """Datagrams of a batch."""
 DATAGRAM_BYTES = 1 << 16
 """No datagram is longer."""
-IP_PKTINFO = 8
-"""linux/in.h; Python 3.11 has no name for it."""
 
 _MIDDLE = 32
 """Where in its slot of `_ENVELOPE_BYTES` an envelope's address ends and its packet information begins."""

@@ -16,14 +16,14 @@ import random
 import select
 import socket
 from collections import OrderedDict, deque
-from contextlib import suppress
 
 from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.dataplane.context import Context, FrontendCounters
 from kubeproxy.dataplane.loop.reactor import LEVEL, Timer
 from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.sockets.client_address import bind_as, can_preserve
-from kubeproxy.dataplane.udp.mmsg import IP_PKTINFO, SLOTS, Arrivals, Departures, host_of, reply_to
+from kubeproxy.dataplane.sockets.udp_options import prepare
+from kubeproxy.dataplane.udp.mmsg import SLOTS, Arrivals, Departures, host_of, reply_to
 from kubeproxy.model import Target
 
 BATCHES = 8
@@ -34,10 +34,6 @@ STREAM_S = 0.001
 """Answers that follow one another within that time are a stream."""
 QUEUE = 256
 """Datagrams that wait for one session; what comes beyond is dropped, as a router would."""
-BUFFER_BYTES = 4 << 20
-"""Socket buffers towards the clients, who share them: some 64 datagrams of the largest size."""
-SO_RCVBUFFORCE, SO_SNDBUFFORCE = 33, 32
-"""asm-generic/socket.h; Python has no names for them."""
 SWEEPS_PER_TIMEOUT = 4
 USED_S = 0.1
 """How exactly it is known when a session was used last: not every datagram is worth a note."""
@@ -347,18 +343,3 @@ class DatagramListener:
         for session in list(self._sessions.values()):
             session.end()
         self._ring.clear()
-
-
-def prepare(sock: socket.socket) -> None:
-    """Set the options of a socket towards clients; again by the process that serves, which may be allowed less."""
-    if sock.family == socket.AF_INET6:
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
-    else:
-        sock.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
-    for force, ask in ((SO_RCVBUFFORCE, socket.SO_RCVBUF), (SO_SNDBUFFORCE, socket.SO_SNDBUF)):
-        if sock.getsockopt(socket.SOL_SOCKET, ask) >= BUFFER_BYTES:
-            continue
-        # Beyond net.core.{r,w}mem_max only with CAP_NET_ADMIN; as far as that allows, without.
-        sock.setsockopt(socket.SOL_SOCKET, ask, BUFFER_BYTES)
-        with suppress(PermissionError):
-            sock.setsockopt(socket.SOL_SOCKET, force, BUFFER_BYTES)

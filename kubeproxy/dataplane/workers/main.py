@@ -25,6 +25,7 @@ from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.messages import Listen, Message, Tune
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
+from kubeproxy.dataplane.tcp.connection import send_backlogs
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.orphan import Orphan
 from kubeproxy.dataplane.workers.protocol import (
@@ -73,7 +74,7 @@ class Worker:
         self._run = run
         self._owner_name = owner_name
         self._reactor = Reactor()
-        self._context = Context(reactor=self._reactor, budget=DescriptorBudget.of_this_process())
+        self._context = Context(reactor=self._reactor, budget=DescriptorBudget.of_this_process(), send=send_backlogs)
         self._engine = Engine(
             self._context,
             open_socket=self._open_socket,
