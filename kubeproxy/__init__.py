@@ -18,7 +18,7 @@ Dial                     finds an endpoint that answers, trying several if it mu
 Connection, Session      moves bytes (TCP) or datagrams (UDP) both ways
 Worker                   a process that runs the data plane; it survives the control process
 Status, Metrics, Log     what an operator sees                                             ``kubeproxy.observability``
-Lifecycle                start, ready, reload, drain, stop                                 ``kubeproxy.daemon.lifecycle``
+Lifecycle                start, ready, reload, drain, stop                                ``kubeproxy.daemon.lifecycle``
 Takeover                 one instance replaces another without losing a connection         ``kubeproxy.daemon.takeover``
 
 From Service to Netfilter is the control plane: rich, slow, may wait for the kernel and the API server. From Message to
