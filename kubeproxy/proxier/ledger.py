@@ -17,6 +17,7 @@ from kubeproxy.dataplane.messages import Listen, Message, Retire
 from kubeproxy.model import (
     NODE_PORTS,
     Address,
+    Claim,
     Destination,
     Endpoint,
     Family,
@@ -339,10 +340,12 @@ class Ledger:
         for destination, fault in self.claims.faults.items():
             for service in sorted({name.service_port.service for name in self.claims.users(destination)}):
                 found[service] = (*found.get(service, ()), fault)
-        for destination, holder, others in self.rules.contests():
-            for name in others:
+        for destination, holder, claim, others in self.rules.contests():
+            for name, lesser in others.items():
                 service = name.service_port.service
-                found[service] = (*found.get(service, ()), f"{name}: {_words(destination)} belongs to {holder}")
+                reason = _REASONS[claim] if claim < lesser else "which comes first"
+                fault = f"{name}: {_words(destination)} belongs to {holder}, {reason}"
+                found[service] = (*found.get(service, ()), fault)
         return found
 
 
@@ -356,6 +359,13 @@ def _depends(view: View, before: NodeFacts, now: NodeFacts) -> bool:
     if not moved.isdisjoint(view.service.external_ips + view.service.load_balancer_ips):
         return True
     return now.preserve is not Preserve.NEVER and any(e.address in moved for s in view.slices for e in s.endpoints)
+
+
+_REASONS = {
+    Claim.ALLOCATED: "to which it is allocated",
+    Claim.LOAD_BALANCER: "whose load balancer address it is",
+}
+"""Why a destination belongs to its holder and not to a Service that comes by it in a lesser way."""
 
 
 def _words(destination: Destination) -> str:
