@@ -31,10 +31,11 @@ from kubeproxy.model import (
 )
 from kubeproxy.proxier.claims import Claims
 from kubeproxy.proxier.endpoints import candidates
-from kubeproxy.proxier.facts import NOWHERE, NodeFacts, Preserve
+from kubeproxy.proxier.facts import NOWHERE, NodeFacts
 from kubeproxy.proxier.plan import Listener, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.ports import NoPort, Ports
 from kubeproxy.proxier.resolve import barred, health, resolve
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions, admit
 from kubeproxy.proxier.rules import Rules
 from kubeproxy.proxier.tracker import Change, View
 
@@ -82,6 +83,7 @@ class Ledger:
         self._families = frozenset(families)
         self._protocols = frozenset(protocols)
         self._facts = NOWHERE
+        self._restrictions = NO_RESTRICTIONS
         self._views: dict[ServiceName, View] = {}
         self._stale: dict[ServiceName, None] = {}
         """To be resolved again, because facts changed that they depend on."""
@@ -110,8 +112,8 @@ class Ledger:
 
     @property
     def denied(self) -> set[FrontendName | Destination]:
-        """What could not be had: frontends without a listener or untold, and ports that others use."""
-        return {*self.faults, *self.claims.faults}
+        """What failed and is tried again: frontends without a listener or untold, and ports that others use."""
+        return {*self.faults, *self.claims.awaited}
 
     def service(self, name: ServiceName) -> Service | None:
         """A Service as its owner has it."""
@@ -145,6 +147,12 @@ class Ledger:
         affected = [name for name, view in self._views.items() if _depends(view, before, facts)]
         self._stale.update(dict.fromkeys(affected))
 
+    def use_restrictions(self, restrictions: Restrictions) -> None:
+        """Services may have so much from now on. All are resolved again by `refresh`."""
+        self._restrictions = restrictions
+        self._stale.update(dict.fromkeys(self._views))
+        self._grant(sorted(name for name in self.claims.use(restrictions) if name in self._asked))
+
     def refresh(self, limit: int) -> int:
         """Resolve up to `limit` Services again that the facts have overtaken; how many."""
         names = list(islice(self._stale, limit))
@@ -154,15 +162,23 @@ class Ledger:
 
     def _resolve(self, name: ServiceName, view: View) -> None:
         self._stale.pop(name, None)
-        service = view.service
-        frontends = () if service is None else resolve(service, view.slices, self._facts)
+        service, slices, remarks = view.service, view.slices, list[str]()
+        if service is not None:
+            service, slices, withheld = admit(
+                service, slices, source=view.owner, restrictions=self._restrictions, facts=self._facts
+            )
+            remarks += [*withheld, *self._unserved(service)]
+        frontends = () if service is None else resolve(service, slices, self._facts)
         served = tuple(f for f in frontends if f.protocol in self._protocols and f.name.family in self._families)
         self._want(name, served, set() if service is None else self._ports_of_ours(service))
-        remarks = [] if service is None else list(self._unserved(service))
         remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
         _set_or_drop(self._remarks, name, tuple(remarks))
         _set_or_drop(self.owners, name, view.owner)
-        _set_or_drop(self.health, name, None if service is None else health(service, view.slices, self._facts))
+        before = self.health.get(name)
+        _set_or_drop(self.health, name, None if service is None else health(service, slices, self._facts))
+        if self.health.get(name) != before:
+            ports = {port: it for it, (port, _) in self.health.items()}
+            self._grant(sorted(name for name in self.claims.reserve_for_health(ports) if name in self._asked))
 
     def _unserved(self, service: Service) -> Iterator[str]:
         for port in service.ports:
@@ -196,7 +212,9 @@ class Ledger:
         for frontend in frontends:
             self._asked[frontend.name] = frontend
             destinations = frontend.destinations | frontend.own_destinations
-            granted |= self.claims.want(frontend.name, frozenset(d for d in destinations if d.address in claimed))
+            claims = frozenset(d for d in destinations if d.address in claimed)
+            external = {d for d in claims if frontend.claims.get(d) is Claim.EXTERNAL}
+            granted |= self.claims.want(frontend.name, claims, external=external)
         _set_or_drop(self._frontends_of, service, names)
         self._grant((*names, *sorted(name for name in granted if name in self._asked and name not in names)))
 
@@ -337,7 +355,7 @@ class Ledger:
         for name, fault in self.faults.items():
             service = name.service_port.service
             found[service] = (*found.get(service, ()), f"{name}: {fault}")
-        for destination, fault in self.claims.faults.items():
+        for destination, fault in (*self.claims.faults.items(), *self.claims.notes.items()):
             for service in sorted({name.service_port.service for name in self.claims.users(destination)}):
                 found[service] = (*found.get(service, ()), fault)
         for destination, holder, claim, others in self.rules.contests():
@@ -358,7 +376,7 @@ def _depends(view: View, before: NodeFacts, now: NodeFacts) -> bool:
         return False
     if not moved.isdisjoint(view.service.external_ips + view.service.load_balancer_ips):
         return True
-    return now.preserve is not Preserve.NEVER and any(e.address in moved for s in view.slices for e in s.endpoints)
+    return any(e.address in moved for s in view.slices for e in s.endpoints)
 
 
 _REASONS = {
