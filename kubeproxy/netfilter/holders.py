@@ -131,15 +131,13 @@ def _overlaps(address: Address, family: int, own: bytes, *, v6only: bool) -> boo
 
 def _search(link: str, expired: Callable[[], bool]) -> tuple[int, str] | None:
     """The process that has an open file of that name, and its command line; None: not found in time."""
-    for process in os.scandir("/proc"):
-        if not process.name.isdecimal():
-            continue
-        with suppress(OSError):  # it has ended, or is another user's
-            for descriptor in os.scandir(f"{process.path}/fd"):
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError), os.scandir(f"/proc/{process}/fd") as descriptors:  # ended, or another user's
+            for descriptor in descriptors:
                 if expired():
                     return None
                 if os.readlink(descriptor.path) == link:
-                    return int(process.name), _command(Path(process.path))
+                    return int(process), _command(Path("/proc", process))
     return None
 
 
