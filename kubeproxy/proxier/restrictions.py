@@ -56,9 +56,9 @@ class Restrictions:
     """The configured restrictions. The default restricts nothing, and leaves node ports to processes that have them."""
 
     denied_endpoints: Blocks = NO_BLOCKS
-    """Never dialed, whichever source names them."""
+    """Never dialed for `trusted` sources."""
     denied_foreign_endpoints: Blocks = NO_BLOCKS
-    """Never dialed for sources other than `trusted`."""
+    """Never dialed for other sources."""
     deny_node: bool = False
     """Whether this node's addresses are endpoints for sources other than `trusted` only on this node (nodeName)."""
     trusted: frozenset[str] | None = None
@@ -151,10 +151,8 @@ def _refusal(
     endpoint: Endpoint, restrictions: Restrictions, facts: NodeFacts, *, trusted: bool, of_api_server: bool
 ) -> str:
     address = endpoint.address
-    if address in restrictions.denied_endpoints:
-        return _DENIED
     if trusted:
-        return ""
+        return _DENIED if address in restrictions.denied_endpoints else ""
     if address in restrictions.denied_foreign_endpoints:
         return _DENIED
     if _is_loopback(address):
