@@ -283,12 +283,12 @@ class Claims:
             holders: Sequence[Holder] | None = self._find_holders(place.protocol, address, place.port)
         except OSError:
             holders = None
-        whose = ", ".join(map(str, holders or ())) or "another process"
+        names = ", ".join(map(str, holders or ())) or "another process"
         if address == NODE_PORTS[place.family] and self._takes(holders):
-            holding.notes[address] = f"{what} is served, though it is in use by another process of this host: {whose}"
+            holding.notes[address] = f"{what} is served, though it is in use by another process of this host: {names}"
             return
         holding.faults[address] = (
-            f"{what} is not served: another process of this host uses that port: {whose}; it is tried again"
+            f"{what} is not served: another process of this host uses that port: {names}; it is tried again"
         )
         strangers = [holder for holder in holders or () if not holder.ours]
         if strangers:

@@ -35,7 +35,7 @@ from kubeproxy.proxier.facts import NOWHERE, NodeFacts
 from kubeproxy.proxier.plan import Listener, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.ports import NoPort, Ports
 from kubeproxy.proxier.resolve import barred, health, resolve
-from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions, admit
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Admitted, Restrictions, admit
 from kubeproxy.proxier.rules import Rules
 from kubeproxy.proxier.tracker import Change, View
 
@@ -121,13 +121,18 @@ class Ledger:
         return None if view is None else view.service
 
     def candidates(self, name: FrontendName) -> dict[Target, Endpoint]:
-        """Everybody who listens for a frontend's service port in its family, whether chosen or not."""
+        """The endpoints of a frontend's service port in its family, whether chosen or not, without those that are
+        withheld (see `restrictions`), which no condition would bring back."""
         view = self._views.get(name.service_port.service)
         ports = () if view is None or view.service is None else view.service.ports
         port = next((port for port in ports if port.name == name.service_port.port), None)
         if view is None or port is None:
             return {}
-        return {it.target: it.endpoint for it in candidates(view.slices, port, name.family)}
+        slices = self._admit(view.service, view).slices if view.service is not None else ()
+        return {it.target: it.endpoint for it in candidates(slices, port, name.family)}
+
+    def _admit(self, service: Service, view: View) -> Admitted:
+        return admit(service, view.slices, source=view.owner, restrictions=self._restrictions, facts=self._facts)
 
     # What is wanted.
 
@@ -164,9 +169,7 @@ class Ledger:
         self._stale.pop(name, None)
         service, slices, remarks = view.service, view.slices, list[str]()
         if service is not None:
-            service, slices, withheld = admit(
-                service, slices, source=view.owner, restrictions=self._restrictions, facts=self._facts
-            )
+            service, slices, withheld = self._admit(service, view)
             remarks += [*withheld, *self._unserved(service)]
         frontends = () if service is None else resolve(service, slices, self._facts)
         served = tuple(f for f in frontends if f.protocol in self._protocols and f.name.family in self._families)

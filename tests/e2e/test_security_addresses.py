@@ -31,7 +31,7 @@ PUBLIC = ("0.0.0.0", 10256)
 
 @pytest.fixture(scope="module")
 def mirrors(theatre: Stage) -> Stage:
-    """Pods that say who they are; and a metadata service on the client's host, to which the node's routes lead."""
+    """Pods with mirrors; and a metadata service on the client's host, to which the node's routes lead."""
     start_mirrors(theatre)
     theatre.client.ip(*(f"addr add {address} dev lo" for address in METADATA.values()))
     theatre.client.popen([sys.executable, "-S", "-E", mirror.__file__, "metadata", str(MIRROR)])
@@ -101,7 +101,7 @@ def _pod(index: int) -> dict[int, str]:
 
 
 def says(stage: Stage, address: str, port: int = 80) -> str | None:
-    """Who answers the client, and the node itself."""
+    """The name that answers the client and the node itself; None: there is no answer."""
     found = [heard(host, (address, port), "TCP", timeout_s=2.0) for host in stage.asking]
     names = {None if it is None else it.pod for it in found}
     return names.pop() if len(names) == 1 else f"several: {found}"
@@ -342,7 +342,7 @@ def test_finding_9_an_unprivileged_user_gets_no_clients_of_a_node_port(
         assert again.terminate() == 0
         kept = serve(stage, api, netfilter, "--node-port-conflict=keep")
         await_problem(kept, "tenant/web", "is not served", "of user 65534")
-        until(lambda: heard(stage.client, (NODE[V4], 30080), "TCP") is not None, "somebody answers")
+        until(lambda: heard(stage.client, (NODE[V4], 30080), "TCP") is not None, "the port answers")
         assert hear(stage.client, (NODE[V4], 30080), "TCP").pod == "squatter"
         squatter.close()
         await_said(stage, "pod-1", *NODE.values(), port=30080)

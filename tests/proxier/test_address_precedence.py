@@ -102,7 +102,7 @@ async def test_a_cluster_ip_displaces_an_external_address_that_was_first() -> No
         await node.close()
 
 
-async def test_a_restart_lets_nobody_win_by_alphabet() -> None:
+async def test_no_service_wins_a_restart_by_its_name() -> None:
     node = Node()
     thief, victim = external("atenant/extsteal", STOLEN[4], NEW), allocated("np", STOLEN[4], OLD)
     node.tracker.replace_services(SOURCE, [thief, victim])

@@ -24,7 +24,7 @@ from kubeproxy.proxier import NodeFacts
 from kubeproxy.proxier.blocks import Blocks
 from kubeproxy.proxier.restrictions import Admitted, NodePortConflict, Restrictions, admit
 from kubeproxy.settings import restrictions
-from tests.proxier.builders import destination, endpoint_slice, name, service, targets
+from tests.proxier.builders import destination, endpoint_slice, frontend_name, name, service, targets
 from tests.proxier.node import SOURCE, Node
 
 OWN, OWN6 = Address("192.0.2.1"), Address("2001:db8::1")
@@ -141,7 +141,7 @@ def test_external_addresses_lie_where_they_may() -> None:
 
 
 class Ports:
-    """Who has which port, as the kernel would say."""
+    """The processes that have a port, as the kernel would say."""
 
     def __init__(self) -> None:
         self.holders: dict[int, tuple[Holder, ...]] = {}
@@ -363,4 +363,5 @@ async def test_an_endpoint_becomes_this_nodes_and_is_not_dialed_any_more() -> No
     await node.pass_time(2.0)
     assert node.answers("10.96.0.1:80") == SERVED
     assert "10.0.0.2: an address of this node" in problem(node, "web")
+    assert node.proxier.candidates(frontend_name("web")).keys() == set(SERVED)
     await node.close()
