@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -346,26 +345,3 @@ def test_finding_9_an_unprivileged_user_gets_no_clients_of_a_node_port(
         assert hear(stage.client, (NODE[V4], 30080), "TCP").pod == "squatter"
         squatter.close()
         await_said(stage, "pod-1", *NODE.values(), port=30080)
-
-
-def test_the_finder_sees_whose_port_it_is(stage: Stage) -> None:
-    """By sock_diag, in both families, for TCP and UDP."""
-    from kubeproxy.model import Address, Protocol
-    from kubeproxy.netfilter.holders import Holders
-
-    with (
-        stage.node.entered(),
-        socket.socket(socket.AF_INET6) as both,
-        socket.socket(type=socket.SOCK_DGRAM) as datagrams,
-    ):
-        both.bind(("::", 31000))
-        datagrams.bind((NODE[V4], 31000))
-        assert Holders()(Protocol.TCP, Address("0.0.0.0"), 31000) == ()
-        both.listen()
-        for address in ("0.0.0.0", "::", NODE[V4], NODE[V6]):
-            (holder,) = Holders()(Protocol.TCP, Address(address), 31000)
-            assert (holder.uid, holder.privileged) == (0, True)
-        assert len(Holders()(Protocol.UDP, Address("0.0.0.0"), 31000)) == 1
-        assert len(Holders()(Protocol.UDP, Address(NODE[V4]), 31000)) == 1
-        assert Holders()(Protocol.UDP, Address("127.0.0.1"), 31000) == ()
-        assert Holders()(Protocol.UDP, Address("::"), 31000) == ()
