@@ -177,9 +177,9 @@ class Ledger:
         remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
         _set_or_drop(self._remarks, name, tuple(remarks))
         _set_or_drop(self.owners, name, view.owner)
-        before = self.health.get(name)
+        before, _ = self.health.get(name, (0, 0))
         _set_or_drop(self.health, name, None if service is None else health(service, slices, self._facts))
-        if self.health.get(name) != before:
+        if self.health.get(name, (0, 0))[0] != before:
             ports = {port: it for it, (port, _) in self.health.items()}
             self._grant(sorted(name for name in self.claims.reserve_for_health(ports) if name in self._asked))
 
