@@ -31,6 +31,7 @@ from kubeproxy.netfilter import conntrack_limits
 from kubeproxy.netfilter.cleanup import cleanup_all, disarm
 from kubeproxy.netfilter.conntrack import NoConntrack
 from kubeproxy.netfilter.conntrack_kernel import KernelConntrack
+from kubeproxy.netfilter.holders import Holders
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.select import select
 from kubeproxy.notify import own_notifier
@@ -47,7 +48,7 @@ from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
 from kubeproxy.reception import Reception
 from kubeproxy.settings import conntrack_limits as wanted_conntrack_limits
-from kubeproxy.settings import periods, port_range, tune
+from kubeproxy.settings import periods, port_range, restrictions, tune
 from kubeproxy.succession import Duties, Succession
 from kubeproxy.surroundings import Surroundings
 from kubeproxy.tasks import TaskSet
@@ -257,6 +258,8 @@ class Daemon:
             periods=periods(configuration),
             families=self._surroundings.families,
             facts=self._surroundings.facts(),
+            restrictions=restrictions(configuration),
+            find_holders=Holders(),
             landing=self._surroundings.landing,
             bind=self._surroundings.bind,
             guard_sockets=self._can_guard_sockets,
@@ -333,6 +336,7 @@ class Daemon:
         logging.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
         self._proxier.set_periods(periods(new))
         self._proxier.set_port_range(port_range(new))
+        self._proxier.set_restrictions(restrictions(new))
         self._health.timeout_s = 2 * new.sync_period_s
         await self._data_plane.send([tune(new)])
         self._use_access_log()

@@ -17,6 +17,7 @@ from kubeproxy.dataplane.messages import Listen, Message, Retire
 from kubeproxy.model import (
     NODE_PORTS,
     Address,
+    Claim,
     Destination,
     Endpoint,
     Family,
@@ -30,10 +31,11 @@ from kubeproxy.model import (
 )
 from kubeproxy.proxier.claims import Claims
 from kubeproxy.proxier.endpoints import candidates
-from kubeproxy.proxier.facts import NOWHERE, NodeFacts, Preserve
+from kubeproxy.proxier.facts import NOWHERE, NodeFacts
 from kubeproxy.proxier.plan import Listener, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.ports import NoPort, Ports
 from kubeproxy.proxier.resolve import barred, health, resolve
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Admitted, Restrictions, admit
 from kubeproxy.proxier.rules import Rules
 from kubeproxy.proxier.tracker import Change, View
 
@@ -81,6 +83,7 @@ class Ledger:
         self._families = frozenset(families)
         self._protocols = frozenset(protocols)
         self._facts = NOWHERE
+        self._restrictions = NO_RESTRICTIONS
         self._views: dict[ServiceName, View] = {}
         self._stale: dict[ServiceName, None] = {}
         """To be resolved again, because facts changed that they depend on."""
@@ -109,8 +112,8 @@ class Ledger:
 
     @property
     def denied(self) -> set[FrontendName | Destination]:
-        """What could not be had: frontends without a listener or untold, and ports that others use."""
-        return {*self.faults, *self.claims.faults}
+        """What failed and is tried again: frontends without a listener or untold, and ports that others use."""
+        return {*self.faults, *self.claims.awaited}
 
     def service(self, name: ServiceName) -> Service | None:
         """A Service as its owner has it."""
@@ -118,13 +121,18 @@ class Ledger:
         return None if view is None else view.service
 
     def candidates(self, name: FrontendName) -> dict[Target, Endpoint]:
-        """Everybody who listens for a frontend's service port in its family, whether chosen or not."""
+        """The endpoints of a frontend's service port in its family, whether chosen or not, without those that are
+        withheld (see `restrictions`), which no condition would bring back."""
         view = self._views.get(name.service_port.service)
         ports = () if view is None or view.service is None else view.service.ports
         port = next((port for port in ports if port.name == name.service_port.port), None)
         if view is None or port is None:
             return {}
-        return {it.target: it.endpoint for it in candidates(view.slices, port, name.family)}
+        slices = self._admit(view.service, view).slices if view.service is not None else ()
+        return {it.target: it.endpoint for it in candidates(slices, port, name.family)}
+
+    def _admit(self, service: Service, view: View) -> Admitted:
+        return admit(service, view.slices, source=view.owner, restrictions=self._restrictions, facts=self._facts)
 
     # What is wanted.
 
@@ -144,6 +152,12 @@ class Ledger:
         affected = [name for name, view in self._views.items() if _depends(view, before, facts)]
         self._stale.update(dict.fromkeys(affected))
 
+    def use_restrictions(self, restrictions: Restrictions) -> None:
+        """Services may have so much from now on. All are resolved again by `refresh`."""
+        self._restrictions = restrictions
+        self._stale.update(dict.fromkeys(self._views))
+        self._grant(sorted(name for name in self.claims.use(restrictions) if name in self._asked))
+
     def refresh(self, limit: int) -> int:
         """Resolve up to `limit` Services again that the facts have overtaken; how many."""
         names = list(islice(self._stale, limit))
@@ -153,15 +167,21 @@ class Ledger:
 
     def _resolve(self, name: ServiceName, view: View) -> None:
         self._stale.pop(name, None)
-        service = view.service
-        frontends = () if service is None else resolve(service, view.slices, self._facts)
+        service, slices, remarks = view.service, view.slices, list[str]()
+        if service is not None:
+            service, slices, withheld = self._admit(service, view)
+            remarks += [*withheld, *self._unserved(service)]
+        frontends = () if service is None else resolve(service, slices, self._facts)
         served = tuple(f for f in frontends if f.protocol in self._protocols and f.name.family in self._families)
         self._want(name, served, set() if service is None else self._ports_of_ours(service))
-        remarks = [] if service is None else list(self._unserved(service))
         remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
         _set_or_drop(self._remarks, name, tuple(remarks))
         _set_or_drop(self.owners, name, view.owner)
-        _set_or_drop(self.health, name, None if service is None else health(service, view.slices, self._facts))
+        before, _ = self.health.get(name, (0, 0))
+        _set_or_drop(self.health, name, None if service is None else health(service, slices, self._facts))
+        if self.health.get(name, (0, 0))[0] != before:
+            ports = {port: it for it, (port, _) in self.health.items()}
+            self._grant(sorted(name for name in self.claims.reserve_for_health(ports) if name in self._asked))
 
     def _unserved(self, service: Service) -> Iterator[str]:
         for port in service.ports:
@@ -195,7 +215,9 @@ class Ledger:
         for frontend in frontends:
             self._asked[frontend.name] = frontend
             destinations = frontend.destinations | frontend.own_destinations
-            granted |= self.claims.want(frontend.name, frozenset(d for d in destinations if d.address in claimed))
+            claims = frozenset(d for d in destinations if d.address in claimed)
+            external = {d for d in claims if frontend.claims.get(d) is Claim.EXTERNAL}
+            granted |= self.claims.want(frontend.name, claims, external=external)
         _set_or_drop(self._frontends_of, service, names)
         self._grant((*names, *sorted(name for name in granted if name in self._asked and name not in names)))
 
@@ -336,13 +358,15 @@ class Ledger:
         for name, fault in self.faults.items():
             service = name.service_port.service
             found[service] = (*found.get(service, ()), f"{name}: {fault}")
-        for destination, fault in self.claims.faults.items():
+        for destination, fault in (*self.claims.faults.items(), *self.claims.notes.items()):
             for service in sorted({name.service_port.service for name in self.claims.users(destination)}):
                 found[service] = (*found.get(service, ()), fault)
-        for destination, holder, others in self.rules.contests():
-            for name in others:
+        for destination, holder, claim, others in self.rules.contests():
+            for name, lesser in others.items():
                 service = name.service_port.service
-                found[service] = (*found.get(service, ()), f"{name}: {_words(destination)} belongs to {holder}")
+                reason = _REASONS[claim] if claim < lesser else "which comes first"
+                fault = f"{name}: {_words(destination)} belongs to {holder}, {reason}"
+                found[service] = (*found.get(service, ()), fault)
         return found
 
 
@@ -355,7 +379,14 @@ def _depends(view: View, before: NodeFacts, now: NodeFacts) -> bool:
         return False
     if not moved.isdisjoint(view.service.external_ips + view.service.load_balancer_ips):
         return True
-    return now.preserve is not Preserve.NEVER and any(e.address in moved for s in view.slices for e in s.endpoints)
+    return any(e.address in moved for s in view.slices for e in s.endpoints)
+
+
+_REASONS = {
+    Claim.ALLOCATED: "to which it is allocated",
+    Claim.LOAD_BALANCER: "whose load balancer address it is",
+}
+"""Why a destination belongs to its holder and not to a Service that comes by it in a lesser way."""
 
 
 def _words(destination: Destination) -> str:
