@@ -50,6 +50,7 @@ class Tally:
         "dropped",
         "evicted",
         "frontend",
+        "looped",
         "nobody",
         "refused",
         "share",
@@ -70,6 +71,7 @@ class Tally:
         self.dial_retries = 0
         self.dropped = 0
         self.evicted = 0
+        self.looped = 0
         self.bytes_in = [0]
         self.bytes_out = [0]
 

@@ -22,6 +22,7 @@ from kubeproxy.dataplane.balancer import Balancer
 from kubeproxy.dataplane.batches import IP_PKTINFO, SLOTS, Arrivals, Departures, host_of, reply_to
 from kubeproxy.dataplane.context import Context, Tally
 from kubeproxy.dataplane.messages import SetEndpoints
+from kubeproxy.dataplane.outgoing import IP_RECVTTL, IPV6_RECVHOPLIMIT, hops_left, limit_hops, mark
 from kubeproxy.dataplane.reactor import LEVEL, Timer
 from kubeproxy.dataplane.transparent import bind_as, can_preserve
 from kubeproxy.model import Target
@@ -111,16 +112,22 @@ class Session:
         "_answered",
         "_avoid",
         "_envelope",
+        "_hops",
         "_reply",
         "_socket",
         "_target",
+        "hops",
         "last_used",
         "listener",
         "queue",
     )
 
-    def __init__(self, listener: DatagramListener, envelope: bytes) -> None:
+    def __init__(self, listener: DatagramListener, envelope: bytes, hops: int) -> None:
+        """`hops`: how many its first datagram had left."""
         self.listener = listener
+        self.hops = hops
+        """The fewest that any of its datagrams had left."""
+        self._hops = hops_left(hops)
         self.last_used = listener.context.reactor.now
         self.queue: deque[bytes] = deque()
         """From the client, to be sent on when it is this session's turn."""
@@ -180,6 +187,8 @@ class Session:
         except OSError:
             return None
         try:
+            mark(sock)
+            limit_hops(sock, self._hops)
             if target in listener.preserve and can_preserve(client, target.address):
                 bind_as(sock, client)
             sock.connect(target)
@@ -228,6 +237,17 @@ class Session:
         if self._socket is not None:
             self.listener.context.reactor.close(self._socket.detach())
         self._socket = self._target = None
+
+    def tighten(self, hops: int) -> bool:
+        """A datagram comes with fewer hops left than any before; whether it may go on. A port that is used again may
+        close a ring of sessions, in which each datagram has to come to its end all the same."""
+        left = hops_left(hops)
+        if not left:
+            return False
+        self.hops, self._hops = hops, left
+        if self._socket is not None:
+            limit_hops(self._socket, left)
+        return True
 
     def leave(self, endpoints: frozenset[Target]) -> None:
         """These are the endpoints from now on: if its own is not among them, the next datagram goes to another."""
@@ -281,15 +301,16 @@ class DatagramListener:
             except OSError:
                 # An ICMP error for an earlier answer: that client's business.
                 continue
-            for envelope, datagram in arrived:
+            for (envelope, datagram), hops in zip(arrived, self.arrivals.hops):
                 session = sessions.get(envelope)
                 if session is None:
-                    session = self._welcome(envelope)
+                    session = self._welcome(envelope, hops)
                     if session is None:
-                        self.tally.dropped += 1
-                        self.context.touched.add(self.tally)
                         continue
-                elif now - session.last_used >= USED_S:
+                elif hops < session.hops and not session.tighten(hops):
+                    self.tally.looped += 1
+                    continue
+                if now - session.last_used >= USED_S:
                     self.sessions.used(session, now)
                 queue = session.queue
                 if not queue:
@@ -304,10 +325,17 @@ class DatagramListener:
             self._sending = True
             self.context.reactor.at_end(self._send_on)
 
-    def _welcome(self, envelope: bytes) -> Session | None:
-        if not self.sessions.make_room():
+    def _welcome(self, envelope: bytes, hops: int) -> Session | None:
+        """The session of a client that has none; None where it gets none, and its datagram is dropped."""
+        if not hops_left(hops):
+            self.tally.looped += 1
+            self.context.touched.add(self.tally)
             return None
-        session = Session(self, envelope)
+        if not self.sessions.make_room():
+            self.tally.dropped += 1
+            self.context.touched.add(self.tally)
+            return None
+        session = Session(self, envelope, hops)
         self._sessions[envelope] = session
         self.sessions.add(session)
         self.tally.accepted += 1
@@ -353,8 +381,10 @@ def prepare(sock: socket.socket) -> None:
     """Set the options of a socket towards clients; again by the process that serves, which may be allowed less."""
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVHOPLIMIT, 1)
     else:
         sock.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+        sock.setsockopt(socket.IPPROTO_IP, IP_RECVTTL, 1)
     for force, ask in ((SO_RCVBUFFORCE, socket.SO_RCVBUF), (SO_SNDBUFFORCE, socket.SO_SNDBUF)):
         if sock.getsockopt(socket.SOL_SOCKET, ask) >= BUFFER_BYTES:
             continue

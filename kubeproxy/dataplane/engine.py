@@ -252,6 +252,7 @@ def _counters_of(listener: Listener | DatagramListener) -> Counters:
         dial_retries=tally.dial_retries,
         dropped=tally.dropped,
         evicted=tally.evicted,
+        looped=tally.looped,
         affinity_entries=listener.balancer.affinity_entries,
         bytes_in=tally.bytes_in[0],
         bytes_out=tally.bytes_out[0],
