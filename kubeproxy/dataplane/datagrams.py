@@ -301,7 +301,7 @@ class DatagramListener:
             except OSError:
                 # An ICMP error for an earlier answer: that client's business.
                 continue
-            for (envelope, datagram), hops in zip(arrived, self.arrivals.hops):
+            for (envelope, datagram), hops in zip(arrived, self.arrivals.hops, strict=False):
                 session = sessions.get(envelope)
                 if session is None:
                     session = self._welcome(envelope, hops)

@@ -6,10 +6,10 @@ nodes. Each connection would then be accepted by a proxy and dialed for again, w
 The *mark* (SO_MARK) is what our rules look for before they redirect a packet of this host, so a dial of ours is never
 redirected here. Setting it takes CAP_NET_RAW since Linux 5.17, before that CAP_NET_ADMIN.
 
-The *hop limit* (IP_TTL, IPV6_UNICAST_HOPS) goes down with every proxy, as it does with every router: a dial has what the
-client's own packet had left, less `COST`. It needs no privilege, and it holds over any number of nodes, because they
-tell one another by the packets themselves. What a client's packet had left is known of a TCP client by its SYN, which
-the kernel saves for us (TCP_SAVE_SYN), and of a datagram by its control message.
+The *hop limit* (IP_TTL, IPV6_UNICAST_HOPS) goes down with every proxy, as it does with every router: a dial has what
+the client's own packet had left, less `COST`. It needs no privilege, and it holds over any number of nodes, because the
+packets themselves carry it. What a client's packet had left is known of a TCP client by its SYN, which the kernel saves
+for us (TCP_SAVE_SYN), and of a datagram by its control message.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ class Trial:
 
     def begin(self, *, client: str | None, hops: int) -> None:
         """Dial it, from the address of `client` if one is given: a network policy may let that one in alone. At most
-        so many `hops` away, as for the client. If this host cannot now, the endpoint stays aside until its next trial."""
+        so many `hops` away, as for the client. If this host cannot now, the endpoint stays aside until its next
+        trial."""
         context = self._context
         if not context.budget.take(1):
             return

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.netns
 LIMIT = "--nofile=1024:1024"
 HOPS = 8
 """How many proxies in a row a client may pass."""
+LEADS_BACK = "leads back to this proxy"
 FAMILIES = (4, 6)
 PROTOCOLS = ("TCP", "UDP")
 
@@ -125,7 +126,7 @@ def test_a_service_whose_endpoint_is_a_service_address_takes_nothing_from_others
     status = daemon.get("/statusz?format=json", address=METRICS).body
     for loop in LOOPS:
         assert re.search(rf"default/{loop.name}\b", status)
-    assert "leads back to this proxy" in status
+    assert LEADS_BACK in status
     log = daemon.log()
     assert "Traceback" not in log, log
 
@@ -156,7 +157,8 @@ def test_endpoints_that_lead_back_come_and_go_with_the_services_they_lead_to(sta
     taker["spec"]["ports"] = [{"name": "http", "port": 8080}]
     stage.write("taker", taker)
     stage.await_refusal()
-    assert "leads back to this proxy" in daemon.get("/statusz?format=json", address=METRICS).body
+    until(lambda: LEADS_BACK in daemon.get("/statusz?format=json", address=METRICS).body, "the status says why")
+    until(lambda: LEADS_BACK in daemon.log(), "the log says why")
     stage.remove("taker")
     stage.await_answers(0)
 
