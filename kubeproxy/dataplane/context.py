@@ -126,7 +126,7 @@ class Context:
     @tune.setter
     def tune(self, tune: Tune) -> None:
         before, self._tune = self._tune, tune
-        if tune.half_closed_idle_s != before.half_closed_idle_s:
+        if (tune.half_closed_idle_s, tune.unanswered_idle_s) != (before.half_closed_idle_s, before.unanswered_idle_s):
             self._sweep.restart()
         if tune.keepalive_s != before.keepalive_s:
             self._keepalive.restart()

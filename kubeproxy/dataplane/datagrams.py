@@ -45,11 +45,13 @@ USED_S = 0.1
 
 
 class Sessions:
-    """All sessions of a process, the idlest first."""
+    """All sessions of a process, those of each listener by themselves, the idlest first."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._by_idleness: OrderedDict[Session, None] = OrderedDict()
+        self._count = 0
+        self._by_idleness: dict[DatagramListener, OrderedDict[Session, None]] = {}
+        """Of the listeners that have any."""
         self._timer: Timer | None = None
         self._mail: dict[int, tuple[Arrivals, Departures]] = {}
 
@@ -62,35 +64,63 @@ class Sessions:
         return mail
 
     def __len__(self) -> int:
-        return len(self._by_idleness)
+        return self._count
 
-    def make_room(self) -> bool:
-        """Claim a descriptor for one more; the idlest session goes if there is none. False if there is nothing to
-        give up."""
-        while len(self._by_idleness) >= self._context.tune.udp_sessions_max or not self._context.budget.take(1):
-            if not self._by_idleness:
-                return False
-            idlest = next(iter(self._by_idleness))
-            idlest.listener.tally.evicted += 1
-            idlest.end()
-        return True
+    def make_room(self, listener: DatagramListener) -> bool:
+        """Claim a descriptor for one more session of a listener; False if there is none.
+
+        Where there is no room, a listener that has an equal part of all sessions or more gives up its own idlest one,
+        and for any other the listener with the most sessions does: a flood takes nothing from others.
+        """
+        while self._count > self._context.tune.udp_sessions_max:  # which was lowered
+            self._evict(max(self._by_idleness.values(), key=len))
+        if self._has_room(listener):
+            return True
+        own = self._by_idleness.get(listener)
+        if own is None or len(own) * len(self._by_idleness) < self._count:
+            largest = max(self._by_idleness.values(), key=len, default=own)
+            if largest and largest is not own:
+                self._evict(largest)
+                if self._has_room(listener):
+                    return True
+        if own:
+            self._evict(own)
+            # Not a matter of fairness: it has as many as before.
+            self._context.budget.take_back(1, listener.tally.share)
+            return True
+        return False
+
+    def _has_room(self, listener: DatagramListener) -> bool:
+        return self._count < self._context.tune.udp_sessions_max and self._context.budget.take(1, listener.tally.share)
+
+    def _evict(self, some: OrderedDict[Session, None]) -> None:
+        idlest = next(iter(some))
+        idlest.listener.tally.evicted += 1
+        self._context.touched.add(idlest.listener.tally)
+        idlest.end()
 
     def add(self, session: Session) -> None:
         """One more, active now."""
-        self._by_idleness[session] = None
+        self._by_idleness.setdefault(session.listener, OrderedDict())[session] = None
+        self._count += 1
         if self._timer is None:
             self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
 
     def used(self, session: Session, now: float) -> None:
         """It is the least idle now. To be told when that was last said `USED_S` ago."""
         session.last_used = now
-        self._by_idleness.move_to_end(session)
+        self._by_idleness[session.listener].move_to_end(session)
 
     def remove(self, session: Session) -> None:
         """It has ended."""
-        if session in self._by_idleness:
-            del self._by_idleness[session]
-            self._context.budget.give(1)
+        listener = session.listener
+        sessions = self._by_idleness.get(listener, {})
+        if session in sessions:
+            del sessions[session]
+            if not sessions:
+                del self._by_idleness[listener]
+            self._count -= 1
+            self._context.budget.give(1, listener.tally.share)
 
     @property
     def _sweep_s(self) -> float:
@@ -99,8 +129,9 @@ class Sessions:
     def _sweep(self) -> None:
         self._timer = None
         expired = self._context.reactor.now - self._context.tune.udp_idle_s - USED_S
-        while self._by_idleness and (idlest := next(iter(self._by_idleness))).last_used <= expired:
-            idlest.end()
+        for sessions in tuple(self._by_idleness.values()):
+            while sessions and (idlest := next(iter(sessions))).last_used <= expired:
+                idlest.end()
         if self._by_idleness:
             self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
 
@@ -331,7 +362,7 @@ class DatagramListener:
             self.tally.looped += 1
             self.context.touched.add(self.tally)
             return None
-        if not self.sessions.make_room():
+        if not self.sessions.make_room(self):
             self.tally.dropped += 1
             self.context.touched.add(self.tally)
             return None
