@@ -112,6 +112,8 @@ class Context:
         self.dial_times = DialTimes()
         self.portless = 0
         """Dials that failed because all of this host's ports towards the endpoint were in use."""
+        self.looped = 0
+        """Connections and datagrams that had come through too many proxies."""
         self.journal = Journal()
         self._sweep = HalfClosedSweep(self)
         self._sweep.restart()

@@ -114,8 +114,8 @@ class Sessions:
     def remove(self, session: Session) -> None:
         """It has ended."""
         listener = session.listener
-        sessions = self._by_idleness.get(listener, {})
-        if session in sessions:
+        sessions = self._by_idleness.get(listener)
+        if sessions is not None and session in sessions:
             del sessions[session]
             if not sessions:
                 del self._by_idleness[listener]
@@ -339,7 +339,7 @@ class DatagramListener:
                     if session is None:
                         continue
                 elif hops < session.hops and not session.tighten(hops):
-                    self.tally.looped += 1
+                    self._refuse_loop()
                     continue
                 if now - session.last_used >= USED_S:
                     self.sessions.used(session, now)
@@ -359,8 +359,7 @@ class DatagramListener:
     def _welcome(self, envelope: bytes, hops: int) -> Session | None:
         """The session of a client that has none; None where it gets none, and its datagram is dropped."""
         if not hops_left(hops):
-            self.tally.looped += 1
-            self.context.touched.add(self.tally)
+            self._refuse_loop()
             return None
         if not self.sessions.make_room(self):
             self.tally.dropped += 1
@@ -373,6 +372,12 @@ class DatagramListener:
         self.tally.active += 1
         self.context.touched.add(self.tally)
         return session
+
+    def _refuse_loop(self) -> None:
+        """A datagram has come through too many proxies."""
+        self.tally.looped += 1
+        self.context.looped += 1
+        self.context.touched.add(self.tally)
 
     def _send_on(self) -> None:
         """One round: each session its share."""

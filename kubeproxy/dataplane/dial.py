@@ -101,6 +101,7 @@ class Dial:
             return
         if not self._hops:
             self._tally.looped += 1
+            context.looped += 1
             self._end("loop")
             return
         try:

@@ -209,6 +209,7 @@ class Engine:
             unlogged=context.journal.forgotten,
             memory_shortages=context.memory.shortages,
             portless=context.portless,
+            looped=context.looped,
         )
 
     def take_ended(self) -> list[Ended]:

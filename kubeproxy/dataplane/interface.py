@@ -83,6 +83,8 @@ class Vitals(Struct, frozen=True):
     """Grows while there is no memory for more clients."""
     portless: int = 0
     """Dials that failed because all of this host's ports towards the endpoint were in use."""
+    looped: int = 0
+    """Connections and datagrams that had come through too many proxies."""
 
 
 class Ill(Struct, frozen=True):

@@ -687,7 +687,7 @@ def test_an_internal_error_is_one_line_and_a_status() -> None:
     )
     with ours, theirs:
         done = subprocess.run(
-            [sys.executable, "-c", script, str(theirs.fileno()), "2", "0", "", ""],
+            [sys.executable, "-c", script, str(theirs.fileno()), "2", "", ""],
             pass_fds=[theirs.fileno()],
             capture_output=True,
             text=True,
