@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import socket
-from contextlib import suppress
 
 from kubeproxy import privileges
 from kubeproxy.model import MARK
@@ -27,6 +26,7 @@ COST = 8
 """What one proxy takes of it: a loop over any number of nodes ends after eight of them. The most distant hosts are some
 30 routers away, and hosts begin with 64, 128 or 255, so endpoints remain in reach of any client."""
 
+_SOCKET, _SO_MARK, _TCP = int(socket.SOL_SOCKET), int(socket.SO_MARK), int(socket.IPPROTO_TCP)
 _TCP_SAVE_SYN, _TCP_SAVED_SYN = 27, 28
 """linux/tcp.h; Python has no names for them."""
 IP_RECVTTL, IPV6_RECVHOPLIMIT = 12, 51
@@ -36,10 +36,11 @@ _SYN_BYTES = 256
 and count as if they said nothing."""
 
 _getsockopt = ctypes.CDLL(None).getsockopt
-_getsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-_syn = ctypes.create_string_buffer(_SYN_BYTES)
-_syn_length = ctypes.c_uint32()
-_syn_length_at = ctypes.addressof(_syn_length)
+_getsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_buffer = ctypes.create_string_buffer(_SYN_BYTES)
+_length = ctypes.c_uint32()
+_syn, _syn_at, _length_at = memoryview(_buffer).cast("B"), ctypes.addressof(_buffer), ctypes.addressof(_length)
+"""One for all clients: a SYN is read and forgotten."""
 
 
 def save_syns(listener: socket.socket) -> None:
@@ -49,10 +50,10 @@ def save_syns(listener: socket.socket) -> None:
 
 def hops_of(client: int) -> int:
     """How many hops an accepted client's SYN had left; 0 where the kernel does not know, as with a SYN cookie."""
-    _syn_length.value = _SYN_BYTES
-    if _getsockopt(client, socket.IPPROTO_TCP, _TCP_SAVED_SYN, _syn, _syn_length_at) < 0 or _syn_length.value < 40:
+    _length.value = _SYN_BYTES
+    if _getsockopt(client, _TCP, _TCP_SAVED_SYN, _syn_at, _length_at) < 0 or _length.value < 40:
         return 0
-    return _syn.raw[8 if _syn.raw[0] >> 4 == 4 else 7]
+    return _syn[8] if _syn[0] >> 4 == 4 else _syn[7]
 
 
 def hops_left(received: int) -> int:
@@ -70,8 +71,10 @@ def limit_hops(sock: socket.SocketType, hops: int) -> None:
 
 def mark(sock: socket.SocketType) -> None:
     """Let netfilter know what a socket sends for ours, as far as this process may."""
-    with suppress(PermissionError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
+    try:  # noqa: SIM105 - half a microsecond less, for each connection
+        sock.setsockopt(_SOCKET, _SO_MARK, MARK)
+    except PermissionError:
+        pass  # as `why_not_marked` has said at the start
 
 
 def why_not_marked() -> str | None:
