@@ -29,7 +29,7 @@ from kubeproxy.model import (
     family_of,
 )
 from kubeproxy.proxier.claims import Claims
-from kubeproxy.proxier.endpoints import candidates
+from kubeproxy.proxier.endpoints import MOST, candidates, subset
 from kubeproxy.proxier.facts import NOWHERE, NodeFacts, Preserve
 from kubeproxy.proxier.loops import Loops
 from kubeproxy.proxier.plan import Listener, Move, bind_address, endpoints_of, plan
@@ -168,12 +168,23 @@ class Ledger:
         service = view.service
         frontends = () if service is None else resolve(service, view.slices, self._facts)
         served = tuple(f for f in frontends if f.protocol in self._protocols and f.name.family in self._families)
+        many = [frontend for frontend in served if len(frontend.endpoints) > MOST]
+        if many:
+            served = tuple(self._thinned(frontend) if frontend in many else frontend for frontend in served)
         self._want(name, served, set() if service is None else self._ports_of_ours(service))
         remarks = [] if service is None else list(self._unserved(service))
         remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
+        remarks += [
+            f"{frontend.name}: this node uses {MOST} of its {len(frontend.endpoints)} endpoints" for frontend in many
+        ]
         _set_or_drop(self._remarks, name, tuple(remarks))
         _set_or_drop(self.owners, name, view.owner)
         _set_or_drop(self.health, name, None if service is None else health(service, view.slices, self._facts))
+
+    def _thinned(self, frontend: Frontend) -> Frontend:
+        """A frontend with as many endpoints as one may have here."""
+        endpoints = subset(frontend.endpoints, self._facts.name)
+        return replace(frontend, endpoints=endpoints, preserve=frontend.preserve.intersection(endpoints))
 
     def _unserved(self, service: Service) -> Iterator[str]:
         for port in service.ports:

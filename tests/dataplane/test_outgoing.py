@@ -116,9 +116,8 @@ async def test_a_connection_that_came_too_far_is_reset(bench: Bench) -> None:
         limit_hops(client, 8)
         client.setblocking(False)
         loop = asyncio.get_running_loop()
-        with client:
-            with pytest.raises(ConnectionResetError):
-                await asyncio.wait_for(connect_and_hear(loop, client, address), 10)
+        with client, pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(connect_and_hear(loop, client, address), 10)
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
             server.accept()

@@ -9,6 +9,7 @@ import pytest
 from kubeproxy.dataplane.fake import FakePortReserver
 from kubeproxy.model import Address, EndpointSlice, Family, Protocol, Service, ServicePort, Verdict
 from kubeproxy.proxier.claims import Claims
+from kubeproxy.proxier.endpoints import MOST, subset
 from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.ledger import Ledger
 from kubeproxy.proxier.ports import Ports
@@ -156,3 +157,27 @@ def test_an_address_that_was_denied_is_none_of_ours(ledger: Ledger) -> None:
     web = replace(service("web", "10.96.0.1"), external_ips=(NODE,))
     put(ledger, web, slice_to("web", NODE, 80))
     assert ledger.wanted[WEB].endpoints == targets(f"{NODE}:80")
+
+
+def test_of_many_endpoints_a_node_uses_some(ledger: Ledger) -> None:
+    """100,000 endpoints of one tenant do not stop the workers, of which all tenants' clients would wait."""
+    addresses = [f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}" for i in range(100_000)]
+    slices = [
+        endpoint_slice("web", " ".join(addresses[at : at + 1000]), called=f"web-{at}")
+        for at in range(0, len(addresses), 1000)
+    ]
+    ledger.use_facts(NodeFacts(name="node-1"))
+    put(ledger, service("web", "10.96.0.1"), *slices)
+    before = ledger.wanted[WEB].endpoints
+    assert len(set(before)) == MOST
+    assert ledger.problems()[name("web")] == (f"{WEB}: this node uses {MOST} of its 100000 endpoints",)
+    gone = View(service("web", "10.96.0.1"), tuple(slices[1:]), "kubernetes")
+    ledger.absorb([Change(name("web"), NOTHING, gone)])
+    after = ledger.wanted[WEB].endpoints
+    assert len(after) == MOST
+    assert len({*before} - {*after}) < 100, "a hundredth of them goes"
+    other_node = subset(targets(" ".join(f"{address}:8080" for address in addresses)), "node-2")
+    assert len({*before} & {*other_node}) < MOST // 10, "another node uses others"
+    put(ledger, service("web", "10.96.0.1"), *slices[:4])
+    assert len(ledger.wanted[WEB].endpoints) == 4000
+    assert not ledger.problems()
