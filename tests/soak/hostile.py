@@ -16,6 +16,7 @@ from tests.lab.node import NODE_V4
 
 NAMESPACE = "hostile"
 PORT = 80
+"""By TCP; by UDP it is the next one."""
 KEPT = 50
 """Connections that the client holds open, the oldest of which it resets."""
 EVERY_S = 0.05
@@ -36,15 +37,15 @@ LOOPS = (
     Loop("node-port", "10.96.2.4", (NODE_V4, 30080)),
     Loop("another-tenant", "10.96.2.5", ("10.96.0.10", PORT)),
 )
-PLACES = frozenset((loop.address, PORT) for loop in LOOPS)
+PLACES = frozenset((loop.address, port) for loop in LOOPS for port in (PORT, PORT + 1))
 """Where they are served, or rather refused."""
 
 
 def objects_of(loop: Loop) -> tuple[Object, Object]:
     """A Service for TCP and UDP, and its endpoint, as the API has them."""
-    protocols = ("TCP", "UDP")
     address, number = loop.leads_to
-    ports = [{"name": it.lower(), "protocol": it, "port": PORT} for it in protocols]
+    protocols = ("TCP", PORT, number), ("UDP", PORT + 1, number + 1)
+    ports = [{"name": it.lower(), "protocol": it, "port": port} for it, port, _ in protocols]
     labels = {"kubernetes.io/service-name": loop.name}
     return (
         {
@@ -58,7 +59,7 @@ def objects_of(loop: Loop) -> tuple[Object, Object]:
             "kind": "EndpointSlice",
             "metadata": {"name": f"{loop.name}-1", "namespace": NAMESPACE, "labels": labels},
             "addressType": "IPv4",
-            "ports": [{"name": it.lower(), "protocol": it, "port": number} for it in protocols],
+            "ports": [{"name": it.lower(), "protocol": it, "port": target} for it, _, target in protocols],
             "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
         },
     )
@@ -80,12 +81,12 @@ def knocking(host: Host, seed: str) -> Iterator[None]:
 def _knock(host: Host, rng: random.Random, over: threading.Event) -> None:
     kept: deque[socket.socket] = deque()
     while not over.wait(EVERY_S):
-        address = rng.choice(LOOPS).address, PORT
+        address = rng.choice(LOOPS).address
         with host.make_socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, suppress(OSError):
-            sock.sendto(b"round and round", address)
+            sock.sendto(b"round and round", (address, PORT + 1))
         stream = host.make_socket()
         stream.setblocking(False)
-        stream.connect_ex(address)
+        stream.connect_ex((address, PORT))
         kept.append(stream)
         if len(kept) > KEPT:
             kept.popleft().close()
