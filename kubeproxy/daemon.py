@@ -137,7 +137,6 @@ class Daemon:
         self._closing.callback(self._notifier.close)
         self._data_plane = make_data_plane(
             self._configuration,
-            transparent=self._surroundings.may_preserve,
             presence=self._presence,
             on_crash=self._crashed,
         )
@@ -150,6 +149,7 @@ class Daemon:
         self._closing.push_async_callback(netfilter.close)
         await self._surroundings.look_whether_addresses_can_be_preserved(netfilter)
         self._can_guard_sockets = await self._surroundings.can_guard_sockets(netfilter)
+        await self._surroundings.look_whether_dials_are_marked(netfilter)
         self._closing.callback(self._presence.close)
         self._closing.push_async_callback(self._succession.close)
         # Where no rules lead to us there is nothing to follow one another in, and several may stand side by side.

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from kubeproxy.config.schema import Configuration
+from kubeproxy.dataplane.outgoing import why_not_marked
 from kubeproxy.dataplane.transparent import why_not
 from kubeproxy.model import Address, Family, Node
 from kubeproxy.netfilter import conntrack_room, leftovers
 from kubeproxy.netfilter.addresses import landing_addresses, local_addresses
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.proxier.facts import NodeFacts
+from kubeproxy.threads import in_thread
 from kubeproxy.whereabouts import node_facts, node_of
 
 log = structlog.get_logger(__name__)
@@ -47,11 +49,6 @@ class Surroundings:
         node = node_of(self._configuration, self.node_name, self._node())
         return node_facts(self._configuration, node, local_addresses(), can_preserve=self._can_preserve)
 
-    @property
-    def may_preserve(self) -> bool:
-        """Whether endpoints are to be dialed from clients' addresses, and this process may do so."""
-        return self._configuration.kubeproxy.preserve_client_address != "never" and not any(map(why_not, self.families))
-
     async def look_whether_addresses_can_be_preserved(self, netfilter: Netfilter) -> None:
         """Ask the kernel, and say so where it will not do what is configured."""
         if self._configuration.kubeproxy.preserve_client_address == "never":
@@ -78,6 +75,16 @@ class Surroundings:
                 reason="; ".join(reasons),
             )
         return not reasons
+
+    async def look_whether_dials_are_marked(self, netfilter: Netfilter) -> None:
+        """Ask the kernel, and warn where a dial of ours that meets our own rules is not spared by them."""
+        if netfilter.name != "none" and (reason := await in_thread(why_not_marked)) is not None:
+            log.warning(
+                "cannot mark dials; loops end later",
+                reason=reason,
+                effect="an endpoint that is a service address unknown to this node is dialed up to 8 times",
+                remedy="CAP_NET_RAW and Linux 5.17, or CAP_NET_ADMIN without CAP_NET_RAW",
+            )
 
     @property
     def complaints(self) -> Mapping[str, Callable[[], str | None]]:

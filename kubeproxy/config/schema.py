@@ -298,7 +298,10 @@ class Own(Group, frozen=True):
     udp_sessions: Annotated[
         int,
         Meta(ge=1, le=1_000_000),
-        live("UDP sessions at once, each a descriptor; beyond it the idlest one goes.", flag="udp-sessions"),
+        live(
+            "UDP sessions at once, each a descriptor; beyond it the idlest of the Service with most goes.",
+            flag="udp-sessions",
+        ),
     ] = 16384
     preserve_client_address: Annotated[
         Preserve,
@@ -385,7 +388,8 @@ class Own(Group, frozen=True):
     half_closed_timeout: Annotated[
         PositiveDuration,
         live(
-            "How long a connection of which one side has ended may stay without a byte from the other.",
+            "How long a connection of which one side has ended may stay without a byte from the other; at most 5m if"
+            " the endpoint has sent none.",
             flag="half-closed-timeout",
         ),
     ] = PositiveDuration.of(seconds=3600)

@@ -100,8 +100,8 @@ def metrics_routes(
 
 
 def health_body(state: Health, wall_ns: int, *, healthy: bool, node_eligible: bool | None) -> dict[str, object]:
-    """The newest kube-proxy's body, with our ``failing`` where a sync failed, and ``degraded`` where an operator should
-    look at something.
+    """The newest kube-proxy's body, with our ``failing`` where a sync failed, ``exhausted`` where no client can be
+    served, and ``degraded`` where an operator should look at something.
 
     While healthy, ``lastUpdated`` is the current time: older releases gave the time of the last sync even if that had
     nothing to do, and load balancers read it so. ``status`` names the families that have been synced, and when.
@@ -124,6 +124,8 @@ def health_body(state: Health, wall_ns: int, *, healthy: bool, node_eligible: bo
     }
     if state.failing is not None:
         body["failing"] = state.failing
+    if state.exhausted is not None:
+        body["exhausted"] = state.exhausted
     if state.degraded:
         body["degraded"] = state.degraded
     return body

@@ -179,6 +179,8 @@ def _complaints(sight: Sight) -> Iterator[str]:
         yield "a change has waited for longer than twice the sync period"
     elif health.last_updated is None and not sight.proxier.failing:
         yield "starting: not everything is in effect for the first time"
+    if health.exhausted:
+        yield health.exhausted
     if not health.node_exists:
         yield (
             f"the cluster has no Node {sight.node}, so load balancers are told to go elsewhere; if the node is known by"

@@ -30,8 +30,9 @@ from kubeproxy.model import (
     family_of,
 )
 from kubeproxy.proxier.claims import Claims
-from kubeproxy.proxier.endpoints import candidates
+from kubeproxy.proxier.endpoints import MOST, candidates, subset
 from kubeproxy.proxier.facts import NOWHERE, NodeFacts
+from kubeproxy.proxier.loops import Loops
 from kubeproxy.proxier.plan import Listener, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.ports import NoPort, Ports
 from kubeproxy.proxier.resolve import barred, health, resolve
@@ -73,13 +74,16 @@ class Ledger:
         self.claims = claims
         self.rules = Rules(guard_sockets=guard_sockets)
         self.wanted: dict[FrontendName, Frontend] = {}
-        """Without what their claims were denied."""
+        """Without what their claims were denied, and without endpoints that lead back to this proxy."""
         self.listeners: dict[FrontendName, Listener] = {}
         self.owners: dict[ServiceName, str] = {}
         self.health: dict[ServiceName, tuple[int, int]] = {}
         """Health check node ports, and how many ready endpoints this node has."""
         self.faults: dict[FrontendName, str] = {}
         """Frontends whose last move failed, and why. They are left alone until `retry`."""
+        self._loops = Loops(is_proxy_port=ports.holds)
+        self._left_out: dict[FrontendName, dict[Target, str]] = {}
+        """Endpoints that lead back to this proxy, and what they are."""
         self._families = frozenset(families)
         self._protocols = frozenset(protocols)
         self._facts = NOWHERE
@@ -108,7 +112,14 @@ class Ledger:
     @property
     def settled(self) -> bool:
         """Whether everything absorbed is in effect, but for the faults."""
-        return not (self._stale or self._unsettled or self._in_flight or self._waiting or self.rules_pending)
+        return not (
+            self._stale
+            or self._unsettled
+            or self._in_flight
+            or self._waiting
+            or self._loops.overtaken
+            or self.rules_pending
+        )
 
     @property
     def denied(self) -> set[FrontendName | Destination]:
@@ -149,6 +160,7 @@ class Ledger:
         """This node is so now. Services that depend on what is new are resolved again by `refresh`."""
         before, self._facts = self._facts, facts
         self.rules.use_facts(facts)
+        self._loops.use_facts(facts)
         affected = [name for name, view in self._views.items() if _depends(view, before, facts)]
         self._stale.update(dict.fromkeys(affected))
 
@@ -173,8 +185,14 @@ class Ledger:
             remarks += [*withheld, *self._unserved(service)]
         frontends = () if service is None else resolve(service, slices, self._facts)
         served = tuple(f for f in frontends if f.protocol in self._protocols and f.name.family in self._families)
+        many = [frontend for frontend in served if len(frontend.endpoints) > MOST]
+        if many:
+            served = tuple(self._thinned(frontend) if frontend in many else frontend for frontend in served)
         self._want(name, served, set() if service is None else self._ports_of_ours(service))
         remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
+        remarks += [
+            f"{frontend.name}: this node uses {MOST} of its {len(frontend.endpoints)} endpoints" for frontend in many
+        ]
         _set_or_drop(self._remarks, name, tuple(remarks))
         _set_or_drop(self.owners, name, view.owner)
         before, _ = self.health.get(name, (0, 0))
@@ -182,6 +200,11 @@ class Ledger:
         if self.health.get(name, (0, 0))[0] != before:
             ports = {port: it for it, (port, _) in self.health.items()}
             self._grant(sorted(name for name in self.claims.reserve_for_health(ports) if name in self._asked))
+
+    def _thinned(self, frontend: Frontend) -> Frontend:
+        """A frontend with as many endpoints as one may have here."""
+        endpoints = subset(frontend.endpoints, self._facts.name)
+        return replace(frontend, endpoints=endpoints, preserve=frontend.preserve.intersection(endpoints))
 
     def _unserved(self, service: Service) -> Iterator[str]:
         for port in service.ports:
@@ -209,20 +232,24 @@ class Ledger:
         granted: set[FrontendName] = set()
         for name in self._frontends_of.get(service, ()):
             if name not in names:
-                del self._asked[name], self.wanted[name]
+                asked, wanted = self._asked.pop(name), self.wanted.pop(name)
+                self._left_out.pop(name, None)
+                self._loops.endpoints_changed(name, asked.endpoints, ())
+                self._loops.destinations_changed(_allocated(wanted), frozenset())
                 self._unsettled[name] = None
                 granted |= self.claims.want(name, frozenset())
         for frontend in frontends:
+            before = self._asked.get(frontend.name)
+            self._loops.endpoints_changed(frontend.name, before.endpoints if before else (), frontend.endpoints)
             self._asked[frontend.name] = frontend
-            destinations = frontend.destinations | frontend.own_destinations
-            claims = frozenset(d for d in destinations if d.address in claimed)
+            claims = frozenset(d for d in _takes(frontend) if d.address in claimed)
             external = {d for d in claims if frontend.claims.get(d) is Claim.EXTERNAL}
             granted |= self.claims.want(frontend.name, claims, external=external)
         _set_or_drop(self._frontends_of, service, names)
         self._grant((*names, *sorted(name for name in granted if name in self._asked and name not in names)))
 
     def _grant(self, names: Iterable[FrontendName]) -> None:
-        """Of what these asked for they get what others have not taken."""
+        """Of what these asked for they get what others have not taken, and no endpoints that lead back here."""
         for name in names:
             asked, denied = self._asked[name], self.claims.denied(name)
             frontend = asked
@@ -233,9 +260,35 @@ class Ledger:
                     own_destinations=asked.own_destinations - denied,
                     ranged=asked.ranged - denied,
                 )
-            if self.wanted.get(name) != frontend:
-                self.wanted[name] = frontend
-                self._unsettled[name] = None
+            before = self.wanted.get(name)
+            self._loops.destinations_changed(_allocated(before) if before else frozenset(), _allocated(frontend))
+            self._put(name, frontend)
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Look again at the frontends some of whose endpoints lead back here, or no more."""
+        overtaken = self._loops.overtaken
+        while overtaken:
+            name = next(iter(overtaken))
+            del overtaken[name]
+            if name in self.wanted:
+                asked = self._asked[name]
+                self._put(name, replace(self.wanted[name], endpoints=asked.endpoints, preserve=asked.preserve))
+
+    def _put(self, name: FrontendName, frontend: Frontend) -> None:
+        """This is wanted, but for the endpoints that lead back here."""
+        if looping := self._loops.leading_back(frontend):
+            self._left_out[name] = looping
+            frontend = replace(
+                frontend,
+                endpoints=tuple(target for target in frontend.endpoints if target not in looping),
+                preserve=frontend.preserve.difference(looping),
+            )
+        else:
+            self._left_out.pop(name, None)
+        if self.wanted.get(name) != frontend:
+            self.wanted[name] = frontend
+            self._unsettled[name] = None
 
     def use_addresses(self, landing: Mapping[Family, Address], bind: Mapping[Family, Address]) -> None:
         """Where the rules lead to, and where listeners listen; one that listens elsewhere is opened anew."""
@@ -257,6 +310,7 @@ class Ledger:
         """
         self._unsettled.update(dict.fromkeys(self._in_flight))
         self._in_flight = ()
+        self._leave_out()
         while self._unsettled:
             step = self._step_of(list(islice(self._unsettled, limit)))
             if step.messages:
@@ -307,11 +361,14 @@ class Ledger:
             self._portless[name] = None
             return False
         self.listeners[name] = Listener(frontend.protocol, address, reservation)
+        self._loops.proxy_port_changed(frontend.protocol, reservation.port)
         return True
 
     def _drop(self, name: FrontendName) -> None:
         listener = self.listeners.pop(name)
+        port = listener.reservation.port
         self.ports.release(listener.protocol, listener.reservation)
+        self._loops.proxy_port_changed(listener.protocol, port)
         self._unsettled.update(self._portless)
 
     # What came of it.
@@ -358,6 +415,9 @@ class Ledger:
         for name, fault in self.faults.items():
             service = name.service_port.service
             found[service] = (*found.get(service, ()), f"{name}: {fault}")
+        for name, looping in self._left_out.items():
+            service = name.service_port.service
+            found[service] = (*found.get(service, ()), f"{name}: {_looping(looping)}")
         for destination, fault in (*self.claims.faults.items(), *self.claims.notes.items()):
             for service in sorted({name.service_port.service for name in self.claims.users(destination)}):
                 found[service] = (*found.get(service, ()), fault)
@@ -387,6 +447,29 @@ _REASONS = {
     Claim.LOAD_BALANCER: "whose load balancer address it is",
 }
 """Why a destination belongs to its holder and not to a Service that comes by it in a lesser way."""
+
+
+def _allocated(frontend: Frontend) -> frozenset[Destination]:
+    """The destinations that the cluster allocated: cluster IPs and node ports. An external address is a tenant's word: it
+    may name another tenant's pod, whose endpoints would be left out for it. (A dial to one is marked, so it is not
+    redirected on this node, and the hop limit ends a loop over several.)"""
+    taken = _takes(frontend)
+    if not frontend.claims:
+        return taken
+    return frozenset(d for d in taken if frontend.claims.get(d, Claim.ALLOCATED) is Claim.ALLOCATED)
+
+
+def _takes(frontend: Frontend) -> frozenset[Destination]:
+    """Everything that a frontend takes, from anywhere."""
+    if not frontend.own_destinations:
+        return frontend.destinations
+    return frontend.destinations | frontend.own_destinations
+
+
+def _looping(endpoints: Mapping[Target, str]) -> str:
+    (target, what), more = next(iter(endpoints.items())), len(endpoints) - 1
+    others = f", as do {more} more" if more else ""
+    return f"endpoint {target} is left out: it is {what}, so it leads back to this proxy{others}"
 
 
 def _words(destination: Destination) -> str:

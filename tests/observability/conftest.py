@@ -63,6 +63,7 @@ def vitals(
     unlogged: int = 0,
     memory_shortages: int = 0,
     portless: int = 0,
+    looped: int = 0,
     lag_s: float = 0.0,
     dials: Sequence[int] = (),
     dial_seconds: float = 0.0,
@@ -83,6 +84,7 @@ def vitals(
         unlogged=unlogged,
         memory_shortages=memory_shortages,
         portless=portless,
+        looped=looped,
     )
 
 

@@ -262,7 +262,7 @@ shop/web: ill (an endpoint does not answer)
 
   http TCP IPv4: proxy port 40001
     takes       node port 30080, 10.96.0.1:80
-    counters    3 open, 100 accepted, 7 retries; 1 failed (1 refused, 0 silent, 0 nobody there, 0 unable)
+    counters    3 open, 100 accepted, 7 retries; 1 failed (1 refused, 0 silent, 0 nobody there, 0 unable, 0 looped)
     aside       10.3.1.2:8080 on node-2: refuses (3 times in a row); tried again in 4.0s
     terminating 10.3.2.2:8080: terminates, and serves while nobody is ready
     ready       10.3.0.2:8080 on node-1

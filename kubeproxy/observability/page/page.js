@@ -290,7 +290,7 @@ function listener(frontend) {
     lines.push(`no endpoints ${frontend.when_empty === "refuse" ? "at all: clients are refused" : "on this node: clients are dropped"}`);
   }
   lines.push(`${count(c.accepted)} accepted, ${count(c.dial_retries)} retries; failed: ${count(c.refused)} refused, ` +
-    `${count(c.silent)} silent, ${count(c.nobody)} nobody there, ${count(c.unable)} unable`);
+    `${count(c.silent)} silent, ${count(c.nobody)} nobody there, ${count(c.unable)} unable, ${count(c.looped)} looped`);
   return make("div", { class: "listener" },
     make("h3", {}, `${frontend.port ? `${frontend.port} ` : ""}${frontend.protocol} IPv${frontend.family}${scope}`, make("small", {}, port)),
     ...lines.map((line) => make("p", {}, line)),
