@@ -103,6 +103,10 @@ class Inputs:
         if self._manifests is not None:
             await self._manifests.reload()
 
+    def complaint(self) -> str | None:
+        """What is wrong with what the API server has, if anything."""
+        return self._kubernetes.complaint() if self._kubernetes is not None else None
+
     def picture(self, proxier: Snapshot) -> Picture:
         """How they fare, beside how the proxier does."""
         return Picture(
