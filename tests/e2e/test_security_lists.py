@@ -55,7 +55,8 @@ def test_finding_2_a_list_larger_than_any_page(stage: Stage, api: ApiHost) -> No
     daemon = start(stage, api)
     assert memory_kb(daemon, "VmHWM") - before_kb < GROWTH_KB
     # A node that runs has to list anew: its watches end, and what they would go on from is gone.
-    api.do(lambda: (api.server.cluster.expire(), api.server.break_watches(Break.ERROR_410)))
+    api.do(api.server.cluster.expire)
+    api.do(lambda: api.server.break_watches(Break.ERROR_410))
     api.put(endpoints("web", [1]))
     stage.await_answers(1, address=(VIP, 80))
     until(lambda: in_step(daemon), "both watches work again")

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -135,7 +135,7 @@ async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) ->
     return body
 
 
-async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncIterator[bytes]:
+async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncGenerator[bytes, None]:
     """A body as it arrives, unpacked, in pieces of at most PIECE_BYTES; errors speak of `where`, by default of the URL.
     Left to aiohttp, a piece could be a thousand times as long as it was on the wire: a tenant's annotations may be."""
     where = where or str(response.url)

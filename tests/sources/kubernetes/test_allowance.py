@@ -50,15 +50,14 @@ def test_a_list_keeps_what_was_known_before_what_is_new() -> None:
 
 def test_room_again_is_worth_a_list_once_there_is_enough() -> None:
     allowance, _ = filled()
-    assert not allowance.worth_a_list
     for number in range(5):
         allowance.release(f"greedy/{number}")
-    assert not allowance.worth_a_list
+        assert not allowance.worth_a_list, "a little more than one object's room is not worth it"
     for number in range(11):
         allowance.release(f"greedy/{number}")
-    assert allowance.worth_a_list
+    worth_before = allowance.worth_a_list
     allowance.begin()
-    assert not allowance.worth_a_list
+    assert (worth_before, allowance.worth_a_list) == (True, False)
 
 
 def test_what_is_left_out_and_goes_is_forgotten() -> None:

@@ -173,7 +173,7 @@ async def test_an_answer_cut_twice_is_asked_for_in_pages_that_shrink() -> None:
             for lists, limit in ((2, "2"), (3, "4"), (4, "8"), (5, None)):
                 server.cluster.expire()
                 server.break_watches(Break.ERROR_410, "services")
-                await until(lambda lists=lists: state_of(source, "services").lists == lists and in_step(source))
+                await until(lambda: state_of(source, "services").lists == lists and in_step(source))  # noqa: B023
                 asked = [
                     request.query
                     for request in server.requests
