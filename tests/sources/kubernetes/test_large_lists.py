@@ -102,7 +102,8 @@ async def test_a_namespace_that_fills_what_is_kept_leaves_out_its_own(monkeypatc
     for index in range(200, 203):
         cluster.put("services", service(index, namespace="victim"))
     with capture_logs() as logs:
-        async with ApiServer(cluster) as server, at_work(server, pace=SLOW_REFILL) as (source, sink):
+        server = ApiServer(cluster, bookmark_s=0.1)  # at bookmarks, too, it is looked whether there is room again
+        async with server, at_work(server, pace=SLOW_REFILL) as (source, sink):
             assert of(sink.services, "victim") == {"service-200", "service-201", "service-202"}
             kept = of(sink.services, "a-greedy")
             assert 20 < len(kept) < 60
