@@ -215,6 +215,12 @@ class Reflector:
         """Whether a new list is due because there is room again for objects that were left out."""
         return self._allowance.worth_a_list and monotonic() - self._listed_at >= self._pace.refill_s
 
+    def _plan_refill(self, watch: asyncio.Timeout) -> None:
+        """End a watch in time for that list."""
+        if watch.when() is None and self._allowance.worth_a_list:
+            wait_s = max(0.0, self._listed_at + self._pace.refill_s - monotonic())
+            watch.reschedule(asyncio.get_running_loop().time() + wait_s)
+
     def _tell_left_out(self) -> None:
         """Log it once when objects are left out, and once when none are any more."""
         left_out = self._allowance.left_out
@@ -308,15 +314,18 @@ class Reflector:
         async with stream as lines:
             settling = loop.call_later(self._pace.settle_s, self._settled)
             try:
-                async for line in lines:
-                    self._apply(resource, parse_event(line))
-                    seen += 1
-                    if seen == 1:
-                        self._in_step()
-                    self._tell_left_out()
-                    if self._refill_due():
-                        return
-                    await self._turns.offer()
+                async with asyncio.timeout(None) as refill:
+                    self._plan_refill(refill)
+                    async for line in lines:
+                        self._apply(resource, parse_event(line))
+                        seen += 1
+                        if seen == 1:
+                            self._in_step()
+                        self._tell_left_out()
+                        self._plan_refill(refill)
+                        await self._turns.offer()
+            except TimeoutError:
+                return
             finally:
                 settling.cancel()
         if loop.time() - begun < self._pace.settle_s:

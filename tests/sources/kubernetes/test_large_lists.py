@@ -23,7 +23,7 @@ from tests.apiserver.generate import endpoint_slice, fill, service
 from tests.sources.kubernetes.harness import QUICK, connected, until
 from tests.sources.kubernetes.test_source import at_work, in_step, state_of
 
-SLOW_REFILL = replace(QUICK, refill_s=3600.0)
+REFILL = replace(QUICK, refill_s=1.0)
 
 
 def heavy(number: int, kib: int, *, namespace: str = "greedy") -> dict[str, Any]:
@@ -102,8 +102,7 @@ async def test_a_namespace_that_fills_what_is_kept_leaves_out_its_own(monkeypatc
     for index in range(200, 203):
         cluster.put("services", service(index, namespace="victim"))
     with capture_logs() as logs:
-        server = ApiServer(cluster, bookmark_s=0.1)  # at bookmarks, too, it is looked whether there is room again
-        async with server, at_work(server, pace=SLOW_REFILL) as (source, sink):
+        async with ApiServer(cluster) as server, at_work(server, pace=REFILL) as (source, sink):
             assert of(sink.services, "victim") == {"service-200", "service-201", "service-202"}
             kept = of(sink.services, "a-greedy")
             assert 20 < len(kept) < 60
@@ -123,7 +122,6 @@ async def test_a_namespace_that_fills_what_is_kept_leaves_out_its_own(monkeypatc
             assert of(sink.services, "a-greedy") == kept
             assert len(of(sink.services, "victim")) == 4
             # Room again: what was left out comes with a list of its own.
-            monkeypatch.setattr(source._reflectors[0], "_pace", replace(QUICK, refill_s=0.01))
             for index in range(75):
                 server.cluster.delete("services", "a-greedy", f"service-{index}")
                 await asyncio.sleep(0)
