@@ -61,14 +61,13 @@ class Access:
     def load(cls, settings: ClientSettings) -> Self:
         """Import the library. Takes a tenth of a second: call it from a thread."""
         client = _import_configuration()
-        kube_config = importlib.import_module("kubernetes_asyncio.config.kube_config")
-        kube_config.FileOrData._create_temp_file_with_content = _in_memory
-        return cls(
-            settings,
-            client=client,
-            kube_config=kube_config,
-            in_cluster=importlib.import_module("kubernetes_asyncio.config.incluster_config"),
-        )
+        kube_config = in_cluster = None
+        if settings.kubeconfig:
+            kube_config = importlib.import_module("kubernetes_asyncio.config.kube_config")
+            kube_config.FileOrData._create_temp_file_with_content = _in_memory
+        elif not settings.master:
+            in_cluster = importlib.import_module("kubernetes_asyncio.config.incluster_config")
+        return cls(settings, client=client, kube_config=kube_config, in_cluster=in_cluster)
 
     async def configuration(self) -> Any:
         """A ``kubernetes_asyncio.client.Configuration`` read from scratch, with a hook that keeps its token fresh.

@@ -17,8 +17,9 @@ from kubeproxy.sources.kubernetes import access
 from kubeproxy.sources.kubernetes.access import ClientSettings
 from kubeproxy.sources.kubernetes.client import Client
 from tests.apiserver import ApiServer, Cluster
+from tests.apiserver.recordings import TLS
 from tests.sources.kubernetes.harness import kubeconfig
-from tests.sources.kubernetes.test_client import TLS, server_tls
+from tests.sources.kubernetes.test_client import server_tls
 
 
 def data(path: Path) -> str:
@@ -68,7 +69,7 @@ def test_files_in_memory_are_bounded_and_the_same_content_is_one() -> None:
 SCRIPT = """
 import json, sys
 from kubeproxy.sources.kubernetes.access import Access, ClientSettings
-Access.load(ClientSettings())
+Access.load(ClientSettings(kubeconfig="any"))
 print(json.dumps(sorted(sys.modules)))
 """
 
