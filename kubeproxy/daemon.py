@@ -225,7 +225,7 @@ class Daemon:
             data_plane=self._data_plane,
             health=self._health,
             metrics=self._metrics,
-            elsewhere={**self._surroundings.complaints, "log": logging.complaint},
+            elsewhere={**self._surroundings.complaints, "log": logging.complaint, "kubernetes": self._inputs.complaint},
         )
         self._tasks.start(kept_running("pulse", pulse.look), name="pulse")
         self._tasks.start(pulse.beat(), name="loop lag")

@@ -143,8 +143,9 @@ class IPTables(Group, frozen=True):
     min_sync_period: Annotated[
         Duration,
         live(
-            "Least time between two syncs; a first change is synced at once, what follows is gathered. For no wait at"
-            " all write 1ns: 0 in the file stands for the default.",
+            "Time between two syncs; after a rest four changes are synced at once, what follows is gathered, and each"
+            " such time without a sync allows for one more at once. For no wait at all write 1ns: 0 in the file stands"
+            " for the default.",
             flag="iptables-min-sync-period",
             zero_is_default=True,
         ),

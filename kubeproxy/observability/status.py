@@ -175,6 +175,8 @@ class SourceStatus:
     faults: int
     """Objects or documents that cannot be taken as they are."""
     remarks: tuple[str, ...] = ()
+    left_out: int = 0
+    """Objects that are not served, because all together mean more than is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -212,8 +212,16 @@ def _sources(sight: Sight) -> Iterator[SourceStatus]:
         told.add("kubernetes")
         failures = tuple(f"{cause}: failed {times} times" for cause, times in sorted(watch.failures.items()) if times)
         listed = watch.lists > 0
+        if watch.left_out:
+            failures = (f"{watch.left_out} objects are left out: too many to keep", *failures)
         yield SourceStatus(
-            f"kubernetes {watch.resource}", listed, round(watch.behind_s, 1), watch.last_event, watch.faulty, failures
+            f"kubernetes {watch.resource}",
+            listed,
+            round(watch.behind_s, 1),
+            watch.last_event,
+            watch.faulty,
+            failures,
+            watch.left_out,
         )
     if sight.manifests is not None:
         told.add("manifests")

@@ -32,6 +32,7 @@ from kubeproxy.sources.kubernetes.events import (
     parse_status,
     retry_after,
 )
+from kubeproxy.sources.kubernetes.listing import ListSplitter
 from kubeproxy.sources.kubernetes.resource import Endpoints, OwnNode, Resource, Services, Slices
 from kubeproxy.sources.manifests.documents import Namespaces, read
 from kubeproxy.sources.manifests.inventory import Inventory
@@ -124,12 +125,19 @@ def watch(data: bytes) -> None:
 
 
 def pages(data: bytes) -> None:
-    """A page of a list: `Garbage`, or items that are each translated or refused."""
+    """A page of a list: `Garbage`, or items that are each translated or refused; the same when it comes in pieces."""
     try:
         page = parse_page(data)
     except Garbage as error:
         _said(error)
+        page = None
+    split = _split(data)
+    if page is None or split is None:
+        assert page is None or data.count(b"items") > 1, "a page that is none in pieces"
+        assert split is None, "no page, but one in pieces"
         return
+    if data.count(b"items") == 1:
+        assert [bytes(raw) for raw in page.items] == split, "other items in pieces"
     sink = Checking()
     for resource in _resources(sink):
         found: list[Any] = []
@@ -141,6 +149,20 @@ def pages(data: bytes) -> None:
                 found += meant
         resource.replace(found)
     sink.resolve()
+
+
+def _split(data: bytes) -> list[bytes] | None:
+    """The items of a page that arrives 64 bytes at a time; None: it is none."""
+    splitter = ListSplitter(max_object_bytes=1 << 16, piece_bytes=64)
+    items: list[bytes] = []
+    try:
+        for start in range(0, len(data), 64):
+            if (part := splitter.feed(data[start : start + 64])) is not None:
+                items += map(bytes, part.items)
+        return items + [bytes(raw) for raw in splitter.end().items]
+    except Garbage as error:
+        _said(error)
+        return None
 
 
 def refusals(data: bytes) -> None:

@@ -191,11 +191,11 @@ def test_a_healthy_daemon_with_an_ill_endpoint_is_healthy() -> None:
 
 
 def test_sources_tell_their_lag() -> None:
-    watches = (Watch(), Watch("endpointslices", behind_s=12.0, failures={"connection": 3}, faulty=2))
+    watches = (Watch(left_out=9), Watch("endpointslices", behind_s=12.0, failures={"connection": 3}, faulty=2))
     proxier = snapshot((), sources={"kubernetes": True, "manifests": False})
     told = [(it.name, words.source(it), it.remarks) for it in whole(shop(proxier=proxier, watches=watches)).sources]
     assert told == [
-        ("kubernetes services", "follows", ()),
+        ("kubernetes services", "follows, 9 left out", ("9 objects are left out: too many to keep",)),
         ("kubernetes endpointslices", "behind by 12s, 2 faulty", ("connection: failed 3 times",)),
         ("manifests", "has not told yet what it has", ()),
     ]

@@ -148,8 +148,9 @@ function sourceLine(source, now) {
   const more = source.faults > REMARKS ? "; …" : "";
   const told = `${count(source.faults)} faulty: ${source.remarks.slice(0, REMARKS).join("; ")}${more}`;
   const faults = source.faults ? make("small", { class: "bad" }, told) : "";
-  return make("li", {}, make("i", { class: `dot ${!well ? "ill" : source.faults ? "empty" : "ok"}` }), make("b", {}, source.name),
-    make("span", { class: well ? "push" : "push bad" }, state), make("small", {}, last), faults);
+  const missing = source.left_out ? make("small", { class: "bad" }, `${count(source.left_out)} left out`) : "";
+  return make("li", {}, make("i", { class: `dot ${!well ? "ill" : source.faults || source.left_out ? "empty" : "ok"}` }), make("b", {}, source.name),
+    make("span", { class: well ? "push" : "push bad" }, state), make("small", {}, last), faults, missing);
 }
 
 function workerRow(worker) {
