@@ -450,9 +450,10 @@ _REASONS = {
 
 
 def _allocated(frontend: Frontend) -> frozenset[Destination]:
-    """The destinations that the cluster allocated: cluster IPs and node ports. An external address is a tenant's word: it
-    may name another tenant's pod, whose endpoints would be left out for it. (A dial to one is marked, so it is not
-    redirected on this node, and the hop limit ends a loop over several.)"""
+    """The destinations that the cluster allocated: cluster IPs and node ports.
+
+    An external address may name another tenant's pod, whose endpoint must not be left out for it. A dial to one is marked,
+    so this node does not redirect it, and the hop limit ends a loop over several nodes."""
     taken = _takes(frontend)
     if not frontend.claims:
         return taken
