@@ -1,18 +1,21 @@
 """A small HTTP server for probes and scrapers, which no client can hurt.
 
 One request per connection, and so many seconds for it from the accept to the last byte: that one rule holds for clients
-that say nothing, that drip their headers and that do not read the answer. Beyond the limit of connections the oldest
-goes, so that a flood of silent clients keeps no probe out.
+that say nothing, that drip their headers and that do not read the answer. What a flood of connections costs, and which
+of them stay, `admission` decides by the clients' addresses; which requests are answered, `access`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import math
 import os
 import socket
+import struct
+import time
 from collections.abc import Callable, Iterable
 from typing import Final, cast
 
@@ -22,6 +25,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from kubeproxy.errors import KernelError
+from kubeproxy.observability.access import Access, is_loopback
+from kubeproxy.observability.admission import Admission, Kept, sharer
 from kubeproxy.observability.ratelimit import RateLimitedLog
 from kubeproxy.tasks import TaskSet
 
@@ -37,7 +42,28 @@ CONNECTIONS: Final = 64
 """How many connections may be open at once."""
 CLOSE_S: Final = 1.0
 """How long answers may still take when the server closes."""
-BACKLOG: Final = 128
+BACKLOG: Final = 4096
+"""Connections that the kernel keeps ready. It drops the packets of those beyond, and a dropped probe comes again only
+after a second."""
+ACCEPTED_AT_ONCE: Final = 64
+"""Connections accepted in one turn of the loop: a flood delays other work by less than a millisecond."""
+FULL_PAUSE_S: Final = 0.1
+"""How long nothing is accepted when the process has no descriptor or memory for a connection."""
+SERVER: Final = "kubeproxy"
+"""The `Server` header: no versions, which only help an attacker choose."""
+HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""On every answer, unless the page sets its own: browsers neither guess a type, nor frame it, nor keep it."""
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER: on, 0 s. A close then resets the connection, and leaves nothing behind in the kernel."""
+_AGAIN: Final = frozenset({errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EPERM})
+"""The connection that was to be accepted has gone; the next may be fine."""
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +74,8 @@ class HttpServer:
     `setting` names the configuration field that holds the address, for messages. With `hard_fail` an address that
     cannot be had fails the start (kube-proxy's bindAddressHardFail); otherwise it is tried again until it can, which
     is said in the log and to `on_failure`, once. With `quiet` the log says so only when debugging: the owner of
-    `on_failure` tells it better. `dualstack`: the unspecified IPv6 address takes IPv4 as well, as in Go.
+    `on_failure` tells it better. `dualstack`: the unspecified IPv6 address takes IPv4 as well, as in Go. `access` says
+    which requests are answered; without it all are.
     """
 
     def __init__(
@@ -66,6 +93,8 @@ class HttpServer:
         retry_s: float = RETRY_S,
         connection_s: float = CONNECTION_S,
         connections: int = CONNECTIONS,
+        access: Access | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self._name = name
         self._host = host
@@ -77,10 +106,11 @@ class HttpServer:
         self._quiet = quiet
         self._retry_s = retry_s
         self._connection_s = connection_s
-        self._limit = connections
-        application = web.Application(middlewares=[_within_memory(RateLimitedLog(log))])
+        self._limited = RateLimitedLog(log)
+        middlewares = [_within_memory(self._limited), *([_only(access)] if access is not None else [])]
+        application = web.Application(middlewares=middlewares)
         application.add_routes(routes)
-        application.on_response_prepare.append(_one_request_per_connection)
+        application.on_response_prepare.append(_set_headers)
         self._runner = web.AppRunner(
             application,
             access_log=None,
@@ -89,8 +119,10 @@ class HttpServer:
             logger=_HTTP_LOG,
             shutdown_timeout=CLOSE_S,
         )
-        self._listener: asyncio.Server | None = None
-        self._open: dict[_Connection, None] = {}
+        self._listener: socket.socket | None = None
+        self._admission = admission or Admission()
+        self._open: Kept[_Connection] = Kept(connections)
+        self._pause: asyncio.TimerHandle | None = None
         self._expected_until = -math.inf
         self._nudged = asyncio.Event()
         self._complaint = ""
@@ -102,7 +134,7 @@ class HttpServer:
         """The port it listens on; None while it could not be had."""
         if self._listener is None:
             return None
-        port: int = self._listener.sockets[0].getsockname()[1]
+        port: int = self._listener.getsockname()[1]
         return port
 
     async def start(self) -> None:
@@ -133,10 +165,8 @@ class HttpServer:
     async def close(self) -> None:
         """Stop listening, at which the port is free for another; running answers get a second to end. May be called at
         any time, and more than once."""
+        self._stop_accepting()
         await self._tasks.close()
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
         try:
             await self._runner.cleanup()
         finally:
@@ -149,12 +179,9 @@ class HttpServer:
         listening = socket.create_server(
             (self._host, self._port), family=family, backlog=BACKLOG, dualstack_ipv6=dualstack
         )
-        try:
-            listening.setblocking(False)
-            self._listener = await asyncio.get_running_loop().create_server(self._accepted, sock=listening)
-        except BaseException:
-            listening.close()
-            raise
+        listening.setblocking(False)
+        self._listener = listening
+        self._accept_from_now()
         (log.debug if self._quiet else log.info)("listening", server=self._name, address=_joined(self._host, self.port))
 
     async def _keep_trying(self) -> None:
@@ -185,14 +212,70 @@ class HttpServer:
             if self._on_failure is not None:
                 self._on_failure(f"cannot listen on {self._address}: {reason}")
 
-    def _accepted(self) -> asyncio.Protocol:
+    def _accept_from_now(self) -> None:
+        self._pause = None
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+    def _stop_accepting(self) -> None:
+        listening, self._listener = self._listener, None
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        if listening is not None:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+            listening.close()
+
+    def _accept(self) -> None:
+        """Take those who wait, but not so many that other work waits."""
+        for _ in range(ACCEPTED_AT_ONCE):
+            if self._listener is None:
+                return
+            try:
+                client, (address, *_) = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _AGAIN:
+                    continue
+                self._limited.warning("cannot accept connections", server=self._name, reason=_reason(error))
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._listener.fileno())
+                self._pause = loop.call_later(FULL_PAUSE_S, self._accept_from_now)
+                return
+            self._take(client, address)
+
+    def _take(self, client: socket.socket, address: str) -> None:
+        who = sharer(address)
+        try:
+            local = is_loopback(address) or address == client.getsockname()[0]
+            if self._admission.admit(who, time.monotonic(), local=local):
+                client.setblocking(False)
+                self._tasks.start(self._serve(client, who, local), name=f"{self._name}: connection")
+                return
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        except OSError:  # it has gone already
+            client.close()
+            return
+        client.close()
+        self._limited.warning("connections refused: too many per second", key=who, server=self._name, client=who)
+
+    async def _serve(self, client: socket.socket, who: str, local: bool) -> None:
         server = self._runner.server
         assert server is not None, "connections are accepted between setup and cleanup only"
-        connection = _Connection(server(), self._open, self._connection_s)
-        if len(self._open) >= self._limit:
-            next(iter(self._open)).abort()
-        self._open[connection] = None
-        return connection
+        connection = _Connection(server(), lambda it: self._open.remove(who, it), self._connection_s)
+        self._open.add(who, connection, local=local)
+        if (surplus := self._open.surplus()) is not None:
+            surplus.abort()
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
+        except OSError:  # it has gone already
+            connection.abort()
+            client.close()
+        except BaseException:
+            connection.abort()
+            client.close()
+            raise
 
     def _crashed(self, task: str, error: BaseException) -> None:
         log.error("background task failed", task=task, exc_info=error)
@@ -205,9 +288,10 @@ class HttpServer:
 class _Connection(asyncio.Protocol):
     """aiohttp's protocol with a deadline around it."""
 
-    def __init__(self, inner: asyncio.Protocol, registry: dict[_Connection, None], lifetime_s: float) -> None:
+    def __init__(self, inner: asyncio.Protocol, on_end: Callable[[_Connection], None], lifetime_s: float) -> None:
+        """`on_end` is called when it counts no more, maybe more than once."""
         self._inner = inner
-        self._registry = registry
+        self._on_end = on_end
         self._transport: asyncio.Transport | None = None
         self._aborted = False
         self._deadline = asyncio.get_running_loop().call_later(lifetime_s, self.abort)
@@ -224,13 +308,13 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._deadline.cancel()
-        self._registry.pop(self, None)
+        self._on_end(self)
         self._inner.connection_lost(exc)  # type: ignore[arg-type]
 
     def abort(self) -> None:
         self._aborted = True
         self._deadline.cancel()
-        self._registry.pop(self, None)
+        self._on_end(self)
         if self._transport is not None:
             self._transport.abort()
 
@@ -247,9 +331,38 @@ def _within_memory(limited: RateLimitedLog) -> Middleware:
     return answer
 
 
-async def _one_request_per_connection(request: web.Request, response: web.StreamResponse) -> None:
+def _only(access: Access) -> Middleware:
+    """Answer what `access` allows, and refuse the rest before any page sees it."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        refusal = access.refusal(
+            resource.canonical if resource is not None else None,
+            request.headers.getall("Host", ()),
+            from_loopback=from_loopback(request),
+        )
+        if refusal is None:
+            return await handler(request)
+        return web.Response(status=refusal.status, text=refusal.text)
+
+    return answer
+
+
+def from_loopback(request: web.Request) -> bool:
+    """Whether a client asks from this host, by its loopback address."""
+    if request.transport is None:  # it has gone
+        return False
+    address, *_ = request.transport.get_extra_info("peername") or ("",)
+    return is_loopback(address)
+
+
+async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.force_close()
     response.headers["Connection"] = "close"
+    response.headers["Server"] = SERVER
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
 
 
 def _worth_telling(record: logging.LogRecord) -> bool:

@@ -127,7 +127,6 @@ class ServiceHealthServers:
             body=json.dumps(body, indent="\t").encode(),
             headers={
                 "Content-Type": "application/json",
-                "X-Content-Type-Options": "nosniff",
                 "X-Load-Balancing-Endpoint-Weight": str(local_endpoints),
             },
         )
