@@ -27,6 +27,7 @@ from aiohttp.typedefs import Handler, Middleware
 from kubeproxy.errors import KernelError
 from kubeproxy.observability.access import Access, is_loopback
 from kubeproxy.observability.admission import Admission, Kept, sharer
+from kubeproxy.observability.queues import open_queues
 from kubeproxy.observability.ratelimit import RateLimitedLog
 from kubeproxy.tasks import TaskSet
 
@@ -42,11 +43,8 @@ CONNECTIONS: Final = 64
 """How many connections may be open at once."""
 CLOSE_S: Final = 1.0
 """How long answers may still take when the server closes."""
-BACKLOG: Final = 4096
-"""Connections that the kernel keeps ready. It drops the packets of those beyond, and a dropped probe comes again only
-after a second."""
 ACCEPTED_AT_ONCE: Final = 64
-"""Connections accepted in one turn of the loop: a flood delays other work by less than a millisecond."""
+"""Connections accepted of one queue in one turn of the loop: a flood delays other work by about a millisecond."""
 FULL_PAUSE_S: Final = 0.1
 """How long nothing is accepted when the process has no descriptor or memory for a connection."""
 SERVER: Final = "kubeproxy"
@@ -74,8 +72,9 @@ class HttpServer:
     `setting` names the configuration field that holds the address, for messages. With `hard_fail` an address that
     cannot be had fails the start (kube-proxy's bindAddressHardFail); otherwise it is tried again until it can, which
     is said in the log and to `on_failure`, once. With `quiet` the log says so only when debugging: the owner of
-    `on_failure` tells it better. `dualstack`: the unspecified IPv6 address takes IPv4 as well, as in Go. `access` says
-    which requests are answered; without it all are.
+    `on_failure` tells it better. `dualstack`: the unspecified IPv6 address takes IPv4 as well, as in Go. `alone`:
+    with one socket instead of several queues (see `open_queues`). `access` says which requests are answered; without it
+    all are.
     """
 
     def __init__(
@@ -93,6 +92,7 @@ class HttpServer:
         retry_s: float = RETRY_S,
         connection_s: float = CONNECTION_S,
         connections: int = CONNECTIONS,
+        alone: bool = False,
         access: Access | None = None,
         admission: Admission | None = None,
     ) -> None:
@@ -104,6 +104,7 @@ class HttpServer:
         self._dualstack = dualstack
         self._on_failure = on_failure
         self._quiet = quiet
+        self._alone = alone
         self._retry_s = retry_s
         self._connection_s = connection_s
         self._limited = RateLimitedLog(log)
@@ -119,7 +120,7 @@ class HttpServer:
             logger=_HTTP_LOG,
             shutdown_timeout=CLOSE_S,
         )
-        self._listener: socket.socket | None = None
+        self._queues: list[socket.socket] = []
         self._admission = admission or Admission()
         self._open: Kept[_Connection] = Kept(connections)
         self._pause: asyncio.TimerHandle | None = None
@@ -132,9 +133,9 @@ class HttpServer:
     @property
     def port(self) -> int | None:
         """The port it listens on; None while it could not be had."""
-        if self._listener is None:
+        if not self._queues:
             return None
-        port: int = self._listener.getsockname()[1]
+        port: int = self._queues[0].getsockname()[1]
         return port
 
     async def start(self) -> None:
@@ -174,18 +175,14 @@ class HttpServer:
                 connection.abort()
 
     async def _listen(self) -> None:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        dualstack = self._dualstack and self._host == "::"
-        listening = socket.create_server(
-            (self._host, self._port), family=family, backlog=BACKLOG, dualstack_ipv6=dualstack
+        self._queues = open_queues(
+            self._host, self._port, dualstack=self._dualstack and self._host == "::", alone=self._alone
         )
-        listening.setblocking(False)
-        self._listener = listening
         self._accept_from_now()
         (log.debug if self._quiet else log.info)("listening", server=self._name, address=_joined(self._host, self.port))
 
     async def _keep_trying(self) -> None:
-        while self._listener is None:
+        while not self._queues:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EXPECTED_RETRY_S if self._is_expected else self._retry_s):
                     await self._nudged.wait()
@@ -214,34 +211,35 @@ class HttpServer:
 
     def _accept_from_now(self) -> None:
         self._pause = None
-        if self._listener is not None:
-            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        for queue in self._queues:
+            asyncio.get_running_loop().add_reader(queue.fileno(), self._accept, queue)
 
-    def _stop_accepting(self) -> None:
-        listening, self._listener = self._listener, None
+    def _pause_accepting(self) -> None:
+        for queue in self._queues:
+            asyncio.get_running_loop().remove_reader(queue.fileno())
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
-        if listening is not None:
-            asyncio.get_running_loop().remove_reader(listening.fileno())
-            listening.close()
 
-    def _accept(self) -> None:
+    def _stop_accepting(self) -> None:
+        self._pause_accepting()
+        for queue in self._queues:
+            queue.close()
+        self._queues = []
+
+    def _accept(self, queue: socket.socket) -> None:
         """Take those who wait, but not so many that other work waits."""
         for _ in range(ACCEPTED_AT_ONCE):
-            if self._listener is None:
-                return
             try:
-                client, (address, *_) = self._listener.accept()
+                client, (address, *_) = queue.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in _AGAIN:
                     continue
                 self._limited.warning("cannot accept connections", server=self._name, reason=_reason(error))
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(self._listener.fileno())
-                self._pause = loop.call_later(FULL_PAUSE_S, self._accept_from_now)
+                self._pause_accepting()
+                self._pause = asyncio.get_running_loop().call_later(FULL_PAUSE_S, self._accept_from_now)
                 return
             self._take(client, address)
 

@@ -6,11 +6,12 @@ import http.client
 import json
 import platform
 import resource
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,28 @@ def test_finding_18_the_network_gets_kube_proxys_fields_only(stage: Stage) -> No
 
 
 # Finding 19: a flood of connections at the health port
+
+
+def test_finding_19_the_address_with_most_connections_gives_one_up_and_not_a_probe(stage: Stage) -> None:
+    stage.write_service([0])
+    stage.daemon(healthz=("0.0.0.0", HEALTHZ[1]))
+    address = (NODE, HEALTHZ[1])
+    with ExitStack() as stack:
+        probe = stack.enter_context(stage.node.connect(address, timeout=20))
+        silent = [stack.enter_context(stage.client.connect(address, timeout=20)) for _ in range(150)]
+        # It is the oldest of more connections than are kept; those of the client have made way, its oldest first.
+        assert ended(silent[0])
+        probe.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+        assert probe.recv(64).startswith(b"HTTP/1.0 200 OK")
+        assert answers(stage.node, address)
+
+
+def ended(sock: socket.socket) -> bool:
+    """Waits for the other end to close or reset it."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 def test_finding_19_a_flood_starves_no_probe(stage: Stage) -> None:
