@@ -1,9 +1,10 @@
 """The system call filter of a worker: what it never needs, and what an attacker inside it would.
 
 A worker meets clients' bytes, and may keep CAP_NET_RAW to dial from clients' addresses. With that capability alone it
-could read and forge every packet of the node by a packet or raw socket. The filter leaves it TCP, UDP and Unix sockets.
-It also refuses to execute programs, to signal or look into other processes, and the parts of the kernel in which most
-of its faults were found (bpf, io_uring, perf, user namespaces, mounts). A refused call gets EPERM; seccomp(2).
+could read and forge every packet of the node by a packet or raw socket. The filter leaves it TCP, UDP and Unix sockets,
+and of netlink what lists sockets (sock_diag), by which an orphan looks for its next owner. It also refuses to execute
+programs, to signal or look into other processes, and the parts of the kernel in which most of its faults were found
+(bpf, io_uring, perf, user namespaces, mounts). A refused call gets EPERM; seccomp(2).
 """
 
 from __future__ import annotations
@@ -67,12 +68,14 @@ MACHINES: Final = {
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 """linux/bpf_common.h: BPF_LD|W|ABS, BPF_ALU|AND|K, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K."""
-_NUMBER, _ARCH, _FIRST, _SECOND = 0, 4, 16, 24
+_NUMBER, _ARCH, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
 """Offsets in struct seccomp_data; of an argument, which has 64 bits, the low half on these machines."""
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 """linux/seccomp.h."""
 _X32 = 0x40000000
 """Numbers from here on are the same calls in another guise (x86_64 only; elsewhere there are none)."""
+_NETLINK_SOCK_DIAG = 4
+"""linux/netlink.h."""
 _TYPE_MASK = 0xF
 """linux/net.h: what is not a flag in the type of a socket."""
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
@@ -89,8 +92,11 @@ def program(machine: Machine, pid: int) -> bytes:
         return [*tests, (_RETURN, 0, 0, _REFUSE)]
 
     own_thread = [(_LOAD, 0, 0, _FIRST), *refuse_unless(pid), (_RETURN, 0, 0, _ALLOW)]
+    listing = [(_LOAD, 0, 0, _THIRD), *refuse_unless(_NETLINK_SOCK_DIAG), (_RETURN, 0, 0, _ALLOW)]
     plain_socket = [
         (_LOAD, 0, 0, _FIRST),
+        (_EQUAL, 0, len(listing), socket.AF_NETLINK),
+        *listing,
         *refuse_unless(socket.AF_UNIX, socket.AF_INET, socket.AF_INET6),
         (_LOAD, 0, 0, _SECOND),
         (_AND, 0, 0, _TYPE_MASK),

@@ -65,13 +65,18 @@ def test_it_refuses_what_it_lists_and_nothing_else(machine: Machine) -> None:
         (10, 3, EPERM),
         (17, 3, EPERM),  # AF_PACKET
         (17, 2, EPERM),
-        (16, 2, EPERM),  # AF_NETLINK
         (38, 5, EPERM),  # AF_ALG
         (40, 1, EPERM),  # AF_VSOCK
     ],
 )
 def test_it_leaves_tcp_udp_and_unix_sockets(machine: Machine, family: int, kind: int, answer: int) -> None:
     assert run(machine, machine.socket, family, kind) == answer
+
+
+@machines
+def test_of_netlink_it_leaves_what_lists_sockets(machine: Machine) -> None:
+    for protocol in range(32):
+        assert run(machine, machine.socket, 16, 3, protocol) == (ALLOW if protocol == 4 else EPERM), protocol
 
 
 @machines
@@ -99,7 +104,8 @@ socket.socketpair()[0].close()
 open("/proc/self/status").close()
 refused(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
 refused(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
-refused(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+refused(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
+socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4).close()
 refused(lambda: os.kill(os.getppid(), 0))
 refused(lambda: os.pidfd_open(os.getppid()))
 refused(lambda: os.execv("/bin/true", ["true"]))
