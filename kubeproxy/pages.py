@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.values import MetricsAddress
@@ -57,6 +58,7 @@ def http_servers(
                 setting="healthzBindAddress",
                 hard_fail=configuration.bind_address_hard_fail,
                 on_failure=on_health_failure,
+                on_refused=partial(metrics.http_refused, "health"),
             )
         )
     for address in metrics_addresses(metrics_address):
@@ -69,6 +71,7 @@ def http_servers(
                 setting="metricsBindAddress",
                 # The loopback address is our addition, for the pages; it is no reason not to start.
                 hard_fail=configuration.bind_address_hard_fail and address == metrics_address.address,
+                on_refused=partial(metrics.http_refused, "metrics"),
                 access=access,
             )
         )

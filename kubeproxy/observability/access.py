@@ -17,7 +17,7 @@ OPEN_PAGES: Final = frozenset({"/metrics", "/metrics/slis", "/healthz", "/health
 """What other hosts may read of a metrics server that listens on more than loopback: what Prometheus scrapes, and what
 names nothing of the cluster."""
 
-_HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:/@\s]+))(?::[0-9]{1,5})?", re.ASCII)
+_HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, cast
 
 import structlog
-from aiohttp import web
+from aiohttp import web, web_response
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
@@ -49,6 +49,8 @@ FULL_PAUSE_S: Final = 0.1
 """How long nothing is accepted when the process has no descriptor or memory for a connection."""
 SERVER: Final = "kubeproxy"
 """The `Server` header: no versions, which only help an attacker choose."""
+# aiohttp has no setting for it, and its answers to garbage pass no hook.
+web_response.SERVER_SOFTWARE = SERVER  # type: ignore[attr-defined]
 HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -72,9 +74,9 @@ class HttpServer:
     `setting` names the configuration field that holds the address, for messages. With `hard_fail` an address that
     cannot be had fails the start (kube-proxy's bindAddressHardFail); otherwise it is tried again until it can, which
     is said in the log and to `on_failure`, once. With `quiet` the log says so only when debugging: the owner of
-    `on_failure` tells it better. `dualstack`: the unspecified IPv6 address takes IPv4 as well, as in Go. `alone`:
-    with one socket instead of several queues (see `open_queues`). `access` says which requests are answered; without it
-    all are.
+    `on_failure` tells it better. `dualstack`: the unspecified IPv6 address takes IPv4 as well, as in Go. `alone`: with
+    one socket instead of several queues (see `open_queues`). `on_refused` is called for each connection that is one too
+    many of its address. `access` says which requests are answered; without it all are.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class HttpServer:
         connection_s: float = CONNECTION_S,
         connections: int = CONNECTIONS,
         alone: bool = False,
+        on_refused: Callable[[], None] | None = None,
         access: Access | None = None,
         admission: Admission | None = None,
     ) -> None:
@@ -105,6 +108,7 @@ class HttpServer:
         self._on_failure = on_failure
         self._quiet = quiet
         self._alone = alone
+        self._on_refused = on_refused
         self._retry_s = retry_s
         self._connection_s = connection_s
         self._limited = RateLimitedLog(log)
@@ -256,6 +260,8 @@ class HttpServer:
             client.close()
             return
         client.close()
+        if self._on_refused is not None:
+            self._on_refused()
         self._limited.warning("connections refused: too many per second", key=who, server=self._name, client=who)
 
     async def _serve(self, client: socket.socket, who: str, local: bool) -> None:
@@ -358,7 +364,6 @@ def from_loopback(request: web.Request) -> bool:
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.force_close()
     response.headers["Connection"] = "close"
-    response.headers["Server"] = SERVER
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
 

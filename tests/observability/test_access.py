@@ -75,7 +75,7 @@ def test_a_client_without_the_header_is_no_browser() -> None:
         ("a:b", None),
         ("a:123456", None),
         ("user@localhost", None),
-        ("localhost/", "localhost/"),  # no name of ours
+        ("localhost/", None),
         (".", None),
         ("", None),
     ],
