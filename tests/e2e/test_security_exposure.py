@@ -20,7 +20,7 @@ from kubeproxy.dataplane.seccomp import MACHINES
 from tests.e2e.stage import QUICK, VIP, Stage, ask, until
 from tests.lab import Host
 from tests.lab.daemon import HEALTHZ, KUBEPROXY, METRICS
-from tests.lab.node import NODE_V4
+from tests.lab.node import NODE_V4, NODE_V6
 from tests.lab.web import Answer, get
 
 pytestmark = pytest.mark.netns
@@ -71,19 +71,28 @@ def test_finding_10_a_worker_of_the_daemon_set_keeps_no_net_admin(stage: Stage, 
 # Finding 12: monitoring without showing everything to everybody
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", NODE])
-def test_finding_12_other_hosts_get_metrics_and_no_pages(stage: Stage, address: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "node", "loopback"),
+    [
+        ("0.0.0.0", NODE, "127.0.0.1"),
+        (NODE, NODE, "127.0.0.1"),
+        ("[::]", NODE, "127.0.0.1"),
+        ("[::]", NODE_V6, "::1"),
+        (f"[{NODE_V6}]", NODE_V6, "::1"),
+    ],
+)
+def test_finding_12_other_hosts_get_metrics_and_no_pages(stage: Stage, address: str, node: str, loopback: str) -> None:
     stage.write_service([0])
     stage.daemon("--profiling", metrics=(address, PORT))
     for path in ("/metrics", "/metrics/slis", "/healthz", "/proxyMode"):
-        assert get(stage.client, (NODE, PORT), path).status == 200, path
+        assert get(stage.client, (node, PORT), path).status == 200, path
     for path in PAGES:
-        answer = get(stage.client, (NODE, PORT), path)
+        answer = get(stage.client, (node, PORT), path)
         assert answer.status == 403, path
         assert "kubeproxy.publicStatus" in answer.body
         assert "10.96" not in answer.body
     for path in PAGES[:-1]:
-        assert get(stage.node, METRICS, path).status == 200, path
+        assert get(stage.node, (loopback, PORT), path).status == 200, path
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", NODE, "127.0.0.1"])
