@@ -42,7 +42,14 @@ from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.pulse import Pulse
 from kubeproxy.orders import Orders
 from kubeproxy.presence import Presence
-from kubeproxy.process import CONTAINER_INIT, raise_descriptor_limit, reap_strangers, set_oom_score_adj, settle_memory
+from kubeproxy.process import (
+    CONTAINER_INIT,
+    forbid_core_dumps,
+    raise_descriptor_limit,
+    reap_strangers,
+    set_oom_score_adj,
+    settle_memory,
+)
 from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
@@ -119,6 +126,7 @@ class Daemon:
         self._orders.listen()
         self._notifier.starting("starting")
         log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._surroundings.node_name)
+        forbid_core_dumps()
         raise_descriptor_limit()
         set_oom_score_adj(self._configuration.oom_score_adj)
         async with AsyncExitStack() as self._closing:

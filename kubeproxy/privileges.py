@@ -19,8 +19,9 @@ class Capability(IntEnum):
     NET_RAW = 13
 
 
-FOR_DIALING = (Capability.NET_RAW, Capability.NET_ADMIN)
-"""What a process that dials endpoints keeps the first of: to mark its dials, and to dial from clients' addresses."""
+FOR_DIALING = (Capability.NET_RAW,)
+"""What a worker keeps: to mark its dials, and to dial from clients' addresses. Never CAP_NET_ADMIN, with which it could
+rewrite every rule of the node."""
 
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 23, 24, 38, 47, 4
 """linux/prctl.h."""

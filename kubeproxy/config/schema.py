@@ -394,6 +394,14 @@ class Own(Group, frozen=True):
             flag="half-closed-timeout",
         ),
     ] = PositiveDuration.of(seconds=3600)
+    public_status: Annotated[
+        bool,
+        restart(
+            "Show other hosts the status, trace, configuration and debug pages, too, where metricsBindAddress is not a"
+            " loopback address. They name every Service of the cluster; without it other hosts get the metrics only.",
+            flag="public-status",
+        ),
+    ] = False
     access_log: Annotated[
         str,
         live(
@@ -441,7 +449,8 @@ class Configuration(Group, frozen=True):
     metrics_bind_address: Annotated[
         MetricsAddress,
         restart(
-            "Metrics server; [::1]:10249 where bindAddress is IPv6. Port 0: none.",
+            "Metrics server; [::1]:10249 where bindAddress is IPv6. Port 0: none. Other hosts get the metrics only"
+            " (kubeproxy.publicStatus); this host gets every page, by loopback, which always listens.",
             flag="metrics-bind-address",
             zero_is_default=True,
         ),

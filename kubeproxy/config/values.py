@@ -260,6 +260,19 @@ class ServerAddress:
         """Whether there is a server at all."""
         return self.port != 0
 
+    @property
+    def loopback(self) -> Address:
+        """The address at which this host reaches the server, or the loopback address to listen at beside its own."""
+        address = ipaddress.ip_address(self.address)
+        if address.is_loopback:
+            return self.address
+        return Address("127.0.0.1" if address.version == 4 else "::1")
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether it takes every address of its family."""
+        return ipaddress.ip_address(self.address).is_unspecified
+
     def __str__(self) -> str:
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 

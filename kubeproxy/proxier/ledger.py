@@ -452,7 +452,7 @@ _REASONS = {
 def _allocated(frontend: Frontend) -> frozenset[Destination]:
     """The destinations that the cluster allocated: cluster IPs and node ports.
 
-    An external address may name another tenant's pod, whose endpoint must not be left out for it. A dial to one is marked,
+    An external address may name another tenant's pod, whose endpoint must stay. A dial to one is marked,
     so this node does not redirect it, and the hop limit ends a loop over several nodes."""
     taken = _takes(frontend)
     if not frontend.claims:

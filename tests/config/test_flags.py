@@ -33,7 +33,7 @@ SAMPLES = {
     "windows-service": "true", "master": "https://a", "kubernetes": "never", "manifests": "/a,b", "recursive": "true",
     "default-namespace": "n", "namespace": "n", "netfilter": "none", "dial-timeouts": "7s,8s",
     "keepalive-period": "7s", "shutdown-grace": "7s", "cleanup-on-exit": "true", "workers": "3",
-    "orphan-grace": "7s", "half-closed-timeout": "7s", "access-log": "/a", "udp-sessions": "7",
+    "orphan-grace": "7s", "half-closed-timeout": "7s", "access-log": "/a", "udp-sessions": "7", "public-status": "true",
     "preserve-client-address": "local", "node-addresses": "192.0.2.7,2001:db8::7", "node-zone": "z",
     "denied-endpoint-cidrs": "node,10.0.0.0/8", "external-address-cidrs": "192.0.2.0/24,2001:db8::/32",
     "external-ports-on-node": "53,8000-8080", "reserved-ports": "7,9-11", "node-port-conflict": "keep",
@@ -67,7 +67,7 @@ WINNERS = {
     "hostname-override", "v", "logging-format", "log-flush-frequency", "vmodule",
     "master", "kubernetes", "manifests", "recursive", "default-namespace", "namespace", "netfilter", "dial-timeouts",
     "keepalive-period", "shutdown-grace", "cleanup-on-exit", "udp-sessions", "workers", "orphan-grace",
-    "half-closed-timeout", "access-log", "preserve-client-address",
+    "half-closed-timeout", "access-log", "preserve-client-address", "public-status",
     "node-addresses", "node-zone", "denied-endpoint-cidrs", "external-address-cidrs", "external-ports-on-node",
     "reserved-ports", "node-port-conflict",
 }  # fmt: skip

@@ -3,7 +3,9 @@ returns or raises AssertionError; whatever else escapes from it is a finding."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ipaddress
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,15 +13,18 @@ from typing import Any, Final
 
 import msgspec
 
+from kubeproxy import talk as process_talk
 from kubeproxy.config import flags
 from kubeproxy.config.dump import dump, go_data
 from kubeproxy.config.load import load
 from kubeproxy.config.reload import compare
+from kubeproxy.dataplane import orphan
 from kubeproxy.dataplane import wire as channel
 from kubeproxy.errors import ConfigError
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.netfilter import conntrack_wire, nft_table
 from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.observability.access import OPEN_PAGES, Access, host_name
 from kubeproxy.sources import wire
 from kubeproxy.sources.kubernetes.errors import CAUSES, ApiError, Garbage
 from kubeproxy.sources.kubernetes.events import (
@@ -321,7 +326,49 @@ def nft(data: bytes) -> None:
     nft_table.difference(table, RuleSet())
 
 
+def host(data: bytes) -> None:
+    """A request to the metrics server: its page on the first line, the values of Host after it. None that names another
+    host is answered on loopback, and none that asks for a page from elsewhere."""
+    page, *hosts = data.decode("utf-8", "surrogateescape").split("\n")
+    ours = frozenset({"node-1"})
+    for public in (False, True):
+        access = Access(names=ours, public=public)
+        for from_loopback in (False, True):
+            refusal = access.refusal(page, hosts, from_loopback=from_loopback)
+            if refusal is not None:
+                assert refusal.status in (403, 421)
+                continue
+            assert page in OPEN_PAGES or from_loopback or public
+            if from_loopback or page not in OPEN_PAGES:
+                for name in map(host_name, hosts):
+                    assert name is not None
+                    if name not in ("localhost", "node-1"):
+                        ipaddress.ip_address(name)
+
+
+def talk(data: bytes) -> None:
+    """What a process says that wants to take over, or an orphan: objects line by line, or `ValueError` and the end."""
+    asyncio.run(_talk(data))
+    for line in data.split(b"\n"):
+        orphan._decode(line)
+
+
+async def _talk(data: bytes) -> None:
+    reader = asyncio.StreamReader(limit=process_talk.LINE_BYTES)
+    reader.feed_data(data)
+    reader.feed_eof()
+    try:
+        while (message := await process_talk.receive(reader)) is not None:
+            assert isinstance(message, dict)
+            remembered = process_talk.heard(message)
+            if remembered is not None:
+                said = msgspec.json.decode(msgspec.json.encode(process_talk.told(remembered)))
+                assert process_talk.heard(said) == remembered
+    except ValueError as error:
+        _said(error)
+
+
 TARGETS: Final[Mapping[str, Target]] = {
     target.__name__: target
-    for target in (watch, pages, refusals, manifests, configuration, command_line, worker, conntrack, nft)
+    for target in (watch, pages, refusals, manifests, configuration, command_line, worker, conntrack, nft, host, talk)
 }

@@ -100,7 +100,7 @@ def test_an_external_address_takes_no_endpoint_from_another_service(ledger: Ledg
         load_balancer_ips=(Address("198.51.100.1"),),
     )
     put(ledger, thief)
-    assert ledger.wanted[WEB].endpoints == targets(f"198.51.100.1:80 {POD}:80")
+    assert ledger.wanted[WEB].endpoints == targets(f"{POD}:80 198.51.100.1:80")
     assert name("web") not in ledger.problems()
 
 
