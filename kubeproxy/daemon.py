@@ -95,6 +95,7 @@ class Daemon:
             Duties(
                 share=lambda on: self._data_plane.share(on),
                 hold=lambda on: self._proxier.hold(on),
+                leads_here=lambda: self._proxier.leads_here(),
                 bindings=lambda: self._data_plane.bindings(),
                 yield_all=lambda: self._reception.give_away(),
             ),
@@ -202,6 +203,7 @@ class Daemon:
             tasks=self._tasks,
         )
         self._proxier = self._make_proxier(self._netfilter)
+        self._succession.answer()
         self._events.owner_of = self._proxier.owner_of
         self._tracker.notify_node(self._on_node)
         self._closing.push_async_callback(self._tasks.close)
@@ -261,6 +263,8 @@ class Daemon:
             bind=self._surroundings.bind,
             guard_sockets=self._can_guard_sockets,
             conntrack=self._handover,
+            rival_lives=self._succession.rival_lives,
+            on_rival=self._succession.yield_to_rival,
             observer=Announcer(
                 self._health,
                 self._metrics,
@@ -405,7 +409,7 @@ class Daemon:
     async def _on_taken(self) -> None:
         """The rules lead to us, for the first time."""
         if self._netfilter.name != "none":
-            await self._succession.own()
+            self._succession.own()
         self._succession.in_force()
         self._data_plane.share(False)
         if self._predecessor is not None:

@@ -67,11 +67,11 @@ STATUS_S = 1.0
 class Worker:
     """The process, from its first request to its end."""
 
-    def __init__(self, sock: socket.socket, *, number: int, run: str, owner_name: str) -> None:
+    def __init__(self, sock: socket.socket, *, number: int, run: str, owner_prefix: str) -> None:
         """`sock` is this end of the channel; see `orphan` for the others."""
         self._number = number
         self._run = run
-        self._owner_name = owner_name
+        self._owner_prefix = owner_prefix
         self._reactor = Reactor()
         self._context = Context(reactor=self._reactor, budget=DescriptorBudget.of_this_process())
         self._engine = Engine(
@@ -195,7 +195,7 @@ class Worker:
             return
         Orphan(
             self._reactor,
-            owner_name=self._owner_name,
+            owner_prefix=self._owner_prefix,
             run=self._run,
             grace_s=self._context.tune.orphan_grace_s,
             bindings=self._engine.bindings,
@@ -370,10 +370,10 @@ class Worker:
 
 def main(arguments: Sequence[str]) -> int:
     """Live a worker's life; the exit status. The arguments are those that `process.command` gives."""
-    fd, number, transparent, run, owner_name = arguments
+    fd, number, transparent, run, owner_prefix = arguments
     try:
         _settle_in(f"kubeproxy-{number}", transparent=transparent == "1")
-        worker = Worker(socket.socket(fileno=int(fd)), number=int(number), run=run, owner_name=owner_name)
+        worker = Worker(socket.socket(fileno=int(fd)), number=int(number), run=run, owner_prefix=owner_prefix)
         gc.collect()
         gc.freeze()
         gc.set_threshold(1_000, 4, 10_000)  # the byte path leaves no cycles; and a short look is a short pause

@@ -188,7 +188,7 @@ def channel_and_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channe
     monkeypatch.setattr(Worker, "_listen_to_signals", lambda self: None)
     ours, theirs = socket.socketpair()
     channel: Channel[Report] = Channel(ours, Report)
-    worker = Worker(theirs, number=0, run="", owner_name="")
+    worker = Worker(theirs, number=0, run="", owner_prefix="")
     yield channel, worker
     worker._engine.close()
     worker._reactor.shut()
