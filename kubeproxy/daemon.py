@@ -10,6 +10,7 @@ import asyncio
 import gc
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -18,7 +19,7 @@ from typing import cast
 import structlog
 import uvloop
 
-from kubeproxy import progress, renewal
+from kubeproxy import privileges, progress, renewal
 from kubeproxy.announcer import Announcer, Events
 from kubeproxy.config.reload import compare, take_over
 from kubeproxy.config.schema import Configuration
@@ -41,7 +42,14 @@ from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.pulse import Pulse
 from kubeproxy.orders import Orders
 from kubeproxy.presence import Presence
-from kubeproxy.process import CONTAINER_INIT, raise_descriptor_limit, reap_strangers, set_oom_score_adj, settle_memory
+from kubeproxy.process import (
+    CONTAINER_INIT,
+    load_modules,
+    raise_descriptor_limit,
+    reap_strangers,
+    set_oom_score_adj,
+    settle_memory,
+)
 from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
@@ -121,6 +129,7 @@ class Daemon:
         log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._surroundings.node_name)
         raise_descriptor_limit()
         set_oom_score_adj(self._configuration.oom_score_adj)
+        self._give_up_privileges()
         async with AsyncExitStack() as self._closing:
             await self._look_around()
             if not self._orders.stop.is_set():
@@ -131,6 +140,17 @@ class Daemon:
         return 0
 
     # Start
+
+    def _give_up_privileges(self) -> None:
+        """Before the first thread, and before there is anything to read from the network. The legacy tables' modules are
+        loaded by programs, which can no longer do so afterwards."""
+        order = self._configuration.netfilter_order
+        if order and (order[0] == "iptables" or ("iptables" in order and shutil.which("nft") is None)):
+            load_modules()
+        try:
+            privileges.restrict()
+        except OSError as error:
+            log.warning("cannot drop capabilities", reason=error.strerror)
 
     async def _look_around(self) -> None:
         """What this kernel can do, and who serves here already."""

@@ -109,10 +109,6 @@ class Worker:
                 self._channel.flush()
             if what & ~select.EPOLLOUT:
                 for request, descriptors in self._channel.receive():
-                    if self._leaving:  # whoever asks will see us gone, and ask our successor
-                        for descriptor in descriptors:
-                            os.close(descriptor)
-                        continue
                     self._arriving.extend(descriptors)
                     self._work.append(self._see_to(request, len(descriptors)))
         except MemoryError:
@@ -188,8 +184,6 @@ class Worker:
         self._reactor.remove(self._channel.sock.fileno())
         self._channel.close()
         self._channel = None
-        if self._leaving:
-            return
         if not self._engine.frontends and not self._work:
             self._reactor.stop()
             return
@@ -330,8 +324,10 @@ class Worker:
     # The end.
 
     def _listen_to_signals(self) -> None:
+        # A signal to the whole process group is for the control process, which tells us what it means; SIGTERM, too, as
+        # long as it lives: who ended by that would cut connections that are to be drained.
         for ignored in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(ignored, signal.SIG_IGN)  # for the control process, which tells us what it means
+            signal.signal(ignored, signal.SIG_IGN)
         wake, woken = socket.socketpair()
         for end in (wake, woken):
             end.setblocking(False)
@@ -341,10 +337,11 @@ class Worker:
 
     def _on_signal(self, woken: socket.socket) -> None:
         woken.recv(64)
-        self._leave()
+        if self._channel is None:
+            self._leave()
 
     def _leave(self) -> None:
-        """Take who waits already and nobody more, let the connections finish, end."""
+        """As an orphan: take who waits already and nobody more, let the connections finish, end."""
         if self._leaving:
             return
         self._leaving = True
@@ -352,11 +349,9 @@ class Worker:
         self._set_to_work()
 
     def _take_leave(self) -> Iterator[bool]:
-        yield from self._count(0)
         for _ in self._engine.retire():
             yield False
         yield True
-        self._answer(Status(self._open, leaving=True))
         until = self._reactor.clock() + self._context.tune.shutdown_grace_s
 
         def look() -> None:
