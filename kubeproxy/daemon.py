@@ -142,7 +142,7 @@ class Daemon:
     # Start
 
     def _give_up_privileges(self) -> None:
-        """Before the first thread, and before there is anything to read from the network. The legacy tables' modules are
+        """Before the first thread, and before anything is read from the network. The legacy tables' modules are
         loaded by programs, which can no longer do so afterwards."""
         order = self._configuration.netfilter_order
         if order and (order[0] == "iptables" or ("iptables" in order and shutil.which("nft") is None)):

@@ -337,9 +337,12 @@ class Succession:
         challenge = net_admin.Challenge()
         try:
             send_first(sock, {"prove": True}, [challenge.fileno()])
-            proof, _ = await receive_first(sock)
+            try:
+                proof, _ = await receive_first(sock)
+            finally:
+                if not challenge.answered:
+                    self._refuse(hello)
             if proof is None or not challenge.answered:
-                self._refuse(hello)
                 raise UnprovenError("it has no CAP_NET_ADMIN")
         finally:
             challenge.close()
