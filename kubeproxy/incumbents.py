@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Final
 
 import structlog
 
 from kubeproxy import net_admin
-from kubeproxy.control_socket import connect
+from kubeproxy.control_socket import ControlSocket, connect
 from kubeproxy.dataplane.messages import Remember
 from kubeproxy.talk import LINE_BYTES, Message, close, heard, receive, receive_first, send, send_first
 from kubeproxy.unix_names import uid_of
@@ -22,6 +23,13 @@ ANSWER_S: Final = 5.0
 """How long an incumbent has for an answer; one that takes longer hangs, and is passed over."""
 BINDINGS: Final = 65_536
 """Clients that one process may tell of, as many as an owner tells a successor."""
+
+
+RETRY_S: Final = 0.1
+"""At what pace those are asked again that are busy with another successor. They are waited for as long as it takes, for
+they serve."""
+ASKED: Final = 32
+"""Names asked at a time, the newest first."""
 
 
 class BusyError(Exception):
@@ -73,6 +81,77 @@ async def greet(name: str, hello: Message) -> Predecessor:
         raise
     finally:
         challenge.close()
+
+
+class Search:
+    """Looks for the owner of the node among the control processes of this network namespace."""
+
+    def __init__(self, control: ControlSocket, hello: Message) -> None:
+        self._control = control
+        self._hello = hello
+        self.passed_over: set[str] = set()
+        """Names of those that may own the node and did not answer."""
+        self._no_proxies: set[str] = set()
+        """Names of those that have proven nothing."""
+
+    async def greet(self, name: str) -> Predecessor:
+        """See `greet`."""
+        return await greet(name, self._hello)
+
+    async def find(self, given_up: Callable[[], bool]) -> Predecessor | None:
+        """The owner; None: the node is ours (or `given_up` says so). Whatever is asked of us from then on has to be
+        answered so: nothing may be awaited in between."""
+        waits_its_turn = False
+        while not given_up():
+            names = self._names()[:ASKED]
+            answers = await asyncio.gather(*map(self.greet, names), return_exceptions=True)
+            found = [answer for answer in answers if isinstance(answer, Predecessor)]
+            busy = False
+            for name, answer in zip(names, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    busy |= self._note(name, answer)
+            for surplus in found[1:]:
+                self.passed_over.add(surplus.name)
+                surplus.close()
+            if found:
+                return found[0]
+            # Nothing is awaited from here to where we answer as the owner: a process that has come meanwhile and is
+            # older is seen here, and a later one is told.
+            if not busy and not any(name < self._control.name for name in self._names()):
+                return None
+            if busy and not waits_its_turn:
+                log.info("another process is just taking over; waits for its turn")
+                waits_its_turn = True
+            await asyncio.sleep(RETRY_S)
+        return None
+
+    def _names(self) -> list[str]:
+        return [name for name in self._control.others() if name not in self.passed_over | self._no_proxies]
+
+    def _note(self, name: str, error: BaseException) -> bool:
+        """What became of a greeting; whether it is to be tried again."""
+        match error:
+            case BusyError():
+                return not error.looks
+            case MemoryError():  # no thread to ask it in: there may be one later
+                return True
+            case ConnectionError():  # it has just ended
+                return False
+            case UnprovenError():
+                self._no_proxies.add(name)
+                log.warning("not a kubeproxy: it has no CAP_NET_ADMIN", name=name)
+                return False
+            case OSError() | ValueError() | KeyError() | TypeError():
+                self.passed_over.add(name)
+                log.warning(
+                    "another kubeproxy does not answer",
+                    name=name,
+                    reason=str(error) or repr(error),
+                    remedy="end it; it yields by itself when it sees our rules",
+                )
+                return False
+            case _:
+                raise error
 
 
 class Predecessor:

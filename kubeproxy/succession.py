@@ -45,7 +45,7 @@ from kubeproxy.control_socket import PREFIX, ControlSocket
 from kubeproxy.dataplane.affinity import freshest, merged
 from kubeproxy.dataplane.messages import Remember
 from kubeproxy.errors import KernelError
-from kubeproxy.incumbents import ANSWER_S, BusyError, OrphanedWorker, Predecessor, UnprovenError, greet
+from kubeproxy.incumbents import ANSWER_S, RETRY_S, BusyError, OrphanedWorker, Predecessor, Search, UnprovenError
 from kubeproxy.talk import LINE_BYTES, Message, close, receive, receive_first, send, send_first, told
 from kubeproxy.tasks import TaskSet
 from kubeproxy.unix_names import pid_of
@@ -54,9 +54,6 @@ log = structlog.get_logger(__name__)
 
 RECALL_S: Final = 1.0
 """How long an owner looks for what it is asked to tell of clients; it must not be taken for one that hangs."""
-RETRY_S: Final = 0.1
-"""At what pace those are asked again that are busy with another successor. They are waited for as long as it takes, for
-they serve."""
 HOLD_S: Final = 60.0
 """How long a successor may keep the owner from its rules without another word."""
 GATHER_S: Final = 1.0
@@ -67,8 +64,6 @@ PEERS: Final = 256
 """Connections at a time that have not proven anything; the oldest makes room."""
 REFUSALS_LOG_S: Final = 60.0
 """How often a refused takeover is logged at most."""
-ASKED: Final = 32
-"""Names asked at a time, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +93,7 @@ class Succession:
         self._others = others
         self._version = version
         self._socket = ControlSocket(prefix)
+        self._search = Search(self._socket, {"do": "hello", "pid": os.getpid(), "version": version})
         self._tasks = TaskSet(self._crashed)
         self._unproven: dict[socket.socket, asyncio.Task[None]] = {}
         """Connections that have not proven anything yet, the oldest first."""
@@ -118,20 +114,16 @@ class Succession:
         """When our name came to be."""
         self.predecessor: Predecessor | None = None
         """The owner that we follow; None: there is none."""
-        self._passed_over: set[str] = set()
-        """Names of those that may own the node and did not answer when we came."""
         self._refusals = 0
         self._refusal_logged_at = -math.inf
-        self._unproven_names: set[str] = set()
-        """Names of those that are no proxies."""
 
     async def begin(self, *, given_up: Callable[[], bool] = lambda: False) -> Predecessor | None:
         """Take our name, and find who owns the node. None: there is no predecessor (or none that could be spoken with),
         or `given_up` says so. Newcomers wait until `answer`."""
         self._socket.listen(self._received)
         self._named_at = asyncio.get_running_loop().time()
-        self.predecessor = await self._look(given_up)
-        self._looking = False
+        self.predecessor = await self._search.find(given_up)
+        self._looking = False  # nothing has happened since that was found out
         return self.predecessor
 
     def answer(self) -> None:
@@ -141,57 +133,6 @@ class Succession:
     def own(self) -> None:
         """The node is ours, and no longer our predecessor's."""
         self._owns = True
-
-    async def _look(self, given_up: Callable[[], bool]) -> Predecessor | None:
-        waits_its_turn = False
-        while not given_up():
-            names = self._relevant()
-            answers = await asyncio.gather(*(self._greet(name) for name in names[:ASKED]), return_exceptions=True)
-            found: list[Predecessor] = []
-            busy = False
-            for name, answer in zip(names, answers, strict=False):
-                if isinstance(answer, Predecessor):
-                    found.append(answer)
-                elif isinstance(answer, BusyError):
-                    busy |= not answer.looks
-                elif isinstance(answer, UnprovenError):
-                    self._unproven_names.add(name)
-                    log.warning("not a kubeproxy: it has no CAP_NET_ADMIN", name=name)
-                elif isinstance(answer, (OSError, ValueError, KeyError, TypeError)) and not _is_gone(answer):
-                    self._passed_over.add(name)
-                    log.warning(
-                        "another kubeproxy does not answer",
-                        name=name,
-                        reason=str(answer) or repr(answer),
-                        remedy="end it; it yields by itself when it sees our rules",
-                    )
-                elif isinstance(answer, MemoryError):
-                    busy = True  # no thread to ask it in: there may be one later
-                elif isinstance(answer, BaseException) and not _is_gone(answer):
-                    raise answer
-            for surplus in found[1:]:
-                self._passed_over.add(surplus.name)
-                surplus.close()
-            if found:
-                return found[0]
-            # Nothing is awaited from here to where we say that we own the node: a process that has come meanwhile
-            # and is older is seen here, a later one is told.
-            if not busy and not any(name < self._socket.name for name in self._relevant()):
-                self._looking = False
-                return None
-            if busy and not waits_its_turn:
-                log.info("another process is just taking over; waits for its turn")
-                waits_its_turn = True
-            await asyncio.sleep(RETRY_S)
-        return None
-
-    def _relevant(self) -> list[str]:
-        return [
-            name for name in self._socket.others() if name not in self._passed_over and name not in self._unproven_names
-        ]
-
-    async def _greet(self, name: str) -> Predecessor:
-        return await greet(name, {"do": "hello", "pid": os.getpid(), "version": self._version})
 
     async def recall(self) -> list[Remember]:
         """Whom session affinity binds to which endpoint, as far as those who serve until now tell that in time."""
@@ -207,7 +148,7 @@ class Succession:
         """Our rules lead clients to us: orphans need not wait any more, and an owner that did not answer is to hear of
         it as soon as it does."""
         self._in_force = True
-        silent = self._passed_over.copy()
+        silent = self._search.passed_over.copy()
         if self.predecessor is not None and self.predecessor.silent:
             silent.add(self.predecessor.name)
         for name in silent:
@@ -262,7 +203,7 @@ class Succession:
         what it may have done to them until then is put right."""
         while name in self._socket.others() and self._socket.open:
             try:
-                owner = await self._greet(name)
+                owner = await self._search.greet(name)
             except (BusyError, UnprovenError, OSError, ValueError, KeyError, TypeError):
                 await asyncio.sleep(ANSWER_S)
                 continue
@@ -442,11 +383,6 @@ class Succession:
 
     def _crashed(self, task: str, error: BaseException) -> None:
         log.error("a background task ended by an internal error", task=task, exc_info=error)
-
-
-def _is_gone(error: BaseException) -> bool:
-    """Whether it is how a name shows whose process has just ended."""
-    return isinstance(error, ConnectionError)
 
 
 async def _reap(pid: int) -> None:

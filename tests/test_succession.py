@@ -22,12 +22,12 @@ from kubeproxy.dataplane.fake import FakeDataPlane
 from kubeproxy.dataplane.messages import Binding, Remember
 from kubeproxy.errors import KernelError
 from kubeproxy.handover import Handover
-from kubeproxy.incumbents import Predecessor
+from kubeproxy.incumbents import RETRY_S, Predecessor
 from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
 from kubeproxy.netfilter.conntrack_fake import FakeConntrack
 from kubeproxy.netfilter.fake import FakeNetfilter
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.succession import RETRY_S, Duties, Succession
+from kubeproxy.succession import Duties, Succession
 from kubeproxy.talk import Message, receive_first, send_first, told
 from kubeproxy.unix_names import listening
 
@@ -311,7 +311,7 @@ async def test_the_older_of_two_that_cannot_speak_yields(name: str) -> None:
     older, younger = (Succession(story.duties(), version="1", prefix=name) for story in stories)
     await older.begin()
     assert not older.rival_lives()
-    younger._passed_over.add(older._socket.name)
+    younger._search.passed_over.add(older._socket.name)
     await younger.begin()
     assert older.rival_lives()
     assert not younger.rival_lives()

@@ -45,13 +45,13 @@ PEER = """if True:
 
 DEAF = """if True:
     import sys
-    from kubeproxy import succession
+    from kubeproxy import incumbents
     from kubeproxy.cli.main import main
 
     async def greet(name, hello):
         raise TimeoutError("it cannot be spoken with")
 
-    succession.greet = greet
+    incumbents.greet = greet
     sys.exit(main())
 """
 """The daemon, unable to speak with another."""

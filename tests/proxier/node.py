@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kubeproxy.dataplane.fake import FakeDataPlane, FakePortReserver
 from kubeproxy.errors import KubeproxyError
@@ -108,6 +108,8 @@ class Node:
         protocols: Iterable[Protocol] = (Protocol.TCP,),
         facts: NodeFacts = NodeFacts(),  # noqa: B008 - frozen
         conntrack: Conntrack | None = None,
+        rival_lives: Callable[[], bool] = lambda: False,
+        on_rival: Callable[[], None] = lambda: None,
     ) -> None:
         self.tracker = Tracker(sources)
         self.data_plane = FakeDataPlane()
@@ -128,6 +130,8 @@ class Node:
             protocols=protocols,
             facts=facts,
             conntrack=conntrack,
+            rival_lives=rival_lives,
+            on_rival=on_rival,
             observer=self.diary,
             clock=self.clock,
             jitter=lambda: 0.0,
