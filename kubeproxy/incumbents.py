@@ -59,9 +59,9 @@ async def greet(name: str, hello: Message) -> Predecessor:
         async with asyncio.timeout(ANSWER_S):
             send_first(sock, hello, [challenge.fileno()])
             answer, descriptors = await receive_first(sock)
+            proves = [net_admin.answer(descriptor) for descriptor in descriptors]
             if answer is None:
                 raise ConnectionResetError
-            proves = [net_admin.answer(descriptor) for descriptor in descriptors]
             if not challenge.answered:
                 raise UnprovenError
             if proves:

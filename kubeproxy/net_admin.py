@@ -11,6 +11,7 @@ to a third process; see `kubeproxy.succession` for why that gains it nothing.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -48,9 +49,14 @@ class Challenge:
 
 
 def answer(challenge: int) -> bool:
-    """Answer on a received descriptor; whether the kernel allowed it."""
+    """Answer on a received descriptor, and close it; whether the kernel allowed it."""
     try:
-        with socket.socket(fileno=challenge) as sock:
+        received = socket.socket(fileno=challenge)
+    except OSError:  # no socket
+        os.close(challenge)
+        return False
+    try:
+        with received as sock:
             if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_DGRAM:
                 return False
             sock.setsockopt(socket.SOL_SOCKET, _SO_TXTIME, _TXTIME.pack(time.CLOCK_TAI, 0))

@@ -60,6 +60,8 @@ GATHER_S: Final = 1.0
 """How long after our name exists orphans may take to find us: they look four times meanwhile."""
 REAPS: Final = 50
 """How often, RETRY_S apart, a process is looked at that is about to end."""
+ORPHANS: Final = 256
+"""Orphans at a time; they need prove nothing."""
 PEERS: Final = 256
 """Connections at a time that have not proven anything; the oldest makes room."""
 REFUSALS_LOG_S: Final = 60.0
@@ -204,7 +206,7 @@ class Succession:
         while name in self._socket.others() and self._socket.open:
             try:
                 owner = await self._search.greet(name)
-            except (BusyError, UnprovenError, OSError, ValueError, KeyError, TypeError):
+            except (BusyError, UnprovenError, OSError, ValueError, KeyError, TypeError, MemoryError):
                 await asyncio.sleep(ANSWER_S)
                 continue
             await owner.hold()
@@ -235,8 +237,13 @@ class Succession:
                 if message is None:
                     return
                 challenge = descriptors.pop() if descriptors else None
-                if "orphan" in message and not self._looking and not self._follows:
-                    reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
+                takes_orphans = not self._looking and not self._follows and len(self._orphans) < ORPHANS
+                if "orphan" in message and takes_orphans:
+                    try:
+                        reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
+                    except BaseException:
+                        close([challenge] if challenge is not None else [])
+                        raise
                     orphan = OrphanedWorker(writer, message, challenge=challenge)
                 elif message.get("do") == "hello" and challenge is not None:
                     net_admin.answer(challenge)
@@ -279,7 +286,8 @@ class Succession:
         try:
             send_first(sock, {"prove": True}, [challenge.fileno()])
             try:
-                proof, _ = await receive_first(sock)
+                proof, surplus = await receive_first(sock)
+                close(surplus)
             finally:
                 if not challenge.answered:
                     self._refuse(hello)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
+import pytest
+
 from kubeproxy import net_admin
 
 
@@ -22,4 +24,6 @@ def test_an_answer_is_given_on_nothing_else() -> None:
         assert other.getsockopt(socket.SOL_SOCKET, 61, 8) == bytes(8)
     read, write = os.pipe()
     assert not net_admin.answer(read)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(read)
     os.close(write)

@@ -394,6 +394,30 @@ async def test_garbage_ends_that_connection_only(name: str, garbage: bytes) -> N
             predecessor.close()
 
 
+async def test_what_a_stranger_sends_along_is_not_kept(name: str) -> None:
+    """Descriptors that nobody asked for, and first words that nobody understands."""
+
+    def open_descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async with process(name):
+        (only,) = listening(name)
+        before = open_descriptors()
+        for first in (b'{"do": "dance"}\n', b'{"orphan": "x"}\n', b'{"do": "hello"}\n', b"garbage\n"):
+            for then in (b"", b'{"proved": true}\n'):
+                with socket.socket(socket.AF_UNIX) as peer:
+                    peer.connect(f"\0{only}")
+                    read, write = os.pipe()
+                    socket.send_fds(peer, [first], [read])
+                    await asyncio.sleep(0.05)
+                    with contextlib.suppress(OSError):
+                        socket.send_fds(peer, [then], [write])
+                    os.close(read)
+                    os.close(write)
+                    await asyncio.sleep(0.05)
+        await until(lambda: open_descriptors() == before)
+
+
 async def test_the_first_transaction_and_its_flows_are_the_handover(name: str) -> None:
     story, taken = Story(), asyncio.Event()
 

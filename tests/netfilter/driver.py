@@ -4,9 +4,9 @@
 
 Reads one JSON request per line and answers each with one line: ``{"do": "apply", "rules": {…}, "verify": bool}``,
 ``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "reach", "rules": …}``,
-``{"do": "why_not_transparent"}``, ``{"do": "why_not_guarding_sockets"}``, ``{"do": "watch"}`` and then ``{"do": "foreign", "within_s": seconds}`` (whether
-somebody else has changed our rules), ``{"do": "disarm", "for_s": seconds}``, ``{"do": "cleanup_all", "keep": …}``,
-``{"do": "select", "order": […]}``.
+``{"do": "why_not_transparent"}``, ``{"do": "why_not_guarding_sockets"}``, ``{"do": "watch"}`` and then
+``{"do": "foreign", "within_s": seconds}`` (whether somebody else has changed our rules),
+``{"do": "disarm", "for_s": seconds}``, ``{"do": "cleanup_all", "keep": …}``, ``{"do": "select", "order": […]}``.
 """
 
 from __future__ import annotations
