@@ -10,6 +10,7 @@ import asyncio
 import gc
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -18,7 +19,7 @@ from typing import cast
 import structlog
 import uvloop
 
-from kubeproxy import progress, renewal
+from kubeproxy import privileges, progress, renewal
 from kubeproxy.announcer import Announcer, Events
 from kubeproxy.config.reload import compare, take_over
 from kubeproxy.config.schema import Configuration
@@ -45,6 +46,7 @@ from kubeproxy.presence import Presence
 from kubeproxy.process import (
     CONTAINER_INIT,
     forbid_core_dumps,
+    load_modules,
     raise_descriptor_limit,
     reap_strangers,
     set_oom_score_adj,
@@ -103,6 +105,7 @@ class Daemon:
             Duties(
                 share=lambda on: self._data_plane.share(on),
                 hold=lambda on: self._proxier.hold(on),
+                leads_here=lambda: self._proxier.leads_here(),
                 bindings=lambda: self._data_plane.bindings(),
                 yield_all=lambda: self._reception.give_away(),
             ),
@@ -129,6 +132,7 @@ class Daemon:
         forbid_core_dumps()
         raise_descriptor_limit()
         set_oom_score_adj(self._configuration.oom_score_adj)
+        self._give_up_privileges()
         async with AsyncExitStack() as self._closing:
             await self._look_around()
             if not self._orders.stop.is_set():
@@ -139,6 +143,17 @@ class Daemon:
         return 0
 
     # Start
+
+    def _give_up_privileges(self) -> None:
+        """Before the first thread, and before anything is read from the network. The legacy tables' modules are
+        loaded by programs, which can no longer do so afterwards."""
+        order = self._configuration.netfilter_order
+        if order and (order[0] == "iptables" or ("iptables" in order and shutil.which("nft") is None)):
+            load_modules()
+        try:
+            privileges.restrict()
+        except OSError as error:
+            log.warning("cannot drop capabilities", reason=error.strerror)
 
     async def _look_around(self) -> None:
         """What this kernel can do, and who serves here already."""
@@ -211,6 +226,7 @@ class Daemon:
             tasks=self._tasks,
         )
         self._proxier = self._make_proxier(self._netfilter)
+        self._succession.answer()
         self._events.owner_of = self._proxier.owner_of
         self._tracker.notify_node(self._on_node)
         self._closing.push_async_callback(self._tasks.close)
@@ -272,6 +288,8 @@ class Daemon:
             bind=self._surroundings.bind,
             guard_sockets=self._can_guard_sockets,
             conntrack=self._handover,
+            rival_lives=self._succession.rival_lives,
+            on_rival=self._succession.yield_to_rival,
             observer=Announcer(
                 self._health,
                 self._metrics,
@@ -417,7 +435,7 @@ class Daemon:
     async def _on_taken(self) -> None:
         """The rules lead to us, for the first time."""
         if self._netfilter.name != "none":
-            await self._succession.own()
+            self._succession.own()
         self._succession.in_force()
         self._data_plane.share(False)
         if self._predecessor is not None:

@@ -8,6 +8,8 @@ import contextlib
 import gc
 import os
 import resource
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +19,9 @@ log = structlog.get_logger(__name__)
 
 CONTAINER_INIT: Final = 1
 """The number of a container's first process."""
+MODULES: Final = ("ip_tables", "ip6_tables")
+"""Those of the legacy tables. What belongs to a single table or match the kernel loads by itself."""
+MODULES_S: Final = 5.0
 REAP_LOOK_S: Final = 5.0
 """How often we look for children that nobody waits for."""
 
@@ -52,6 +57,15 @@ def set_oom_score_adj(adjustment: int) -> None:
             reason=error.strerror,
             remedy="CAP_SYS_RESOURCE, systemd's OOMScoreAdjust=, or --oom-score-adj=0",
         )
+
+
+def load_modules() -> None:
+    """Have the legacy tables' kernel modules loaded, where they are not and this process may. Adapters say what is
+    missing afterwards."""
+    program = shutil.which("modprobe")
+    if program is not None and not all(Path(f"/proc/net/{name}_names").exists() for name in MODULES):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run([program, "-q", "-a", *MODULES], timeout=MODULES_S, check=False, capture_output=True)
 
 
 async def reap_strangers(*, look_s: float = REAP_LOOK_S) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import structlog
 
 from kubeproxy.config.schema import Configuration
+from kubeproxy.control_socket import PREFIX
 from kubeproxy.dataplane.cores import workers_for
 from kubeproxy.dataplane.local import LocalDataPlane
 from kubeproxy.dataplane.supervisor import WorkerEnd
 from kubeproxy.dataplane.workers import WorkerDataPlane
 from kubeproxy.presence import Presence
-from kubeproxy.succession import OWNER
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +33,7 @@ def make_data_plane(
         on_end=_tell,
         on_crash=on_crash,
         run=presence.run,
-        owner_name=OWNER,
+        owner_prefix=PREFIX,
         inherit=(presence.fileno(),),
     )
 

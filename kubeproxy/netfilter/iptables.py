@@ -30,7 +30,7 @@ from kubeproxy.errors import KernelError
 from kubeproxy.model import Family
 from kubeproxy.netfilter import xt_entry, xt_rules
 from kubeproxy.netfilter.interface import GAP_S
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 from kubeproxy.netfilter.xt_entry import Entry
 from kubeproxy.netfilter.xt_extent import extent_of
 from kubeproxy.netfilter.xt_lock import xtables_lock
@@ -95,6 +95,11 @@ class Iptables:
         """See `Netfilter.apply`. All or nothing holds by table; the tables change in an order in which no client is
         ever redirected to a port that is not yet, or not any more, guarded."""
         return await self._in_thread(self._apply, wanted, verify)
+
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        families = [family for family in Family if _exists(family, NAT)]
+        return await self._in_thread(self._reach, families, ours) if families else Reach(0, 0)
 
     async def pause(self, for_s: float = GAP_S) -> bool:
         """See `Netfilter.pause`. The drops come in a commit of table mangle, before the redirects go."""
@@ -172,6 +177,18 @@ class Iptables:
         with xtables_lock(self._lock_wait_s):
             if self._move(Family.IPV4, FILTER, lambda have: {**trial, **have}):
                 self._move(Family.IPV4, FILTER, lambda have: {it: have[it] for it in have if it not in trial})
+
+    def _reach(self, families: Iterable[Family], ours: RuleSet) -> Reach:
+        mine = others = 0
+        for family in families:
+            table = _open(family, NAT)
+            try:
+                have, _ = _read(table, family, NAT)
+            finally:
+                table.close()
+            found = xt_rules.reach(have, ours, family)
+            mine, others = mine + found.ours, others + found.others
+        return Reach(mine, others)
 
     def _pause(self, families: Iterable[Family], for_s: float) -> bool:
         self._believed.clear()

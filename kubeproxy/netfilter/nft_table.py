@@ -18,7 +18,7 @@ import msgspec
 
 from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, Protocol, family_of
 from kubeproxy.netfilter.ranges import disjoint, of_family
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 TABLE = "inet kubeproxy"
 
@@ -271,6 +271,19 @@ def difference(have: Table | None, wanted: RuleSet) -> list[str]:
     if have.gap:
         removals.append(_flush(_GAPS))
     return steps + removals
+
+
+def reach(have: Table, ours: RuleSet) -> Reach:
+    """How many of the table's redirects are those of a rule set, and how many lead elsewhere. The address that they
+    lead to stands in the rules, and the port in the elements."""
+    wanted = Table.of(ours)
+    same = all(have.chains.get(chain) == wanted.chains[chain] for chain in ("prerouting", "output"))
+    redirects = [
+        (mine.get(key) == port) and same
+        for found, mine in ((have.redirects, ours.redirects), (have.own_redirects, ours.own_redirects))
+        for key, port in found.items()
+    ]
+    return Reach(sum(redirects), len(redirects) - sum(redirects))
 
 
 def gap(have: Table, *, for_s: float) -> list[str]:

@@ -15,7 +15,7 @@ from kubeproxy.netfilter.command import CommandFailed, run
 from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.nft_table import TABLE, Table
 from kubeproxy.netfilter.nft_watch import TableWatch
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 log = structlog.get_logger(__name__)
 
@@ -87,6 +87,11 @@ class Nftables:
             self._notice()
             return bool(steps)
         raise AssertionError("unreachable")
+
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        have = await self._read()
+        return Reach(0, 0) if have is None else nft_table.reach(have, ours)
 
     async def pause(self, for_s: float = GAP_S) -> bool:
         """See `Netfilter.pause`."""

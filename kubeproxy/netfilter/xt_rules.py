@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, family_of
 from kubeproxy.netfilter import xt_entry
 from kubeproxy.netfilter.ranges import disjoint, is_loopback, of_family
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.netfilter.ruleset import ProxyPort, Reach, RuleSet
 from kubeproxy.netfilter.xt_entry import Entry
 
 NAT, FILTER, MANGLE = "nat", "filter", "mangle"
@@ -292,6 +292,18 @@ def gap(nat: Chains, family: Family, *, until: int) -> Chains:
         xt_entry.match_comment(_GAP_COMMENT),
     )
     return {"PREROUTING": (jump,), "OUTPUT": (jump,), PROXY_GAP: exact | to_ports, PROXY_GAP_PORTS: on_node}
+
+
+def reach(nat: Chains, ours: RuleSet, family: Family) -> Reach:
+    """How many of the redirects in table nat are those of a rule set, and how many lead elsewhere."""
+    wanted = chains_of(ours, family)[NAT]
+    mine = others = 0
+    for name in (PORTALS_CONTAINER, PORTALS_HOST, PORTALS_INTERNAL, PORTS_CONTAINER, PORTS_HOST, PORTS_INTERNAL):
+        same = frozenset(wanted.get(name, ()))
+        for entry in nat.get(name, ()):
+            if xt_entry.target_of(family, entry) in ("DNAT", "REDIRECT"):
+                mine, others = (mine + 1, others) if entry in same else (mine, others + 1)
+    return Reach(mine, others)
 
 
 def without_gap(mangle: Chains, family: Family) -> Chains:

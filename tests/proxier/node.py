@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kubeproxy.dataplane.fake import FakeDataPlane, FakePortReserver
 from kubeproxy.errors import KubeproxyError
@@ -112,6 +112,8 @@ class Node:
         conntrack: Conntrack | None = None,
         restrictions: Restrictions = NO_RESTRICTIONS,
         find_holders: FindHolders = lambda protocol, address, port: (),
+        rival_lives: Callable[[], bool] = lambda: False,
+        on_rival: Callable[[], None] = lambda: None,
     ) -> None:
         self.tracker = Tracker(sources)
         self.data_plane = FakeDataPlane()
@@ -134,6 +136,8 @@ class Node:
             conntrack=conntrack,
             restrictions=restrictions,
             find_holders=find_holders,
+            rival_lives=rival_lives,
+            on_rival=on_rival,
             observer=self.diary,
             clock=self.clock,
             jitter=lambda: 0.0,
