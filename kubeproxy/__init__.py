@@ -16,8 +16,8 @@ Balancer                 round robin and affinity (pure)
 Dial                     finds an endpoint that answers; several if it must
 Splice                   moves bytes both ways, half-close and reset included
 Worker                   a process that does nothing but that; it outlives the one that tells it
-Daemon                   the life story: start, ready, reload, drain, stop                  ``kubeproxy.daemon``
-Succession               one daemon follows another, and no client notices                  ``kubeproxy.succession``
+Daemon                   the life story: start, ready, reload, drain, stop                  ``kubeproxy.daemon.lifecycle``
+Takeover               one daemon follows another, and no client notices                  ``kubeproxy.daemon.takeover.takeover``
 Status, Trace            how everything fares; what would become of a connection            ``kubeproxy.observability``
 
 The upper half is the control plane: slow, rich, may wait for the kernel and for the API server. The lower half, from
@@ -25,6 +25,6 @@ Message to Worker, is the data plane: it knows no Kubernetes, no netfilter and n
 ``docs/architecture.md`` tells why.
 """
 
-from kubeproxy.version import __version__
+from kubeproxy.model.version import __version__
 
 __all__ = ["__version__"]

@@ -22,12 +22,12 @@ def clean_up(logs: Logging) -> int:
     """Remove them and say what was removed; the exit status."""
     import asyncio
 
-    from kubeproxy.control_socket import PREFIX
+    from kubeproxy.daemon.takeover.control_socket import PREFIX
     from kubeproxy.netfilter.cleanup import cleanup_all
-    from kubeproxy.observability import logging
-    from kubeproxy.unix_names import listening
+    from kubeproxy.observability.logs import setup
+    from kubeproxy.runtime.unix_names import listening
 
-    logging.configure(verbosity=logs.verbosity, fmt=logs.format)
+    setup.configure(verbosity=logs.verbosity, fmt=logs.format)
     removed = asyncio.run(cleanup_all())
     for line in removed or ["nothing to remove"]:
         click.echo(line)

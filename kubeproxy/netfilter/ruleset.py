@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
-from kubeproxy.netfilter.ranges import disjoint, hold, is_loopback
+from kubeproxy.netfilter.cidr import disjoint, hold, is_loopback
 
 
 class ProxyPort(NamedTuple):

@@ -121,7 +121,7 @@ class WatchView(Protocol):
         """What is kept of all objects, in bytes of JSON."""
 
 
-class TroubleView(Protocol):
+class ManifestProblemView(Protocol):
     """Something in a manifest that cannot be taken as it is; `str` says where and what."""
 
     @property
@@ -137,7 +137,7 @@ class ManifestsView(Protocol):
         """Whether all have been read once."""
 
     @property
-    def troubles(self) -> Sequence[TroubleView]:
+    def problems(self) -> Sequence[ManifestProblemView]:
         """What stands against them."""
 
     @property

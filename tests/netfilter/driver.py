@@ -20,15 +20,15 @@ from typing import Any
 
 import structlog
 
-from kubeproxy.errors import KernelError
 from kubeproxy.model import Destination, Family, Protocol, parse_address
+from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.cleanup import cleanup_all, disarm
 from kubeproxy.netfilter.interface import Netfilter
-from kubeproxy.netfilter.iptables import Iptables
-from kubeproxy.netfilter.nftables import Nftables
-from kubeproxy.netfilter.routed import Routed
+from kubeproxy.netfilter.iptables.adapter import Iptables
+from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from kubeproxy.netfilter.select import select
+from kubeproxy.netfilter.with_routing import Routed
 
 
 def to_json(rules: RuleSet) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
 from kubeproxy.netfilter.ruleset import ProxyPort, Reach, RuleSet
-from tests.lab import Host
 from tests.netfilter.driver import to_json
+from tests.support.lab import Host
 
 IP_PKTINFO = 8  # linux/in.h; Python 3.11 does not name it
 ANSWERED, REFUSED, SILENT = "answered", "refused", "silent"

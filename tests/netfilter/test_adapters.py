@@ -9,7 +9,6 @@ import pytest
 
 from kubeproxy.model import Address, Family, Protocol
 from kubeproxy.netfilter.ruleset import ProxyPort, Reach, RuleSet
-from tests.lab import Host, Network
 from tests.netfilter.stage import (
     ANSWERED,
     Adapter,
@@ -22,6 +21,7 @@ from tests.netfilter.stage import (
     serving,
     settled,
 )
+from tests.support.lab import Host, Network
 
 pytestmark = pytest.mark.netns
 

@@ -11,15 +11,15 @@ import pytest
 import pytest_asyncio
 
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints
-from kubeproxy.errors import KernelError
 from kubeproxy.model import Address, Family, FrontendName, Protocol
-from kubeproxy.netfilter.conntrack_fake import FakeConntrack
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.packet_trace import Fate
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.netfilter.trace import Fate
 from kubeproxy.proxier import START_GRACE_S, Periods, PortRange
-from kubeproxy.proxier.schedule import QUICK_ROUNDS
+from kubeproxy.proxier.sync_schedule import QUICK_ROUNDS
 from tests.proxier.builders import endpoint_slice, frontend_name, name, service, targets
 from tests.proxier.node import SOURCE, Node
+from tests.support.doubles.conntrack import FakeConntrack
 
 WEB = frontend_name("web")
 VIP = "10.96.0.1:80"

@@ -1,0 +1,1 @@
+"""Kubernetes API machinery that knows nothing of proxying."""

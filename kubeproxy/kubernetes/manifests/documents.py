@@ -1,0 +1,406 @@
+"""The text of a manifest to what it says: YAML or JSON, several documents, lists flattened. Pure.
+
+Documents are parsed one by one, so that a broken one leaves the others alone, and a text that was read before is not
+parsed again: in a file of thousands of Services, a change of one costs the parsing of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.manifests.split import body, split, split_list
+from kubeproxy.kubernetes.manifests.values import JsonValue, SyntaxFault, Value, is_json, parse
+from kubeproxy.model import EndpointSlice, Service
+from kubeproxy.sources import translate
+from kubeproxy.sources.translate import Fault, show
+
+MAX_LIST_DEPTH = 5
+"""How deep lists may lie in lists."""
+
+
+class ObjectKind(StrEnum):
+    """The kinds of object that are taken from manifests."""
+
+    SERVICE = "Service"
+    ENDPOINT_SLICE = "EndpointSlice"
+    ENDPOINTS = "Endpoints"
+
+
+_LISTS: dict[str, ObjectKind | None] = {"List": None} | {f"{kind}List": kind for kind in ObjectKind}
+"""The kinds of list that are opened, and what their items are where these do not say it."""
+_API_VERSIONS = {"List": "v1"} | {
+    kind: "discovery.k8s.io/v1" if kind.startswith(ObjectKind.ENDPOINT_SLICE) else "v1"
+    for kind in [*ObjectKind, *(f"{kind}List" for kind in ObjectKind)]
+}
+
+
+class ObjectName(NamedTuple):
+    """An object's identity."""
+
+    kind: ObjectKind
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """Where objects belong that do not say so, and where all have to belong."""
+
+    default: str = "default"
+    enforced: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one object in a manifest says."""
+
+    name: ObjectName | None = None
+    """None: it could not even be told which object this is, or it is of another kind."""
+    service: Service | None = None
+    slices: tuple[EndpointSlice, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    skipped: str = ""
+    """The kind, where it is one that is not taken: ``apps/v1 Deployment``."""
+
+    @property
+    def broken(self) -> bool:
+        """Which object this was meant to be cannot be told."""
+        return self.name is None and not self.skipped
+
+    @property
+    def good(self) -> bool:
+        """An API server would have taken all of it."""
+        return not self.broken and all(fault.unsupported for fault in self.faults)
+
+    @property
+    def useful(self) -> bool:
+        """There is something in it that can be served."""
+        return self.service is not None or bool(self.slices)
+
+
+Items = tuple[tuple[str, Entry], ...]
+"""The objects of a document with their paths in it."""
+
+
+class Place(NamedTuple):
+    """Where in a manifest an object stands."""
+
+    document: int
+    """CountersReply from 1; empty documents do not count. 0: the manifest as a whole."""
+    item: str = ""
+    """Its path within a list, like ``items[3]``."""
+
+    def path(self, field_path: str) -> str:
+        """A field's path from the document's root."""
+        return _join(self.item, field_path)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A manifest, read."""
+
+    entries: tuple[tuple[Place, Entry], ...] = ()
+    texts: Mapping[bytes, Items] = field(default_factory=dict)
+    """By the digest of their text, documents and items of lists; what the next reading starts from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is parsed by itself: a document, or an item of a list."""
+
+    text: bytes
+    line: int
+    """The number of its first line."""
+    digest: bytes
+    """Of the text, and of what kind of list it is an item."""
+    of_list: ObjectKind | None = None
+    path: str = ""
+    """Within its document, like ``items[3]``."""
+    refused: Fault | None = None
+    """Why nothing of this document is taken, which was seen without parsing it."""
+
+
+Parse = Callable[[Part], list[Value]]
+"""The values in a part; raises SyntaxFault."""
+
+
+def parse_here(part: Part) -> list[Value]:
+    """Parse a part, in this process and now."""
+    return parse(part.text, part.line)
+
+
+def read(data: bytes, namespaces: Namespaces, previous: Reading | None = None) -> Reading:
+    """What a manifest says. Never raises: whatever is wrong with the text is among the entries' faults.
+
+    Entries equal to those of the `previous` reading are the same objects, so that a comparison is cheap.
+    """
+    return compose(outline(data), namespaces, previous)
+
+
+def outline(data: bytes) -> Iterator[tuple[Part, ...]]:
+    """The parts of each document, in their order."""
+    for line, text in split(data):
+        inside = body(text)
+        yield _parts(inside, line) or (Part(inside, line, _digest(inside)),)
+
+
+def compose(
+    documents: Iterable[tuple[Part, ...]],
+    namespaces: Namespaces,
+    previous: Reading | None = None,
+    parse: Parse = parse_here,
+) -> Reading:
+    """What a manifest says that consists of these parts. Only those are parsed that the `previous` reading does not
+    know."""
+    reader = _Reader(namespaces, previous or Reading(), parse)
+    entries: list[tuple[Place, Entry]] = []
+    index = 0
+    for parts in documents:
+        items = [item for part in parts for item in reader.items(part)]
+        index += bool(items)
+        entries.extend((Place(index, path), entry) for path, entry in items)
+    return Reading(entries=tuple(entries), texts=reader.texts)
+
+
+def _parts(text: bytes, line: int) -> tuple[Part, ...]:
+    """The items of a list; none where the text is no list, or has to be parsed as a whole."""
+    try:
+        if is_json(text):
+            fields = JsonValue(text).fields()
+            kind = _list_kind(fields)
+            items = [(0, bytes(item.raw)) for item in _elements(fields.get("items")) if isinstance(item, JsonValue)]
+        else:
+            parts = split_list(text)
+            if parts is None or b"&" in text:  # an anchor in one item may be referred to by another
+                return ()
+            head, items = parts
+            (value,) = parse(head, line)
+            kind = _list_kind(value.fields())
+    except _Refused as refused:
+        return (Part(text, line, b"", refused=refused.fault),)
+    except (SyntaxFault, ValueError, msgspec.MsgspecError, RecursionError):
+        return ()
+    if kind not in _LISTS:
+        return ()
+    return tuple(
+        Part(item, line + lines, _digest(item, kind), _LISTS[kind], f"items[{index}]")
+        for index, (lines, item) in enumerate(items)
+    )
+
+
+def _digest(text: bytes, kind: str = "") -> bytes:
+    return hashlib.blake2b(text, digest_size=16, key=kind.encode()).digest()
+
+
+class _Reader:
+    """Reads parts, and does not parse again what was read before."""
+
+    def __init__(self, namespaces: Namespaces, previous: Reading, parse: Parse) -> None:
+        self._namespaces = namespaces
+        self._parse = parse
+        self._known = previous.texts
+        self._standing = {entry.name: entry for _, entry in previous.entries}
+        self.texts: dict[bytes, Items] = {}
+
+    def items(self, part: Part) -> Items:
+        """The objects of one part, with their paths in the document."""
+        if part.refused is not None:
+            return (("", Entry(faults=(part.refused,))),)
+        items = self._known.get(part.digest)
+        if items is None:
+            items = self._parsed(part)
+        if not any(entry.broken for _, entry in items):  # a broken one's faults tell line numbers, which may shift
+            self.texts[part.digest] = items
+        return tuple((_join(part.path, path), entry) for path, entry in items) if part.path else items
+
+    def _parsed(self, part: Part) -> Items:
+        try:
+            values = self._parse(part)
+        except SyntaxFault as error:
+            return (("", Entry(faults=(error.fault,))),)
+        found = (item for value in values for item in _objects(value, self._namespaces, of_list=part.of_list))
+        return tuple((path, self._same(entry)) for path, entry in found)
+
+    def _same(self, entry: Entry) -> Entry:
+        standing = self._standing.get(entry.name)
+        return standing if standing is not None and standing == entry else entry
+
+
+# From documents to objects
+
+
+class _Identity(objects.Wire, frozen=True):
+    name: str | None = None
+    namespace: str | None = None
+
+
+class _Headed(objects.Wire, frozen=True):
+    metadata: _Identity | None = None
+
+
+class _Refused(Exception):
+    """An object cannot be taken."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(message)
+        self.fault = Fault(path, message)
+
+
+def _objects(
+    value: Value, namespaces: Namespaces, path: str = "", of_list: ObjectKind | None = None, depth: int = 0
+) -> Iterator[tuple[str, Entry]]:
+    """The objects in a document: itself, or a list's items. Items of a typed list need not repeat its kind."""
+    if value.null:
+        return
+    try:
+        fields = value.fields()
+        api_version, kind = _header(fields, of_list)
+        if kind not in _LISTS:
+            yield path, _entry(value, api_version, kind, namespaces)
+            return
+        _demand_version(api_version, kind)
+        if depth == MAX_LIST_DEPTH:
+            raise _Refused("kind", f"lists in lists in lists; allowed: {MAX_LIST_DEPTH} deep")
+        elements = _elements(fields.get("items"))
+    except (_Refused, msgspec.MsgspecError, RecursionError) as error:
+        yield path, Entry(faults=(_fault(error, value),))
+        return
+    for index, element in enumerate(elements):
+        yield from _objects(element, namespaces, _join(path, f"items[{index}]"), _LISTS[kind], depth + 1)
+
+
+def _join(*paths: str) -> str:
+    return ".".join(path for path in paths if path)
+
+
+def _header(fields: Mapping[str, Value], of_list: ObjectKind | None) -> tuple[str, str]:
+    """The apiVersion and kind that an object says, or that the list around it says for it."""
+    api_version = _text(fields, "apiVersion") or (_API_VERSIONS[of_list] if of_list is not None else "")
+    return api_version, _text(fields, "kind") or of_list or ""
+
+
+def _list_kind(fields: Mapping[str, Value]) -> str:
+    """The kind where it is that of a list that is opened, else empty."""
+    api_version, kind = _header(fields, None)
+    if kind not in _LISTS:
+        return ""
+    _demand_version(api_version, kind)
+    return kind
+
+
+def _text(fields: Mapping[str, Value], key: str) -> str:
+    if key not in fields or fields[key].null:
+        return ""
+    try:
+        return fields[key].to(str)
+    except msgspec.MsgspecError as error:
+        raise _Refused(key, _fault(error, fields[key]).message) from None
+
+
+def _elements(items: Value | None) -> list[Value]:
+    if items is None or items.null:
+        return []
+    try:
+        return items.elements()
+    except msgspec.MsgspecError as error:
+        raise _Refused("items", _fault(error, items).message) from None
+
+
+def _demand_version(found: str, kind: str) -> None:
+    wanted = _API_VERSIONS[kind]
+    if found != wanted:
+        raise _Refused("apiVersion", f"{show(found or None)} for {kind}; allowed: {wanted}")
+
+
+def _entry(value: Value, api_version: str, kind: str, namespaces: Namespaces) -> Entry:
+    """One object that is no list."""
+    name: ObjectName | None = None
+    try:
+        if not kind or not api_version:
+            raise _Refused("apiVersion" if kind else "kind", f"missing; allowed: {', '.join(ObjectKind)} or List")
+        try:
+            object_kind = ObjectKind(kind)
+        except ValueError:
+            return Entry(skipped=f"{api_version} {kind}")
+        _demand_version(api_version, kind)
+        identity = value.to(_Headed).metadata or _Identity()
+        if not identity.name:
+            raise _Refused("metadata.name", "missing; required")
+        namespace = identity.namespace or namespaces.enforced or namespaces.default
+        if namespaces.enforced is not None and namespace != namespaces.enforced:
+            raise _Refused("metadata.namespace", f"{show(namespace)}; allowed: only {namespaces.enforced!r} here")
+        name = ObjectName(object_kind, namespace, identity.name)
+        return _translated(value, name)
+    except (_Refused, msgspec.MsgspecError, RecursionError) as error:
+        return Entry(name=name, faults=(_fault(error, value),))
+
+
+def _translated(value: Value, name: ObjectName) -> Entry:
+    if name.kind is ObjectKind.SERVICE:
+        raw_service = value.to(objects.Service)
+        placed = msgspec.structs.replace(raw_service, metadata=_placed(raw_service.metadata, name))
+        service, faults = translate.service(placed)
+        return Entry(name=name, service=service, faults=tuple(faults))
+    if name.kind is ObjectKind.ENDPOINT_SLICE:
+        raw_slice = value.to(objects.EndpointSlice)
+        endpoint_slice, faults = translate.endpoint_slice(
+            msgspec.structs.replace(raw_slice, metadata=_placed(raw_slice.metadata, name))
+        )
+        slices = (endpoint_slice,) if endpoint_slice is not None else ()
+        return Entry(name=name, slices=slices, faults=tuple(faults))
+    raw_endpoints = value.to(objects.Endpoints)
+    found, faults = translate.endpoints(
+        msgspec.structs.replace(raw_endpoints, metadata=_placed(raw_endpoints.metadata, name))
+    )
+    return Entry(name=name, slices=tuple(found), faults=tuple(faults))
+
+
+def _placed(meta: objects.ObjectMeta | None, name: ObjectName) -> objects.ObjectMeta:
+    # Its name, too: decoded a second time, it would be in memory twice.
+    return msgspec.structs.replace(meta or objects.ObjectMeta(), name=name.name, namespace=name.namespace)
+
+
+# Faults in types, told as those in values are
+
+
+_TYPE_ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$?(?P<path>.*)`)?", re.DOTALL)
+_MISMATCH = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+_WORDS = {"int": "a number", "str": "a text", "array": "a list", "object": "a mapping", "bool": "true or false"}
+
+
+def _fault(error: Exception, value: Value) -> Fault:
+    if isinstance(error, _Refused):
+        return error.fault
+    if isinstance(error, RecursionError):
+        return Fault("kind", "nested too deeply")
+    parts = _TYPE_ERROR.fullmatch(str(error))
+    assert parts is not None  # it matches any text
+    path = parts["path"] or ""
+    mismatch = _MISMATCH.fullmatch(parts["what"])
+    if mismatch is None:
+        return Fault(path.lstrip(".") or "document", parts["what"])
+    allowed = " or ".join(_WORDS.get(word, word) for word in mismatch["expected"].split(" | ") if word != "null")
+    return Fault(path.lstrip(".") or "document", f"{_found(value, path, mismatch['got'])}; allowed: {allowed}")
+
+
+def _found(value: Value, path: str, kind: str) -> str:
+    """What stands at a path; only its kind where it is no single value."""
+    try:
+        found: Any = value.to(object)
+        for key, index in _STEP.findall(path):
+            found = found[key] if key else found[int(index)]
+    except (LookupError, TypeError, msgspec.MsgspecError, RecursionError):
+        return _WORDS.get(kind, kind)
+    return _WORDS["array" if isinstance(found, list) else "object"] if isinstance(found, list | dict) else show(found)
