@@ -65,11 +65,12 @@ profile: setup ## where serving spends its time (PROFILED=requests): by perf if 
 	@if command -v perf >/dev/null; then $(BIN)/python -m tests.tools.bench $(PROFILING) --perf $(VENV)/perf.data; fi
 	@$(BIN)/python -m tests.tools.bench $(PROFILING) --profile $(VENV)/profile.pstats
 
-docs: setup ## write again what is generated of docs/
+docs: setup ## regenerate the generated pages of docs/
 	@$(BIN)/python -m docs.generators.configuration >docs/configuration.md
 	@$(BIN)/python -m docs.generators.migration docs/migration.md
 	@$(BIN)/python -m docs.generators.manual_page >docs/kubeproxy.8
 	@$(BIN)/python -m docs.generators.metrics >docs/metrics.md
+	@$(BIN)/python -m docs.generators.log_messages >docs/log-messages.md
 
 lock: setup ## pin the newest versions of everything again
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements.lock
