@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from docs.generators.log_messages import computed
-from tests.docs.language import WORDING, restates, files, findings, listed
+from tests.docs.language import WORDING, files, findings, listed, restates
 
 COMPUTED = {"kubeproxy/observability/monitor/loop.py"}
 """Files that log a text which another component returns."""
