@@ -10,7 +10,7 @@ help: ## show this list
 
 setup: $(VENV)/ready ## make .venv/; as root on Debian and Ubuntu also install the system packages it needs
 
-$(VENV)/ready: tests/tools/setup.sh pyproject.toml requirements.lock requirements-dev.lock
+$(VENV)/ready: tests/tools/setup.sh pyproject.toml requirements.lock requirements-dev.lock requirements-build.lock
 	@bash tests/tools/setup.sh $(VENV)
 	@touch $@
 
@@ -74,6 +74,7 @@ docs: setup ## regenerate the generated pages of docs/
 
 lock: setup ## pin the newest versions of all dependencies
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements.lock
+	@$(BIN)/uv pip compile --group pyproject.toml:build --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-build.lock
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra dev -o requirements-dev.lock
 	@$(BIN)/uv pip compile tests/fuzz/requirements.in --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-fuzz.lock
 

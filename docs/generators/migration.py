@@ -50,8 +50,10 @@ DIFFERENT: Final[Mapping[str, str]] = {
     "nftables.minSyncPeriod": "As iptables.minSyncPeriod, for mode `nftables`.",
     "conntrack.maxPerCore": "Raises the kernel's limit, never lowers it.",
     "conntrack.min": "Raises the kernel's limit, never lowers it.",
-    "metricsBindAddress": "Port 0 turns the server off, in the file as well.",
-    "healthzBindAddress": "Port 0 turns the server off, in the file as well.",
+    "metricsBindAddress": "Port 0 turns the server off, in the file as well. Other hosts get `/metrics`, `/healthz` and"
+    " `/proxyMode` only, unless `kubeproxy.publicStatus` is set; loopback gets every page, and always listens.",
+    "healthzBindAddress": "Port 0 turns the server off, in the file as well. Loopback gets more than kube-proxy's"
+    " fields.",
     "logging.verbosity": "0: what an operator needs; 2: also messages of libraries; 4: for debugging; 8: everything.",
 }
 """Fields that have another meaning than in kube-proxy, and the difference."""

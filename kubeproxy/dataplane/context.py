@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from kubeproxy.dataplane.connection_log import ConnectionLog
 from kubeproxy.dataplane.interface import DIAL_BUCKETS_S
@@ -15,8 +16,6 @@ from kubeproxy.dataplane.messages import Tune
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget, Share
 from kubeproxy.dataplane.resources.memory_reserve import MemoryReserve
 from kubeproxy.dataplane.resources.pipe_pool import PipePool
-from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
-from kubeproxy.dataplane.tcp.keepalive import KeepaliveSweep
 from kubeproxy.model import FrontendName
 
 
@@ -50,6 +49,7 @@ class FrontendCounters:
         "dropped",
         "evicted",
         "frontend",
+        "looped",
         "no_endpoint",
         "refused",
         "share",
@@ -70,6 +70,7 @@ class FrontendCounters:
         self.dial_retries = 0
         self.dropped = 0
         self.evicted = 0
+        self.looped = 0
         self.bytes_in = [0]
         self.bytes_out = [0]
 
@@ -92,14 +93,16 @@ class DialTimes:
 class Context:
     """One reactor and what hangs on it."""
 
-    def __init__(self, *, reactor: Reactor, budget: DescriptorBudget) -> None:
+    def __init__(self, *, reactor: Reactor, budget: DescriptorBudget, send: Callable[[list[Any]], None]) -> None:
+        """`send` writes the backlogs of flows (see `WriteQueue`)."""
         self.reactor = reactor
         self.budget = budget
         self.memory = MemoryReserve(budget=budget, reactor=reactor)
         self.pipes = PipePool(budget)
-        self.write_queue = WriteQueue(reactor)
+        self.write_queue = WriteQueue(reactor, send)
         self.step_timeouts = StepTimeouts(reactor)
-        self._tune = Tune()
+        self.tune = Tune()
+        """The settings in effect."""
         self.live: set[Live] = set()
         self.touched: set[FrontendCounters] = set()
         """Those that may have changed since they were last looked at: whoever takes in a client, or turns one away
@@ -110,21 +113,6 @@ class Context:
         self.dial_times = DialTimes()
         self.ports_exhausted = 0
         """Dials that failed because all of this host's ports towards the endpoint were in use."""
+        self.looped = 0
+        """Connections and datagrams that had come through too many proxies."""
         self.connection_log = ConnectionLog()
-        self._sweep = HalfClosedSweep(self)
-        self._sweep.restart()
-        self._keepalive = KeepaliveSweep(self)
-        self._keepalive.restart()
-
-    @property
-    def tune(self) -> Tune:
-        """The settings in effect."""
-        return self._tune
-
-    @tune.setter
-    def tune(self, tune: Tune) -> None:
-        before, self._tune = self._tune, tune
-        if tune.half_closed_idle_s != before.half_closed_idle_s:
-            self._sweep.restart()
-        if tune.keepalive_s != before.keepalive_s:
-            self._keepalive.restart()

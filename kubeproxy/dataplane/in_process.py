@@ -16,6 +16,7 @@ from kubeproxy.dataplane.messages import Message, RestoreBindings
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.sockets.held_ports import HeldPorts
 from kubeproxy.dataplane.sockets.reserved_ports import HeldPort, stop_listening
+from kubeproxy.dataplane.tcp.connection import send_backlogs
 from kubeproxy.model import Address, FrontendName, Protocol
 
 _Step = TypeVar("_Step")
@@ -31,7 +32,9 @@ class LocalDataPlane:
 
     def __init__(self, *, budget: DescriptorBudget | None = None, rng: random.Random | None = None) -> None:
         """To be made inside a running event loop."""
-        self._context = Context(reactor=Reactor(), budget=budget or DescriptorBudget.of_this_process())
+        self._context = Context(
+            reactor=Reactor(), budget=budget or DescriptorBudget.of_this_process(), send=send_backlogs
+        )
         self._ports = HeldPorts(self._context.budget)
         self.engine = Engine(
             self._context,

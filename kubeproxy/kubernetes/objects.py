@@ -18,6 +18,10 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 than the interpreter's stack may grow."""
 
 
+SOURCE = "kubernetes"
+"""What comes from an API server is labelled so, in logs and metrics."""
+
+
 class Wire(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Base of all wire objects. Outside the garbage collector's sight: decoded values hold no cycles, and a hundred
     thousand of them would make every full collection a pause."""
@@ -48,6 +52,7 @@ class ObjectMeta(Wire, frozen=True):
     namespace: str | None = None
     uid: str | None = None
     resource_version: str | None = None
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: Labels | None = None
     annotations: Annotations | None = None

@@ -1,7 +1,7 @@
-"""Errors by who is to blame, so that whoever reads the message knows where to look.
+"""Errors by cause: configuration, cluster or kernel, so that a message says where to look.
 
-Every error says what was seen and what to do. Where one is caught, it is counted and logged once; it is never both
-logged and raised on.
+Every error says what was seen and what to do. The place that catches one counts and logs it once; no place both logs
+and re-raises.
 """
 
 
@@ -10,7 +10,7 @@ class KubeproxyError(Exception):
 
 
 class ConfigError(KubeproxyError):
-    """The operator's configuration or manifests are wrong. Ends a start with exit status 64 (sysexits' EX_USAGE).
+    """The configuration or the manifests are wrong. Ends a start with exit status 64 (sysexits' EX_USAGE).
 
     ``faults`` holds one line per fault: the field's path, what was found and what is allowed.
     """
@@ -23,8 +23,8 @@ class ConfigError(KubeproxyError):
 
 
 class ClusterError(KubeproxyError):
-    """The API server did not answer, or answered something that it should not. Retried."""
+    """The API server did not answer, or its answer makes no sense. Retried."""
 
 
 class KernelError(KubeproxyError):
-    """The kernel (netfilter, sockets, conntrack) said no. Retried; what works goes on working meanwhile."""
+    """The kernel (netfilter, sockets, conntrack) refused. Retried; the rules and sockets in force stay in force."""

@@ -10,8 +10,8 @@ from typing import Any
 class TaskSet:
     """Tasks that belong to one owner and end with it.
 
-    `on_crash` is called with a task's name and exception when one ends by an exception; a task that nobody awaits can
-    so not fail unseen.
+    `on_crash` receives the name and the exception of a task that ends by an exception, so a task that no code awaits
+    cannot fail unseen.
     """
 
     def __init__(self, on_crash: Callable[[str, BaseException], None]) -> None:
@@ -26,7 +26,7 @@ class TaskSet:
         return task
 
     async def first_of(self, *ends: Coroutine[Any, Any, Any]) -> None:
-        """Back with the first of them; the others go on."""
+        """Return when the first of them ends; the others continue."""
         waiting = [self.start(end, name="end") for end in ends]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
@@ -42,5 +42,5 @@ class TaskSet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancel what runs and wait for its end."""
+        """Cancel all running tasks and wait for their end."""
         await self.end(*self._tasks)

@@ -1,4 +1,4 @@
-"""Work in a thread that nobody has to wait for at the end."""
+"""Work in a thread that does not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BEGIN_S = 10.0
-"""How long a thread may take to begin; one that takes longer never will."""
+"""Seconds that a thread may take to begin; a slower one will never begin."""
 
 
 class NotBegun(MemoryError):
-    """There is no thread to be had, for want of memory or by a limit on processes; nothing has been done."""
+    """No thread could start, for lack of memory or by a limit on processes; no work was done."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:
     """The result of `work`, done in a thread of its own; NotBegun when that could not begin.
 
-    Not asyncio.to_thread: an executor's threads are waited for at the end of the process, and neither a read of
-    standard input nor the parsing of fifty megabytes can be interrupted.
+    Not asyncio.to_thread: Python waits for an executor's threads at exit, and neither a read of standard input nor the
+    parsing of fifty megabytes can be interrupted.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -48,8 +48,8 @@ async def in_thread(work: Callable[[], T]) -> T:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
-    # Not threading.Thread, whose start() waits for the thread to say that it runs: one that finds no memory to do so is
-    # waited for by the whole process, for ever.
+    # Not threading.Thread: its start() waits until the thread reports that it runs; a thread without memory for that
+    # would block the whole process for ever.
     try:
         _thread.start_new_thread(run, ())
     except RuntimeError as error:
@@ -57,9 +57,9 @@ async def in_thread(work: Callable[[], T]) -> T:
     try:
         await asyncio.wait((future,), timeout=BEGIN_S)
     except asyncio.CancelledError:
-        future.cancel()  # nobody asks any more how it ended
+        future.cancel()  # its result is no longer needed
         raise
     if not begun:
         future.cancel()
-        raise NotBegun("a thread has found no memory to begin")
+        raise NotBegun("no memory for a new thread")
     return await future

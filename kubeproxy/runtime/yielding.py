@@ -1,4 +1,4 @@
-"""Long work in one event loop with others: every so often they get their turn."""
+"""Lets an event loop run other work during a long task."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from time import monotonic
 
 
 class TimeSlice:
-    """Counts by time, not by pieces of work: one object may be a hundred times as large as another."""
+    """Yields to the loop by elapsed time, since one piece of work may be a hundred times another."""
 
     def __init__(self, slice_s: float) -> None:
-        """`slice_s`: how long others may have to wait, in seconds, beside the longest single piece."""
+        """`slice_s`: seconds between two yields; one longer piece of work adds to them."""
         self._slice_s = slice_s
         self._end = 0.0
 
     async def offer(self) -> None:
-        """Between two pieces of work: let others go first if it is time."""
+        """Yield if the slice is over. Call between two pieces of work."""
         if monotonic() >= self._end:
             await asyncio.sleep(0)
             self._end = monotonic() + self._slice_s

@@ -15,15 +15,15 @@ NO_THREAD = RuntimeError("can't start new thread")
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (KernelError("nft is not there"), "cannot go on; tries again"),
-        (MemoryError(), "short of memory or threads; starts again"),
-        (NO_THREAD, "short of memory or threads; starts again"),
+        (KernelError("nft is not there"), "part failed"),
+        (MemoryError(), "part lacks memory or threads"),
+        (NO_THREAD, "part lacks memory or threads"),
         (
             ExceptionGroup("tasks", [MemoryError(), ExceptionGroup("more", [NO_THREAD])]),
-            "short of memory or threads; starts again",
+            "part lacks memory or threads",
         ),
-        (ExceptionGroup("tasks", [MemoryError(), ValueError()]), "internal error; starts again"),
-        (RuntimeError("no running event loop"), "internal error; starts again"),
+        (ExceptionGroup("tasks", [MemoryError(), ValueError()]), "part failed by internal error"),
+        (RuntimeError("no running event loop"), "part failed by internal error"),
     ],
     ids=repr,
 )

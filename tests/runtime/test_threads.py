@@ -24,7 +24,7 @@ async def test_an_error_is_the_callers() -> None:
 async def test_one_that_finds_no_memory_to_begin_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "BEGIN_S", 0.05)
     monkeypatch.setattr("_thread.start_new_thread", lambda call, arguments: 1)
-    with pytest.raises(MemoryError, match="no memory to begin"):
+    with pytest.raises(MemoryError, match="no memory for a new thread"):
         await in_thread(threading.get_ident)
 
 

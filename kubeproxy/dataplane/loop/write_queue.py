@@ -8,13 +8,10 @@ turn is the next, when those who are connected already have been heard.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from kubeproxy.dataplane.loop.reactor import Reactor
-from kubeproxy.dataplane.tcp.connection import Flow, send_backlogs
-
-if TYPE_CHECKING:
-    from kubeproxy.dataplane.tcp.dial import Dial
 
 _T = TypeVar("_T")
 
@@ -25,14 +22,23 @@ ROUNDS = 4
 """What is sent may make room to read more, which then is to be sent, too; but not for ever, as others wait."""
 
 
-class WriteQueue:
-    """Of one reactor."""
+class Begins(Protocol):
+    """A dial that waits for the end of the turn."""
 
-    def __init__(self, reactor: Reactor) -> None:
+    def begin(self) -> None:
+        """Begin it."""
+
+
+class WriteQueue:
+    """What one reactor sends and dials at the end of a turn."""
+
+    def __init__(self, reactor: Reactor, send: Callable[[list[Any]], None]) -> None:
+        """`send` writes the backlogs of the given flows, all in one call: a call for each costs more than the writing."""
         self._reactor = reactor
-        self._to_endpoints: list[Flow] = []
-        self._to_clients: list[Flow] = []
-        self._dials: list[Dial] = []
+        self._send = send
+        self._to_endpoints: list[Any] = []
+        self._to_clients: list[Any] = []
+        self._dials: list[Begins] = []
         self.to_endpoints = self._to_endpoints.append
         """Send this flow's backlog, to an endpoint, at the end of the turn."""
         self.to_clients = self._to_clients.append
@@ -45,9 +51,9 @@ class WriteQueue:
         left = DIALS
         for _ in range(ROUNDS):
             if self._to_endpoints:
-                send_backlogs(_taken(self._to_endpoints))
+                self._send(_taken(self._to_endpoints))
             if self._to_clients:
-                send_backlogs(_taken(self._to_clients))
+                self._send(_taken(self._to_clients))
             if self._dials and left:
                 some = self._dials[:left]
                 del self._dials[:left]

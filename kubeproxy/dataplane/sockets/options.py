@@ -21,6 +21,8 @@ _send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
 _send.restype = ctypes.c_ssize_t
 _setsockopt = _libc.setsockopt
 _setsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
+BACKLOG = 4096
+"""As net.core.somaxconn, which bounds it, has been since Linux 5.4."""
 LAST = socket.MSG_MORE | socket.MSG_NOSIGNAL
 _INT = struct.Struct("i")
 _LINGER_ZERO = struct.pack("ii", 1, 0)

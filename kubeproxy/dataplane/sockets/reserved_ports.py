@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kubeproxy.dataplane.sockets.client_address import make_recognizable
-from kubeproxy.dataplane.udp.sessions import prepare as prepare_datagrams
+from kubeproxy.dataplane.sockets.udp_options import prepare as prepare_datagrams
 from kubeproxy.model import Address, Protocol
 
 KINDS = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}

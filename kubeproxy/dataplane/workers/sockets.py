@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from kubeproxy.dataplane.balancing.affinity import Affinity, pieces
 from kubeproxy.dataplane.messages import Binding, Listen, RestoreBindings, SetEndpoints
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
+from kubeproxy.dataplane.sockets.options import BACKLOG
 from kubeproxy.dataplane.sockets.reserved_ports import HeldPort, stop_listening
 from kubeproxy.dataplane.sockets.reuseport import attach, place, program
-from kubeproxy.dataplane.tcp.listener import BACKLOG
 from kubeproxy.model import Protocol, family_of
 
 

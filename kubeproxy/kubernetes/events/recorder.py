@@ -23,7 +23,7 @@ from kubeproxy.kubernetes.client.backoff import Backoff
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError, Forbidden, Overloaded, Unauthorized, Unreachable
 from kubeproxy.kubernetes.events.correlator import CorrelatedEvent, EventCorrelator, EventType, Occurrence
-from kubeproxy.sources.kubernetes.resources import SOURCE
+from kubeproxy.kubernetes.objects import SOURCE
 
 log = structlog.get_logger(__name__)
 

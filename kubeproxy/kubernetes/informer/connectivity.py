@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import structlog
 
 from kubeproxy.kubernetes.client.errors import Ahead, ApiError, Expired, Forbidden, Unauthorized
-from kubeproxy.sources.kubernetes.resources import SOURCE, OwnNode
+from kubeproxy.kubernetes.objects import SOURCE
 
 log = structlog.get_logger(__name__)
 
@@ -16,9 +16,11 @@ log = structlog.get_logger(__name__)
 class Connectivity:
     """What the reflectors of one source have to say about their server, made one story. `clock` gives Unix seconds."""
 
-    def __init__(self, *, server: str, clock: Callable[[], float]) -> None:
+    def __init__(self, *, server: str, clock: Callable[[], float], optional: str = "") -> None:
+        """`optional` names the resource without which all others can be served, if there is one."""
         self._server = server
         self._clock = clock
+        self._optional = optional
         self._behind: set[str] = set()
         self._missing: set[str] = set()
         self._outdated: set[str] = set()
@@ -42,10 +44,10 @@ class Connectivity:
         log, if that is another. The first of an outage is a warning; after it only another cause is worth a line. That
         this node may not be read is a story of its own: all else can be served without. A server that was restarted no
         longer knows what it said before: that is no outage, unless a list does not help."""
-        if resource == OwnNode.name and isinstance(error, Forbidden):
+        if resource == self._optional and isinstance(error, Forbidden):
             self._reached(resource)
             # While others have no answer either, a server may forbid all because it has just started.
-            if self._ever and not self._behind - {OwnNode.name} and not self._node_forbidden:
+            if self._ever and not self._behind - {self._optional} and not self._node_forbidden:
                 self._node_forbidden = True
                 log.warning(
                     "this node's object may not be read; its zone, addresses and taints stay unknown",
@@ -90,7 +92,7 @@ class Connectivity:
         self._ever = True
         self._behind.discard(resource)
         self._outdated.discard(resource)
-        if resource == OwnNode.name and self._node_forbidden:
+        if resource == self._optional and self._node_forbidden:
             self._node_forbidden = False
             log.info("this node's object may be read now", source=SOURCE)
         self._reached(resource)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import structlog
 
-from kubeproxy.sources.kubernetes.resources import SOURCE
-from kubeproxy.sources.translate import Fault
+from kubeproxy.kubernetes.fault import Fault
+from kubeproxy.kubernetes.objects import SOURCE
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import yaml
 
-from kubeproxy.sources.translate import Fault
+from kubeproxy.kubernetes.fault import Fault
 
 T = TypeVar("T")
 

@@ -15,8 +15,7 @@ from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.metrics.traffic import Traffic
-from kubeproxy.observability.monitor.loop import Serving
-from kubeproxy.observability.views import Picture
+from kubeproxy.observability.views import Picture, Serving
 
 log = structlog.get_logger(__name__)
 

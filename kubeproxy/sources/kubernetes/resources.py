@@ -2,57 +2,26 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Generic, TypeVar
 
 import msgspec
 import structlog
 
 from kubeproxy.kubernetes import objects
-from kubeproxy.kubernetes.client.client import MAX_ANSWER_BYTES
+from kubeproxy.kubernetes.fault import Fault
+from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.sources import translate
 from kubeproxy.sources.sink import NodeSink, Sink, SourceName
-from kubeproxy.sources.translate import Fault
 
-SOURCE = SourceName("kubernetes")
+SOURCE = SourceName(objects.SOURCE)
 
 SELECTOR = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
 """kube-proxy's label selector. Newer ones ask for Services by the field selector ``spec.clusterIP!=None`` instead of
 the headless label; servers before that field existed refuse it with a 400. The labels work on every version, and
 headless Services that come along all the same become nothing in `translate`."""
 
-T = TypeVar("T")
-
 log = structlog.get_logger(__name__)
-
-
-class Resource(ABC, Generic[T]):
-    """A kind of object, on its way from JSON to the sink. `T` is what the sink is told."""
-
-    name: str
-    kind: str
-    path: str
-    query: Mapping[str, str]
-    max_bytes: int = MAX_ANSWER_BYTES
-    """The longest list taken in one piece."""
-
-    @abstractmethod
-    def translate(self, raw: msgspec.Raw) -> tuple[list[T], list[Fault]]:
-        """What one object means, and what is wrong with it. ``msgspec.ValidationError`` where a type is wrong."""
-
-    @abstractmethod
-    def replace(self, found: Iterable[T]) -> None:
-        """Everything there is."""
-
-    @abstractmethod
-    def put(self, metadata: objects.ObjectMeta, found: list[T]) -> None:
-        """An object is new or changed; `found` is what it now means, which may be nothing."""
-
-    @abstractmethod
-    def remove(self, metadata: objects.ObjectMeta) -> None:
-        """An object is gone, or left the selection."""
 
 
 class Services(Resource[Service]):
@@ -161,7 +130,6 @@ class OwnNode(Resource[Node]):
     kind = "Node"
     path = "/api/v1/nodes"
     query: Mapping[str, str]
-    max_bytes = 4 << 20
 
     def __init__(self, sink: NodeSink, node_name: str) -> None:
         self._sink = sink

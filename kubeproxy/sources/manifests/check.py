@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kubeproxy.kubernetes.manifests.documents import Namespaces, Reading
 from kubeproxy.kubernetes.manifests.files import Changing, Listing, ReadError, look, read_file
 from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
-from kubeproxy.kubernetes.manifests.reader import Reader
+from kubeproxy.sources.manifests.documents import Namespaces, Reading
 from kubeproxy.sources.manifests.inventory import Inventory
+from kubeproxy.sources.manifests.reader import Reader
 from kubeproxy.sources.manifests.source import NO_MEMORY, STDIN, STDIN_ORIGIN
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kubeproxy.kubernetes.manifests.documents import Entry, ObjectName, Place, Reading
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
+from kubeproxy.sources.manifests.documents import Entry, ObjectName, Place, Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import structlog
 
-from kubeproxy.kubernetes.manifests.documents import Namespaces, Reading
 from kubeproxy.kubernetes.manifests.files import SETTLE_S, Changing, PathMemory, ReadError, Signature, look, read_file
 from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
-from kubeproxy.kubernetes.manifests.reader import Reader
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.runtime.threads import NotBegun, in_thread
+from kubeproxy.sources.manifests.documents import Namespaces, Reading
 from kubeproxy.sources.manifests.inventory import Difference, Inventory, ManifestProblem
+from kubeproxy.sources.manifests.reader import Reader
 from kubeproxy.sources.manifests.watch import Directories, Watcher, directories
 from kubeproxy.sources.sink import Sink, SourceName
 

@@ -7,6 +7,5 @@ is served. A fault says where (`path`) and what was found beside what is allowed
 from kubeproxy.sources.translate.nodes import node
 from kubeproxy.sources.translate.services import service
 from kubeproxy.sources.translate.slices import endpoint_slice, endpoints
-from kubeproxy.sources.translate.validation import Fault, show
 
-__all__ = ["Fault", "endpoint_slice", "endpoints", "node", "service", "show"]
+__all__ = ["endpoint_slice", "endpoints", "node", "service"]

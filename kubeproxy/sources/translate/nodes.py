@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault, FaultList, show
 from kubeproxy.model import Address, Node
 from kubeproxy.sources.translate.validation import (
     MAX_SUBDOMAIN,
     SUBDOMAIN,
     SUBDOMAIN_RULE,
-    Fault,
-    FaultList,
     address_in,
     indexed,
     reserved,
-    show,
 )
 
 LEAVING = "ToBeDeletedByClusterAutoscaler"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from datetime import datetime
 
 from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault, FaultList, show
 from kubeproxy.model import (
     Address,
     Family,
@@ -18,8 +20,6 @@ from kubeproxy.model import (
 )
 from kubeproxy.sources.translate.validation import (
     LABEL,
-    Fault,
-    FaultList,
     address_in,
     allowed,
     indexed,
@@ -28,7 +28,6 @@ from kubeproxy.sources.translate.validation import (
     port_number,
     protocol_in,
     reserved,
-    show,
 )
 
 DEFAULT_AFFINITY_S = 10800
@@ -82,9 +81,24 @@ def service(raw: objects.Service) -> tuple[Service | None, list[Fault]]:
             load_balancer_source_ranges=source_ranges,
             health_check_node_port=_health_check_node_port(spec, faults) if local else 0,
             traffic_distribution=_distribution(spec.traffic_distribution, faults),
+            created=_created(meta.creation_timestamp, faults),
         ),
         faults,
     )
+
+
+def _created(text: str | None, faults: list[Fault]) -> int:
+    """When the Service was created, in Unix seconds; 0 where it does not say, as ``null`` in generated manifests."""
+    if not text:
+        return 0
+    try:
+        created = datetime.fromisoformat(text)
+    except ValueError:
+        created = None
+    if created is None or created.tzinfo is None:
+        faults.append(Fault("metadata.creationTimestamp", f"{show(text)}; {allowed(('RFC 3339',))}; it is ignored"))
+        return 0
+    return max(0, int(created.timestamp()))
 
 
 def _cluster_ips(spec: objects.ServiceSpec, faults: list[Fault]) -> tuple[Address, ...]:

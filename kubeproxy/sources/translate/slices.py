@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from sys import intern
 
 from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault, FaultList, show
 from kubeproxy.model import (
     Address,
     Endpoint,
@@ -20,8 +21,6 @@ from kubeproxy.model import (
 from kubeproxy.sources.translate.validation import (
     MAX_SUBDOMAIN,
     SUBDOMAIN,
-    Fault,
-    FaultList,
     address_in,
     allowed,
     foreign,
@@ -31,7 +30,6 @@ from kubeproxy.sources.translate.validation import (
     port_number,
     protocol_in,
     reserved,
-    show,
 )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault, show
 from kubeproxy.model import Address, Protocol, parse_address
 
 T = TypeVar("T")
@@ -22,43 +22,6 @@ SUBDOMAIN_RULE = (
 )
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _CANONICAL_IPV4 = re.compile(rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}")
-_SHOWN = 80
-MOST_FAULTS = 20
-"""Faults of one object that are told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something in an object that is not served."""
-
-    path: str
-    """The field, like ``spec.ports[1].port``."""
-    message: str
-    """What was found, what is allowed."""
-    unsupported: bool = False
-    """An API server would have taken it, only this proxy does not serve it (SCTP, an address of a family that the
-    Service has no cluster IP of): no mistake of the object's author."""
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
-
-
-class FaultList(list[Fault]):
-    """The faults of one object as they are found: the first `MOST_FAULTS`, and how many more there are. An object of a
-    million faulty ports is one mistake of somebody's, to be told in a few lines."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._more = 0
-
-    def append(self, fault: Fault) -> None:
-        """One more."""
-        if len(self) < MOST_FAULTS:
-            super().append(fault)
-            return
-        self._more += 1
-        unsupported = fault.unsupported and (self._more == 1 or self[-1].unsupported)
-        self[MOST_FAULTS:] = [Fault("object", f"and {self._more} more faults", unsupported=unsupported)]
 
 
 def foreign(labels: objects.Labels) -> bool:
@@ -69,14 +32,6 @@ def foreign(labels: objects.Labels) -> bool:
 def indexed(items: list[T | None] | None) -> Iterator[tuple[int, T]]:
     """The items with their indices, without the nulls: a null in a list says nothing."""
     return ((index, item) for index, item in enumerate(items or ()) if item is not None)
-
-
-def show(found: object) -> str:
-    """What was found, short enough for a log line."""
-    if found is None:
-        return "missing"
-    text = repr(found)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(str(found))} characters)"
 
 
 def allowed(values: Iterable[str]) -> str:

@@ -6,14 +6,12 @@ import asyncio
 import socket
 import struct
 from collections import Counter
-from typing import cast
 
 import pytest
 
 from kubeproxy.dataplane.loop.reactor import Reactor
 from kubeproxy.dataplane.loop.write_queue import DIALS, WriteQueue
 from kubeproxy.dataplane.messages import SetEndpoints, Tune
-from kubeproxy.dataplane.tcp.dial import Dial
 from tests.dataplane.conftest import (
     Bench,
     ask,
@@ -221,9 +219,9 @@ def test_those_who_came_at_once_are_dialed_for_a_few_in_a_turn() -> None:
 
     begun: list[int] = []
     reactor = Reactor()
-    write_queue = WriteQueue(reactor)
+    write_queue = WriteQueue(reactor, send=lambda flows: None)
     for number in range(2 * DIALS + 1):
-        write_queue.dial(cast(Dial, Waiting(number)))
+        write_queue.dial(Waiting(number))
     seen = []
     for _ in range(4):
         reactor.turn()

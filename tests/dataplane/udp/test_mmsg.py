@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kubeproxy.dataplane.sockets.udp_options import prepare
 from kubeproxy.dataplane.udp.mmsg import SLOTS, Arrivals, Departures, host_of, reply_to
-from kubeproxy.dataplane.udp.sessions import prepare
 
 FAMILIES = pytest.mark.parametrize(
     ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")], ids=["ipv4", "ipv6"]

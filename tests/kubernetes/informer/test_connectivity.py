@@ -34,7 +34,7 @@ def logs() -> Iterator[list[Any]]:
 
 
 def in_step() -> Connectivity:
-    contact = Connectivity(server="https://10.2.0.2:6443", clock=lambda: 20.0)
+    contact = Connectivity(server="https://10.2.0.2:6443", clock=lambda: 20.0, optional="nodes")
     for resource in ("services", "endpointslices", "nodes"):
         contact.found(resource)
     return contact

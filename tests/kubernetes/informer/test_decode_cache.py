@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault
 from kubeproxy.kubernetes.informer.decode_cache import DecodeCache
 from kubeproxy.model import EndpointSlice, SliceName
 from kubeproxy.sources import translate
@@ -58,7 +59,7 @@ async def test_a_new_list_decodes_only_what_is_new(monkeypatch: pytest.MonkeyPat
     decoded = []
     real = translate.endpoint_slice
 
-    def counted(raw: objects.EndpointSlice) -> tuple[EndpointSlice | None, list[translate.Fault]]:
+    def counted(raw: objects.EndpointSlice) -> tuple[EndpointSlice | None, list[Fault]]:
         decoded.append(raw)
         return real(raw)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kubeproxy.kubernetes.manifests.documents import Namespaces, read
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
+from kubeproxy.sources.manifests.documents import Namespaces, read
 from kubeproxy.sources.manifests.inventory import Difference, Inventory
 from tests.kubernetes.manifests.texts import endpoint_slice, join, service
 

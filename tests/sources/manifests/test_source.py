@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kubeproxy.kubernetes.manifests import reader
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
 from kubeproxy.runtime.threads import NotBegun
-from kubeproxy.sources.manifests import source
+from kubeproxy.sources.manifests import reader, source
 from kubeproxy.sources.manifests.check import check
 from kubeproxy.sources.manifests.source import ManifestSource, Report
 from kubeproxy.sources.sink import SourceName

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault
 from kubeproxy.model import Address, Node
 from kubeproxy.sources import translate
-from kubeproxy.sources.translate import Fault
 from tests.support.apiserver.recordings import exchange, stream
 
 ADDRESSES = (Address("10.9.0.11"), Address("fd00:9::11"), Address("203.0.113.11"))

@@ -18,7 +18,6 @@ from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.dataplane.messages import Binding
 from kubeproxy.kubernetes import objects
 from kubeproxy.kubernetes.client.decode import parse_event, parse_page
-from kubeproxy.kubernetes.manifests.documents import Namespaces, read
 from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
 from kubeproxy.netfilter.nftables import table
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -27,6 +26,7 @@ from kubeproxy.proxier.port_allocator import Ports
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.sources import translate
+from kubeproxy.sources.manifests.documents import Namespaces, read
 from tests.proxier.builders import endpoint_slice, service
 from tests.support.apiserver.generate import endpoint_slice as raw_slice
 from tests.support.apiserver.generate import service as raw_service

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kubeproxy.kubernetes.manifests.documents import Namespaces, Part, Reading, compose, outline, read
+from kubeproxy.sources.manifests.documents import Namespaces, Part, Reading, compose, outline, read
 
 if TYPE_CHECKING:
-    from kubeproxy.kubernetes.manifests.parser_pool import ParserPool
+    from kubeproxy.sources.manifests.parser_pool import ParserPool
 
 LARGE = 1 << 20
 """Bytes in all; below, everything is parsed here, as helpers would hardly have begun before that is done."""
@@ -39,7 +39,7 @@ class Reader:
                     yield origin, error
             return
         # Not needed where manifests are few; and what comes for the first answer comes first.
-        from kubeproxy.kubernetes.manifests.parser_pool import ParserPool
+        from kubeproxy.sources.manifests.parser_pool import ParserPool
 
         with ParserPool(self.cpus, urgent=urgent) as crew:
             yield from self._read_ahead(crew, manifests, previous)

@@ -21,9 +21,9 @@ from typing import Self
 import msgspec
 import structlog
 
-from kubeproxy.kubernetes.manifests.documents import Part, parse_here
-from kubeproxy.kubernetes.manifests.parser_process import HEAD, Answer, frame
 from kubeproxy.kubernetes.manifests.values import JsonValue, Value, is_json
+from kubeproxy.sources.manifests.documents import Part, parse_here
+from kubeproxy.sources.manifests.parser_process import HEAD, Answer, frame
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ REAP_S = 5.0
 """How long one that was killed may take to end."""
 _RECEIVE = 1 << 18
 
-COMMAND = (sys.executable, "-P", "-m", "kubeproxy.kubernetes.manifests.parser_process")
+COMMAND = (sys.executable, "-P", "-m", "kubeproxy.sources.manifests.parser_process")
 """-P: nothing is imported from where the operator happens to be."""
 
 

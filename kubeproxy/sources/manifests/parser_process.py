@@ -1,6 +1,6 @@
 """A process that parses YAML for the control process while there is much of it, and does nothing else.
 
-Started by `crew` as ``python -m kubeproxy.kubernetes.manifests.parser_process NICENESS``, with one end of a socketpair as its
+Started by `crew` as ``python -m kubeproxy.sources.manifests.parser_process NICENESS``, with one end of a socketpair as its
 standard input. It imports little, so that it is there soon, and ends with the one who started it.
 """
 

@@ -18,12 +18,12 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kubeproxy.kubernetes.manifests import parser_pool, parser_process, reader
-from kubeproxy.kubernetes.manifests.documents import Namespaces, Part, Reading, compose, outline, read
-from kubeproxy.kubernetes.manifests.parser_pool import ParserPool
-from kubeproxy.kubernetes.manifests.reader import Reader
 from kubeproxy.kubernetes.manifests.values import Value
+from kubeproxy.sources.manifests import parser_pool, parser_process, reader
 from kubeproxy.sources.manifests.check import check
+from kubeproxy.sources.manifests.documents import Namespaces, Part, Reading, compose, outline, read
+from kubeproxy.sources.manifests.parser_pool import ParserPool
+from kubeproxy.sources.manifests.reader import Reader
 from tests.kubernetes.manifests.texts import endpoint_slice, join, service
 from tests.sources.manifests.test_source import following
 
@@ -310,8 +310,8 @@ def test_helpers_end_with_who_started_them(stopped: bool) -> None:
     """Killed as suddenly as can be, even while they are stopped themselves."""
     program = f"""
         import os, signal, sys, time
-        from kubeproxy.kubernetes.manifests import parser_pool as crew
-        from kubeproxy.kubernetes.manifests.documents import outline
+        from kubeproxy.sources.manifests import parser_pool as crew
+        from kubeproxy.sources.manifests.documents import outline
         crew.WORTHWHILE = 1
         parts = [next(outline(b"a: %d\\nb: " % number + b"x" * 500))[0] for number in range(500)]
         with crew.ParserPool(2, urgent=True) as some:
@@ -355,7 +355,7 @@ def test_a_helper_has_no_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_helper_imports_little() -> None:
-    program = "import sys, kubeproxy.kubernetes.manifests.parser_process; print(*sys.modules)"
+    program = "import sys, kubeproxy.sources.manifests.parser_process; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"asyncio", "aiohttp", "structlog", "uvloop", "watchfiles", "logging"} & set(loaded)
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault, show
 from kubeproxy.kubernetes.manifests.split import body, split, split_list
 from kubeproxy.kubernetes.manifests.values import JsonValue, SyntaxFault, Value, is_json, parse
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.sources import translate
-from kubeproxy.sources.translate import Fault, show
 
 MAX_LIST_DEPTH = 5
 """How deep lists may lie in lists."""

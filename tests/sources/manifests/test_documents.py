@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.kubernetes.manifests.documents import Entry, Namespaces, ObjectKind, ObjectName, Place, Reading, read
+from kubeproxy.sources.manifests.documents import Entry, Namespaces, ObjectKind, ObjectName, Place, Reading, read
 from tests.kubernetes.manifests.texts import endpoint_slice, join, service
 from tests.support.recordings import recording
 
