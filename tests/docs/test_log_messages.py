@@ -19,6 +19,11 @@ def test_every_explained_message_is_logged() -> None:
     assert EXPLANATIONS.keys() - {it.text for it in messages()} == set()
 
 
+def test_every_warning_and_error_is_explained() -> None:
+    texts = {it.text for it in messages() if it.level in ("warning", "error")}
+    assert texts - EXPLANATIONS.keys() == set(), "explain it in docs/generators/log_explanations.py"
+
+
 def test_calls_of_a_logger_are_found_with_their_texts_and_fields() -> None:
     source = """
 MISSING = "no node"
