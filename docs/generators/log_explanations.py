@@ -19,8 +19,9 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Nothing, unless it repeats.",
     ),
     "a watch broke": (
-        "A watch ended with an error; it continues, or a list follows (`next`).",
-        "Nothing, unless it repeats.",
+        "A watch delivered something that is no Kubernetes object (a warning), or was cut (information). It "
+        "continues, or a list follows (`next`).",
+        "Nothing, unless it repeats: then look what stands between this node and the API server.",
     ),
     "a worker has ended; its connections are lost, another takes its place": (
         "A worker process ended; `reason` has its signal or exit status.",
@@ -63,8 +64,8 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Repair what `reason` names, and send SIGUSR2 again.",
     ),
     "cannot learn which connections have ended": (
-        "The access log misses connections of a worker that does not answer.",
-        "See the worker's own messages.",
+        "A worker does not answer, so the access log has its connections later.",
+        "[KubeproxyWorkerLag](operations.md#kubeproxyworkerlag)",
     ),
     "cannot listen, goes on trying": (
         "Another process has the address of the health or metrics server.",
@@ -83,8 +84,8 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "`reason`; then `kubeproxy cleanup` of the old adapter's rules by hand.",
     ),
     "cannot see where the rules lead": (
-        "The rules cannot be read back, so a claim of a new instance cannot be verified.",
-        "`reason` is the kernel's.",
+        "The rules cannot be read back, so a younger instance is not recognized by them. It is tried again.",
+        "Repair what `reason` names.",
     ),
     "cannot start": (
         "Start failed for a reason outside of the configuration: the kernel, a port.",
@@ -172,7 +173,8 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "objects left out; too many to keep": (
         "The objects of one kind exceed the memory bound; the largest namespace loses some.",
-        "Find what fills that namespace; see [reliability.md](reliability.md#the-api-server-goes-away).",
+        "Delete objects of that namespace, or limit them by a ResourceQuota; see "
+        "[reliability.md](reliability.md#the-api-server-goes-away).",
     ),
     "part failed": (
         "A part stopped for a known reason and is started again.",
@@ -216,7 +218,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "the access log cannot be written": (
         "The file of the access log; `lines_lost` were not written.",
-        "Free the disk, or repair the path; it is opened again by itself.",
+        "Free the disk, or repair the path; later lines are tried again.",
     ),
     "the access log has gaps: too many connections ended at once": (
         "More connections ended at once than the access log takes.",
