@@ -127,6 +127,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "An endpoint leads back to a proxy; the hop limit ended the connections.",
         "Correct the EndpointSlice of the Service; [KubeproxyDialFailures](operations.md#kubeproxydialfailures).",
     ),
+    "connections refused: too many per second": (
+        "An address connects to the health or metrics server too often; `client` has it.",
+        "Find that client; the health of the node is still answered to loopback.",
+    ),
     "credentials could not be renewed": (
         "Token, certificate or exec plugin failed; the old credentials are used.",
         "Repair what `error` names.",

@@ -19,6 +19,9 @@ PACKAGE = ROOT / "kubeproxy"
 LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error"}
 """Method of a logger, and the level that the line has."""
 
+MAKERS = {"get_logger", "RateLimitedLog"}
+"""Functions that return a logger."""
+
 NOT_FIELDS = {"key", "exc_info"}
 """Arguments that steer the logger and do not appear in the line."""
 
@@ -107,9 +110,9 @@ class LogCall:
 
 def log_calls(tree: ast.Module) -> Iterator[LogCall]:
     """The calls of loggers in a file."""
-    constants = dict(_assigned(tree))
+    constants, loggers = dict(_assigned(tree)), set(_loggers(tree))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and node.args and (level := _level(node.func, constants)) is not None:
+        if isinstance(node, ast.Call) and node.args and (level := _level(node.func, constants, loggers)) is not None:
             fields = tuple(it.arg for it in node.keywords if it.arg is not None and it.arg not in NOT_FIELDS)
             more = ("…",) if any(it.arg is None for it in node.keywords) else ()
             texts = tuple(it for it in dict.fromkeys(_texts(node.args[0], constants)) if it not in ("", "…"))
@@ -127,17 +130,29 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
                 yield name, value
 
 
-def _level(function: ast.expr, constants: dict[str, ast.expr]) -> str | None:
+def _loggers(tree: ast.Module) -> Iterator[str]:
+    """Names and attributes that are assigned a logger."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[target], value=ast.Call(func=maker)) if _name(maker) in MAKERS:
+                yield _name(target)
+
+
+def _name(expression: ast.expr) -> str:
+    """The last part of a dotted name."""
+    return expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
+
+
+def _level(function: ast.expr, constants: dict[str, ast.expr], loggers: set[str]) -> str | None:
     """The most severe level that the call may have; None: no call of a logger."""
     match function:
         case ast.Attribute(value=logger, attr=method) if method in LEVELS:
-            name = logger.attr if isinstance(logger, ast.Attribute) else getattr(logger, "id", "")
-            return LEVELS[method] if name.endswith("log") else None
+            return LEVELS[method] if _name(logger) in loggers or _name(logger).endswith("log") else None
         case ast.IfExp(body=one, orelse=other):
-            found = [level for it in (one, other) if (level := _level(it, constants)) is not None]
+            found = [level for it in (one, other) if (level := _level(it, constants, loggers)) is not None]
             return max(found, key=list(LEVELS).index, default=None)
         case ast.Name(id=name) if isinstance(constants.get(name), ast.IfExp | ast.Attribute):
-            return _level(constants[name], constants)
+            return _level(constants[name], constants, loggers)
     return None
 
 

@@ -39,10 +39,15 @@ WORDING = re.compile(
 )
 """Persons where a component is meant, persons' verbs in the passive voice, and metaphors that were frequent."""
 
+NAMING = re.compile(rf"(?:^|_)(?: {_PERSONS} | told | said | heard | anybody )(?:_|$)", re.VERBOSE)
+"""The same in the name of a test."""
+
 SUFFIXES = (".py", ".md", ".yaml", ".sh", ".service", ".sysusers", ".tmpfiles")
 NAMES = ("Makefile", "Dockerfile")
-GENERATED = ("docs/configuration.md", "docs/log-messages.md", "docs/metrics.md")
-"""Written from sources that are checked themselves."""
+EXCEPT = {
+    *("docs/configuration.md", "docs/log-messages.md", "docs/metrics.md"),  # generated from files that are checked
+    *("tests/docs/language.py", "tests/docs/test_language.py"),  # they name what is excluded
+}
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,12 @@ class Finding:
 
 @cache
 def files() -> tuple[str, ...]:
-    """Every file with prose for readers outside of the tests, relative to the root."""
+    """Every file that the rules apply to, relative to the root."""
     folders = [path for name in ("kubeproxy", "docs", "deploy", "systemd") for path in (ROOT / name).rglob("*")]
-    found = [*folders, *ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "Dockerfile"]
+    tests = (ROOT / "tests").rglob("*.py")
+    found = [*folders, *tests, *ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "Dockerfile"]
     named = (path for path in found if path.is_file() and (path.suffix in SUFFIXES or path.name in NAMES))
-    return tuple(sorted({str(path.relative_to(ROOT)) for path in named} - set(GENERATED)))
+    return tuple(sorted({str(path.relative_to(ROOT)) for path in named} - EXCEPT))
 
 
 @cache
@@ -83,13 +89,15 @@ def _in_file(file: str) -> Iterator[Finding]:
     for found in WORDING.finditer(text):
         yield Finding(file, text.count("\n", 0, found.start()) + 1, "wording", " ".join(found[0].split()))
     if file.endswith(".py"):
-        yield from _docstrings(file, ast.parse(text))
+        yield from _definitions(file, ast.parse(text))
 
 
-def _docstrings(file: str, tree: ast.Module) -> Iterator[Finding]:
+def _definitions(file: str, tree: ast.Module) -> Iterator[Finding]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
+        if not isinstance(node, ast.Module) and node.name.startswith("test_") and NAMING.search(node.name):
+            yield Finding(file, node.lineno, "name of a test", node.name)
         text = ast.get_docstring(node)
         if not text:
             continue

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
+
+import pytest
 
 from docs.generators.log_explanations import EXPLANATIONS
 from docs.generators.log_messages import log_calls, messages, render
+from tests.docs.pages import Page, pages
 
 PAGE = Path(__file__).parents[2] / "docs" / "log-messages.md"
 
@@ -22,6 +26,12 @@ def test_every_explained_message_is_logged() -> None:
 def test_every_warning_and_error_is_explained() -> None:
     texts = {it.text for it in messages() if it.level in ("warning", "error")}
     assert texts - EXPLANATIONS.keys() == set(), "explain it in docs/generators/log_explanations.py"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_messages_that_a_page_links_to_are_logged(page: Page) -> None:
+    named = {" ".join(text.split()) for text in re.findall(r"\[`([^`]+)`\]\([\w./]*log-messages\.md\)", page.text)}
+    assert named - {it.text for it in messages()} == set()
 
 
 def test_calls_of_a_logger_are_found_with_their_texts_and_fields() -> None:
@@ -41,6 +51,7 @@ def look(self, error):
     assert sorted(found) == [
         ("error", ("cannot listen",), ("reason",)),
         ("error", ("no node", "node leaving"), ()),
+        ("error", ("too many",), ()),
         ("info", ("serving",), ("services", "…")),
         ("warning", (), ()),
         ("warning", ("a watch ended",), ()),
