@@ -47,6 +47,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A fault of kubeproxy in an HTTP server; a traceback follows.",
         "Report it with the traceback.",
     ),
+    "cannot accept connections": (
+        "An HTTP server got no descriptor or memory for a connection.",
+        "[KubeproxyDescriptorsLow](operations.md#kubeproxydescriptorslow)",
+    ),
     "cannot be brought up to date; what works goes on working, and it is tried again": (
         "`part` (data plane, netfilter, conntrack) refuses changes; `reason` is the kernel's or the worker's.",
         "[KubeproxySyncFailing](operations.md#kubeproxysyncfailing)",
