@@ -1,7 +1,8 @@
 """Writes ``docs/log-messages.md`` from the log calls in the sources.
 
 The sources are parsed, not run: a message is a call of ``debug``, ``info``, ``warning``, ``error`` or ``exception``
-of a logger: a name that is assigned one, or that ends in ``log``. Explanations are in `docs.generators.log_explanations`, by text.
+of a logger: a name that is assigned one, or that ends in ``log``. Explanations are in
+`docs.generators.log_explanations`, by text.
 """
 
 from __future__ import annotations

@@ -46,6 +46,8 @@ def look(self, error):
     log.error(MISSING if gone else "node leaving")
     dialog.show("no call of a logger")
     log.warning(complaint)
+    self._limited = RateLimitedLog(log)
+    self._limited.error("too many", key=1)
 """
     found = [(it.level, it.texts, it.fields) for it in log_calls(ast.parse(source))]
     assert sorted(found) == [
