@@ -1,4 +1,5 @@
-"""Writes docs/configuration.md from the schema and the table of flags."""
+"""docs/configuration.md, generated from the schema and the table of flags:
+``python -m docs.generators.configuration > docs/configuration.md``."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _HEAD: Final = f"""\
 
 `kubeproxy run` takes kube-proxy's flags by their names and, with `--config`, kube-proxy's file: `apiVersion`
 `{API_VERSION}`, `kind` `{KIND}`, in YAML or JSON. Settings that kube-proxy does
-not have are in one group of the same file, `kubeproxy`. Every field may be left out. [migration.md](migration.md) lists
-the differences to kube-proxy.
+not have stand in one group of the same file, `kubeproxy`. Every field may be left out. What differs from kube-proxy:
+[migration.md](migration.md).
 
 ```yaml
 apiVersion: {API_VERSION}
@@ -31,20 +32,20 @@ kubeproxy:
     paths: [/etc/kubeproxy/manifests]
 ```
 
-- `kubeproxy check --config FILE` names every fault in one line: `field: found X; allowed: Y`. A configuration with a
-  fault is never used: `run` exits with status 64 before it changes anything; a reload keeps the previous one.
-- `kubeproxy run --write-config-to FILE` writes the whole configuration, with all defaults.
-- Unknown fields and duplicate fields cause a warning and are ignored, as in kube-proxy.
-- `null` is the same as no field; in the fields marked † so are `0` and an empty value, as in kube-proxy.
+- `kubeproxy check --config FILE` names every fault, one a line: `field: found X; allowed: Y`. A configuration with a
+  fault is never used: `run` ends with exit status 64 and has touched nothing; a reload keeps what was there.
+- `kubeproxy run --write-config-to FILE` writes the whole configuration, defaults and all.
+- Unknown fields and fields given twice are warned of and otherwise ignored, as kube-proxy does.
+- `null` is the same as leaving a field out; so are `0` and nothing in the fields marked †, as in kube-proxy.
 - Durations are Go's: `250ms`, `30s`, `1h15m`.
 
-**File and flags.** With `--config`, kube-proxy's own settings come from the file alone; a warning names their flags,
-which have no effect. Flags that win over the file are marked "wins": `--hostname-override`, those for logging, and
-those of the group `kubeproxy` (`--master` among them).
+**File and flags.** With `--config`, kube-proxy's own settings come from the file alone; their flags are ignored, and
+named in a warning. The flags that still count, and win over the file, are marked "wins": `--hostname-override`, those
+for logging, and those of the group `kubeproxy` (`--master` among them).
 
-**Reload.** SIGHUP reads the file again. A change takes effect live, or at the next start ("restart"). Fields with
-"none" have no meaning here: they are accepted, so that kube-proxy's files work unchanged, and one line at start names
-those that are set.
+**Reload.** SIGHUP reads the file again. A change takes effect live, or at the next start ("restart"). Fields that say
+"none" have no meaning here: they are accepted, so that kube-proxy's files work as they are, and one line at start names
+those which were set to something.
 """
 
 _FLAGS_HEAD: Final = """\

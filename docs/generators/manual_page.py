@@ -1,4 +1,5 @@
-"""Writes docs/kubeproxy.8, the manual page, from the commands and the table of flags."""
+"""docs/kubeproxy.8, the manual page, from the commands and the table of flags:
+``python -m docs.generators.manual_page > docs/kubeproxy.8``."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ kubeproxy \- a userspace service proxy for Linux nodes
 _DESCRIPTION: Final = r"""
 .SH DESCRIPTION
 .B kubeproxy
-watches Services and their endpoints, from a Kubernetes API server or from manifest files.
-It opens a listening socket for each service port.
-The kernel's packet filter (nftables or iptables) redirects the service's addresses to it, and it splices TCP
-connections and UDP sessions to endpoints, chosen in turn or by the client's address.
-It hides an endpoint that does not answer from clients, and tries another.
+watches Services and their endpoints, which a Kubernetes API server or manifest files tell of.
+For each service port it opens a listening socket, has the kernel's packet filter (nftables or iptables) redirect the
+service's addresses to it, and splices TCP connections and UDP sessions to endpoints, chosen in turn or by the client's
+address.
+An endpoint that does not answer is hidden from clients: another is tried.
 .PP
 It takes the flags and the configuration file of
 .BR kube-proxy ,
@@ -44,29 +45,29 @@ _REST: Final = r"""
 .BR SIGTERM ", " SIGINT
 Let open connections finish, for at most
 .BR \-\-shutdown\-grace ,
-and exit.
-New clients are served until shortly before; then the kernel drops their first packets for 30 seconds, so that they
-reach the next process by trying again.
-A second signal ends the process at once.
+and end.
+New clients are served until shortly before; after that their first packets are dropped for 30 seconds, so that they
+find the next process by trying again.
+A second one of these signals ends the process at once.
 .TP
 .B SIGHUP
 Read the configuration and the manifests again.
-A faulty configuration is refused, and the previous one stays in effect.
+A faulty configuration is refused, and the old one stays.
 .TP
 .B SIGUSR2
-Replace the program by the one on disk, in the same process.
+Start the program that is on disk anew, under the same process number.
 The workers serve on until the new rules are in force.
-Refused if the new program does not accept the configuration, and with
+Refused where the new program does not take the configuration, and with
 .BR \-\-workers=0 .
 .PP
-A process that starts while another one serves on the same host takes over from it without losing a connection.
+A process that finds another one serving on the same host takes over from it without losing a connection.
 .SH FILES
 .TP
 .I /etc/kubeproxy/config.yaml
 The configuration, for the systemd unit.
 .TP
 .I /etc/kubeproxy/manifests/
-Services and EndpointSlices, for the installed configuration.
+Services and EndpointSlices, for the configuration that is installed with it.
 .TP
 .I /etc/kubeproxy/environment
 .BR KUBEPROXY_OPTIONS ,
@@ -80,25 +81,25 @@ The table
 .I inet kubeproxy
 of nftables, or the chains
 .I KUBE\-*
-of iptables, and routing table 27504 belong to it; it never changes others.
+of iptables, and routing table 27504 are its own; others' are not touched.
 .SH ENVIRONMENT
 .TP
 .BR KUBERNETES_SERVICE_HOST ", " KUBERNETES_SERVICE_PORT
-The address of the API server, in a pod.
+Where the API server is, in a pod.
 .TP
 .BR NOTIFY_SOCKET ", " WATCHDOG_USEC ", " JOURNAL_STREAM
-Set by
+Of
 .BR systemd (1):
-for readiness, for the watchdog, and for log lines with priorities.
+to be told of readiness, to be fed, and to take log lines with their priorities.
 .TP
 .BR NO_COLOR ", " TERM
-Whether a terminal gets colours.
+Whether a terminal is written to in colours.
 .TP
 .BR http_proxy ", " https_proxy ", " no_proxy
-Proxies for manifests from URLs.
+How manifests from URLs are fetched.
 .TP
 .B XTABLES_LOCKFILE
-Another path of that lock.
+Another place for that lock.
 .SH EXIT STATUS
 .TP
 .B 0
@@ -107,7 +108,7 @@ Done; for
 the daemon is healthy.
 .TP
 .B 1
-It failed, and one line on standard error says why; for
+It could not be done, and one line on standard error says why; for
 .B kubeproxy status
 and
 .BR "kubeproxy healthcheck" ,
@@ -115,19 +116,19 @@ also that the daemon is not healthy, or cannot be reached.
 .TP
 .B 64
 The configuration, a manifest or the command line is wrong.
-Each fault is one line on standard error; nothing has been changed.
+Each fault is one line on standard error; nothing has been touched.
 .TP
 .B 130
 Interrupted.
 .SH EXAMPLES
 .TP
-Serve the manifests of a directory, and follow every change:
+Serve what is in a directory, and follow every change:
 .B kubeproxy run \-\-manifests /etc/kubeproxy/manifests
 .TP
 As kube\-proxy on a node:
 .B kubeproxy run \-\-config /var/lib/kube\-proxy/config.conf \-\-hostname\-override node\-1
 .TP
-Find the endpoint that fails, and the one that is next:
+Which endpoint is ill, and who would be tried next:
 .B kubeproxy status
 .br
 .B kubeproxy trace 10.96.0.10:80
@@ -137,9 +138,9 @@ Find the endpoint that fails, and the one that is next:
 .BR conntrack (8),
 .BR systemctl (1)
 .PP
-The directory
+Every setting with its field, default and meaning, how to install, operate and migrate: the directory
 .I docs
-of the source has every setting, and how to install, operate and migrate.
+of the source.
 """
 
 
@@ -191,7 +192,7 @@ def _command(command: click.Command) -> Iterator[str]:
 def _settings(run: GoCommand) -> Iterator[str]:
     yield ".SH FLAGS"
     yield "Of \\fBkubeproxy run\\fR; \\fBkubeproxy check\\fR takes \\-\\-config and the settings."
-    yield "Defaults are in brackets."
+    yield "What is in brackets is the default."
     sections, without_effect = headed(run.flags)
     for heading, flags in sections.items():
         yield f".SS {_text(heading)}"
@@ -224,7 +225,7 @@ def _usage(option: click.Option) -> str:
 
 
 def _text(text: str) -> str:
-    """Escaped for roff: a typed hyphen stays one, and no line is read as a request."""
+    """As roff has it: no hyphen that is typed becomes another character, and no line is taken for a request."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("…", "...").replace("`", '"')
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 

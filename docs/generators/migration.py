@@ -1,7 +1,5 @@
-"""Writes the tables of docs/migration.md, from the schema and the table of flags.
-
-``python -m docs.generators.migration docs/migration.md`` puts them into the page.
-"""
+"""The tables of docs/migration.md, from the schema and the table of flags:
+``python -m docs.generators.migration docs/migration.md`` puts them there."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ END: Final = "<!-- settings: end -->\n"
 
 
 class Verdict(StrEnum):
-    """Whether a setting of kube-proxy means the same here."""
+    """What becomes of a setting of kube-proxy's."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -30,44 +28,44 @@ class Verdict(StrEnum):
 
 
 DIFFERENT: Final[Mapping[str, str]] = {
-    "mode": "Selects no mode: every mode is served by this userspace proxy. `iptables` and `nftables` choose the packet"
-    " filter to try first; `ipvs` and `kernelspace` are accepted. A mode that the kernel lacks is no error.",
-    "bindAddress": "Where the proxy ports listen, as in the userspace mode. It does not set the node's own address,"
-    " which is that of the default route.",
-    "portRange": "Has an effect, as in the userspace mode (kube-proxy ignores it since 1.26). Ports of other processes"
-    " are skipped.",
-    "udpIdleTimeout": "1m0s by default instead of 250ms, which loses every later answer. Many files for other modes"
-    " have 250ms, those of EKS among them: remove it.",
+    "mode": "Selects nothing: every mode is served by this userspace proxy. `iptables` and `nftables` say which packet"
+    " filter is tried first; `ipvs` and `kernelspace` are accepted. A mode that the kernel cannot do is no error.",
+    "bindAddress": "Where the proxy ports listen, as in the userspace mode. It says nothing about the node's own"
+    " address, which is that of the default route.",
+    "portRange": "Counts, as in the userspace mode (kube-proxy ignores it since 1.26). A port that another process has"
+    " is stepped over.",
+    "udpIdleTimeout": "1m0s by default rather than 250ms, which loses every answer that takes longer. Many a"
+    " file that was made for another mode has 250ms, those of EKS among them: take it out.",
     "enableProfiling": "Python's: `/debug/tasks` and `/debug/stacks` instead of `/debug/pprof`.",
-    "clusterCIDR": "Distinguishes pods from other clients under `externalTrafficPolicy: Local`; nothing is"
-    " masqueraded.",
-    "nodePortAddresses": "Has an effect (kube-proxy's userspace mode ignored it). Empty: all addresses of the node,"
-    " also in mode `nftables`, where kube-proxy takes the primary ones.",
-    "iptables.localhostNodePorts": "In every mode, for ::1 and for 127.0.0.1.",
+    "clusterCIDR": "Tells pods from other clients where `externalTrafficPolicy: Local` does; nothing is masqueraded by"
+    " it.",
+    "nodePortAddresses": "Counts (kube-proxy's userspace mode ignored it). Empty: all addresses of the node, in mode"
+    " `nftables` as well, where kube-proxy takes the primary ones.",
+    "iptables.localhostNodePorts": "In every mode, for ::1 as for 127.0.0.1.",
     "iptables.syncPeriod": "For either packet filter, unless mode is `nftables`.",
-    "iptables.minSyncPeriod": "As above. Does not delay changes of endpoints, which change no rules. On the command"
-    " line 0 means no wait; in a file that is `1ns`, since 0 stands for the default there.",
+    "iptables.minSyncPeriod": "As above. Does not delay changes of endpoints, which are no matter of rules. On the"
+    " command line 0 means no wait, and is written to a file as `1ns`, since there 0 stands for the default.",
     "nftables.minSyncPeriod": "As iptables.minSyncPeriod, for mode `nftables`.",
-    "conntrack.maxPerCore": "Raises the kernel's limit, never lowers it.",
-    "conntrack.min": "Raises the kernel's limit, never lowers it.",
+    "conntrack.maxPerCore": "Lets the kernel's table grow, never shrink.",
+    "conntrack.min": "Lets the kernel's table grow, never shrink.",
     "metricsBindAddress": "Port 0 turns the server off, in the file as well. Other hosts get `/metrics`, `/healthz` and"
     " `/proxyMode` only, unless `kubeproxy.publicStatus` is set; loopback gets every page, and always listens.",
-    "healthzBindAddress": "Port 0 turns the server off, in the file as well. Loopback gets more than kube-proxy's"
+    "healthzBindAddress": "Port 0 turns the server off, in the file as well. Loopback is told more than kube-proxy's"
     " fields.",
-    "logging.verbosity": "0: what an operator needs; 2: also messages of libraries; 4: for debugging; 8: everything.",
+    "logging.verbosity": "0: what an operator needs; 2: and what libraries say; 4: for debugging; 8: everything.",
 }
-"""Fields that have another meaning than in kube-proxy, and the difference."""
+"""Fields that mean something else, or something more, than in kube-proxy; and what."""
 
 _DIFFERENT_FLAGS: Final[Mapping[str, str]] = {
-    "config": "SIGHUP reads the file again; kube-proxy exits when it changes. More flags win over it:"
+    "config": "The file is read again at SIGHUP; kube-proxy ends when it changes. More flags win over it:"
     " see [configuration.md](configuration.md).",
     "cleanup": "Removes our rules and those of kube-proxy's userspace mode; not those of its other modes.",
-    "healthz-port": "Has an effect if the address has no port, or is not set; 0 turns the server off.",
+    "healthz-port": "Counts where the address is given without a port, or not at all; 0 turns the server off.",
     "metrics-port": "As above; in kube-proxy 0 does not turn this server off.",
-    "init-only": "Refused: the daemon needs no separate initialization.",
+    "init-only": "Refused: there is no initialization apart from that of the daemon.",
 }
 _OURS_BY_GROUP_ONLY: Final = "kubeproxy.master"
-"""A flag without a field in kube-proxy's file: our field for it is in our group."""
+"""A flag of kube-proxy's for which its file has no field: ours stands in our group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +105,17 @@ _TABLES: Final[Mapping[Verdict, str]] = {
     Verdict.DIFFERENT: """\
 ## Settings that are different
 
-Accepted, with an effect that differs from kube-proxy's.
+Accepted, and with an effect; but not quite kube-proxy's.
 """,
     Verdict.SAME: """\
 ## Settings that are the same
 
-[configuration.md](configuration.md) has the allowed values, the default, and when a change takes effect.
+[configuration.md](configuration.md) says what each takes, its default, and what a change of it needs.
 """,
     Verdict.NOT_APPLICABLE: """\
 ## Settings that are not applicable
 
-Accepted, so that files and command lines work unchanged; one line at start names those that are set.
+Accepted, so that files and command lines work as they are; one line at start names those that were set to something.
 """,
 }
 
@@ -128,7 +126,7 @@ def tables() -> str:
 
 
 def put_into(document: str) -> str:
-    """The document with current tables. ValueError if it does not mark their place."""
+    """The document with its tables as they are now. ValueError where their place is not marked."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
