@@ -3,6 +3,7 @@
 from kubeproxy.model.address import Address, Family, family_of, parse_address
 from kubeproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice, SliceName
 from kubeproxy.model.frontend import NODE_PORTS, Destination, Frontend, FrontendName, Scope, Target, Verdict
+from kubeproxy.model.mark import MARK
 from kubeproxy.model.node import Node
 from kubeproxy.model.service import (
     Protocol,
@@ -14,6 +15,7 @@ from kubeproxy.model.service import (
 )
 
 __all__ = [
+    "MARK",
     "NODE_PORTS",
     "Address",
     "Destination",

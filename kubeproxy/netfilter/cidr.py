@@ -22,7 +22,7 @@ def disjoint(cidrs: frozenset[str], family: Family) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1 << 14)
-def hold(cidrs: frozenset[str], address: Address) -> bool:
+def contains(cidrs: frozenset[str], address: Address) -> bool:
     """Whether one of these holds an address."""
     it = ipaddress.ip_address(address)
     return any(it in ipaddress.ip_network(cidr, strict=False) for cidr in cidrs)

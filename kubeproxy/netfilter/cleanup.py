@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.interface import GAP_S
+from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.iptables.chains import OWN
 from kubeproxy.netfilter.nftables.adapter import Nftables
@@ -47,7 +47,7 @@ async def cleanup_all(*, keep: str | None = None) -> list[str]:
     return removed
 
 
-async def disarm(*, for_s: float = GAP_S) -> list[str]:
+async def pause_stale_rules(*, for_s: float = PAUSE_S) -> list[str]:
     """Keep the clients waiting whom rules of an earlier run, by whichever adapter, lead to proxy ports that nobody has
     any more, or somebody else (see `Netfilter.pause`); the adapters that had any. For the start, before the first
     listener opens, where nobody is left who serves by those rules. KernelError where that cannot be done: then they

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kubeproxy.netfilter.ruleset import RuleSet
 
-GAP_S = 30.0
+PAUSE_S = 30.0
 """How long clients are kept waiting for a successor. Their attempts come 1, 3, 7, 15 s after the first."""
 
 
@@ -33,7 +33,7 @@ class Netfilter(Protocol):
     async def why_not_guarding_sockets(self) -> str | None:
         """Why this host cannot do what `RuleSet.guard_sockets` asks for; None if it can. Leaves nothing behind."""
 
-    async def pause(self, for_s: float = GAP_S) -> bool:
+    async def pause(self, for_s: float = PAUSE_S) -> bool:
         """Take our redirects away, whoever of us made them, and have the first packets to their destinations dropped
         for so long, so that a client whose proxy is gone tries again instead of being refused.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kubeproxy.netfilter.interface import GAP_S
+from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.ruleset import RuleSet
 
 
@@ -29,7 +29,7 @@ class NoNetfilter:
         """See `Netfilter.why_not_guarding_sockets`."""
         return "without a packet filter nobody looks at sockets"
 
-    async def pause(self, for_s: float = GAP_S) -> bool:
+    async def pause(self, for_s: float = PAUSE_S) -> bool:
         """See `Netfilter.pause`."""
         return False
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, family_of
-from kubeproxy.netfilter.cidr import hold, is_loopback
+from kubeproxy.netfilter.cidr import contains, is_loopback
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 
 
@@ -57,13 +57,15 @@ def trace(
     `source` is the client's address (None: one that is in no range), `from_this_host` tells that the packet is of the
     node itself, `for_this_host` that the destination is an address of the node, where a proxy port may be hit directly.
     """
-    if destination in rules.allowed_sources and not (source and hold(frozenset(rules.admitted[destination]), source)):
+    if destination in rules.allowed_sources and not (
+        source and contains(frozenset(rules.admitted[destination]), source)
+    ):
         return Trace(Fate.DROPPED, why=Why.SOURCE_RANGE, matched=destination)
-    is_internal = from_this_host or (source is not None and hold(rules.internal_sources, source))
+    is_internal = from_this_host or (source is not None and contains(rules.internal_sources, source))
     taken = _redirect(rules, destination, is_internal=is_internal, from_this_host=from_this_host)
     if taken is None:
         proxy_port = ProxyPort(destination.protocol, destination.port)
-        direct = for_this_host and proxy_port in rules.guarded - rules.undisguised
+        direct = for_this_host and proxy_port in rules.guarded - rules.unguarded
         return Trace(Fate.DROPPED, why=Why.GUARD) if direct else Trace(Fate.PASSED)
     port, why, matched = taken
     proxy_port = ProxyPort(destination.protocol, port)
@@ -81,9 +83,9 @@ def _redirect(
     keys = [destination] if destination.address not in NODE_PORTS.values() else []
     if destination.address in rules.node_addresses and (from_this_host or not is_loopback(destination.address)):
         keys.append(destination._replace(address=NODE_PORTS[family_of(destination.address)]))
-    own, everybodys = (rules.own_redirects, Why.OWN_REDIRECT), (rules.redirects, Why.REDIRECT)
+    own, general = (rules.own_redirects, Why.OWN_REDIRECT), (rules.redirects, Why.REDIRECT)
     for key in keys:
-        for redirects, why in (own, everybodys) if is_internal else (everybodys,):
+        for redirects, why in (own, general) if is_internal else (general,):
             if key in redirects:
                 return redirects[key], why, key
     return None

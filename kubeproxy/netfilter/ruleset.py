@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
-from kubeproxy.netfilter.cidr import disjoint, hold, is_loopback
+from kubeproxy.netfilter.cidr import contains, disjoint, is_loopback
 
 
 class ProxyPort(NamedTuple):
@@ -74,7 +74,7 @@ class RuleSet:
         return {key: _admitted(key.address, cidrs, own) for key, cidrs in self.allowed_sources.items()}
 
     @property
-    def undisguised(self) -> frozenset[ProxyPort]:
+    def unguarded(self) -> frozenset[ProxyPort]:
         """Proxy ports to which a redirect may lead without changing the packet, because the Service has the same port
         number on an address of this node. Nothing tells these packets from such that were sent to the proxy port, so
         these ports cannot be guarded. A node port that is held by a socket never is one; an external address that is
@@ -96,6 +96,6 @@ class RuleSet:
 @lru_cache(maxsize=1 << 14)
 def _admitted(address: Address, cidrs: frozenset[str], own: frozenset[Address]) -> tuple[str, ...]:
     family = family_of(address)
-    if any(family_of(it) is family and not is_loopback(it) and hold(cidrs, it) for it in own):
+    if any(family_of(it) is family and not is_loopback(it) and contains(cidrs, it) for it in own):
         cidrs |= {address}
     return disjoint(cidrs, family)

@@ -9,7 +9,7 @@ from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.noop import NoNetfilter
-from kubeproxy.netfilter.with_routing import Routed
+from kubeproxy.netfilter.with_routing import WithRouting
 
 _ADAPTERS: Mapping[str, type[Nftables] | type[Iptables]] = {"nftables": Nftables, "iptables": Iptables}
 
@@ -25,7 +25,7 @@ async def select(order: Sequence[str]) -> tuple[Netfilter, str]:
         return NoNetfilter(), "none, as configured: no rules are made, and proxy ports are open to everybody"
     seen: list[str] = []
     for name in order:
-        netfilter = Routed(_ADAPTERS[name]())
+        netfilter = WithRouting(_ADAPTERS[name]())
         try:
             await netfilter.probe()
         except KernelError as error:

@@ -11,13 +11,13 @@ from kubeproxy.model.errors import KernelError
 
 
 class CommandFailed(KernelError):
-    """A program ended with another exit status than 0; `shown` is how it was called, `said` what it wrote
+    """A program ended with another exit status than 0; `command_line` is how it was called, `stderr` what it wrote
     to stderr."""
 
-    def __init__(self, shown: str, said: str) -> None:
-        super().__init__(f"`{shown}`: {said[:500]}")
-        self.shown = f"`{shown}`"
-        self.said = said
+    def __init__(self, command_line: str, stderr: str) -> None:
+        super().__init__(f"`{command_line}`: {stderr[:500]}")
+        self.command_line = f"`{command_line}`"
+        self.stderr = stderr
 
 
 async def run(*command: str, commands: str = "", timeout_s: float) -> bytes:
@@ -49,9 +49,9 @@ class _Program:
             self._process.kill()
 
     def run(self, commands: bytes, timeout_s: float) -> bytes:
-        shown = " ".join(self._command)
+        command_line = " ".join(self._command)
         if self._killed.is_set():
-            raise KernelError(f"`{shown}` was not wanted any more")
+            raise KernelError(f"`{command_line}` was not wanted any more")
         try:
             process = self._process = subprocess.Popen(
                 self._command,
@@ -69,12 +69,12 @@ class _Program:
             process.kill()
         with process:
             try:
-                printed, said = process.communicate(commands, timeout_s)
+                printed, stderr = process.communicate(commands, timeout_s)
             except subprocess.TimeoutExpired as error:
-                raise KernelError(f"`{shown}` did not end within {timeout_s:g} s; it was killed") from error
+                raise KernelError(f"`{command_line}` did not end within {timeout_s:g} s; it was killed") from error
             finally:
                 process.kill()
         if process.returncode != 0:
-            words = said.decode(errors="replace").strip()
-            raise CommandFailed(shown, words or f"exit status {process.returncode}, without a word")
+            words = stderr.decode(errors="replace").strip()
+            raise CommandFailed(command_line, words or f"exit status {process.returncode}, without a word")
         return printed

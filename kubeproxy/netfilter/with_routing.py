@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.interface import GAP_S
+from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.routing import rules
@@ -18,7 +18,7 @@ from kubeproxy.netfilter.ruleset import RuleSet
 log = structlog.get_logger(__name__)
 
 
-class Routed:
+class WithRouting:
     """An adapter that keeps both."""
 
     def __init__(self, packet_filter: Nftables | Iptables) -> None:
@@ -61,7 +61,7 @@ class Routed:
         changed |= await self._filter.apply(wanted, verify=verify)
         return changed if wanted.transparent else changed | self._route(wanted=False, verify=verify)
 
-    async def pause(self, for_s: float = GAP_S) -> bool:
+    async def pause(self, for_s: float = PAUSE_S) -> bool:
         """See `Netfilter.pause`. The routing stays: answers to running connections still need it."""
         return await self._filter.pause(for_s)
 

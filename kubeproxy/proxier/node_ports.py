@@ -1,11 +1,11 @@
-"""Node ports, held: and service ports at addresses that are this node's own.
+"""Claims on node ports, and on service ports at this node's own addresses.
 
-A redirect takes a port away from whatever process of this host may listen there; and a process that comes later would
-listen and never be reached. So each such port is held by a bound socket that never listens, or it is not redirected.
-A claim on the wildcard address stands for every address of its family, as in the kernel.
+A redirect takes a port from any process of this host that listens there; and a process that comes later would listen
+and never be reached. So each such port is held by a bound socket that never listens, or it is not redirected. A claim
+on the wildcard address stands for every address of its family, as in the kernel.
 
-Claims belong to destinations, not to frontends: who takes over a destination takes over its claim. One that nobody
-wants any more is kept until `release`, for the kernel may still lead clients there.
+Claims belong to destinations, not to frontends: a frontend that takes over a destination takes over its claim. A claim
+without a claimant is kept until `release`, for the kernel may still redirect clients there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kubeproxy.model import NODE_PORTS, Address, Destination, Family, FrontendNa
 
 
 class _Place(NamedTuple):
-    """Ports that exclude each other are those of one place."""
+    """A port number in one protocol and family; two sockets at one place exclude each other."""
 
     protocol: Protocol
     family: Family
@@ -29,90 +29,90 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Holding:
-    """What is held at a place, and for whom."""
+    """The sockets held at a place, and the frontends that claim it."""
 
-    users: dict[Address, frozenset[FrontendName]] = field(default_factory=dict)
+    claimants: dict[Address, frozenset[FrontendName]] = field(default_factory=dict)
     held: dict[Address, Reservation] = field(default_factory=dict)
     faults: dict[Address, str] = field(default_factory=dict)
 
-    def denied(self) -> dict[Address, frozenset[FrontendName]]:
-        """The addresses that could not be had, and who wanted them."""
-        return {address: self.users.get(address, frozenset()) for address in self.faults}
+    def unavailable(self) -> dict[Address, frozenset[FrontendName]]:
+        """The addresses that could not be bound, and their claimants."""
+        return {address: self.claimants.get(address, frozenset()) for address in self.faults}
 
 
 class NodePortClaims:
-    """Every method that may change what is granted returns the frontends for which it did."""
+    """The claims of all frontends. A method that may change what is available returns the affected frontends."""
 
     def __init__(self, reserver: PortReserver, *, is_proxy_port: Callable[[Protocol, int], bool]) -> None:
         self._reserver = reserver
         self._is_proxy_port = is_proxy_port
         self._places: dict[_Place, _Holding] = {}
-        self._wants: dict[FrontendName, frozenset[Destination]] = {}
+        self._claimed: dict[FrontendName, frozenset[Destination]] = {}
         self._faulty: dict[_Place, None] = {}
         self._idle: dict[_Place, None] = {}
-        """Places where something is held that nobody wants."""
+        """Places with a socket that no frontend claims."""
 
     @property
     def faults(self) -> Mapping[Destination, str]:
-        """What could not be had, and why."""
+        """Destinations that are not available, and why."""
         return {
             Destination(address, place.protocol, place.port): fault
             for place in self._faulty
             for address, fault in self._places[place].faults.items()
         }
 
-    def users(self, destination: Destination) -> frozenset[FrontendName]:
-        """Who wants a destination."""
-        return self._places[_place(destination)].users[destination.address]
+    def claimants(self, destination: Destination) -> frozenset[FrontendName]:
+        """The frontends that claim a destination."""
+        return self._places[_place(destination)].claimants[destination.address]
 
-    def denied(self, name: FrontendName) -> frozenset[Destination]:
-        """What a frontend wanted and did not get."""
+    def unavailable(self, name: FrontendName) -> frozenset[Destination]:
+        """The destinations that a frontend claims and does not get."""
         return frozenset(
             destination
-            for destination in self._wants.get(name, ())
+            for destination in self._claimed.get(name, ())
             if destination.address in self._places[_place(destination)].faults
         )
 
-    def want(self, name: FrontendName, destinations: frozenset[Destination]) -> set[FrontendName]:
-        """From now on a frontend wants these, and nothing else."""
-        before = self._wants.get(name, frozenset())
+    def claim(self, name: FrontendName, destinations: frozenset[Destination]) -> set[FrontendName]:
+        """From now on a frontend claims these, and no others."""
+        before = self._claimed.get(name, frozenset())
         if destinations == before:
             return set()
         if destinations:
-            self._wants[name] = destinations
+            self._claimed[name] = destinations
         else:
-            del self._wants[name]
+            del self._claimed[name]
         for destination in before - destinations:
-            users = self._places[_place(destination)].users
-            users[destination.address] -= {name}
-            if not users[destination.address]:
-                del users[destination.address]
+            claimants = self._places[_place(destination)].claimants
+            claimants[destination.address] -= {name}
+            if not claimants[destination.address]:
+                del claimants[destination.address]
         for destination in destinations - before:
-            users = self._places.setdefault(_place(destination), _Holding()).users
-            users[destination.address] = users.get(destination.address, frozenset()) | {name}
+            claimants = self._places.setdefault(_place(destination), _Holding()).claimants
+            claimants[destination.address] = claimants.get(destination.address, frozenset()) | {name}
         return self._arrange({_place(destination): None for destination in sorted(before ^ destinations)})
 
     def retry(self) -> set[FrontendName]:
-        """Try again to get what was denied."""
+        """Try again to bind what is not available."""
         return self._arrange(list(self._faulty))
 
     def release(self, in_use: Callable[[Destination], bool]) -> set[FrontendName]:
-        """Give back what nobody wants, unless it is still in use."""
+        """Release ports without a claimant, unless a rule still uses them."""
         places = list(self._idle)
         for place in places:
             holding = self._places[place]
-            for address in holding.held.keys() - holding.users.keys():
+            for address in holding.held.keys() - holding.claimants.keys():
                 if not in_use(Destination(address, place.protocol, place.port)):
                     holding.held.pop(address).release()
         return self._arrange(places)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all ports."""
         for holding in self._places.values():
             for reservation in holding.held.values():
                 reservation.release()
         self._places.clear()
-        self._wants.clear()
+        self._claimed.clear()
         self._faulty.clear()
         self._idle.clear()
 
@@ -120,28 +120,28 @@ class NodePortClaims:
         changed: set[FrontendName] = set()
         for place in places:
             holding = self._places[place]
-            before = holding.denied()
+            before = holding.unavailable()
             self._hold(place, holding)
-            now = holding.denied()
+            now = holding.unavailable()
             for address in before.keys() ^ now.keys():
                 changed |= before.get(address, frozenset()) | now.get(address, frozenset())
             _mark(self._faulty, place, bool(holding.faults))
-            _mark(self._idle, place, bool(holding.held.keys() - holding.users.keys()))
-            if not (holding.users or holding.held):
+            _mark(self._idle, place, bool(holding.held.keys() - holding.claimants.keys()))
+            if not (holding.claimants or holding.held):
                 del self._places[place]
         return changed
 
     def _hold(self, place: _Place, holding: _Holding) -> None:
-        """Bind what is wanted and missing. Ours at single addresses make room for the wildcard, which includes them."""
+        """Bind claimed ports that are not held. Sockets at single addresses are closed for the wildcard, which includes them."""
         wildcard = NODE_PORTS[place.family]
         holding.faults.clear()
-        if wildcard in holding.users and wildcard not in holding.held:
+        if wildcard in holding.claimants and wildcard not in holding.held:
             for reservation in holding.held.values():
                 reservation.release()
             holding.held.clear()
             self._bind(place, wildcard, holding)
         if wildcard not in holding.held:
-            for address in sorted(holding.users.keys() - holding.held.keys() - {wildcard}):
+            for address in sorted(holding.claimants.keys() - holding.held.keys() - {wildcard}):
                 self._bind(place, address, holding)
 
     def _bind(self, place: _Place, address: Address, holding: _Holding) -> None:

@@ -1,9 +1,9 @@
-"""The books: which frontends are wanted, which listeners stand, which ports they hold, what the rules say.
+"""The state of the proxier: wanted frontends, their listeners, proxy ports and rules.
 
-All state of the proxier is here and changes only between awaits. The Proxier asks `next_step` what the data plane is to
-be told now, tells it, and enters the answer with `done`; it gives the rules to netfilter and enters the success with
-`applied`. A step whose answer never came (the task was cancelled, the data plane broke) is looked at again: every
-message states a wanted condition, so repeating one is harmless.
+It changes only between awaits. The Proxier sends the messages of `next_step` to the data plane and enters its answer
+with `done`; it gives the rules to netfilter and enters the success with `applied`. A step without an answer (the task
+was cancelled, the data plane broke) is decided again: every message states a wanted condition, so repeating one is
+harmless.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from kubeproxy.model import (
     family_of,
 )
 from kubeproxy.proxier.endpoint_selection import candidates
-from kubeproxy.proxier.frontends import barred, health, resolve
-from kubeproxy.proxier.node import NOWHERE, NodeFacts, Preserve
+from kubeproxy.proxier.frontends import health, resolve, without_source_range
+from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts, Preserve
 from kubeproxy.proxier.node_ports import NodePortClaims
 from kubeproxy.proxier.plan import ListenerState, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.port_allocator import NoPort, Ports
@@ -42,21 +42,21 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the data plane is to be told now: who is to be listened for, told of, closed."""
+    """Messages for the data plane, and the frontends that they open, update and close."""
 
     listen: tuple[FrontendName, ...]
-    tell: tuple[FrontendName, ...]
+    update: tuple[FrontendName, ...]
     close: tuple[FrontendName, ...]
     messages: tuple[Message, ...]
 
     @property
     def names(self) -> tuple[FrontendName, ...]:
-        """Everybody whom it concerns."""
-        return self.listen + self.tell + self.close
+        """All frontends of the step."""
+        return self.listen + self.update + self.close
 
 
 class ProxierState:
-    """Not for two tasks at once."""
+    """The wanted and the existing frontends. Not for two tasks at once."""
 
     def __init__(
         self,
@@ -75,31 +75,31 @@ class ProxierState:
         self.listeners: dict[FrontendName, ListenerState] = {}
         self.owners: dict[ServiceName, str] = {}
         self.health: dict[ServiceName, tuple[int, int]] = {}
-        """Health check node ports, and how many ready endpoints this node has."""
+        """Health check node ports, and the number of ready endpoints on this node."""
         self.faults: dict[FrontendName, str] = {}
-        """Frontends whose last move failed, and why. They are left alone until `retry`."""
+        """Frontends whose last move failed, and why. They wait for `retry`."""
         self._families = frozenset(families)
         self._protocols = frozenset(protocols)
-        self._facts = NOWHERE
+        self._facts = UNKNOWN_NODE
         self._views: dict[ServiceName, View] = {}
         self._stale: dict[ServiceName, None] = {}
-        """To be resolved again, because facts changed that they depend on."""
-        self._asked: dict[FrontendName, Frontend] = {}
-        """As resolved."""
+        """To be resolved again, because facts have changed on which they depend."""
+        self._resolved: dict[FrontendName, Frontend] = {}
+        """Frontends as resolved, before ports are refused."""
         self._frontends_of: dict[ServiceName, tuple[FrontendName, ...]] = {}
         self._remarks: dict[ServiceName, tuple[str, ...]] = {}
         self._unsettled: dict[FrontendName, None] = {}
-        """To be looked at. (A dictionary for its order.)"""
+        """Frontends that may have a move. (A dictionary for its order.)"""
         self._in_flight: tuple[FrontendName, ...] = ()
         self._waiting: dict[FrontendName, None] = {}
-        """To be looked at once the rules are in force."""
+        """Frontends that may have a move once the rules are in force."""
         self._portless: dict[FrontendName, None] = {}
-        """Those of the faults that only want for a port: to be looked at once one comes free."""
+        """Of `faults`, frontends without a free port: they may have a move once a port is released."""
         self._applied = 0
 
     @property
     def rules_pending(self) -> bool:
-        """Whether the kernel has not learned of everything."""
+        """Whether the kernel lacks a change."""
         return self.rules.generation != self._applied
 
     @property
@@ -108,12 +108,12 @@ class ProxierState:
         return not (self._stale or self._unsettled or self._in_flight or self._waiting or self.rules_pending)
 
     @property
-    def denied(self) -> set[FrontendName | Destination]:
+    def unavailable(self) -> set[FrontendName | Destination]:
         """What could not be had: frontends without a listener or untold, and ports that others use."""
         return {*self.faults, *self.claims.faults}
 
     def service(self, name: ServiceName) -> Service | None:
-        """A Service as its owner has it."""
+        """A Service as its owner defines it."""
         view = self._views.get(name)
         return None if view is None else view.service
 
@@ -126,10 +126,10 @@ class ProxierState:
             return {}
         return {it.target: it.endpoint for it in candidates(view.slices, port, name.family)}
 
-    # What is wanted.
+    # Wanted frontends.
 
     def absorb(self, changes: Iterable[Change]) -> None:
-        """Services changed: find out what they want now."""
+        """Resolve changed Services."""
         for change in changes:
             if change.after.service is None:
                 self._views.pop(change.name, None)
@@ -138,14 +138,14 @@ class ProxierState:
             self._resolve(change.name, change.after)
 
     def use_facts(self, facts: NodeFacts) -> None:
-        """This node is so now. Services that depend on what is new are resolved again by `refresh`."""
+        """Use these facts from now on. `refresh` resolves the Services again that depend on the difference."""
         before, self._facts = self._facts, facts
         self.rules.use_facts(facts)
         affected = [name for name, view in self._views.items() if _depends(view, before, facts)]
         self._stale.update(dict.fromkeys(affected))
 
     def refresh(self, limit: int) -> int:
-        """Resolve up to `limit` Services again that the facts have overtaken; how many."""
+        """Resolve up to `limit` Services again whose facts have changed; the number of them."""
         names = list(islice(self._stale, limit))
         for name in names:
             self._resolve(name, self._views[name])
@@ -156,7 +156,7 @@ class ProxierState:
         service = view.service
         frontends = () if service is None else resolve(service, view.slices, self._facts)
         served = tuple(f for f in frontends if f.protocol in self._protocols and f.name.family in self._families)
-        self._want(name, served, set() if service is None else self._ports_of_ours(service))
+        self._set_wanted(name, served, set() if service is None else self._ports_of_ours(service))
         remarks = [] if service is None else list(self._unserved(service))
         remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
         _set_or_drop(self._remarks, name, tuple(remarks))
@@ -167,71 +167,71 @@ class ProxierState:
         for port in service.ports:
             if port.protocol not in self._protocols:
                 yield f"port {port.name or port.port}: {port.protocol} is not served"
-        for address in barred(service):
+        for address in without_source_range(service):
             yield (
                 f"load balancer address {address} is not served: loadBalancerSourceRanges has no {family_of(address)}"
-                " range, so nobody may reach it"
+                " range, so no client may reach it"
             )
 
     def _ports_of_ours(self, service: Service) -> set[Address]:
-        """Addresses at which a Service takes ports away from this host's processes. Never cluster IPs: where this host
-        has one of them, as with a node-local DNS cache, its process is meant to have the port beside us."""
+        """Addresses at which a Service takes ports from processes of this host. Never cluster IPs: where this host has
+        one of them, as with a node-local DNS cache, its process is meant to have the port beside us."""
         portals = service.external_ips + service.load_balancer_ips
         return {*NODE_PORTS.values(), *filter(self._facts.is_own, portals)}
 
-    def _leads_here(self, destination: Destination) -> bool:
-        """Whether the rules take a port away from this host's processes, wanted or no more."""
+    def _takes_local_port(self, destination: Destination) -> bool:
+        """Whether a rule takes a port from processes of this host, still wanted or not."""
         ours = destination.address in NODE_PORTS.values() or self._facts.is_own(destination.address)
-        return ours and self.rules.leads(destination)
+        return ours and self.rules.has_claim(destination)
 
-    def _want(self, service: ServiceName, frontends: tuple[Frontend, ...], claimed: Set[Address]) -> None:
+    def _set_wanted(self, service: ServiceName, frontends: tuple[Frontend, ...], claimed: Set[Address]) -> None:
         names = tuple(frontend.name for frontend in frontends)
         granted: set[FrontendName] = set()
         for name in self._frontends_of.get(service, ()):
             if name not in names:
-                del self._asked[name], self.wanted[name]
+                del self._resolved[name], self.wanted[name]
                 self._unsettled[name] = None
-                granted |= self.claims.want(name, frozenset())
+                granted |= self.claims.claim(name, frozenset())
         for frontend in frontends:
-            self._asked[frontend.name] = frontend
+            self._resolved[frontend.name] = frontend
             destinations = frontend.destinations | frontend.own_destinations
-            granted |= self.claims.want(frontend.name, frozenset(d for d in destinations if d.address in claimed))
+            granted |= self.claims.claim(frontend.name, frozenset(d for d in destinations if d.address in claimed))
         _set_or_drop(self._frontends_of, service, names)
-        self._grant((*names, *sorted(name for name in granted if name in self._asked and name not in names)))
+        self._update_wanted((*names, *sorted(name for name in granted if name in self._resolved and name not in names)))
 
-    def _grant(self, names: Iterable[FrontendName]) -> None:
+    def _update_wanted(self, names: Iterable[FrontendName]) -> None:
         """Of what these asked for they get what others have not taken."""
         for name in names:
-            asked, denied = self._asked[name], self.claims.denied(name)
+            asked, unavailable = self._resolved[name], self.claims.unavailable(name)
             frontend = asked
-            if denied:
+            if unavailable:
                 frontend = replace(
                     asked,
-                    destinations=asked.destinations - denied,
-                    own_destinations=asked.own_destinations - denied,
-                    ranged=asked.ranged - denied,
+                    destinations=asked.destinations - unavailable,
+                    own_destinations=asked.own_destinations - unavailable,
+                    ranged=asked.ranged - unavailable,
                 )
             if self.wanted.get(name) != frontend:
                 self.wanted[name] = frontend
                 self._unsettled[name] = None
 
     def use_addresses(self, landing: Mapping[Family, Address], bind: Mapping[Family, Address]) -> None:
-        """Where the rules lead to, and where listeners listen; one that listens elsewhere is opened anew."""
+        """Set the addresses of redirects and of listeners; a listener at another address is opened anew."""
         if dict(bind) != self.rules.bind:
             self._unsettled.update(dict.fromkeys(self.listeners))
         self.rules.use_addresses(landing, bind)
 
     def retry(self) -> None:
-        """Look again at what failed."""
+        """Try again what failed."""
         self._unsettled.update(dict.fromkeys(self.faults))
-        self._grant(sorted(self.claims.retry()))
+        self._update_wanted(sorted(self.claims.retry()))
 
-    # What to do about it.
+    # Moves.
 
     def next_step(self, limit: int) -> Step | None:
-        """What the data plane is to be told now about at most `limit` frontends; None: nothing more.
+        """The next messages for the data plane, about at most `limit` frontends; None: there are none.
 
-        What needs no word to the data plane is done on the way: ports are reserved, rules are written.
+        Moves without a message are made on the way: ports are reserved, rules are changed.
         """
         self._unsettled.update(dict.fromkeys(self._in_flight))
         self._in_flight = ()
@@ -249,31 +249,31 @@ class ProxierState:
             self._portless.pop(name, None)
             self.faults.pop(name, None)
         moves = plan(names, self.wanted, self.listeners, bind=self.rules.bind, applied=self._applied)
-        for name in moves.of(Move.RULE):
-            self._rule(name, self.wanted[name])
-        for name in moves.of(Move.UNRULE):
-            self._rule(name, None)
+        for name in moves.of(Move.ADD_RULE):
+            self._update_rules(name, self.wanted[name])
+        for name in moves.of(Move.REMOVE_RULE):
+            self._update_rules(name, None)
         self._waiting.update(dict.fromkeys(moves.of(Move.WAIT)))
         listen = tuple(name for name in moves.of(Move.OPEN) if self._reserve(name)) + moves.of(Move.LISTEN)
-        tell, close = moves.of(Move.TELL), moves.of(Move.CLOSE)
+        update, close = moves.of(Move.UPDATE), moves.of(Move.CLOSE)
         messages: list[Message] = []
         for name in listen:
             listener = self.listeners[name]
             messages.append(Listen(name, listener.protocol, listener.address, listener.reservation.port))
             messages.append(endpoints_of(self.wanted[name]))
-        messages += [endpoints_of(self.wanted[name]) for name in tell]
+        messages += [endpoints_of(self.wanted[name]) for name in update]
         messages += [Retire(name) for name in close]
-        return Step(listen, tell, close, tuple(messages))
+        return Step(listen, update, close, tuple(messages))
 
-    def _rule(self, name: FrontendName, frontend: Frontend | None) -> None:
+    def _update_rules(self, name: FrontendName, frontend: Frontend | None) -> None:
         listener, before = self.listeners[name], self.rules.generation
         if frontend is None:
             self.rules.remove(name)
         else:
             self.rules.put(frontend, listener.reservation.port)
         if self.rules.generation != before:
-            listener.ruled_at = self.rules.generation
-        listener.ruled = frontend
+            listener.rules_generation = self.rules.generation
+        listener.in_rules = frontend
         self._unsettled[name] = None
 
     def _reserve(self, name: FrontendName) -> bool:
@@ -292,19 +292,19 @@ class ProxierState:
         self.ports.release(listener.protocol, listener.reservation)
         self._unsettled.update(self._portless)
 
-    # What came of it.
+    # Results.
 
     def done(self, step: Step, failures: Mapping[FrontendName, str]) -> None:
-        """The data plane did what a step says, but for these."""
+        """The data plane has carried out a step, except for these frontends."""
         self._in_flight = ()
-        for name in step.listen + step.tell:
+        for name in step.listen + step.update:
             listener = self.listeners[name]
             if name not in failures:
-                listener.confirmed, listener.told = True, endpoints_of(self.wanted[name])
-            elif listener.told is None:
-                self._drop(name)  # it never stood, so nobody was led there
+                listener.confirmed, listener.sent = True, endpoints_of(self.wanted[name])
+            elif listener.sent is None:
+                self._drop(name)  # it never listened, so no rule redirects there
             else:
-                listener.confirmed = False  # it may have been lost over there: next time begin with Listen
+                listener.confirmed = False  # the data plane may have lost it: begin with Listen next time
         for name in step.close:
             if name not in failures:
                 self._drop(name)
@@ -314,21 +314,21 @@ class ProxierState:
             else:
                 self._unsettled[name] = None
         if any(name not in failures for name in step.close):
-            self.retry()  # ports may have come free
+            self.retry()  # ports may be free now
 
     def applied(self, generation: int) -> None:
-        """These rules are in force. (No frontend enters or leaves the rules between their making and this.)"""
+        """Rules of this generation are in force. (None changes between their making and this call.)"""
         self._applied = generation
         self._unsettled.update(self._waiting)
-        self._grant(sorted(self.claims.release(self._leads_here)))
+        self._update_wanted(sorted(self.claims.release(self._takes_local_port)))
 
     def close(self) -> None:
-        """Give all ports back."""
+        """Release all ports."""
         for name in list(self.listeners):
             self._drop(name)
         self.claims.close()
 
-    # What is wrong.
+    # Problems.
 
     def problems(self) -> dict[ServiceName, tuple[str, ...]]:
         """The Services that are not, or not wholly, served, and why."""
@@ -337,7 +337,7 @@ class ProxierState:
             service = name.service_port.service
             found[service] = (*found.get(service, ()), f"{name}: {fault}")
         for destination, fault in self.claims.faults.items():
-            for service in sorted({name.service_port.service for name in self.claims.users(destination)}):
+            for service in sorted({name.service_port.service for name in self.claims.claimants(destination)}):
                 found[service] = (*found.get(service, ()), fault)
         for destination, holder, others in self.rules.contests():
             for name in others:
@@ -347,7 +347,7 @@ class ProxierState:
 
 
 def _depends(view: View, before: NodeFacts, now: NodeFacts) -> bool:
-    """Whether what a Service wants may have changed with the facts."""
+    """Whether a change of facts may change the frontends of a Service."""
     if (before.name, before.zone, before.preserve) != (now.name, now.zone, now.preserve):
         return True
     moved = (before.own_addresses | before.node_addresses) ^ (now.own_addresses | now.node_addresses)
@@ -365,7 +365,7 @@ def _words(destination: Destination) -> str:
 
 
 def _set_or_drop(book: dict[ServiceName, V], service: ServiceName, value: V | None) -> None:
-    """An entry that says nothing is none."""
+    """Set an entry, or remove it if the value is empty."""
     if value:
         book[service] = value
     else:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from kubeproxy.model import Address, EndpointSlice, Node, Service, family_of, parse_address
-from kubeproxy.proxier.frontends import barred, health, resolve
+from kubeproxy.proxier.frontends import health, resolve, without_source_range
 from kubeproxy.proxier.node import NodeFacts, Preserve
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -82,4 +82,4 @@ def resolvable(service: Service, slices: Iterable[EndpointSlice]) -> None:
         assert frontend.preserve <= set(frontend.endpoints)
         assert list(frontend.endpoints) == sorted(set(frontend.endpoints))
     health(service, found, NODE)
-    barred(service)
+    without_source_range(service)

@@ -24,7 +24,7 @@ from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from kubeproxy.netfilter.with_routing import Routed
+from kubeproxy.netfilter.with_routing import WithRouting
 from tests.netfilter.stage import destination, rule_set
 from tests.support.lab import Host
 
@@ -87,7 +87,7 @@ def main() -> None:
     with tempfile.NamedTemporaryFile() as lock, Host("node") as node, node.entered():
         os.environ["XTABLES_LOCKFILE"] = lock.name
         for adapter in (Nftables, Iptables):
-            asyncio.run(go(Routed(adapter()), services))
+            asyncio.run(go(WithRouting(adapter()), services))
 
 
 if __name__ == "__main__":

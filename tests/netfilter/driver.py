@@ -22,13 +22,13 @@ import structlog
 
 from kubeproxy.model import Destination, Family, Protocol, parse_address
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.cleanup import cleanup_all, disarm
+from kubeproxy.netfilter.cleanup import cleanup_all, pause_stale_rules
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from kubeproxy.netfilter.select import select
-from kubeproxy.netfilter.with_routing import Routed
+from kubeproxy.netfilter.with_routing import WithRouting
 
 
 def to_json(rules: RuleSet) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def from_json(data: dict[str, Any]) -> RuleSet:
 
 def make(adapter: str) -> Netfilter:
     """An adapter by its name."""
-    return Routed(Nftables() if adapter == "nftables" else Iptables(lock_wait_s=3.0))
+    return WithRouting(Nftables() if adapter == "nftables" else Iptables(lock_wait_s=3.0))
 
 
 async def answer(netfilter: Netfilter, request: dict[str, Any], foreign: asyncio.Event) -> Any:
@@ -105,7 +105,7 @@ async def answer(netfilter: Netfilter, request: dict[str, Any], foreign: asyncio
         case "cleanup":
             return await netfilter.cleanup()
         case "disarm":
-            return await disarm(for_s=request["for_s"])
+            return await pause_stale_rules(for_s=request["for_s"])
         case "cleanup_all":
             return await cleanup_all(keep=request["keep"])
         case "select":

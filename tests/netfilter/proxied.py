@@ -19,7 +19,7 @@ import structlog
 from kubeproxy.model import Family
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
-from kubeproxy.netfilter.with_routing import Routed
+from kubeproxy.netfilter.with_routing import WithRouting
 from kubeproxy.proxier import Periods, Proxier, Tracker
 from kubeproxy.runtime.tasks import TaskSet
 from tests.proxier.builders import endpoint_slice, service
@@ -48,7 +48,7 @@ def state(proxier: Proxier) -> dict[str, Any]:
 async def main() -> None:
     """Until the end of the input."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    netfilter = Routed(Nftables(timeout_s=1.0) if sys.argv[1] == "nftables" else Iptables(lock_wait_s=0.5))
+    netfilter = WithRouting(Nftables(timeout_s=1.0) if sys.argv[1] == "nftables" else Iptables(lock_wait_s=0.5))
     tracker = Tracker([SOURCE])
     proxier = Proxier(
         tracker=tracker,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.netfilter.iptables.test_adapter import hold
+from tests.netfilter.iptables.test_adapter import contains
 from tests.netfilter.stage import dump, settled
 from tests.support.lab import Host, Network
 
@@ -142,7 +142,7 @@ def test_another_holds_the_lock(network: Network, environment: dict[str, str], l
     proxied.ask(ONE)
     proxied.wait(at_rest)
     before = settled(dump(network.node))
-    with hold(lock_file) as holder:
+    with contains(lock_file) as holder:
         proxied.ask(TWO)
         assert proxied.ask()["pending"], "it waits, and answers all the same"
         state = proxied.wait(lambda it: it["failures"] >= 2)
@@ -155,7 +155,7 @@ def test_another_holds_the_lock(network: Network, environment: dict[str, str], l
 
 def test_the_lock_is_freed_while_waited_for(network: Network, environment: dict[str, str], lock_file: Path) -> None:
     proxied = Proxied(network.node, "iptables", environment)
-    with hold(lock_file) as holder:
+    with contains(lock_file) as holder:
         proxied.ask(ONE)
         holder.communicate("\n")
     proxied.wait(at_rest)

@@ -21,7 +21,7 @@ from kubeproxy.model import (
     TrafficPolicy,
     Verdict,
 )
-from kubeproxy.proxier.frontends import barred, health, resolve
+from kubeproxy.proxier.frontends import health, resolve, without_source_range
 from kubeproxy.proxier.node import NodeFacts, Preserve
 from tests.proxier.builders import endpoint_slice, name, targets
 
@@ -272,8 +272,8 @@ def test_ranges_of_the_other_family_alone_let_nobody_in() -> None:
     assert v4.ranged == at("203.0.113.1")
     assert v6.destinations == at("fd00::1")
     assert not v6.source_ranges
-    assert barred(of) == ("2001:db8::5",)
-    assert not barred(service(balancer="203.0.113.1"))
+    assert without_source_range(of) == ("2001:db8::5",)
+    assert not without_source_range(service(balancer="203.0.113.1"))
 
 
 def test_ranges_need_no_load_balancer_address() -> None:

@@ -38,12 +38,12 @@ def ep(number: int, state: str = READY, *, node: str = "", zones: str = "", node
     )
 
 
-def numbered(everybody: tuple[Target, ...]) -> list[int]:
-    return [int(target.address.rpartition(".")[2]) for target in everybody]
+def numbered(all_candidates: tuple[Target, ...]) -> list[int]:
+    return [int(target.address.rpartition(".")[2]) for target in all_candidates]
 
 
 @pytest.mark.parametrize(
-    ("why", "facts", "endpoints", "everywhere", "here"),
+    ("why", "facts", "endpoints", "cluster_wide", "local"),
     [
         ("nobody at all", US, [], [], []),
         # Hints for zones.
@@ -118,10 +118,12 @@ def numbered(everybody: tuple[Target, ...]) -> list[int]:
         ),
     ],
 )
-def test_table(why: str, facts: NodeFacts, endpoints: list[Endpoint], everywhere: list[int], here: list[int]) -> None:
+def test_table(
+    why: str, facts: NodeFacts, endpoints: list[Endpoint], cluster_wide: list[int], local: list[int]
+) -> None:
     choice = choose([Candidate(Target(endpoint.address, 80), endpoint) for endpoint in endpoints], facts)
-    assert (numbered(choice.everywhere), numbered(choice.here)) == (everywhere, here), why
-    assert choice.anybody == bool(everywhere)
+    assert (numbered(choice.cluster_wide), numbered(choice.local)) == (cluster_wide, local), why
+    assert choice.any_usable == bool(cluster_wide)
 
 
 STATES = tuple(itertools.product(CONDITIONS, ("us", "them")))
@@ -137,8 +139,8 @@ def test_every_combination_of_conditions_and_places(states: tuple[tuple[str, str
         return ready or [number for number in among if states[number][0] == LEAVING]
 
     choice = choose([Candidate(Target(endpoint.address, 80), endpoint) for endpoint in endpoints], US)
-    assert numbered(choice.everywhere) == expected([0, 1, 2])
-    assert numbered(choice.here) == expected([number for number in range(3) if states[number][1] == "us"])
+    assert numbered(choice.cluster_wide) == expected([0, 1, 2])
+    assert numbered(choice.local) == expected([number for number in range(3) if states[number][1] == "us"])
 
 
 # Against a naive model.
@@ -160,32 +162,34 @@ endpoints_at_random = st.lists(
 )
 
 
-def naive(everybody: list[Endpoint], facts: NodeFacts) -> tuple[set[str], set[str]]:
+def naive(all_candidates: list[Endpoint], facts: NodeFacts) -> tuple[set[str], set[str]]:
     """By the letter of the rule, step by step."""
-    ready = {e.address: e for e in everybody if e.ready}
-    everywhere: set[str] = set(ready)
+    ready = {e.address: e for e in all_candidates if e.ready}
+    cluster_wide: set[str] = set(ready)
     for_node = {a for a, e in ready.items() if facts.name in e.node_hints}
     for_zone = {a for a, e in ready.items() if facts.zone in e.zone_hints}
     if for_node and not [e for e in ready.values() if len(e.node_hints) == 0]:
-        everywhere = set(for_node)
+        cluster_wide = set(for_node)
     elif for_zone and not [e for e in ready.values() if len(e.zone_hints) == 0]:
-        everywhere = set(for_zone)
-    if not everywhere:
-        everywhere = {e.address for e in everybody if e.serving and e.terminating}
-    here: set[str] = {a for a, e in ready.items() if facts.name and e.node == facts.name}
-    if not here:
-        here = {e.address for e in everybody if e.serving and e.terminating and facts.name and e.node == facts.name}
-    return everywhere, here
+        cluster_wide = set(for_zone)
+    if not cluster_wide:
+        cluster_wide = {e.address for e in all_candidates if e.serving and e.terminating}
+    local: set[str] = {a for a, e in ready.items() if facts.name and e.node == facts.name}
+    if not local:
+        local = {
+            e.address for e in all_candidates if e.serving and e.terminating and facts.name and e.node == facts.name
+        }
+    return cluster_wide, local
 
 
 @given(endpoints_at_random, st.sampled_from(["us", "", "elsewhere"]), st.sampled_from(["z1", "", "elsewhere"]))
-def test_choice_equals_the_naive_model(everybody: list[Endpoint], name: str, zone: str) -> None:
+def test_choice_equals_the_naive_model(all_candidates: list[Endpoint], name: str, zone: str) -> None:
     facts = NodeFacts(name=name, zone=zone)
-    choice = choose([Candidate(Target(endpoint.address, 80), endpoint) for endpoint in everybody], facts)
-    everywhere, here = naive(everybody, facts)
-    assert ({t.address for t in choice.everywhere}, {t.address for t in choice.here}) == (everywhere, here)
-    assert list(choice.everywhere) == sorted(set(choice.everywhere))
-    assert choice.anybody == bool([e for e in everybody if e.ready or (e.serving and e.terminating)])
+    choice = choose([Candidate(Target(endpoint.address, 80), endpoint) for endpoint in all_candidates], facts)
+    cluster_wide, local = naive(all_candidates, facts)
+    assert ({t.address for t in choice.cluster_wide}, {t.address for t in choice.local}) == (cluster_wide, local)
+    assert list(choice.cluster_wide) == sorted(set(choice.cluster_wide))
+    assert choice.any_usable == bool([e for e in all_candidates if e.ready or (e.serving and e.terminating)])
 
 
 # Who is a candidate.
@@ -219,4 +223,4 @@ def test_of_an_endpoint_in_two_slices_the_best_word_counts(worse: str) -> None:
 def test_an_endpoint_that_leaves_by_one_slice_and_is_gone_by_the_other_still_serves() -> None:
     slices = [endpoint_slice("web", (ep(1, state),), called=state) for state in (GONE, LEAVING)]
     for order in itertools.permutations(slices):
-        assert choose(of_http(*order), US).everywhere == targets("10.0.0.1:8080")
+        assert choose(of_http(*order), US).cluster_wide == targets("10.0.0.1:8080")

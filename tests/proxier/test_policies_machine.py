@@ -171,7 +171,7 @@ class PoliciesMachine(NodeMachine):
             self.wait(self.node.pass_time(40.0))
         wanted: dict[FrontendName, Frontend] = {}
         claims: set[Destination] = set()
-        denied: dict[Destination, set[ServiceName]] = {}
+        unavailable: dict[Destination, set[ServiceName]] = {}
         for service in self.services.values():
             for frontend in resolve(service, self.slices(service.name), self.facts):
                 wanted[frontend.name] = frontend
@@ -179,12 +179,12 @@ class PoliciesMachine(NodeMachine):
                     if not self.claimed(service, destination):
                         continue
                     if (destination.protocol, destination.port) in self.node.reserver.taken:
-                        denied.setdefault(destination, set()).add(service.name)
+                        unavailable.setdefault(destination, set()).add(service.name)
                     else:
                         claims.add(destination)
-        self.rules_are_right(wanted, denied)
+        self.rules_are_right(wanted, unavailable)
         self.claims_are_right(claims)
-        for destination, names in denied.items():
+        for destination, names in unavailable.items():
             for name in names:
                 assert any(str(destination.port) in text for text in self.node.diary.problems[name])
         assert self.node.diary.health == {
@@ -195,7 +195,7 @@ class PoliciesMachine(NodeMachine):
         assert self.node.proxier.snapshot().pending_since is None
 
     def rules_are_right(
-        self, wanted: dict[FrontendName, Frontend], denied: dict[Destination, set[ServiceName]]
+        self, wanted: dict[FrontendName, Frontend], unavailable: dict[Destination, set[ServiceName]]
     ) -> None:
         kernel, listening = self.node.netfilter.kernel, self.node.data_plane.listening
         assert listening.keys() == wanted.keys()
@@ -216,7 +216,7 @@ class PoliciesMachine(NodeMachine):
                 for table in (kernel.redirects, kernel.own_redirects)
                 if destination in table
             }
-            assert len(found) == (0 if destination in denied else 1)
+            assert len(found) == (0 if destination in unavailable else 1)
             for holder in found:
                 holders = [f for f in wanted.values() if f.name.service_port == holder]
                 assert (destination in kernel.own_redirects) == any(destination in f.own_destinations for f in holders)

@@ -153,12 +153,12 @@ def test_the_way_back_is_there_before_anybody_dials_from_a_clients_address() -> 
 
 def test_when_all_have_gone_nothing_is_left() -> None:
     rules = Rules()
-    everybody = [*apart("web"), frontend("shop", VIP, NODE_PORT, ranged=(VIP,), ranges=("192.0.2.0/24",))]
-    for order in itertools.permutations(everybody):
-        for number, one in enumerate(everybody):
+    all_candidates = [*apart("web"), frontend("shop", VIP, NODE_PORT, ranged=(VIP,), ranges=("192.0.2.0/24",))]
+    for order in itertools.permutations(all_candidates):
+        for number, one in enumerate(all_candidates):
             rules.put(one, 40001 + number)
         for one in order:
             rules.remove(one.name)
         assert rules.ruleset() == RuleSet()
-        assert not rules.leads(VIP)
+        assert not rules.has_claim(VIP)
         assert not rules.contests()

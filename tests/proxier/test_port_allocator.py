@@ -128,7 +128,7 @@ class TestKernelsChoice:
         ports = Ports(reserver, None)
         ports.release(TCP, ports.reserve(TCP, ANY4))
         assert ports.reserve(TCP, ANY4).port == 40000
-        with pytest.raises(NoPort, match="the kernel gives no TCP port"):
+        with pytest.raises(NoPort, match="the kernel has no free TCP port"):
             ports.reserve(TCP, ANY4)
 
     def test_only_numbers_of_the_other_family_are_none(self) -> None:

@@ -85,19 +85,19 @@ class TestSchedule:
         schedule = self.schedule()
         for _ in range(7):
             schedule.failed(110.0)
-        schedule.suspect(111.0)
+        schedule.foreign_change(111.0)
         assert schedule.next_at(pending=True, new=False) == 111.0
         schedule.started(111.0, full=True)
         schedule.failed(111.0)
         assert schedule.next_at(pending=True, new=False) == 141.0
-        schedule.suspect(111.1)
+        schedule.foreign_change(111.1)
         assert schedule.next_at(pending=True, new=False) == 112.0
 
     def test_a_doubt_waits_for_nothing_once(self) -> None:
         schedule = self.schedule()
         for _ in range(7):
             schedule.failed(110.0)
-        schedule.doubt()
+        schedule.require_full_sync()
         assert schedule.next_at(pending=False, new=False) <= 110.0
         assert schedule.full_due(110.0)
         schedule.started(110.0, full=True)
@@ -114,7 +114,7 @@ class TestSchedule:
 
     def test_one_that_was_cancelled_leaves_nobody_certain(self) -> None:
         schedule = self.schedule()
-        schedule.suspect(110.0)
+        schedule.foreign_change(110.0)
         schedule.started(110.0, full=True)
         assert schedule.full_due(110.0)
         assert schedule.next_at(pending=False, new=False) <= 110.0
@@ -124,8 +124,8 @@ class TestSchedule:
         schedule.periods = Periods(sync_s=1000.0)
         for delay_s in (0.0, 1.0, 2.0, 2.0, 2.0):
             assert not schedule.full_due(now)
-            schedule.suspect(now)
-            schedule.suspect(now + 0.1)
+            schedule.foreign_change(now)
+            schedule.foreign_change(now + 0.1)
             assert schedule.next_at(pending=False, new=False) == now + delay_s
             assert schedule.full_due(now) is (delay_s == 0.0)
             now += delay_s
@@ -133,14 +133,14 @@ class TestSchedule:
             schedule.started(now, full=True)
             schedule.succeeded(now, full=True)
         # After a while without any it is forgotten.
-        schedule.suspect(now + 30.0)
+        schedule.foreign_change(now + 30.0)
         assert schedule.full_due(now + 30.0)
 
     def test_a_change_during_a_full_sync_is_looked_at_after_it(self) -> None:
         schedule = self.schedule()
-        schedule.suspect(101.0)
+        schedule.foreign_change(101.0)
         schedule.started(101.0, full=True)
-        schedule.suspect(101.1)
+        schedule.foreign_change(101.1)
         schedule.succeeded(101.2, full=True)
         assert schedule.next_at(pending=False, new=False) == 102.0
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
-from kubeproxy.netfilter.cidr import hold, is_loopback
+from kubeproxy.netfilter.cidr import contains, is_loopback
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 
 
@@ -101,7 +101,7 @@ class _Rules:
             landing=rules.landing,
             bind=rules.bind,
             proxy_ports=_ports(rules.guarded, protocol),
-            guarded=_ports(rules.guarded - rules.undisguised, protocol),
+            guarded=_ports(rules.guarded - rules.unguarded, protocol),
             closed=_ports(rules.refused | rules.dropped, protocol),
         )
 
@@ -147,7 +147,7 @@ class _Rules:
         return address == bind if bind else address in local or address == self.landing.get(family)
 
     def _is_own(self, source: Address, local: frozenset[Address]) -> bool:
-        return source in local or is_loopback(source) or hold(self.internal_sources, source)
+        return source in local or is_loopback(source) or contains(self.internal_sources, source)
 
 
 class Transition:
@@ -183,12 +183,12 @@ class Transition:
         """Those of TCP destinations that are redirected only now."""
         return self._new_tcp.families
 
-    def passed_by(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+    def untranslated(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
         """Of TCP flows, those that are not translated, to destinations that are redirected only now."""
         new = self._new_tcp
         return [flow for flow in flows if not flow.is_translated and new.destination(flow, local) is not None]
 
-    def astray(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+    def misdirected(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
         """Of TCP flows, those to destinations that are redirected now which lead to another of this node's ports."""
         home = self._home | local
         return [
@@ -230,7 +230,7 @@ class Transition:
         allowed = now.allowed_sources.get(key)
         return (
             port in now.closed
-            or (allowed is not None and not hold(allowed, flow.source))
+            or (allowed is not None and not contains(allowed, flow.source))
             or flow.target_port != port
             or not now.listens_on(flow.target, local)
         )

@@ -28,7 +28,7 @@ import structlog
 
 from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.interface import GAP_S
+from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.iptables import chains as iptables_chains
 from kubeproxy.netfilter.iptables import entry as iptables_entry
 from kubeproxy.netfilter.iptables.chains import (
@@ -46,14 +46,14 @@ from kubeproxy.netfilter.iptables.chains import (
 )
 from kubeproxy.netfilter.iptables.entry import Entry
 from kubeproxy.netfilter.iptables.lock import xtables_lock
-from kubeproxy.netfilter.iptables.table_info import extent_of
+from kubeproxy.netfilter.iptables.table_info import info_of
 from kubeproxy.netfilter.ruleset import RuleSet
 
 log = structlog.get_logger(__name__)
 
 _ATTEMPTS = 4
 _RETRY_S = 0.02
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _NAMES = {Family.IPV4: Path("/proc/net/ip_tables_names"), Family.IPV6: Path("/proc/net/ip6_tables_names")}
 
 _Key = tuple[Family, str]
@@ -72,12 +72,12 @@ class Iptables:
         self._thread = ThreadPoolExecutor(1, "iptables")
         # What the kernel has as far as we know, by table; missing: unknown. Belongs to the thread.
         self._believed: dict[_Key, Chains] = {}
-        self._workshop = RuleFactory()
+        self._rule_factory = RuleFactory()
         # How large the tables were when we last left or looked at them. Belongs to the thread, too.
-        self._extents: dict[_Key, bytes] = {}
+        self._table_infos: dict[_Key, bytes] = {}
         self._on_foreign_change: Callable[[], None] = lambda: None
-        self._look: asyncio.TimerHandle | None = None
-        self._looking: asyncio.Future[bool] | None = None
+        self._poll_timer: asyncio.TimerHandle | None = None
+        self._polling: asyncio.Future[bool] | None = None
 
     async def probe(self) -> None:
         """Open the tables; KernelError tells why that cannot be done. (Opening one has the kernel make it.)"""
@@ -97,7 +97,7 @@ class Iptables:
         ever redirected to a port that is not yet, or not any more, guarded."""
         return await self._in_thread(self._apply, wanted, verify)
 
-    async def pause(self, for_s: float = GAP_S) -> bool:
+    async def pause(self, for_s: float = PAUSE_S) -> bool:
         """See `Netfilter.pause`. The drops come in a commit of table mangle, before the redirects go."""
         families = [family for family in Family if _exists(family, NAT)]
         return bool(families) and await self._in_thread(self._pause, families, for_s)
@@ -112,27 +112,27 @@ class Iptables:
         """See `Netfilter.on_foreign_change`. The kernel does not tell of changes to these tables, so their size is
         asked for every second: what replaces a rule by one of that length is noticed by the next full sync only."""
         self._on_foreign_change = callback
-        self._look_later()
+        self._poll_later()
 
-    def _look_later(self) -> None:
-        self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_now)
+    def _poll_later(self) -> None:
+        self._poll_timer = asyncio.get_running_loop().call_later(_POLL_S, self._poll_now)
 
-    def _look_now(self) -> None:
-        self._looking = asyncio.get_running_loop().run_in_executor(self._thread, self._has_changed)
-        self._looking.add_done_callback(self._looked)
+    def _poll_now(self) -> None:
+        self._polling = asyncio.get_running_loop().run_in_executor(self._thread, self._has_changed)
+        self._polling.add_done_callback(self._polled)
 
-    def _looked(self, found: asyncio.Future[bool]) -> None:
-        if self._look is None or found.cancelled():
+    def _polled(self, found: asyncio.Future[bool]) -> None:
+        if self._poll_timer is None or found.cancelled():
             return
         if found.result():
             self._on_foreign_change()
-        self._look_later()
+        self._poll_later()
 
     async def close(self) -> None:
         """See `Netfilter.close`."""
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+            self._poll_timer = None
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     async def _in_thread(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -142,17 +142,17 @@ class Iptables:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *arguments, **named))
 
     @contextlib.contextmanager
-    def _remembering_extents(self) -> Iterator[None]:
+    def _recording_table_infos(self) -> Iterator[None]:
         try:
             yield
         finally:
-            self._extents = _extents()
+            self._table_infos = _table_infos()
 
     def _has_changed(self) -> bool:
-        now = _extents()
-        changed = any(self._extents.get(key) != extent for key, extent in now.items() if key in self._extents)
-        gone = self._extents.keys() - now.keys()
-        self._extents = now
+        now = _table_infos()
+        changed = any(self._table_infos.get(key) != info for key, info in now.items() if key in self._table_infos)
+        gone = self._table_infos.keys() - now.keys()
+        self._table_infos = now
         if changed or gone:
             self._believed.clear()
         return changed or bool(gone)
@@ -169,14 +169,14 @@ class Iptables:
                 self._move(Family.IPV4, MANGLE, lambda _: {})
 
     def _probe_socket_guard(self) -> None:
-        probe = {PROXY_SOCKETS: frozenset({iptables_chains.ours(Family.IPV4)})}
+        probe = {PROXY_SOCKETS: frozenset({iptables_chains.own_socket_rule(Family.IPV4)})}
         with xtables_lock(self._lock_wait_s):
             if self._move(Family.IPV4, FILTER, lambda have: {**probe, **have}):
                 self._move(Family.IPV4, FILTER, lambda have: {it: have[it] for it in have if it not in probe})
 
     def _pause(self, families: Iterable[Family], for_s: float) -> bool:
         self._believed.clear()
-        with xtables_lock(self._lock_wait_s), self._remembering_extents():
+        with xtables_lock(self._lock_wait_s), self._recording_table_infos():
             paused = [self._pause_family(family, math.ceil(time.time() + for_s)) for family in families]
         return any(paused)
 
@@ -186,11 +186,13 @@ class Iptables:
             nat, _ = _read(table, family, NAT)
         finally:
             table.close()
-        drops = iptables_chains.gap(nat, family, until=until)
+        drops = iptables_chains.pause(nat, family, until=until)
         if not drops:
             return False
         nothing = iptables_chains.chains_of(RuleSet(), family)
-        self._move(family, MANGLE, lambda have: iptables_chains.union(iptables_chains.without_gap(have, family), drops))
+        self._move(
+            family, MANGLE, lambda have: iptables_chains.union(iptables_chains.without_pause(have, family), drops)
+        )
         self._move(family, NAT, lambda _: nothing[NAT])
         self._move(family, FILTER, lambda _: nothing[FILTER])
         return True
@@ -199,7 +201,7 @@ class Iptables:
         if verify:
             self._believed.clear()
         changed, failures = False, []
-        with xtables_lock(self._lock_wait_s), self._remembering_extents():
+        with xtables_lock(self._lock_wait_s), self._recording_table_infos():
             # A family that fails (a kernel without IPv6 tables) does not keep the other from being served.
             for family in Family:
                 try:
@@ -216,7 +218,7 @@ class Iptables:
             needed = True
         else:
             want, needed = (
-                iptables_chains.chains_of(wanted, family, self._workshop),
+                iptables_chains.chains_of(wanted, family, self._rule_factory),
                 iptables_chains.is_needed(wanted, family),
             )
         return any(
@@ -252,10 +254,12 @@ class Iptables:
                     table.commit()
             except _iptc().IPTCError as error:
                 if attempt == _ATTEMPTS - 1:
-                    raise KernelError(f"{family} table {name}: {_said(error)}; nothing was changed in it") from error
+                    raise KernelError(
+                        f"{family} table {name}: {_error_text(error)}; nothing was changed in it"
+                    ) from error
                 # Somebody who does not take the lock changed the table under our hands, or our belief was wrong.
                 log.warning(
-                    "commit refused, reading the table again", family=str(family), table=name, reason=_said(error)
+                    "commit refused, reading the table again", family=str(family), table=name, reason=_error_text(error)
                 )
                 time.sleep(random.uniform(0.5, 1.5) * _RETRY_S * 2**attempt)
                 continue
@@ -266,14 +270,14 @@ class Iptables:
         raise AssertionError("unreachable")
 
 
-def _extents() -> dict[_Key, bytes]:
+def _table_infos() -> dict[_Key, bytes]:
     """Those of the tables that are there, and tell."""
     found: dict[_Key, bytes] = {}
     for family in Family:
         for table in OWN:
             if _exists(family, table):
                 with contextlib.suppress(OSError):
-                    found[family, table] = extent_of(family, table)
+                    found[family, table] = info_of(family, table)
     return found
 
 
@@ -288,7 +292,7 @@ def _iptc() -> ModuleType:
         ) from error
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """An error's text without the marks of the bytes that python-iptables puts into it."""
     return re.sub(r"b'([^']*)'", r"\1", str(error))
 
@@ -311,13 +315,13 @@ def _open(family: Family, name: str) -> Any:
         table.refresh()
         return table
     except module.IPTCError as error:
-        said = _said(error)
+        text = _error_text(error)
         hint = (
             "it needs CAP_NET_ADMIN and CAP_NET_RAW"
-            if "ermission" in said
+            if "ermission" in text
             else "the kernel may have no legacy tables (CONFIG_NETFILTER_XTABLES_LEGACY): use --netfilter nftables"
         )
-        raise KernelError(f"{family} table {name}: {said}; {hint}") from error
+        raise KernelError(f"{family} table {name}: {text}; {hint}") from error
 
 
 def _read(table: Any, family: Family, name: str) -> tuple[Chains, list[tuple[str, Entry]]]:

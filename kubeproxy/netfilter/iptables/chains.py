@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, family_of
+from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, family_of
 from kubeproxy.netfilter.cidr import disjoint, is_loopback, of_family
 from kubeproxy.netfilter.iptables import entry as iptables_entry
 from kubeproxy.netfilter.iptables.entry import Entry
-from kubeproxy.netfilter.routing.rules import MARK
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 
 NAT, FILTER, MANGLE = "nat", "filter", "mangle"
@@ -36,8 +35,8 @@ PROXY_CLOSED = "KUBE-PROXY-CLOSED"
 PROXY_SOURCES = "KUBE-PROXY-SOURCES"
 PROXY_SOCKETS = "KUBE-PROXY-SOCKETS"
 PROXY_DIVERT = "KUBE-PROXY-DIVERT"
-PROXY_GAP = "KUBE-PROXY-GAP"
-PROXY_GAP_PORTS = "KUBE-PROXY-GAP-PORTS"
+PROXY_PAUSE = "KUBE-PROXY-PAUSE"
+PROXY_PAUSE_PORTS = "KUBE-PROXY-PAUSE-PORTS"
 
 OWN: Mapping[str, frozenset[str]] = {
     NAT: frozenset(
@@ -50,7 +49,7 @@ OWN: Mapping[str, frozenset[str]] = {
     FILTER: frozenset(
         {PROXY_PORTS, PROXY_DIRECT, PROXY_CLOSED, PROXY_SOCKETS, PROXY_SOURCES, "KUBE-NODEPORT-NON-LOCAL"}
     ),
-    MANGLE: frozenset({PROXY_DIVERT, PROXY_GAP, PROXY_GAP_PORTS}),
+    MANGLE: frozenset({PROXY_DIVERT, PROXY_PAUSE, PROXY_PAUSE_PORTS}),
 }
 """Our chains in each table, those that kube-proxy's userspace mode had besides included: it left them on purpose."""
 
@@ -66,7 +65,7 @@ _NODEPORTS_COMMENT = "handle service NodePorts; NOTE: this must be the last rule
 _INTERNAL_COMMENT = "handle packets of pods; NOTE: this must be before the rule for everybody"
 _SOURCES_COMMENT = "drop what is not redirected because its source is not admitted"
 _DIVERT_COMMENT = "mark answers to connections from addresses of clients"
-_GAP_COMMENT = "let clients wait for the next proxy"
+_PAUSE_COMMENT = "let clients wait for the next proxy"
 _PORTS_COMMENT = "guard proxy ports, refuse clients of services without endpoints"
 
 K = TypeVar("K")
@@ -103,19 +102,19 @@ class RuleFactory:
         return made
 
 
-def chains_of(wanted: RuleSet, family: Family, workshop: RuleFactory | None = None) -> dict[str, Chains]:
+def chains_of(wanted: RuleSet, family: Family, rule_factory: RuleFactory | None = None) -> dict[str, Chains]:
     """What a rule set comes to in each table of a family. The chains and jumps are there also when they have nothing
     to do: with the last rule that needs connection tracking, the kernel would end it, and every running connection
     with it. (Chains for node ports and for the cluster's own way are there when they have something to do.)"""
-    workshop = workshop or RuleFactory()
+    rule_factory = rule_factory or RuleFactory()
     mangle = divert(family) if wanted.transparent else {}
-    return {NAT: _nat(wanted, family, workshop), FILTER: _filter(wanted, family, workshop), MANGLE: mangle}
+    return {NAT: _nat(wanted, family, rule_factory), FILTER: _filter(wanted, family, rule_factory), MANGLE: mangle}
 
 
-_ANYBODY = (None,)
+_ANY_SOURCE = (None,)
 
 
-def _nat(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
+def _nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
     bind = wanted.bind.get(family)
     landing = bind or wanted.landing.get(family)
     exact, on_node = _by_kind(wanted.redirects, family)
@@ -143,10 +142,10 @@ def _nat(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
                 for source in sources
             ]
 
-        items = {key: (port, admitted.get(key, _ANYBODY)) for key, port in redirects.items()}
-        return workshop.make(family, chain, items, portal, to=to)
+        items = {key: (port, admitted.get(key, _ANY_SOURCE)) for key, port in redirects.items()}
+        return rule_factory.make(family, chain, items, portal, to=to)
 
-    def jumps(chain: str, comment: str, *, sources: Iterable[str | None] = _ANYBODY) -> list[Entry]:
+    def jumps(chain: str, comment: str, *, sources: Iterable[str | None] = _ANY_SOURCE) -> list[Entry]:
         match = iptables_entry.match_comment(comment)
         return [iptables_entry.rule(family, iptables_entry.jump(chain), match, source=source) for source in sources]
 
@@ -188,7 +187,7 @@ def _by_kind(redirects: Mapping[Destination, int], family: Family) -> tuple[dict
     return exact, on_node
 
 
-def _filter(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
+def _filter(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
     def on_port(port: ProxyPort, is_refused: bool) -> list[Entry]:
         target = iptables_entry.reject(family, port.protocol) if is_refused else iptables_entry.jump("DROP")
         return [iptables_entry.rule(family, target, iptables_entry.match_port(*port), protocol=port.protocol)]
@@ -197,10 +196,10 @@ def _filter(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
         return iptables_entry.rule(family, iptables_entry.jump(chain), *matches)
 
     closed = {**dict.fromkeys(wanted.refused, True), **dict.fromkeys(wanted.dropped, False)}
-    undisguised = wanted.undisguised
+    unguarded = wanted.unguarded
     direct = {
-        **dict.fromkeys(wanted.guarded - undisguised, False),
-        **{port: closed[port] for port in undisguised if port in closed},
+        **dict.fromkeys(wanted.guarded - unguarded, False),
+        **{port: closed[port] for port in unguarded if port in closed},
     }
     restricted = [key for key in wanted.allowed_sources if family_of(key.address) is family]
     sources = (
@@ -223,8 +222,8 @@ def _filter(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
                 *sockets,
             }
         ),
-        PROXY_DIRECT: workshop.make(family, PROXY_DIRECT, direct, on_port, to=None),
-        PROXY_CLOSED: workshop.make(family, PROXY_CLOSED, closed, on_port, to=None),
+        PROXY_DIRECT: rule_factory.make(family, PROXY_DIRECT, direct, on_port, to=None),
+        PROXY_CLOSED: rule_factory.make(family, PROXY_CLOSED, closed, on_port, to=None),
     }
     if sockets:
         chains |= guarding_sockets(family)
@@ -265,22 +264,26 @@ def divert(family: Family) -> Chains:
 
 def guarding_sockets(family: Family) -> Chains:
     """The chain of table filter that looks whose socket a redirected packet would get."""
-    return {PROXY_SOCKETS: frozenset({ours(family), iptables_entry.rule(family, iptables_entry.jump(PROXY_DIRECT))})}
+    return {
+        PROXY_SOCKETS: frozenset(
+            {own_socket_rule(family), iptables_entry.rule(family, iptables_entry.jump(PROXY_DIRECT))}
+        )
+    }
 
 
-def ours(family: Family) -> Entry:
+def own_socket_rule(family: Family) -> Entry:
     """The rule by which a packet that is for a transparent socket leaves that chain."""
     return iptables_entry.rule(family, iptables_entry.jump("RETURN"), iptables_entry.match_transparent(wildcard=True))
 
 
-def gap(nat: Chains, family: Family, *, until: int) -> Chains:
+def pause(nat: Chains, family: Family, *, until: int) -> Chains:
     """What table mangle has to have so that first packets to the destinations which table nat redirects are dropped
     until then (seconds since 1970), from wherever they come; nothing if it redirects none. Afterwards a packet meets no
     more of it than the two jumps, which lead nowhere any more."""
 
     def drops(*chains: str) -> frozenset[Entry]:
         return frozenset(
-            iptables_entry.turned(family, entry, iptables_entry.jump("DROP"))
+            iptables_entry.with_target(family, entry, iptables_entry.jump("DROP"))
             for name in chains
             for entry in nat.get(name, ())
             if iptables_entry.target_of(family, entry) in ("DNAT", "REDIRECT")
@@ -291,26 +294,26 @@ def gap(nat: Chains, family: Family, *, until: int) -> Chains:
     if not exact and not on_node:
         return {}
     to_ports = frozenset(
-        iptables_entry.turned(family, entry, iptables_entry.jump(PROXY_GAP_PORTS))
+        iptables_entry.with_target(family, entry, iptables_entry.jump(PROXY_PAUSE_PORTS))
         for name in (NODEPORT_CONTAINER, NODEPORT_HOST, NODEPORT_INTERNAL)
         for entry in nat.get(name, ())
         if iptables_entry.target_of(family, entry) in OWN[NAT]
     )
     jump = iptables_entry.rule(
         family,
-        iptables_entry.jump(PROXY_GAP),
+        iptables_entry.jump(PROXY_PAUSE),
         iptables_entry.match_state(iptables_entry.NEW),
         iptables_entry.match_until(until),
-        iptables_entry.match_comment(_GAP_COMMENT),
+        iptables_entry.match_comment(_PAUSE_COMMENT),
     )
-    return {"PREROUTING": (jump,), "OUTPUT": (jump,), PROXY_GAP: exact | to_ports, PROXY_GAP_PORTS: on_node}
+    return {"PREROUTING": (jump,), "OUTPUT": (jump,), PROXY_PAUSE: exact | to_ports, PROXY_PAUSE_PORTS: on_node}
 
 
-def without_gap(mangle: Chains, family: Family) -> Chains:
+def without_pause(mangle: Chains, family: Family) -> Chains:
     """What table mangle has besides."""
-    kept = {name: rules for name, rules in mangle.items() if name not in (PROXY_GAP, PROXY_GAP_PORTS)}
+    kept = {name: rules for name, rules in mangle.items() if name not in (PROXY_PAUSE, PROXY_PAUSE_PORTS)}
     for name in BUILTIN[MANGLE]:
-        kept[name] = tuple(rule for rule in kept.get(name, ()) if iptables_entry.target_of(family, rule) != PROXY_GAP)
+        kept[name] = tuple(rule for rule in kept.get(name, ()) if iptables_entry.target_of(family, rule) != PROXY_PAUSE)
     return {name: rules for name, rules in kept.items() if rules or name not in BUILTIN[MANGLE]}
 
 
@@ -324,12 +327,12 @@ def is_needed(wanted: RuleSet, family: Family) -> bool:
 def union(have: Chains, wanted: Chains) -> Chains:
     """What is there and what is wanted, together."""
     return {
-        name: _together(have.get(name, frozenset()), wanted.get(name, frozenset()))
+        name: _merged(have.get(name, frozenset()), wanted.get(name, frozenset()))
         for name in have.keys() | wanted.keys()
     }
 
 
-def _together(have: Rules, wanted: Rules) -> Rules:
+def _merged(have: Rules, wanted: Rules) -> Rules:
     if have is wanted:
         return have
     if isinstance(have, frozenset) and isinstance(wanted, frozenset):

@@ -151,7 +151,7 @@ def target_of(family: Family, entry: Entry) -> str:
     return name.partition(b"\0")[0].decode()
 
 
-def turned(family: Family, entry: Entry, target: bytes) -> Entry:
+def with_target(family: Family, entry: Entry, target: bytes) -> Entry:
     """An entry with another target, for packets from anywhere."""
     at = _target_offset(family, entry)
     size = 4 if family is Family.IPV4 else 16

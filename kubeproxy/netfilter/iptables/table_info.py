@@ -19,7 +19,7 @@ _KINDS = {
 }
 
 
-def extent_of(family: Family, table: str) -> bytes:
+def info_of(family: Family, table: str) -> bytes:
     """Where the built-in chains of a table begin and end, how many rules it has, and their length: as the kernel writes
     it, to be compared. OSError (needs CAP_NET_RAW and CAP_NET_ADMIN). A table that is not there is made by asking."""
     inet, level = _KINDS[family]

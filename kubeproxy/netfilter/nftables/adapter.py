@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.interface import GAP_S
+from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.nftables import table
 from kubeproxy.netfilter.nftables.table import TABLE, Table
 from kubeproxy.netfilter.nftables.watch import TableWatch
@@ -88,12 +88,12 @@ class Nftables:
             return bool(steps)
         raise AssertionError("unreachable")
 
-    async def pause(self, for_s: float = GAP_S) -> bool:
+    async def pause(self, for_s: float = PAUSE_S) -> bool:
         """See `Netfilter.pause`."""
         self._notice()
         have = self._believed or await self._read()
         self._believed = None
-        if have is None or not (steps := table.gap(have, for_s=for_s)):
+        if have is None or not (steps := table.pause(have, for_s=for_s)):
             return False
         await self._commit(steps)
         return True
@@ -175,11 +175,11 @@ class Nftables:
         try:
             return await run(self._nft, *arguments, commands=commands, timeout_s=self._timeout_s)
         except CommandFailed as error:
-            if "Operation not permitted" in error.said or "you must be root" in error.said:
+            if "Operation not permitted" in error.stderr or "you must be root" in error.stderr:
                 raise KernelError(f"{_shorten(error)}; it needs CAP_NET_ADMIN (root, or the capability)") from error
-            if "No such file or directory" in error.said:
+            if "No such file or directory" in error.stderr:
                 raise _NotFound(_shorten(error)) from error
-            if "Message too long" in error.said:
+            if "Message too long" in error.stderr:
                 raise _TooLong(_shorten(error)) from error
             raise KernelError(_shorten(error)) from error
 
@@ -194,5 +194,5 @@ class _TooLong(KernelError):
 
 def _shorten(error: CommandFailed) -> str:
     """nft repeats the faulty command, which may hold thousands of elements, with marks below it."""
-    lines = [line for line in error.said.splitlines() if "Error" in line]
-    return f"{error.shown}: {'; '.join(lines[:3])}" if lines else str(error)
+    lines = [line for line in error.stderr.splitlines() if "Error" in line]
+    return f"{error.command_line}: {'; '.join(lines[:3])}" if lines else str(error)

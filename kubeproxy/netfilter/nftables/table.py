@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
+from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, Protocol, family_of
 from kubeproxy.netfilter.cidr import disjoint, of_family
-from kubeproxy.netfilter.routing.rules import MARK
 from kubeproxy.netfilter.ruleset import RuleSet
 
 TABLE = "inet kubeproxy"
@@ -51,7 +50,7 @@ _MAPS: Mapping[str, Kind] = {
 
 _SETS: Mapping[str, Kind] = {
     "guarded": Kind(_PORT),
-    "undisguised": Kind(_PORT),
+    "unguarded": Kind(_PORT),
     "refused": Kind(_PORT),
     "dropped": Kind(_PORT),
     **{f"node_addresses{family.value}": Kind((_ADDRESS[family],)) for family in Family},
@@ -61,9 +60,9 @@ _SETS: Mapping[str, Kind] = {
 }
 """In the order in which they grow: a destination is not restricted before it is known who is admitted."""
 
-_GAPS: Mapping[str, Kind] = {
-    **{f"gap{family.value}": Kind((_ADDRESS[family], *_PORT), expires=True) for family in Family},
-    **{f"gap_ports{family.value}": Kind(_PORT, expires=True) for family in Family},
+_PAUSE_SETS: Mapping[str, Kind] = {
+    **{f"paused{family.value}": Kind((_ADDRESS[family], *_PORT), expires=True) for family in Family},
+    **{f"paused_ports{family.value}": Kind(_PORT, expires=True) for family in Family},
 }
 """Where clients are kept waiting while nobody serves; empty at any other time."""
 
@@ -111,7 +110,7 @@ class Table:
     redirects: Mapping[Destination, int]
     own_redirects: Mapping[Destination, int]
     sets: Mapping[str, frozenset[Element]]
-    gap: bool = False
+    paused: bool = False
     """Whether clients are kept waiting, or were until their time was up."""
     sound: bool = True
     """Whether its maps, sets and chains are as this version declares them; otherwise the table is made anew."""
@@ -133,7 +132,7 @@ EMPTY = Table(chains={}, redirects={}, own_redirects={}, sets=dict.fromkeys(_SET
 def _sets_of(wanted: RuleSet) -> dict[str, frozenset[Element]]:
     sets: dict[str, frozenset[Element]] = {
         "guarded": wanted.guarded,
-        "undisguised": wanted.undisguised,
+        "unguarded": wanted.unguarded,
         "refused": wanted.refused,
         "dropped": wanted.dropped,
     }
@@ -181,7 +180,7 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
         "guard": (
             # An untracked packet has no ct status to look at, so the next rule would not see it.
             Rule("ct state invalid,untracked drop", "belongs to no connection"),
-            Rule("ct status & dnat == 0 meta l4proto . th dport != @undisguised drop", "came to a proxy port directly"),
+            Rule("ct status & dnat == 0 meta l4proto . th dport != @unguarded drop", "came to a proxy port directly"),
             Rule("meta l4proto . th dport @dropped drop", "no local endpoint"),
             Rule("meta l4proto tcp meta l4proto . th dport @refused reject with tcp reset", "no endpoint"),
             Rule("meta l4proto . th dport @refused reject with icmpx port-unreachable", "no endpoint"),
@@ -189,7 +188,7 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
                 (
                     Rule("socket transparent 1 return", "a listener of ours"),
                     # Somebody else's, or nobody's: whoever comes in our place tells the client's next attempt.
-                    Rule("meta l4proto . th dport != @undisguised drop", "no listener of ours"),
+                    Rule("meta l4proto . th dport != @unguarded drop", "no listener of ours"),
                 )
                 if wanted.guard_sockets
                 else ()
@@ -233,7 +232,7 @@ def creation() -> str:
     lines += [
         f"add map {TABLE} {name} {{ type {' . '.join(kind.key)} : inet_service; }}" for name, kind in _MAPS.items()
     ]
-    for name, kind in (*_SETS.items(), *_GAPS.items()):
+    for name, kind in (*_SETS.items(), *_PAUSE_SETS.items()):
         flags = f" flags {kind.flag};" if kind.flag else ""
         lines.append(f"add set {TABLE} {name} {{ type {' . '.join(kind.key)};{flags} }}")
     for chain, hook in _HOOKS.items():
@@ -264,12 +263,12 @@ def difference(have: Table | None, wanted: RuleSet) -> list[str]:
         steps += _element_steps("add", name, new - have.sets[name])
     steps += _redirect_steps("own_", have.own_redirects, wanted.own_redirects)
     steps += _redirect_steps("", have.redirects, wanted.redirects)
-    if have.gap:
-        removals.append(_flush(_GAPS))
+    if have.paused:
+        removals.append(_flush(_PAUSE_SETS))
     return steps + removals
 
 
-def gap(have: Table, *, for_s: float) -> list[str]:
+def pause(have: Table, *, for_s: float) -> list[str]:
     """The transaction that takes all redirects away and has the first packets to their destinations dropped for so
     long, so that clients try again instead of being refused; none when there are no redirects. Steps as those of
     `difference`. What is left when the time is up does nothing; what marks the answers of endpoints stays."""
@@ -278,32 +277,33 @@ def gap(have: Table, *, for_s: float) -> list[str]:
         return []
     steps: list[str] = []
     if have.sound:
-        steps.append(_flush(_GAPS))
+        steps.append(_flush(_PAUSE_SETS))
     else:
         steps.append(DELETION + creation())
         for name in _NODE_ADDRESSES:
             steps += _element_steps("add", name, have.sets[name])
     by_set: dict[str, list[str]] = {}
     for key in sorted(destinations):
-        name = _map_of(key).replace("redirects", "gap").replace("node_ports", "gap_ports")
+        name = _map_of(key).replace("redirects", "paused").replace("node_ports", "paused_ports")
         by_set.setdefault(name, []).append(f"{_key(key)} timeout {math.ceil(for_s * 1000)}ms")
     for name, texts in by_set.items():
         steps += _adding("add", name, texts)
     # Without a rule that asks for connection tracking the kernel would end it, and with it every running connection.
     rules = rules_of(RuleSet())
     del rules["divert"]
-    rules["prerouting"] = rules["output"] = tuple(_gap_rules())
+    rules["prerouting"] = rules["output"] = tuple(_pause_rules())
     chains = have.chains if have.sound else {}
     return [*steps, "".join(_chain_steps(chains, rules)) + _flush({*_MAPS, *_SETS} - _NODE_ADDRESSES)]
 
 
-def _gap_rules() -> Iterator[Rule]:
+def _pause_rules() -> Iterator[Rule]:
     for family in Family:
         ip, number = "ip" if family is Family.IPV4 else "ip6", family.value
         why = f"{family} clients wait for the next proxy"
-        yield Rule(f"{ip} daddr . meta l4proto . th dport @gap{number} drop", why)
+        yield Rule(f"{ip} daddr . meta l4proto . th dport @paused{number} drop", why)
         yield Rule(
-            f"{ip} daddr @node_addresses{number} meta l4proto . th dport @gap_ports{number} drop", f"{why}, node ports"
+            f"{ip} daddr @node_addresses{number} meta l4proto . th dport @paused_ports{number} drop",
+            f"{why}, node ports",
         )
 
 
@@ -440,7 +440,7 @@ def parse(listing: bytes) -> Table:
             redirects=redirects,
             own_redirects=own_redirects,
             sets=elements,
-            gap=any(sets[name].elem for name in _GAPS if name in sets),
+            paused=any(sets[name].elem for name in _PAUSE_SETS if name in sets),
             sound=hooks == _HOOKS and kinds == _KINDS,
         )
     except (KeyError, TypeError, ValueError):
@@ -499,5 +499,5 @@ def _declared(kind: Kind, leads_to: str | None) -> tuple[Any, ...]:
 
 _KINDS: Mapping[str, Any] = {
     **{name: _declared(kind, "inet_service") for name, kind in _MAPS.items()},
-    **{name: _declared(kind, None) for name, kind in (*_SETS.items(), *_GAPS.items())},
+    **{name: _declared(kind, None) for name, kind in (*_SETS.items(), *_PAUSE_SETS.items())},
 }

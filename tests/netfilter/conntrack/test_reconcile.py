@@ -15,6 +15,7 @@ from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
 from kubeproxy.netfilter.conntrack.reconcile import Flow, NoConntrack, Transition
+from kubeproxy.netfilter.netlink.messages import NLMSG_ERROR, Message, parse
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.support.doubles.conntrack import FakeConntrack
 
@@ -220,7 +221,7 @@ def test_the_kernel_is_not_asked_when_nothing_can_be_stale(before: RuleSet | Non
 )
 def test_passed_by(why: str, it: Flow, before: RuleSet | None, now: RuleSet, expected: bool) -> None:
     transition = Transition(before, now)
-    assert transition.passed_by([it], local=LOCAL) == [it] * expected, why
+    assert transition.untranslated([it], local=LOCAL) == [it] * expected, why
     if expected:
         assert transition.new_tcp_families == {Family.IPV4}, "it has to be looked for"
 
@@ -311,7 +312,7 @@ def ways(kernel: RuleSet, it: Flow) -> set[tuple[Address, int]]:
     """Where the kernel would lead it, were it new; nowhere at all if it is refused or dropped."""
     found = redirected_by(kernel, it.source, it.address, it.port)
     if found is None:
-        direct = it.address in LOCAL and ProxyPort(Protocol.UDP, it.port) in kernel.guarded - kernel.undisguised
+        direct = it.address in LOCAL and ProxyPort(Protocol.UDP, it.port) in kernel.guarded - kernel.unguarded
         return set() if direct else {(it.address, it.port)}
     destination, port = found
     if ProxyPort(Protocol.UDP, port) in kernel.refused | kernel.dropped:
@@ -393,8 +394,8 @@ RECORD6 = bytes.fromhex(
 )  # fmt: skip
 
 
-def told(record: bytes, kind: int = 0x100) -> wire.Message:
-    return wire.Message(kind, 1, bytes(4) + record)
+def told(record: bytes, kind: int = 0x100) -> Message:
+    return Message(kind, 1, bytes(4) + record)
 
 
 def test_a_record_is_read() -> None:
@@ -413,10 +414,10 @@ def test_a_record_is_read() -> None:
         told(RECORD4.replace(bytes.fromhex("11000000"), bytes.fromhex("06000000"))),
         told(RECORD4[:60]),
         told(b""),
-        wire.Message(0x100, 1, b""),
+        Message(0x100, 1, b""),
     ],
 )
-def test_what_is_no_udp_flow_is_passed_over(message: wire.Message) -> None:
+def test_what_is_no_udp_flow_is_passed_over(message: Message) -> None:
     assert wire.parse_flow(message) is None
 
 
@@ -424,7 +425,7 @@ def test_a_deletion_names_the_tuple_and_the_identity() -> None:
     for record in (RECORD4, RECORD6):
         flow = wire.parse_flow(told(record))
         assert flow is not None
-        (message,) = wire.messages(wire.delete_request(flow, 7))
+        (message,) = parse(wire.delete_request(flow, 7))
         original = record[: 52 if record is RECORD4 else 76]
         assert message.kind == 0x102
         assert message.sequence == 7
@@ -433,9 +434,9 @@ def test_a_deletion_names_the_tuple_and_the_identity() -> None:
 
 def test_messages_are_taken_apart() -> None:
     request = wire.dump_request(Family.IPV4, 5)
-    assert [message.sequence for message in wire.messages(request + wire.dump_request(Family.IPV6, 6))] == [5, 6]
-    assert list(wire.messages(bytes(16))) == [], "a length of nothing ends it"
-    assert wire.Message(wire.NLMSG_ERROR, 1, (-2).to_bytes(4, "little", signed=True)).error == 2
+    assert [message.sequence for message in parse(request + wire.dump_request(Family.IPV6, 6))] == [5, 6]
+    assert list(parse(bytes(16))) == [], "a length of nothing ends it"
+    assert Message(NLMSG_ERROR, 1, (-2).to_bytes(4, "little", signed=True)).error == 2
 
 
 # The fake.

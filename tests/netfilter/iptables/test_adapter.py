@@ -46,7 +46,7 @@ COMMIT
 """
 
 
-def hold(lock_file: Path) -> subprocess.Popen[str]:
+def contains(lock_file: Path) -> subprocess.Popen[str]:
     """Another program that has the lock until it is told to go."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(lock_file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -59,7 +59,7 @@ def hold(lock_file: Path) -> subprocess.Popen[str]:
 @pytest.mark.netns
 def test_waits_for_the_lock_and_says_who_has_it(network: Network, environment: dict[str, str], lock_file: Path) -> None:
     adapter = Adapter(network.node, "iptables", env=environment)
-    with hold(lock_file) as holder:
+    with contains(lock_file) as holder:
         with pytest.raises(KernelRefusal, match=rf"\(process {holder.pid}\) has held {lock_file}.* for 3 s"):
             adapter.apply(RULES, verify=True)
         assert "KUBE" not in dump(network.node)

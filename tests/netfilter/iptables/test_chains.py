@@ -161,8 +161,8 @@ def test_a_proxy_port_that_is_the_services_own_is_not_guarded_but_refuses() -> N
     port = ProxyPort(Protocol.TCP, 7001)
     same = destination("10.2.0.1", Protocol.TCP, 7001)
     rules = rule_set({same: 7001, WEB: 7002}, node_addresses=("10.2.0.1",))
-    assert rules.undisguised == {port}
-    assert rule_set({destination("10.9.9.9", Protocol.TCP, 7001): 7001}).undisguised == frozenset()
+    assert rules.unguarded == {port}
+    assert rule_set({destination("10.9.9.9", Protocol.TCP, 7001): 7001}).unguarded == frozenset()
     drop = {
         number: iptables_entry.rule(
             Family.IPV4,
@@ -179,23 +179,23 @@ def test_a_proxy_port_that_is_the_services_own_is_not_guarded_but_refuses() -> N
 
 @given(sequence=st.lists(rule_sets, min_size=2, max_size=4))
 def test_what_is_made_from_the_last_is_as_if_made_anew(sequence: list[RuleSet]) -> None:
-    workshop = RuleFactory()
+    rule_factory = RuleFactory()
     for rules in sequence:
         for family in Family:
-            assert chains_of(rules, family, workshop) == chains_of(rules, family)
+            assert chains_of(rules, family, rule_factory) == chains_of(rules, family)
 
 
 def test_only_what_is_different_is_made() -> None:
-    workshop, made = RuleFactory(), list[object]()
+    rule_factory, made = RuleFactory(), list[object]()
 
     def rules(key: str, value: int) -> list[bytes]:
         made.append(key)
         return [f"{key}{value}".encode()]
 
-    first = workshop.make(Family.IPV4, "c", {"a": 1, "b": 2}, rules, to=None)
+    first = rule_factory.make(Family.IPV4, "c", {"a": 1, "b": 2}, rules, to=None)
     made.clear()
-    assert workshop.make(Family.IPV4, "c", {"a": 1, "b": 2}, rules, to=None) is first
+    assert rule_factory.make(Family.IPV4, "c", {"a": 1, "b": 2}, rules, to=None) is first
     assert made == []
-    assert workshop.make(Family.IPV4, "c", {"a": 1, "b": 3}, rules, to=None) == {b"a1", b"b3"}
+    assert rule_factory.make(Family.IPV4, "c", {"a": 1, "b": 3}, rules, to=None) == {b"a1", b"b3"}
     assert set(made) == {"b"}
-    assert workshop.make(Family.IPV4, "c", {"a": 1}, rules, to="elsewhere") == {b"a1"}
+    assert rule_factory.make(Family.IPV4, "c", {"a": 1}, rules, to="elsewhere") == {b"a1"}
