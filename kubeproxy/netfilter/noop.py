@@ -1,4 +1,4 @@
-"""The adapter for ``--netfilter none``: somebody else brings the packets."""
+"""The adapter for ``--netfilter none``: redirects are made by other means."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kubeproxy.netfilter.ruleset import RuleSet
 
 
 class NoNetfilter:
-    """Touches nothing. Proxy ports serve whoever connects to them: nothing guards them either."""
+    """Makes no rules. Proxy ports serve every client that connects to them, as nothing guards them."""
 
     name = "none"
 
@@ -23,11 +23,11 @@ class NoNetfilter:
 
     async def why_not_transparent(self) -> str | None:
         """See `Netfilter.why_not_transparent`."""
-        return "without a packet filter nobody leads the endpoints' answers back"
+        return "without a packet filter endpoints' answers find no way back"
 
     async def why_not_guarding_sockets(self) -> str | None:
         """See `Netfilter.why_not_guarding_sockets`."""
-        return "without a packet filter nobody looks at sockets"
+        return "without a packet filter sockets are not checked"
 
     async def pause(self, for_s: float = PAUSE_S) -> bool:
         """See `Netfilter.pause`."""

@@ -132,7 +132,7 @@ class NodePortClaims:
         return changed
 
     def _hold(self, place: _Place, holding: _Holding) -> None:
-        """Bind claimed ports that are not held. Sockets at single addresses are closed for the wildcard, which includes them."""
+        """Bind claimed ports that are not held. The wildcard replaces single addresses, as it includes them."""
         wildcard = NODE_PORTS[place.family]
         holding.faults.clear()
         if wildcard in holding.claimants and wildcard not in holding.held:

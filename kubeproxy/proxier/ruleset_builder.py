@@ -157,9 +157,9 @@ class Rules:
         )
 
     def _transparent(self) -> bool:
-        """Whether a frontend may dial from clients' addresses now or later, or ever could. Not whether one does now: the
-        data plane gets endpoints before the kernel gets rules, and answers must find their way back by then; and
-        running connections outlive their frontend, and need the way back to their end."""
+        """Whether a frontend may dial from clients' addresses, or ever could. Not whether one does now: the data plane
+        gets endpoints before the kernel gets rules, and answers must find their way back by then; and running
+        connections outlive their frontend, and need the way back to their end."""
         if self.facts.preserve is Preserve.NEVER:
             return False
         preserving = self._external if self.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries

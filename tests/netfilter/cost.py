@@ -1,6 +1,6 @@
 """What the adapters cost.
 
-    python -m tests.netfilter.cost [SERVICES]      (as root; 10,000 unless said otherwise)
+    python -m tests.netfilter.cost [SERVICES]      (as root; 10,000 by default)
 
 On a host of its own, each adapter is given that many services, and then one change at a time. For each step the median
 of several: the time it takes, and the processor time of this process and of the programs that it runs.

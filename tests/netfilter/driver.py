@@ -5,7 +5,8 @@
 Reads one JSON request per line and answers each with one line: ``{"do": "apply", "rules": {…}, "verify": bool}``,
 ``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "why_not_transparent"}``,
 ``{"do": "why_not_guarding_sockets"}``, ``{"do": "watch"}`` and then ``{"do": "foreign", "within_s": seconds}`` (whether
-somebody else has changed our rules), ``{"do": "disarm", "for_s": seconds}``, ``{"do": "cleanup_all", "keep": …}``,
+another process has changed our rules), ``{"do": "pause_stale_rules", "for_s": seconds}``,
+``{"do": "cleanup_all", "keep": …}``,
 ``{"do": "select", "order": […]}``.
 """
 
@@ -83,7 +84,7 @@ def make(adapter: str) -> Netfilter:
 
 
 async def answer(netfilter: Netfilter, request: dict[str, Any], foreign: asyncio.Event) -> Any:
-    """Do what a request says."""
+    """Carry out a request."""
     match request["do"]:
         case "watch":
             netfilter.on_foreign_change(foreign.set)
@@ -104,7 +105,7 @@ async def answer(netfilter: Netfilter, request: dict[str, Any], foreign: asyncio
             return await netfilter.why_not_guarding_sockets()
         case "cleanup":
             return await netfilter.cleanup()
-        case "disarm":
+        case "pause_stale_rules":
             return await pause_stale_rules(for_s=request["for_s"])
         case "cleanup_all":
             return await cleanup_all(keep=request["keep"])

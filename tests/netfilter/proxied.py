@@ -28,7 +28,7 @@ from tests.support.doubles.data_plane import FakeDataPlane, FakePortReserver
 SOURCE = "test"
 
 
-def say(tracker: Tracker, services: Mapping[str, str]) -> None:
+def set_services(tracker: Tracker, services: Mapping[str, str]) -> None:
     """These are all the Services."""
     tracker.replace_services(SOURCE, [service(name, address) for name, address in services.items()])
     tracker.replace_slices(SOURCE, [endpoint_slice(name, "10.3.0.2") for name in services])
@@ -63,7 +63,7 @@ async def main() -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         request = json.loads(line)
         if "services" in request:
-            say(tracker, request["services"])
+            set_services(tracker, request["services"])
         print(json.dumps(state(proxier)), flush=True)
     await proxier.stop(cleanup=False)
     await tasks.close()

@@ -1,4 +1,4 @@
-"""The kernel, or what stands before it, says no: it is told why, tried again, and nothing is left half done."""
+"""Failures of the kernel or of nft: the error has the reason, a retry works, and nothing is left half done."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def fault(tmp_path: Path, environment: dict[str, str]) -> Path:
 
 FAULTS = {
     "hang": "did not end within 1 s; it was killed",
-    "killed-before": "exit status -9, without a word",
+    "killed-before": "exit status -9, no message",
     "Error: Could not process rule: Device or resource busy": "Device or resource busy",
     "Error: Could not process rule: No buffer space available": "No buffer space available",
     "Error: Could not process rule: Cannot allocate memory": "Cannot allocate memory",
@@ -179,7 +179,7 @@ def test_what_somebody_flushes_is_back_long_before_the_next_sync(
     while settled(dump(network.node)) != whole:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    # The next one comes after a pause, for two who cannot agree.
+    # The next one comes later, in case two programs disagree.
     if adapter == "nftables":
         network.node.run(["nft", "delete", "element", "inet", "kubeproxy", "redirects4", "{ 10.96.0.2 . tcp . 80 }"])
         while settled(dump(network.node)) != whole:

@@ -35,7 +35,7 @@ NODE_PORT = 30080
 
 def rules(port: int = 7001) -> RuleSet:
     """Each family's service address and node port, and one that is for this node and pods only."""
-    everybody = {
+    all_clients = {
         it: port
         for family in Family
         for protocol in BOTH
@@ -43,7 +43,7 @@ def rules(port: int = 7001) -> RuleSet:
     }
     own = {destination(VIP[family], protocol, 81): port for family in Family for protocol in BOTH}
     return rule_set(
-        everybody,
+        all_clients,
         own=own,
         internal=("10.3.0.0/16", "fd00:3::/32"),
         node_addresses=(*NODE.values(), "127.0.0.1", "::1"),
@@ -62,7 +62,7 @@ def meets(
 ) -> str:
     try:
         return attempt(host, (NODE if on_node else VIP)[family], protocol, port, patience_s=patience_s)
-    except PermissionError:  # how the kernel tells a sender of this host that its datagram was dropped
+    except PermissionError:  # the error of a sender on this host whose datagram was dropped
         return SILENT
 
 
@@ -79,7 +79,7 @@ def test_clients_wait_and_running_connections_go_on(network: Network, adapter: A
         session.send(b"ping")
         assert session.recv(100)
         assert adapter.pause()
-        assert not adapter.pause(), "it is a gap already"
+        assert not adapter.pause(), "it is paused already"
         for protocol in BOTH:
             for host in (network.client, network.node, network.pods[0]):
                 assert meets(host, family, protocol, 80) == SILENT, (protocol, host)
@@ -94,7 +94,7 @@ def test_clients_wait_and_running_connections_go_on(network: Network, adapter: A
         session.send(b"still here")
         assert session.recv(100)
         session.close()
-    # Who comes now is answered by the next proxy, as soon as it has rules.
+    # A client that connects now is answered by the next proxy, as soon as it has rules.
     with serving(network.node, Protocol.TCP, 7002, family):
         patient = network.client.make_socket(kind)
         patient.setblocking(False)
@@ -106,7 +106,7 @@ def test_clients_wait_and_running_connections_go_on(network: Network, adapter: A
         patient.close()
         assert meets(network.client, family, Protocol.TCP, NODE_PORT, on_node=True, patience_s=5) == ANSWERED
     fresh = settled(dump(network.node))
-    assert "GAP" not in fresh
+    assert "PAUSE" not in fresh
     assert not adapter.apply(rules(7002), verify=True)
 
 
@@ -152,12 +152,12 @@ def test_disarming_keeps_the_clients_of_dead_rules_waiting(
     network: Network, adapter: Adapter, environment: dict[str, str]
 ) -> None:
     adapter.apply(rules(), verify=True)
-    with serving(network.node, Protocol.TCP, 7001, Family.IPV4):  # somebody else's by now
+    with serving(network.node, Protocol.TCP, 7001, Family.IPV4):  # of another process by now
         assert meets(network.client, Family.IPV4, Protocol.TCP, 80, patience_s=5) == ANSWERED
         successor = Adapter(network.node, adapter.name, env=environment)
-        assert successor.call({"do": "disarm", "for_s": 30.0}) == [adapter.name]
+        assert successor.call({"do": "pause_stale_rules", "for_s": 30.0}) == [adapter.name]
         assert meets(network.client, Family.IPV4, Protocol.TCP, 80) == SILENT
-        assert successor.call({"do": "disarm", "for_s": 30.0}) == []
+        assert successor.call({"do": "pause_stale_rules", "for_s": 30.0}) == []
 
 
 def test_without_rules_there_is_no_gap(network: Network, adapter: Adapter) -> None:

@@ -1,4 +1,4 @@
-"""Short ways to say what a cluster holds."""
+"""Short builders for the objects of a cluster."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_the_same_number_for_both_protocols_makes_two_frontends_with_endpoints_o
     assert not udp.destinations & tcp.destinations
 
 
-# Nobody there.
+# No endpoints.
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_process_of_this_host_never_sees_the_client() -> None:
     assert external.preserve == set(ON_US)
 
 
-# Who may come in.
+# Source ranges.
 
 RANGES = ("192.0.2.0/24", "2001:db8::/32", "198.51.100.0/24")
 

@@ -1,4 +1,4 @@
-"""The proxier against a naive model that keeps no state but what the sources said last.
+"""The proxier against a naive model that keeps no state but the last objects of the sources.
 
 Sources talk at random, the kernel and the data plane refuse at random, ports run out. At every rest the promises that
 hold always are checked; and once the failures end and time has passed, everything must be as if it had been computed
@@ -78,7 +78,7 @@ def endpoint_slices(draw: st.DrawFn) -> EndpointSlice:
 
 @dataclass
 class Word:
-    """What a source says."""
+    """The objects of a source."""
 
     services: dict[ServiceName, Service] = field(default_factory=dict)
     slices: dict[SliceName, EndpointSlice] = field(default_factory=dict)
@@ -86,14 +86,14 @@ class Word:
 
 
 class Model:
-    """Everything computed from scratch, whenever somebody asks."""
+    """Everything computed from scratch at each call."""
 
     def __init__(self) -> None:
         self.words = {source: Word() for source in SOURCES}
         self.claims: dict[ServiceName, list[str]] = {name: [] for name in NAMES}
 
     def note(self) -> None:
-        """Who defines what may have changed."""
+        """The owners may have changed."""
         for name, claims in self.claims.items():
             claiming = [s for s, word in self.words.items() if word.complete and name in word.services]
             claims[:] = [s for s in claims if s in claiming] + [s for s in claiming if s not in claims]
@@ -139,7 +139,7 @@ class Model:
 
 
 class ProxierMachine(NodeMachine):
-    """Says the same to a Node and to the Model."""
+    """Gives the same objects to a Node and to the Model."""
 
     def __init__(self) -> None:
         node = Node(
@@ -156,7 +156,7 @@ class ProxierMachine(NodeMachine):
         self.model.note()
         self.wait(self.node.rest())
 
-    # What the sources say.
+    # Calls of the sources.
 
     @rule(source=st.sampled_from(SOURCES), service=services)
     def put_service(self, source: str, service: Service) -> None:
@@ -172,7 +172,7 @@ class ProxierMachine(NodeMachine):
 
     @rule(source=st.sampled_from(SOURCES), name=st.sampled_from(NAMES))
     def touch_service(self, source: str, name: ServiceName) -> None:
-        """Deleted and created again before anybody looked."""
+        """Deleted and created again before the next round."""
         service = self.model.words[source].services.get(name)
         if service is not None and self.model.claims[name] in ([], [source]):
             self.node.tracker.remove_service(source, name)
@@ -270,9 +270,9 @@ class ProxierMachine(NodeMachine):
 
         claims: dict[Destination, set[int]] = {}
         for name, listen in standing.items():
-            told = data_plane.endpoints[name]
+            sent = data_plane.endpoints[name]
             assert listen.protocol is wanted[name].protocol
-            assert (told.endpoints, told.affinity_timeout_s) == (
+            assert (sent.endpoints, sent.affinity_timeout_s) == (
                 wanted[name].endpoints,
                 wanted[name].affinity_timeout_s,
             )
@@ -286,8 +286,8 @@ class ProxierMachine(NodeMachine):
         assert self.node.proxier.snapshot().pending_since is None
 
     @invariant()
-    def nobody_is_led_astray(self) -> None:
-        """Where the kernel leads clients somebody listens, and has whom to ask, or is guarded by a refusal."""
+    def no_client_is_misdirected(self) -> None:
+        """Every redirect leads to a listener that has endpoints, or that the rules refuse."""
         kernel, data_plane = self.node.netfilter.kernel, self.node.data_plane
         standing = {ProxyPort(listen.protocol, listen.port): name for name, listen in data_plane.listening.items()}
         for destination, port in kernel.redirects.items():

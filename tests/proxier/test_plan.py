@@ -71,20 +71,20 @@ YET_UNKNOWN = RULES + 1
             id="the kernel does not refuse yet",
         ),
         pytest.param(EMPTY, listener(in_rules=EMPTY), Move.UPDATE, id="the kernel refuses"),
-        pytest.param(EMPTY, listener(sent=EMPTY, in_rules=EMPTY), Move.REST, id="all know that there is nobody"),
+        pytest.param(EMPTY, listener(sent=EMPTY, in_rules=EMPTY), Move.REST, id="no endpoints, and all is updated"),
         pytest.param(
             replace(EMPTY, affinity_timeout_s=60),
             listener(sent=EMPTY, in_rules=EMPTY, rules_generation=YET_UNKNOWN),
             Move.UPDATE,
-            id="nobody to be sticky to: no need to wait",
+            id="affinity without endpoints: no need to wait",
         ),
-        pytest.param(WEB, listener(sent=EMPTY, in_rules=EMPTY), Move.UPDATE, id="somebody came: first tell"),
+        pytest.param(WEB, listener(sent=EMPTY, in_rules=EMPTY), Move.UPDATE, id="new endpoints: first update"),
         pytest.param(WEB, listener(sent=WEB, in_rules=EMPTY), Move.ADD_RULE, id="then refuse no more"),
         pytest.param(None, STANDING, Move.REMOVE_RULE, id="unwanted: first out of the rules"),
         pytest.param(
             None, listener(in_rules=None, rules_generation=YET_UNKNOWN), Move.WAIT, id="the kernel still leads there"
         ),
-        pytest.param(None, listener(in_rules=None), Move.CLOSE, id="nobody leads there"),
+        pytest.param(None, listener(in_rules=None), Move.CLOSE, id="no rule redirects there"),
         pytest.param(
             None,
             listener(confirmed=False, sent=None, in_rules=None, rules_generation=0),

@@ -45,7 +45,7 @@ def numbered(all_candidates: tuple[Target, ...]) -> list[int]:
 @pytest.mark.parametrize(
     ("why", "facts", "endpoints", "cluster_wide", "local"),
     [
-        ("nobody at all", US, [], [], []),
+        ("no endpoints", US, [], [], []),
         # Hints for zones.
         (
             "allotted by zone",
@@ -64,11 +64,11 @@ def numbered(all_candidates: tuple[Target, ...]) -> list[int]:
         ("one has no hint", US, [ep(1, zones="z1"), ep(2), ep(3, zones="z2")], [1, 2, 3], []),
         ("none for our zone", US, [ep(1, zones="z2"), ep(2, zones="z3")], [1, 2], []),
         ("our zone is unknown", ZONELESS, [ep(1, zones="z1"), ep(2, zones="z2")], [1, 2], []),
-        ("who is not ready needs no hint", US, [ep(1, zones="z1"), ep(2, UNREADY), ep(3, zones="z2")], [1], []),
+        ("an unready one needs no hint", US, [ep(1, zones="z1"), ep(2, UNREADY), ep(3, zones="z2")], [1], []),
         ("our zone's only one is not ready", US, [ep(1, UNREADY, zones="z1"), ep(2, zones="z2")], [2], []),
         ("our zone's only one is leaving", US, [ep(1, LEAVING, zones="z1"), ep(2, zones="z2")], [2], []),
         (
-            "hints do not count for those who leave",
+            "hints do not count for terminating ones",
             US,
             [ep(1, LEAVING, zones="z1"), ep(2, LEAVING, zones="z2")],
             [1, 2],
@@ -91,26 +91,26 @@ def numbered(all_candidates: tuple[Target, ...]) -> list[int]:
         # Conditions.
         ("all leave", US, [ep(1, LEAVING), ep(2, LEAVING), ep(3, GONE)], [1, 2], []),
         ("one is ready, others leave", US, [ep(1), ep(2, LEAVING)], [1], []),
-        ("nobody serves", US, [ep(1, GONE), ep(2, UNREADY)], [], []),
+        ("none serves", US, [ep(1, GONE), ep(2, UNREADY)], [], []),
         # Here.
         ("here and there", US, [ep(1, node="us"), ep(2, node="them")], [1, 2], [1]),
         ("only there", US, [ep(1, node="them")], [1], []),
-        ("nobody knows where", US, [ep(1)], [1], []),
-        ("we do not know who we are", NAMELESS, [ep(1, node="us"), ep(2)], [1, 2], []),
-        ("leaving here, ready there", US, [ep(1, LEAVING, node="us"), ep(2, node="them")], [2], [1]),
-        ("ready here, leaving there", US, [ep(1, node="us"), ep(2, LEAVING, node="them")], [1], [1]),
-        ("ready and leaving here", US, [ep(1, node="us"), ep(2, LEAVING, node="us")], [1], [1]),
-        ("leaving here and there", US, [ep(1, LEAVING, node="us"), ep(2, LEAVING, node="them")], [1, 2], [1]),
+        ("node unknown", US, [ep(1)], [1], []),
+        ("own node unknown", NAMELESS, [ep(1, node="us"), ep(2)], [1, 2], []),
+        ("terminating here, ready there", US, [ep(1, LEAVING, node="us"), ep(2, node="them")], [2], [1]),
+        ("ready here, terminating there", US, [ep(1, node="us"), ep(2, LEAVING, node="them")], [1], [1]),
+        ("ready and terminating here", US, [ep(1, node="us"), ep(2, LEAVING, node="us")], [1], [1]),
+        ("terminating here and there", US, [ep(1, LEAVING, node="us"), ep(2, LEAVING, node="them")], [1, 2], [1]),
         ("gone here", US, [ep(1, GONE, node="us"), ep(2, node="them")], [2], []),
         (
-            "hints have no say here",
+            "hints do not count for local ones",
             US,
             [ep(1, node="us", zones="z2"), ep(2, node="them", zones="z1"), ep(3, node="us", zones="z1")],
             [2, 3],
             [1, 3],
         ),
         (
-            "hints there, leaving here",
+            "hints there, terminating here",
             US,
             [ep(1, LEAVING, node="us", zones="z1"), ep(2, node="them", zones="z1"), ep(3, node="them", zones="z2")],
             [2],
@@ -131,7 +131,7 @@ STATES = tuple(itertools.product(CONDITIONS, ("us", "them")))
 
 @pytest.mark.parametrize("states", list(itertools.combinations_with_replacement(STATES, 3)))
 def test_every_combination_of_conditions_and_places(states: tuple[tuple[str, str], ...]) -> None:
-    """Everywhere and here are decided alike, each for itself."""
+    """Cluster-wide and local endpoints are selected by the same rules, each by itself."""
     endpoints = [ep(number, state, node=node) for number, (state, node) in enumerate(states)]
 
     def expected(among: list[int]) -> list[int]:
@@ -192,7 +192,7 @@ def test_choice_equals_the_naive_model(all_candidates: list[Endpoint], name: str
     assert choice.any_usable == bool([e for e in all_candidates if e.ready or (e.serving and e.terminating)])
 
 
-# Who is a candidate.
+# Candidates.
 
 
 def of_http(*slices: EndpointSlice) -> list[Candidate]:

@@ -202,8 +202,8 @@ class PoliciesMachine(NodeMachine):
         ports = {ProxyPort(listen.protocol, listen.port): name for name, listen in listening.items()}
         assert kernel.proxy_ports == ports.keys()
         for name, frontend in wanted.items():
-            told = self.node.data_plane.endpoints[name]
-            assert (told.endpoints, told.preserve) == (frontend.endpoints, frontend.preserve)
+            sent = self.node.data_plane.endpoints[name]
+            assert (sent.endpoints, sent.preserve) == (frontend.endpoints, frontend.preserve)
         for table, asks in (
             (kernel.redirects, {n: f.destinations for n, f in wanted.items()}),
             (kernel.own_redirects, {n: f.own_destinations for n, f in wanted.items()}),
@@ -224,7 +224,7 @@ class PoliciesMachine(NodeMachine):
                 assert kernel.allowed_sources.get(destination, frozenset()) == (ranges or {frozenset()}).pop()
         external = any(name.scope is Scope.EXTERNAL for name in wanted)
         preserving = {Preserve.NEVER: False, Preserve.EXTERNAL_LOCAL: external, Preserve.LOCAL: bool(wanted)}
-        # The way back stays when nobody needs it any more: running connections may.
+        # The way back stays without such frontends: running connections may need it.
         assert kernel.transparent >= preserving[self.facts.preserve]
         assert self.facts.preserve is not Preserve.NEVER or not kernel.transparent
 
@@ -246,7 +246,7 @@ class PoliciesMachine(NodeMachine):
                 assert (destination.protocol, destination.address, destination.port) in self.node.reserver.held
 
     @invariant()
-    def nobody_is_led_astray(self) -> None:
+    def no_client_is_misdirected(self) -> None:
         kernel, data_plane = self.node.netfilter.kernel, self.node.data_plane
         standing = {ProxyPort(listen.protocol, listen.port): name for name, listen in data_plane.listening.items()}
         for table in (kernel.redirects, kernel.own_redirects):
@@ -261,10 +261,10 @@ class PoliciesMachine(NodeMachine):
         if not kernel.transparent:
             tables = (kernel.redirects, kernel.own_redirects)
             reached = {ProxyPort(d.protocol, port) for table in tables for d, port in table.items()}
-            for name, told in data_plane.endpoints.items():
+            for name, sent in data_plane.endpoints.items():
                 listen = data_plane.listening[name]
                 empty = kernel.refused | kernel.dropped
-                if told.preserve and ProxyPort(listen.protocol, listen.port) in reached - empty:
+                if sent.preserve and ProxyPort(listen.protocol, listen.port) in reached - empty:
                     raise AssertionError(f"{name} dials as its clients, and the kernel does not lead the answers back")
 
 

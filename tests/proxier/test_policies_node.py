@@ -234,12 +234,12 @@ async def test_another_zone_means_other_endpoints(node: Node) -> None:
 
 async def test_other_node_addresses_take_the_node_ports(node: Node) -> None:
     await serve(node, service())
-    told = len(node.data_plane.sent)
+    count = len(node.data_plane.sent)
     node.proxier.set_facts(replace(FACTS, node_addresses=frozenset({Address("192.0.2.7")})))
     await node.pass_time(2.0)
     assert meets(node, "192.0.2.1:30080") is Fate.PASSED
     assert meets(node, "192.0.2.7:30080") == ("10.0.0.1", "10.0.0.2")
-    assert len(node.data_plane.sent) == told
+    assert len(node.data_plane.sent) == count
 
 
 async def test_many_services_follow_new_facts_in_batches(node: Node) -> None:
@@ -251,7 +251,7 @@ async def test_many_services_follow_new_facts_in_batches(node: Node) -> None:
     node.proxier.set_facts(replace(FACTS, zone="z2"))
     assert node.proxier.snapshot().pending_since is not None
     await node.rest()
-    assert {told.endpoints for told in node.data_plane.endpoints.values()} == {ON_THEM}
+    assert {it.endpoints for it in node.data_plane.endpoints.values()} == {ON_THEM}
     assert node.proxier.snapshot().pending_since is None
 
 

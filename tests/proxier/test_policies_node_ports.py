@@ -1,4 +1,4 @@
-"""Node ports held against other processes, and who yields to whom."""
+"""Node ports held against other processes, and which claim yields."""
 
 from __future__ import annotations
 
@@ -148,14 +148,14 @@ class ClaimsMachine(RuleBasedStateMachine):
         self.known: dict[FrontendName, frozenset[Destination]] = {WEB: frozenset(), SHOP: frozenset()}
         """What frontends believe that they were denied."""
 
-    def tell(self, changed: set[FrontendName]) -> None:
+    def update(self, changed: set[FrontendName]) -> None:
         for name in changed:
             self.known[name] = self.claims.unavailable(name)
 
     @rule(name=st.sampled_from([WEB, SHOP]), destinations=st.frozensets(st.sampled_from(DESTINATIONS)))
     def claim(self, name: FrontendName, destinations: frozenset[Destination]) -> None:
         self.wants[name] = destinations
-        self.tell(self.claims.claim(name, destinations) | {name})
+        self.update(self.claims.claim(name, destinations) | {name})
 
     @rule(port=st.sampled_from([30080, 30081]))
     def others(self, port: int) -> None:
@@ -164,17 +164,17 @@ class ClaimsMachine(RuleBasedStateMachine):
 
     @rule()
     def retry(self) -> None:
-        self.tell(self.claims.retry())
+        self.update(self.claims.retry())
         free = {d for d in DESTINATIONS if (Protocol.TCP, d.port) not in self.reserver.taken}
         assert not free & self.claims.faults.keys()
 
     @rule(in_use=st.frozensets(st.sampled_from(DESTINATIONS)))
     def release(self, in_use: frozenset[Destination]) -> None:
-        self.tell(self.claims.release(in_use.__contains__))
+        self.update(self.claims.release(in_use.__contains__))
 
     @rule()
     def release_all(self) -> None:
-        self.tell(self.claims.release(no_endpoint))
+        self.update(self.claims.release(no_endpoint))
         assert held(self.reserver) <= frozenset().union(*self.wants.values())
 
     @invariant()

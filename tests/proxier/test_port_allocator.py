@@ -1,4 +1,4 @@
-"""Proxy ports: never in two hands, stepped over when somebody else has them, used again late."""
+"""Proxy ports: never allocated twice, skipped when another process has them, used again late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxier among fakes: what clients meet after what the sources said, and when."""
+"""The proxier among fakes: the outcome for clients after changes of the sources, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TCP connections that processes of this network namespace have, by sock_diag(7)."""
+"""Lists the TCP connections of this network namespace by sock_diag(7)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _QUESTION = struct.Struct("=BxxI48x")
 _NOT_LISTENING = 0xFFF & ~(1 << 10)
 """A bit for each state of the kernel's, without TCP_LISTEN (net/tcp_states.h)."""
 _ENDS = struct.Struct("!4x2H16s16s")
-"""The begin of struct inet_diag_msg: own port, the peer's; own address, the peer's."""
+"""The begin of struct inet_diag_msg: local port, peer's port; local address, peer's address."""
 
 
 class Connection(NamedTuple):
-    """As seen from here. Its own address is left out: who was translated knows another."""
+    """A TCP connection as its local socket has it. Without the local address, which may differ by translation."""
 
     port: int
     peer: Address
@@ -29,7 +29,7 @@ class Connection(NamedTuple):
 
 
 def tcp_connections() -> frozenset[Connection]:
-    """All of them, those included that are not accepted yet, or linger. OSError when the kernel does not tell."""
+    """All TCP connections, also those not accepted yet, and closing ones. OSError when the kernel refuses."""
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
     found = set[Connection]()
     for family in (socket.AF_INET, socket.AF_INET6):

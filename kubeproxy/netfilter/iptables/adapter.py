@@ -1,9 +1,9 @@
 """The iptables adapter: kube-proxy's chains in the legacy tables, through python-iptables.
 
-python-iptables lends its binding of libiptc, one commit of which replaces a table at once. The rest of it is left
-alone: it takes no lock, loses changes when it commits by itself, is not safe with threads, and reads rules back through
-the process's standard output. So: one thread for every call into it, the lock of iptables(8) around each transaction,
-and rules as bytes (`kubeproxy.netfilter.iptables.entry`).
+Only the binding of libiptc in python-iptables is used; one commit of it replaces a table at once. The rest of it takes
+no lock, loses changes when it commits by itself, is not safe with threads, and reads rules back through the process's
+standard output. So all calls are made in one thread, each transaction holds the lock of iptables(8), and rules are
+bytes (`kubeproxy.netfilter.iptables.entry`).
 """
 
 from __future__ import annotations
@@ -70,35 +70,35 @@ class Iptables:
     def __init__(self, *, lock_wait_s: float = 10.0) -> None:
         self._lock_wait_s = lock_wait_s
         self._thread = ThreadPoolExecutor(1, "iptables")
-        # What the kernel has as far as we know, by table; missing: unknown. Belongs to the thread.
+        # The rules believed to be in the kernel, by table; missing: unknown. Used by the thread alone.
         self._believed: dict[_Key, Chains] = {}
         self._rule_factory = RuleFactory()
-        # How large the tables were when we last left or looked at them. Belongs to the thread, too.
+        # The sizes of the tables after the last transaction or poll. Used by the thread alone, too.
         self._table_infos: dict[_Key, bytes] = {}
         self._on_foreign_change: Callable[[], None] = lambda: None
         self._poll_timer: asyncio.TimerHandle | None = None
         self._polling: asyncio.Future[bool] | None = None
 
     async def probe(self) -> None:
-        """Open the tables; KernelError tells why that cannot be done. (Opening one has the kernel make it.)"""
+        """Open the tables; KernelError with the reason if that fails. (The kernel makes a table that is opened.)"""
         await self._in_thread(self._probe)
 
     async def probe_transparent(self) -> None:
-        """Make what a transparent rule set needs besides, without leading any packet to it, and remove it again;
-        KernelError tells why that cannot be done."""
+        """Make the chain of a transparent rule set, without a jump to it, and remove it again; KernelError with the
+        reason if that fails."""
         await self._in_thread(self._probe_transparent)
 
     async def probe_socket_guard(self) -> None:
-        """The same for one that guards sockets."""
+        """The same for a rule set that guards sockets."""
         await self._in_thread(self._probe_socket_guard)
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
-        """See `Netfilter.apply`. All or nothing holds by table; the tables change in an order in which no client is
-        ever redirected to a port that is not yet, or not any more, guarded."""
+        """See `Netfilter.apply`. All or nothing holds for each table; the tables change in an order in which no client
+        is ever redirected to a port without its guard."""
         return await self._in_thread(self._apply, wanted, verify)
 
     async def pause(self, for_s: float = PAUSE_S) -> bool:
-        """See `Netfilter.pause`. The drops come in a commit of table mangle, before the redirects go."""
+        """See `Netfilter.pause`. A commit of table mangle adds the drops before the redirects are removed."""
         families = [family for family in Family if _exists(family, NAT)]
         return bool(families) and await self._in_thread(self._pause, families, for_s)
 
@@ -109,8 +109,8 @@ class Iptables:
         return await self._in_thread(self._apply, None, True)
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """See `Netfilter.on_foreign_change`. The kernel does not tell of changes to these tables, so their size is
-        asked for every second: what replaces a rule by one of that length is noticed by the next full sync only."""
+        """See `Netfilter.on_foreign_change`. The kernel does not notify of changes to these tables, so their size is
+        read every second: a rule replaced by one of the same length is noticed by the next full sync only."""
         self._on_foreign_change = callback
         self._poll_later()
 
@@ -136,8 +136,8 @@ class Iptables:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     async def _in_thread(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        # Not first in the thread: importing holds a lock that the loop wants, holding others, whenever it starts a
-        # program, and the two would wait for each other for ever.
+        # Not first in the thread: importing holds a lock that the loop takes, with others held, whenever it starts a
+        # program; the two would deadlock.
         _iptc()
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *arguments, **named))
 
@@ -202,7 +202,7 @@ class Iptables:
             self._believed.clear()
         changed, failures = False, []
         with xtables_lock(self._lock_wait_s), self._recording_table_infos():
-            # A family that fails (a kernel without IPv6 tables) does not keep the other from being served.
+            # A family that fails (a kernel without IPv6 tables) does not prevent the other from being served.
             for family in Family:
                 try:
                     changed |= self._apply_family(family, wanted)
@@ -223,7 +223,7 @@ class Iptables:
             )
         return any(
             [
-                # Guards and refusals come before the redirects that need them, and go after them.
+                # Guards and refusals are added before the redirects that need them, and removed after them.
                 self._move(
                     family, FILTER, lambda have: iptables_chains.union(have, want[FILTER]) if needed or have else {}
                 ),
@@ -234,7 +234,7 @@ class Iptables:
         )
 
     def _move(self, family: Family, name: str, goal: Callable[[Chains], Chains]) -> bool:
-        """Bring a table to where `goal` leads from what it has; True if that took a commit."""
+        """Change a table from its present rules to those that `goal` returns for them; True if that took a commit."""
         key = family, name
         for attempt in range(_ATTEMPTS):
             have = self._believed.pop(key, None)
@@ -257,7 +257,7 @@ class Iptables:
                     raise KernelError(
                         f"{family} table {name}: {_error_text(error)}; nothing was changed in it"
                     ) from error
-                # Somebody who does not take the lock changed the table under our hands, or our belief was wrong.
+                # A program that does not take the lock changed the table meanwhile, or the believed rules were wrong.
                 log.warning(
                     "commit refused, reading the table again", family=str(family), table=name, reason=_error_text(error)
                 )
@@ -271,7 +271,7 @@ class Iptables:
 
 
 def _table_infos() -> dict[_Key, bytes]:
-    """Those of the tables that are there, and tell."""
+    """The sizes of the existing tables, as far as the kernel reports them."""
     found: dict[_Key, bytes] = {}
     for family in Family:
         for table in OWN:
@@ -286,7 +286,7 @@ def _iptc() -> ModuleType:
     """python-iptables. Importing it loads a kernel module and runs two programs: never at our own import."""
     try:
         return importlib.import_module("iptc")
-    except Exception as error:  # whatever it raises, from OSError to its own
+    except Exception as error:  # it raises anything from OSError to its own
         raise KernelError(
             f"python-iptables cannot be loaded: {error}; install libxtables, libip4tc and libip6tc (iptables)"
         ) from error
@@ -298,12 +298,12 @@ def _error_text(error: Exception) -> str:
 
 
 def _exists(family: Family, name: str) -> bool:
-    """Whether the kernel has this table. Opening one would make it, and show up in other people's tools."""
+    """Whether the kernel has this table. Opening one would make it, and tools would show it."""
     try:
         return name in _NAMES[family].read_text().split()
     except FileNotFoundError:
         return False
-    except PermissionError:  # in a user namespace: then only opening it tells
+    except PermissionError:  # in a user namespace: only opening it would show
         return True
 
 
@@ -325,7 +325,7 @@ def _open(family: Family, name: str) -> Any:
 
 
 def _read(table: Any, family: Family, name: str) -> tuple[Chains, list[tuple[str, Entry]]]:
-    """Our chains and our jumps to them in the built-in ones, and what stands in our chains more than once."""
+    """Our chains and the jumps to them in built-in ones; and the surplus of rules that a chain has more than once."""
     chains: dict[str, Rules] = {}
     surplus: list[tuple[str, Entry]] = []
     for chain in (*BUILTIN[name], *filter(table.is_chain, OWN[name])):
@@ -362,7 +362,7 @@ def _carry_out(table: Any, difference: Difference, surplus: list[tuple[str, Entr
     position: dict[str, int] = {}
     for chain, entry in difference.add:
         rule = ctypes.create_string_buffer(entry, len(entry))
-        # Our first jumps go before a NAT rule or a firewall of somebody else.
+        # Our first jumps come before the NAT rules or the firewall of other programs.
         if table.builtin_chain(chain) and not iptables_chains.comes_last(entry):
             table.insert_entry(chain, rule, position.get(chain, 0))
             position[chain] = position.get(chain, 0) + 1

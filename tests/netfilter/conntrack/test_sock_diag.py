@@ -1,4 +1,4 @@
-"""Rules that outlive their proxy lead nobody to a socket that is not ours."""
+"""Rules that outlive their proxy lead no client to a socket of another program."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rules(port: int = 7001) -> RuleSet:
 
 @contextlib.contextmanager
 def transparent() -> Iterator[None]:
-    """Whoever serves in here does so by sockets with IP_TRANSPARENT."""
+    """Within this, servers have sockets with IP_TRANSPARENT."""
     bind = socket.socket.bind
 
     def bind_marked(self: socket.socket, address: object) -> None:
@@ -82,7 +82,7 @@ def test_a_listener_of_ours_is_reached_and_no_other(
     def met(patience_s: float) -> set[str]:
         return attempts(((host, way[0], protocol, way[1]) for host in hosts for way in ways), patience_s=patience_s)
 
-    assert met(0.3) == {SILENT}, "nobody listens: whoever comes next will answer"
+    assert met(0.3) == {SILENT}, "nothing listens: the next proxy will answer"
     with serving(network.node, protocol, 7001, family):
         assert met(0.3) == {SILENT}, "not for them"
         assert attempt(network.client, NODE[family], protocol, 7001, patience_s=0.3) == SILENT
@@ -98,7 +98,7 @@ def test_a_listener_of_ours_is_reached_and_no_other(
 def test_who_is_not_redirected_by_us_is_not_looked_at(network: Network, adapter: Adapter) -> None:
     before = settled(dump(network.node))
     adapter.apply(rules(), verify=True)
-    # Somebody else's redirect to a port of theirs, and their own listener.
+    # Another program's redirect to a port of its own, and its listener.
     network.node.run(["nft", "-f", "-"], input=FOREIGN)
     with serving(network.node, Protocol.TCP, 8080, Family.IPV4):
         assert attempt(network.client, "10.96.9.9", Protocol.TCP, 80) == ANSWERED

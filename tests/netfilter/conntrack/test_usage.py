@@ -55,8 +55,8 @@ def test_a_kernel_that_tracks_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_when_it_is_worth_a_word(before: ConntrackRoom | None, now: ConntrackRoom, complaint: str | None) -> None:
-    said = now.complaint(before)
-    assert (said is None) if complaint is None else (said is not None and complaint in said)
+    text = now.complaint(before)
+    assert (textis None) if complaint is None else (textis not None and complaint in text)
 
 
 @pytest.mark.netns
@@ -66,6 +66,6 @@ def test_this_kernel_tells() -> None:
         host.run(["nft", rule])
         program = "from kubeproxy.netfilter.conntrack.usage import look; print(look())"
         process = host.popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-        said = process.communicate(timeout=20)[0]
-        assert said.startswith("ConntrackRoom(entries=0, limit=")
-        assert said.endswith("dropped=0)\n")
+        text = process.communicate(timeout=20)[0]
+        assert output.startswith("ConntrackRoom(entries=0, limit=")
+        assert output.endswith("dropped=0)\n")

@@ -75,7 +75,7 @@ def test_dropping_wins_over_refusing_and_both_are_guarded() -> None:
 
 
 def follow(have: Chains, wanted: Chains, table: str) -> Chains:
-    """Do what a difference says, as libiptc would."""
+    """Apply a difference as libiptc would."""
     todo = difference(have, wanted, table=table)
     chains = {name: set(rules) for name, rules in have.items() if name in OWN[table]}
     built_in = {name: list(rules) for name, rules in have.items() if name not in OWN[table]}

@@ -138,7 +138,7 @@ rule_sets = st.builds(
 
 
 class NaiveKernel:
-    """Does what nft's commands say, and complains as the kernel does."""
+    """Carries out nft's commands, and refuses those that the kernel refuses."""
 
     def __init__(self) -> None:
         self.sets: dict[str, dict[str, str]] = {}
@@ -178,7 +178,7 @@ def test_differences_lead_from_any_rule_set_to_any_other(first: RuleSet, second:
 
 
 @given(before=rule_sets, after=rule_sets, sound=st.booleans())
-def test_a_gap_holds_every_destination_and_nothing_else_until_the_next_rules(
+def test_a_pause_holds_every_destination_and_nothing_else_until_the_next_rules(
     before: RuleSet, after: RuleSet, sound: bool
 ) -> None:
     kernel, direct = NaiveKernel(), NaiveKernel()
@@ -357,13 +357,13 @@ def test_stale_elements_go() -> None:
     assert "add" not in text
 
 
-def test_a_gap_is_recognized_and_so_are_the_redirects_of_a_table_of_another_make() -> None:
+def test_a_pause_is_recognized_and_so_are_the_redirects_of_another_version() -> None:
     items = listing(FULL)
     paused = next(item["set"] for item in items if item.get("set", {}).get("name") == "paused4")
     paused["elem"] = [{"elem": {"val": {"concat": ["10.96.0.1", "tcp", 80]}, "timeout": 30, "expires": 7}}]
     assert parse(encode(items)) == replace(Table.of(FULL), paused=True)
     (flush,) = difference(parse(encode(items)), FULL)
-    assert "flush set inet kubeproxy gap4\n" in flush
+    assert "flush set inet kubeproxy paused4\n" in flush
     items = [item for item in items if not item.get("set", {}).get("name", "").startswith(("paused", "guarded"))]
     found = parse(encode(items))
     assert not found.sound

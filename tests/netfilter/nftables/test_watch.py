@@ -1,4 +1,4 @@
-"""Who else changes our table: noticed at once, and not confused with what we do ourselves."""
+"""Foreign changes of our table are noticed at once, and told apart from our own."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_our_own_are_not_somebody_elses(watch: tuple[Host, TableWatch]) -> None:
     it.begin()
     nft(host, "add element inet kubeproxy s { 83 }")
     it.end(committed=False)
-    assert it.look(), "ours failed, or nobody knows"
+    assert it.look(), "ours failed, or its result is unknown"
     it.begin()
     it.end(committed=True)
     assert not it.look(), "it changed nothing"

@@ -63,7 +63,7 @@ def listening(host: Host, protocol: Protocol, port: int, family: Family) -> sock
 
 
 def ask_as(node: Host, client: str, target: tuple[str, int], protocol: Protocol) -> bytes:
-    """What an endpoint answers to a client whose address we speak from; how it failed, if it did."""
+    """The answer of an endpoint to a client whose address is preserved; or how it failed."""
     inet = socket.AF_INET6 if ":" in client else socket.AF_INET
     with node.make_socket(inet, socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM) as sock:
         sock.settimeout(0.4)
@@ -110,7 +110,7 @@ def answering(sock: socket.socket, protocol: Protocol, answer: object) -> Iterat
 
 @contextlib.contextmanager
 def service(network: Network) -> Iterator[None]:
-    """A pod that says whom it sees, and a proxy on the node that dials it from its clients' addresses."""
+    """A pod that answers with the address that it sees, and a proxy that dials it from its clients' addresses."""
     with ExitStack() as stack:
         for family in Family:
             for protocol in BOTH:

@@ -1,4 +1,4 @@
-"""Who else removes our routing rules: noticed at once, and told from what is none of our business."""
+"""Removals of our routing rules are noticed at once; other changes are not reported."""
 
 from __future__ import annotations
 
