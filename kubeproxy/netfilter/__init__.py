@@ -1,4 +1,4 @@
-"""The wanted rule set as one value, and the adapters that keep the kernel equal to it.
+"""The wanted rule set as a value, and the adapters that apply it.
 
 ruleset        what is wanted: service address -> proxy port; `packet_trace` decides what it does to a packet
 interface      the methods of an adapter, which is all that other rooms use

@@ -1,4 +1,4 @@
-"""The interface of an adapter of the kernel's packet filter, which is all that the proxier uses."""
+"""The interface of packet filter adapters; the proxier uses nothing else of them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ class Netfilter(Protocol):
         """Why this host does not support `RuleSet.guard_sockets`; None if it does. Leaves nothing behind."""
 
     async def pause(self, for_s: float = PAUSE_S) -> bool:
-        """Remove our redirects, those of other instances included, and drop first packets to their destinations for
-        that time, so that a client retries instead of being refused.
+        """Replace our redirects by drops of first packets for that time.
 
-        Running connections are left alone. The pause ends by itself after that time, or in the next `apply`, by the
+        So a client retries instead of being refused. Redirects of other instances are replaced, too. Running connections are left alone. The pause ends by itself after that time, or in the next `apply`, by the
         transaction that adds redirects. True if there was any redirect.
         """
 

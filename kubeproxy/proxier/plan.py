@@ -67,7 +67,7 @@ class ListenerState:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next move of each frontend that has one, in the order in which they were given."""
+    """The next move of each frontend that has one, in the given order."""
 
     moves: Mapping[Move, tuple[FrontendName, ...]]
 

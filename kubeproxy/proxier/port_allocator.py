@@ -1,4 +1,4 @@
-"""Allocates proxy ports from a range or from the kernel, each to one frontend at a time."""
+"""Allocates proxy ports from a range or from the kernel."""
 
 from __future__ import annotations
 

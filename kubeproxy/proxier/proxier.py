@@ -141,7 +141,7 @@ class Proxier:
             await self._clock.wait(self._wake, self._next_at())
 
     async def sync_now(self) -> bool:
-        """Put every change into effect now, whatever the periods, and read the rules in the kernel. True if all is in
+        """Make a round with a full sync now, whatever the periods. True if all is in
         effect; false if the sources are not ready to serve, or if something failed (it is retried)."""
         async with self._round_lock:
             await self._round(full=True)

@@ -186,7 +186,7 @@ class Tracker:
         return len(self._untaken)
 
     def take(self, limit: int) -> list[Change]:
-        """Take up to `limit` Services whose view has changed, in the order of their first change."""
+        """Take up to `limit` changed Services, in the order of their first change."""
         changes: list[Change] = []
         while self._untaken and len(changes) < limit:
             for name in list(islice(self._untaken, limit - len(changes))):

@@ -95,7 +95,7 @@ def test_cleanup_leaves_foreign_rules_and_nothing_else(network: Network, adapter
     assert not adapter.cleanup()
 
 
-def test_what_an_earlier_run_left_goes_with_the_first_apply(
+def test_rules_of_an_earlier_run_are_removed_by_the_first_apply(
     network: Network, adapter: Adapter, environment: dict[str, str]
 ) -> None:
     adapter.apply(rule_set({WEB: 7009}), verify=True)
@@ -187,7 +187,7 @@ FLUSHES = {
 }
 
 
-def test_what_somebody_else_changes_is_told_and_what_we_change_is_not(
+def test_foreign_changes_are_reported_and_our_own_are_not(
     network: Network, adapter: Adapter, environment: dict[str, str]
 ) -> None:
     adapter.call({"do": "watch"})

@@ -163,7 +163,7 @@ def test_the_lock_is_freed_while_waited_for(network: Network, environment: dict[
 
 
 @pytest.mark.parametrize("adapter", ["nftables", "iptables"])
-def test_what_somebody_flushes_is_back_long_before_the_next_sync(
+def test_flushed_rules_are_restored_long_before_the_next_sync(
     network: Network, environment: dict[str, str], adapter: str
 ) -> None:
     proxied = Proxied(network.node, adapter, environment)

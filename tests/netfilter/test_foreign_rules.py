@@ -87,7 +87,7 @@ def look(host: Host, *, prefix: Sequence[str] = (), net: str = "/proc/net") -> l
 
 
 @pytest.mark.netns
-def test_nothing_is_found_where_nobody_left_anything_and_nothing_is_made(
+def test_without_foreign_rules_nothing_is_found_and_nothing_is_made(
     network: Network, environment: dict[str, str]
 ) -> None:
     assert look(network.node) == []

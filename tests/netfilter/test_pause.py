@@ -132,7 +132,7 @@ def test_when_the_time_is_up_nothing_of_it_works(network: Network, adapter: Adap
         assert meets(host, family, protocol, port, on_node=port != 80) == met, (host, family, protocol, port)
 
 
-def test_a_gap_of_another_run_ends_with_the_first_apply(
+def test_a_pause_of_another_run_ends_with_the_first_apply(
     network: Network, adapter: Adapter, environment: dict[str, str]
 ) -> None:
     before = without_empty_tables(dump(network.node))
@@ -148,7 +148,7 @@ def test_a_gap_of_another_run_ends_with_the_first_apply(
     assert without_empty_tables(dump(network.node)) == before
 
 
-def test_disarming_keeps_the_clients_of_dead_rules_waiting(
+def test_stale_rules_are_paused_and_their_clients_wait(
     network: Network, adapter: Adapter, environment: dict[str, str]
 ) -> None:
     adapter.apply(rules(), verify=True)
@@ -160,7 +160,7 @@ def test_disarming_keeps_the_clients_of_dead_rules_waiting(
         assert successor.call({"do": "pause_stale_rules", "for_s": 30.0}) == []
 
 
-def test_without_rules_there_is_no_gap(network: Network, adapter: Adapter) -> None:
+def test_without_rules_there_is_no_pause(network: Network, adapter: Adapter) -> None:
     before = dump(network.node)
     assert not adapter.pause()
     assert dump(network.node) == before
@@ -181,7 +181,7 @@ def test_redirects_of_a_table_of_another_make_are_paused_too(network: Network, e
     assert "novelty" not in dump(network.node)
 
 
-def test_the_way_back_of_endpoints_answers_stays_for_running_connections(network: Network, adapter: Adapter) -> None:
+def test_routing_of_answers_stays_for_running_connections(network: Network, adapter: Adapter) -> None:
     adapter.apply(replace(rules(), transparent=True), verify=True)
     assert adapter.pause()
     assert "0x00001000" in dump(network.node) or "0x1000" in dump(network.node)

@@ -35,7 +35,7 @@ def rules(family: Family, *cidrs: str) -> RuleSet:
 
 
 @pytest.mark.parametrize("family", Family)
-def test_who_is_admitted(network: Network, adapter: Adapter, family: Family) -> None:
+def test_admitted_sources(network: Network, adapter: Adapter, family: Family) -> None:
     hosts = {"client": network.client, "node": network.node, "pod": network.pods[0]}
 
     def expect(*admitted: str) -> None:
@@ -121,7 +121,7 @@ def test_a_load_balancers_address_that_is_behind_the_node(network: Network, adap
 
 
 @pytest.mark.parametrize("family", Family)
-def test_the_clusters_own_way_is_restricted_too(network: Network, adapter: Adapter, family: Family) -> None:
+def test_redirects_of_pods_are_restricted_too(network: Network, adapter: Adapter, family: Family) -> None:
     own = {destination(LB[family], Protocol.TCP): 7002}
     general = {destination(LB[family], Protocol.TCP): 7001}
 

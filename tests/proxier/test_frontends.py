@@ -126,7 +126,7 @@ def test_each_kind_of_external_address_follows_the_external_policy(
     assert apart[Scope.CLUSTER].own_destinations == destinations
 
 
-def test_a_scope_that_nobody_can_reach_has_no_frontend() -> None:
+def test_a_scope_without_destinations_has_no_frontend() -> None:
     assert by_scope(service(internal_policy=LOCAL)).keys() == {Scope.LOCAL}
     assert by_scope(service(external_policy=LOCAL)).keys() == {Scope.CLUSTER}
 
@@ -204,7 +204,7 @@ def test_without_endpoints_here_clients_are_dropped_and_without_any_refused(
     assert {f.name.scope: f.when_empty for f in found if not f.endpoints} == verdicts
 
 
-def test_who_comes_and_goes_elsewhere_changes_nothing_for_a_local_frontend() -> None:
+def test_endpoints_elsewhere_change_nothing_for_a_local_frontend() -> None:
     of = service(internal_policy=LOCAL)
     assert resolve(of, [endpoint_slice("web", (HERE,))], FACTS) == resolve(of, [SLICE], FACTS)
 
@@ -220,7 +220,7 @@ def test_who_comes_and_goes_elsewhere_changes_nothing_for_a_local_frontend() -> 
         (Preserve.LOCAL, {Scope.EXTERNAL: ON_US, Scope.CLUSTER: ON_US, Scope.LOCAL: ON_US}),
     ],
 )
-def test_whose_endpoints_see_the_client(preserve: Preserve, preserved: dict[Scope, tuple[Target, ...]]) -> None:
+def test_which_endpoints_see_the_client_address(preserve: Preserve, preserved: dict[Scope, tuple[Target, ...]]) -> None:
     of = service(internal_policy=LOCAL, external_policy=LOCAL, node_port=30080)
     found = by_scope(of, facts=NodeFacts(name="us", preserve=preserve))
     assert {scope: tuple(f.preserve) for scope, f in found.items() if f.preserve} == preserved
@@ -266,7 +266,7 @@ def test_without_ranges_nothing_is_ranged() -> None:
     assert not frontend.source_ranges
 
 
-def test_ranges_of_the_other_family_alone_let_nobody_in() -> None:
+def test_ranges_of_the_other_family_alone_admit_no_client() -> None:
     of = service("10.96.0.1 fd00::1", balancer="203.0.113.1 2001:db8::5", ranges=("192.0.2.0/24",))
     v4, v6 = resolve(of, BOTH, FACTS)
     assert v4.ranged == at("203.0.113.1")

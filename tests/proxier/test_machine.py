@@ -216,7 +216,7 @@ class ProxierMachine(NodeMachine):
     # What goes wrong.
 
     @rule(times=st.integers(1, 3))
-    def kernel_says_no(self, times: int) -> None:
+    def kernel_refuses(self, times: int) -> None:
         self.node.netfilter.fail(times=times)
 
     @rule()
@@ -296,7 +296,7 @@ class ProxierMachine(NodeMachine):
             assert data_plane.endpoints[standing[proxy_port]].endpoints or proxy_port in kernel.refused
 
     @invariant()
-    def every_port_is_in_one_hand(self) -> None:
+    def every_port_has_one_owner(self) -> None:
         held = [(protocol, port) for protocol, _, port in self.node.reserver.held]
         assert len(held) == len(set(held))
         listening = {(listen.protocol, listen.port) for listen in self.node.data_plane.listening.values()}

@@ -102,11 +102,11 @@ def test_next_move(wanted: Frontend | None, standing: ListenerState | None, move
     assert next_move(wanted, standing, address=ANY, applied=RULES) is move
 
 
-def test_a_listener_elsewhere_than_we_bind_leaves() -> None:
+def test_a_listener_at_another_address_than_bind_is_closed() -> None:
     assert next_move(WEB, STANDING, address=Address("192.0.2.1"), applied=RULES) is Move.REMOVE_RULE
 
 
-def test_only_those_named_are_looked_at_and_those_who_rest_are_not_named() -> None:
+def test_only_named_frontends_are_planned_and_resting_ones_have_no_move() -> None:
     other = replace(WEB, name=frontend_name("other"))
     resting = replace(WEB, name=frontend_name("resting"))
     found = plan(

@@ -220,7 +220,7 @@ def test_of_an_endpoint_in_two_slices_the_best_word_counts(worse: str) -> None:
         assert found.endpoint.ready
 
 
-def test_an_endpoint_that_leaves_by_one_slice_and_is_gone_by_the_other_still_serves() -> None:
+def test_an_endpoint_terminating_in_one_slice_and_gone_in_the_other_still_serves() -> None:
     slices = [endpoint_slice("web", (ep(1, state),), called=state) for state in (GONE, LEAVING)]
     for order in itertools.permutations(slices):
         assert choose(of_http(*order), US).cluster_wide == targets("10.0.0.1:8080")

@@ -91,7 +91,7 @@ class PoliciesMachine(NodeMachine):
         self.endpoints: dict[ServiceName, list[Endpoint]] = {}
 
     @initialize(preserve=st.sampled_from(Preserve))
-    def choose_whose_address_is_kept(self, preserve: Preserve) -> None:
+    def choose_preserved_addresses(self, preserve: Preserve) -> None:
         self.node.list_nothing()
         self.start()
         self.facts = replace(self.facts, preserve=preserve)
@@ -146,7 +146,7 @@ class PoliciesMachine(NodeMachine):
             self.node.reserver.taken ^= {(protocol, port)}
 
     @rule(times=st.integers(1, 3))
-    def kernel_says_no(self, times: int) -> None:
+    def kernel_refuses(self, times: int) -> None:
         self.node.netfilter.fail(times=times)
 
     @rule()
@@ -240,7 +240,7 @@ class PoliciesMachine(NodeMachine):
         assert held == claims - covered
 
     @invariant()
-    def nobody_is_led_to_a_node_port_that_is_not_held(self) -> None:
+    def no_client_is_led_to_a_node_port_that_is_not_held(self) -> None:
         for destination in self.node.netfilter.kernel.redirects:
             if destination.address in NODE_PORTS.values():
                 assert (destination.protocol, destination.address, destination.port) in self.node.reserver.held

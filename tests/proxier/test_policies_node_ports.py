@@ -51,7 +51,9 @@ def test_what_is_wanted_is_held_until_it_is_released(claims: NodePortClaims, res
     assert held(reserver) == {at()}
 
 
-def test_who_takes_a_destination_over_takes_its_claim(claims: NodePortClaims, reserver: FakePortReserver) -> None:
+def test_a_new_claimant_of_a_destination_takes_over_its_claim(
+    claims: NodePortClaims, reserver: FakePortReserver
+) -> None:
     claims.claim(WEB, frozenset({at()}))
     (before,) = reserver.held.values()
     claims.claim(SHOP, frozenset({at()}))
@@ -74,13 +76,13 @@ def test_a_port_of_another_process_is_denied_and_had_once_it_is_free(
     assert not claims.faults
 
 
-def test_a_port_that_is_a_proxy_port_is_said_to_be_one(claims: NodePortClaims, reserver: FakePortReserver) -> None:
+def test_a_port_that_is_a_proxy_port_is_named_as_one(claims: NodePortClaims, reserver: FakePortReserver) -> None:
     reserver.taken.add((Protocol.TCP, 30099))
     claims.claim(WEB, frozenset({at(port=30099)}))
     assert "--proxy-port-range" in claims.faults[at(port=30099)]
 
 
-def test_other_errors_are_told_as_they_are(claims: NodePortClaims, reserver: FakePortReserver) -> None:
+def test_other_errors_are_reported_unchanged(claims: NodePortClaims, reserver: FakePortReserver) -> None:
     reserver.error = OSError(errno.EMFILE, "Too many open files")
     claims.claim(WEB, frozenset({at()}))
     assert "Too many open files" in claims.faults[at()]
@@ -185,7 +187,7 @@ class ClaimsMachine(RuleBasedStateMachine):
                 assert destination in have or destination._replace(address=WILDCARD) in have
 
     @invariant()
-    def everybody_knows(self) -> None:
+    def all_parts_agree(self) -> None:
         for name in (WEB, SHOP):
             assert self.known[name] == self.claims.unavailable(name)
         wanted = frozenset().union(*self.wants.values())

@@ -67,7 +67,7 @@ def test_a_claim_outlives_the_rules_that_need_it(state: ProxierState, reserver: 
     assert not reserver.held
 
 
-def test_who_was_held_by_a_node_port_and_cannot_be_held_alone_is_told_so(
+def test_an_address_held_by_a_node_port_that_cannot_be_held_alone_is_reported(
     state: ProxierState, reserver: FakePortReserver
 ) -> None:
     put(state, WEB, SHOP)

@@ -81,7 +81,7 @@ class TestSchedule:
         assert schedule.next_at(pending=True, new=False) == 140.0
         assert schedule.next_at(pending=True, new=True) == 111.0
 
-    def test_so_may_be_what_somebody_else_did_after_them(self) -> None:
+    def test_foreign_changes_after_our_own_are_noticed(self) -> None:
         schedule = self.schedule()
         for _ in range(7):
             schedule.failed(110.0)
@@ -112,14 +112,14 @@ class TestSchedule:
         schedule.succeeded(111.0, full=True)
         assert schedule.next_at(pending=False, new=False) == 141.0
 
-    def test_one_that_was_cancelled_leaves_nobody_certain(self) -> None:
+    def test_after_a_cancelled_transaction_the_kernel_is_unknown(self) -> None:
         schedule = self.schedule()
         schedule.foreign_change(110.0)
         schedule.started(110.0, full=True)
         assert schedule.full_due(110.0)
         assert schedule.next_at(pending=False, new=False) <= 110.0
 
-    def test_somebody_elses_changes_are_looked_at_at_once_and_then_a_little_later(self) -> None:
+    def test_foreign_changes_are_undone_at_once_and_repeated_ones_later(self) -> None:
         schedule, now = self.schedule(), 101.0
         schedule.periods = Periods(sync_s=1000.0)
         for delay_s in (0.0, 1.0, 2.0, 2.0, 2.0):

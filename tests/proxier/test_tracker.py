@@ -95,7 +95,7 @@ class TestSlices:
         tracker.put_slice(API, moved)
         assert {change.name: change.after.slices for change in tracker.take(10)} == {OLD.name: (), other.name: (moved,)}
 
-    def test_those_of_a_service_that_nobody_defines_are_kept_for_it(self) -> None:
+    def test_slices_without_a_service_are_kept_for_it(self) -> None:
         tracker = tracker_of(API)
         early = endpoint_slice("web", "10.0.0.1")
         tracker.put_slice(API, early)
@@ -143,7 +143,7 @@ class TestCompleteness:
         assert OLD.name in {change.name for change in tracker.take(10)}
         assert tracker.ready_at(now=6.0) == 6.0
 
-    def test_complete_sources_wait_for_all_where_others_serve_meanwhile(self) -> None:
+    def test_complete_sources_wait_for_all_while_another_instance_serves(self) -> None:
         tracker, calls = Tracker([API, FILES]), []
         tracker.start_within(math.inf)
         tracker.notify(lambda: calls.append("changed"))
@@ -155,7 +155,7 @@ class TestCompleteness:
         assert calls == ["changed"]
         assert tracker.ready_at(now=100.0) == 10.0 + START_GRACE_S
 
-    def test_complete_sources_wait_for_the_others_only_so_long(self) -> None:
+    def test_complete_sources_wait_for_the_others_for_a_bounded_time(self) -> None:
         tracker = Tracker([API, FILES])
         assert tracker.ready_at(now=0.0) == math.inf
         tracker.replace_services(FILES, [OLD])
@@ -233,7 +233,7 @@ class TestTaking:
         assert tracker.service_changes.pending == 0
         assert (tracker.service_changes.total, tracker.slice_changes.total) == (2, 1)
 
-    def test_somebody_is_told(self) -> None:
+    def test_the_callback_is_called(self) -> None:
         tracker = tracker_of(API)
         calls: list[int] = []
         tracker.notify(lambda: calls.append(tracker.untaken))

@@ -99,12 +99,12 @@ class _Choice(typing.Protocol):
 
 
 def _unanswered(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-    """Of TCP flows, unanswered ones that our rules would redirect if they began now."""
+    """The unanswered TCP flows that our rules would redirect if they began now."""
     return [flow for flow in transition.untranslated(flows, local=local) if wire.is_unanswered(flow)]
 
 
 def _abandoned(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-    """Of TCP flows, those that lead to a wrong port of this node and have no socket."""
+    """The TCP flows that lead to a wrong port of this node, without a socket."""
     misdirected = [flow for flow in transition.misdirected(flows, local=local) if wire.has_begun(flow)]
     if not misdirected:
         return []

@@ -52,7 +52,7 @@ _IP_SRC_DST = {Family.IPV4: (1, 2, 4), Family.IPV6: (3, 4, 16)}
 def dump_request(
     family: Family, sequence: int, protocol: Protocol = Protocol.UDP, *, unanswered: bool = False
 ) -> bytes:
-    """The request for every flow of a family and protocol, or only for the unanswered ones. Kernels before 5.8 do not
+    """The request for all flows of a family and protocol, or the unanswered ones. Kernels before 5.8 do not
     filter by protocol, kernels before 5.18 do not filter by status; they answer with other flows, too."""
     flows = _nest(_TUPLE_ORIG, _nest(_TUPLE_PROTO, _attribute(_PROTO_NUM, bytes([_NUMBERS[protocol]]))))
     by_protocol = _nest(_FILTER, _attribute(_FILTER_ORIG_FLAGS, struct.pack("=I", _BY_PROTO_NUM)))
@@ -62,10 +62,10 @@ def dump_request(
 
 
 def delete_request(flow: Flow, sequence: int) -> bytes:
-    """The request to delete this flow, and not a newer one of the same tuple where the kernel gives flows identities.
+    """The request to delete this flow.
 
-    It does not find a flow of another conntrack zone than the default: the owner of the zone (a virtual switch)
-    translates its flows itself."""
+    Where the kernel gives flows identities, it does not match a newer flow of the same tuple. It does not find a flow
+    of another conntrack zone than the default: the owner of the zone (a virtual switch) translates its flows itself."""
     found = dict(_inside(flow.record))
     family = Family.IPV6 if ":" in flow.address else Family.IPV4
     original = _nest(_TUPLE_ORIG, found[_TUPLE_ORIG])

@@ -30,8 +30,10 @@ class Conntrack(typing.Protocol):
     """The kernel's table of flows. Its calls are made one at a time."""
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
-        """Delete every UDP flow that contradicts the rules `now` in force, every unanswered TCP flow to a new
-        destination, and with `before` None every TCP flow that contradicts them and has no socket; the number deleted.
+        """Delete the flows that contradict the rules `now` in force; the number deleted.
+
+        That is every UDP flow that contradicts them, every unanswered TCP flow to a new destination, and with `before`
+        None every TCP flow that contradicts them and has no socket.
 
         `before`: the rules of the last reconciliation; None: unknown (at start, or when another process had changed our
         rules). The kernel is not asked when no difference between the two could have left a stale flow. KernelError
@@ -182,12 +184,12 @@ class Transition:
         return self._new_tcp.families
 
     def untranslated(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-        """Of TCP flows, those that are not translated and have a new destination."""
+        """The TCP flows that are not translated and have a new destination."""
         new = self._new_tcp
         return [flow for flow in flows if not flow.is_translated and new.destination(flow, local) is not None]
 
     def misdirected(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-        """Of TCP flows, those with a redirected destination that lead to a wrong port of this node."""
+        """The TCP flows with a redirected destination that lead to a wrong port here."""
         home = self._home | local
         return [
             flow
@@ -199,7 +201,7 @@ class Transition:
         ]
 
     def stale(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-        """Of UDP flows, those that contradict the rules in force, on a node with the `local` addresses.
+        """The UDP flows that contradict the rules in force; `local`: this node's addresses.
 
         A flow to a destination that is redirected now is stale
 

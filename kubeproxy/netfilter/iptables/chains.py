@@ -262,7 +262,7 @@ def divert(family: Family) -> Chains:
 
 
 def guarding_sockets(family: Family) -> Chains:
-    """The chain of table filter that checks whether a redirected packet is for a socket of ours."""
+    """The chain of table filter that checks sockets of redirected packets."""
     return {
         PROXY_SOCKETS: frozenset(
             {own_socket_rule(family), iptables_entry.rule(family, iptables_entry.jump(PROXY_DIRECT))}
@@ -276,9 +276,10 @@ def own_socket_rule(family: Family) -> Entry:
 
 
 def pause(nat: Chains, family: Family, *, until: int) -> Chains:
-    """The chains of table mangle that drop first packets to the destinations of table nat's redirects until then
-    (seconds since 1970), from any source; nothing without redirects. Afterwards a packet meets the two jumps alone,
-    which do not match any more."""
+    """The chains of table mangle that replace table nat's redirects by drops of first packets, from any source.
+
+    Until then (seconds since 1970); afterwards a packet meets the two jumps alone, which do not match any more. Nothing
+    without redirects."""
 
     def drops(*chains: str) -> frozenset[Entry]:
         return frozenset(
@@ -394,7 +395,7 @@ def comes_last(entry: Entry) -> bool:
 
 
 def comes_first(entry: Entry) -> bool:
-    """Whether a rule belongs at the start of its chain, as it ends the chain for some packets."""
+    """Whether a rule belongs at the start of its chain, to end it for some packets."""
     return entry.endswith(iptables_entry.jump("RETURN"))
 
 

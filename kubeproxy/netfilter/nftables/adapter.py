@@ -193,6 +193,6 @@ class _TooLong(KernelError):
 
 
 def _shorten(error: CommandFailed) -> str:
-    """The error without the faulty command, which nft repeats, and which may have thousands of elements."""
+    """The error without the command, which nft repeats and may have thousands of elements."""
     lines = [line for line in error.stderr.splitlines() if "Error" in line]
     return f"{error.command_line}: {'; '.join(lines[:3])}" if lines else str(error)

@@ -224,7 +224,7 @@ def _first_packets(family: Family, to: str | None, *, from_this_host: bool) -> I
 
 
 def creation() -> str:
-    """The commands that make the table with its maps, sets and chains, all of them empty."""
+    """The commands that make the table with its empty maps, sets and chains."""
     lines = [f"add table {TABLE}"]
     lines += [
         f"add map {TABLE} {name} {{ type {' . '.join(kind.key)} : inet_service; }}" for name, kind in _MAPS.items()
@@ -266,9 +266,10 @@ def difference(have: Table | None, wanted: RuleSet) -> list[str]:
 
 
 def pause(have: Table, *, for_s: float) -> list[str]:
-    """The steps of the transaction that removes all redirects and drops first packets to their destinations for that
-    time, so that clients retry instead of being refused; none without redirects. Steps as in `difference`. When the
-    time is up, the rest has no effect; the rule that marks answers of endpoints stays."""
+    """The steps of the transaction that replaces redirects by drops of first packets for that time.
+
+    So clients retry instead of being refused. None without redirects; steps as in `difference`. When the time is up,
+    the drops have no effect; the rule that marks answers of endpoints stays."""
     destinations = {*have.redirects, *have.own_redirects}
     if not destinations:
         return []

@@ -225,7 +225,7 @@ async def test_another_proxy_port(stage: Stage, family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", Family)
-async def test_the_service_has_gone(stage: Stage, family: Family) -> None:
+async def test_the_service_is_gone(stage: Stage, family: Family) -> None:
     before = stage.apply(rules({(VIP[family], 53): 7001, (OTHER_VIP[family], 53): 7002}))
     stage.add_bystanders(family)
     outside, of_the_node = stage.client(VIP[family]), stage.client(VIP[family], host=stage.node)
@@ -301,7 +301,7 @@ async def test_node_ports(stage: Stage, family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", Family)
-async def test_the_clusters_own_way(stage: Stage, family: Family) -> None:
+async def test_redirects_of_pods(stage: Stage, family: Family) -> None:
     own = {
         destination(VIP[family], Protocol.UDP, 53): 7002,
         destination(NODE_PORTS[family], Protocol.UDP, 30053): 7002,
@@ -323,7 +323,7 @@ async def test_the_clusters_own_way(stage: Stage, family: Family) -> None:
     await stage.reconcile(now, alike, stale=[*clients[1:3], *clients[4:]])
 
 
-async def test_a_flow_in_a_zone_is_left_to_who_made_the_zone(stage: Stage) -> None:
+async def test_a_flow_in_another_zone_is_left_alone(stage: Stage) -> None:
     address = VIP[Family.IPV4]
     stage.apply(NO_RULES)
     stage.node.run(
@@ -445,7 +445,7 @@ async def test_tcp_flows_that_an_earlier_process_has_left(
 
 
 @pytest.mark.parametrize("family", Family)
-async def test_tcp_clients_who_asked_before_the_service_was_there(stage: Stage, family: Family) -> None:
+async def test_unanswered_tcp_clients_from_before_the_service_existed(stage: Stage, family: Family) -> None:
     def ask(address: str, *, host: Host = stage.network.client) -> socket.socket:
         sock = host.make_socket(socket.AF_INET6 if family is Family.IPV6 else socket.AF_INET)
         stage._stack.callback(sock.close)
@@ -514,7 +514,7 @@ async def test_a_kernel_without_ctnetlink(stage: Stage, monkeypatch: pytest.Monk
         await stage.conntrack.reconcile(None, rules({(VIP[Family.IPV4], 53): 7001}))
 
 
-async def test_what_cannot_be_deleted_is_told_after_the_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_deletions_are_reported_after_the_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.apply(NO_RULES)
     spoilt, other = stage.client(VIP[Family.IPV4]), stage.client(VIP[Family.IPV4])
 
@@ -530,7 +530,7 @@ async def test_what_cannot_be_deleted_is_told_after_the_others(stage: Stage, mon
     assert other.port != spoilt.port
 
 
-def test_without_privilege_the_error_says_so_and_nothing_is_asked_in_vain(network: Network) -> None:
+def test_without_privilege_the_error_names_it_and_nothing_is_asked_needlessly(network: Network) -> None:
     program = """
 import asyncio
 import contextlib

@@ -231,7 +231,7 @@ def test_the_kernel_is_not_asked_when_nothing_can_be_stale(before: RuleSet | Non
         ),
     ],
 )
-def test_passed_by(why: str, it: Flow, before: RuleSet | None, now: RuleSet, expected: bool) -> None:
+def test_untranslated_flows(why: str, it: Flow, before: RuleSet | None, now: RuleSet, expected: bool) -> None:
     transition = Transition(before, now)
     assert transition.untranslated([it], local=LOCAL) == [it] * expected, why
     if expected:

@@ -60,7 +60,7 @@ def test_when_it_is_worth_a_word(before: ConntrackRoom | None, now: ConntrackRoo
 
 
 @pytest.mark.netns
-def test_this_kernel_tells() -> None:
+def test_this_kernel_reports_its_usage() -> None:
     with Host("node") as host:
         rule = "add table ip t; add chain ip t o { type filter hook output priority 0; }; add rule ip t o ct state new"
         host.run(["nft", rule])

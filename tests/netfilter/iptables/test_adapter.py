@@ -57,7 +57,9 @@ def contains(lock_file: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.netns
-def test_waits_for_the_lock_and_says_who_has_it(network: Network, environment: dict[str, str], lock_file: Path) -> None:
+def test_waits_for_the_lock_and_names_its_holder(
+    network: Network, environment: dict[str, str], lock_file: Path
+) -> None:
     adapter = Adapter(network.node, "iptables", env=environment)
     with contains(lock_file) as holder:
         with pytest.raises(KernelRefusal, match=rf"\(process {holder.pid}\) has held {lock_file}.* for 3 s"):
@@ -116,7 +118,7 @@ def test_ipv6_tables_are_not_loaded_for_ipv4_services(network: Network, environm
 
 
 @pytest.mark.netns
-def test_somebody_changes_the_tables_all_the_while_without_the_lock(
+def test_another_program_changes_the_tables_without_the_lock(
     network: Network, environment: dict[str, str], tmp_path: Path
 ) -> None:
     adapter = Adapter(network.node, "iptables", env=environment)

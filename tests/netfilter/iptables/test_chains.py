@@ -143,7 +143,7 @@ def test_node_ports_cost_a_rule_for_each_port_and_one_for_each_address() -> None
     assert not any("NODEPORT" in name for name in chains_of(replace(rules, redirects={}), Family.IPV4)[NAT])
 
 
-def test_the_clusters_own_way_comes_before_everybodys_and_node_ports_last() -> None:
+def test_redirects_of_pods_come_first_and_node_ports_last() -> None:
     node = node_port(Family.IPV4, Protocol.TCP, 30080)
     rules = rule_set(
         {WEB: 7001, node: 7001},

@@ -79,7 +79,7 @@ def test_another_landing_address_replaces_the_rules_of_one_chain() -> None:
     assert "flush chain inet kubeproxy output" not in step
 
 
-def test_landing_concerns_other_hosts_only_and_bind_everybody() -> None:
+def test_landing_applies_to_other_hosts_and_bind_to_all() -> None:
     landing = rules_of(rule_set({}, landing=("10.2.0.1", "fd00::1")))
     assert {rule.text.split(" } ")[1].split(" : ")[0] for rule in landing["prerouting"] if "drop" not in rule.text} == {
         "dnat ip to 10.2.0.1",
@@ -322,7 +322,7 @@ def test_a_table_of_another_make_is_made_anew(fault: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "doubled", "foreign", "out of order"])
-def test_rules_that_somebody_changed_are_put_right(how: str) -> None:
+def test_rules_changed_by_another_program_are_restored(how: str) -> None:
     items = listing(FULL)
     guards = [item for item in items if item.get("rule", {}).get("chain") == "guard"]
     match how:

@@ -54,7 +54,7 @@ def test_only_changes_of_our_table_count(watch: tuple[Host, TableWatch]) -> None
         assert not it.look()
 
 
-def test_our_own_are_not_somebody_elses(watch: tuple[Host, TableWatch]) -> None:
+def test_our_own_changes_are_not_foreign(watch: tuple[Host, TableWatch]) -> None:
     host, it = watch
     it.begin()
     nft(host, OURS)
@@ -77,7 +77,7 @@ def test_our_own_are_not_somebody_elses(watch: tuple[Host, TableWatch]) -> None:
     assert it.look()
 
 
-def test_what_there_was_no_room_for_may_have_been_anybodys(watch: tuple[Host, TableWatch]) -> None:
+def test_lost_notifications_count_as_foreign_changes(watch: tuple[Host, TableWatch]) -> None:
     host, it = watch
     nft(host, OURS)
     assert it.look()

@@ -190,7 +190,7 @@ def test_without_it_the_answer_is_lost(network: Network, adapter: Adapter) -> No
                 assert ask_as(network.node, CLIENT[family], (POD[family], 8080), protocol) == SILENT.encode()
 
 
-def test_packets_of_others_keep_their_way_and_their_mark(network: Network, adapter: Adapter) -> None:
+def test_other_packets_keep_their_route_and_mark(network: Network, adapter: Adapter) -> None:
     """Forwarded connections, connections to the node, and the node's own, also such that carry our bit themselves."""
     adapter.apply(rules(), verify=True)
     for family in Family:
