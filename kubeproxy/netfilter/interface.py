@@ -36,8 +36,9 @@ class Netfilter(Protocol):
     async def pause(self, for_s: float = PAUSE_S) -> bool:
         """Replace our redirects by drops of first packets for that time.
 
-        So a client retries instead of being refused. Redirects of other instances are replaced, too. Running connections are left alone. The pause ends by itself after that time, or in the next `apply`, by the
-        transaction that adds redirects. True if there was any redirect.
+        So a client retries instead of being refused. Redirects of other instances are replaced, too. Running
+        connections are left alone. The pause ends by itself after that time, or in the next `apply`, by the transaction
+        that adds redirects. True if there was any redirect.
         """
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:

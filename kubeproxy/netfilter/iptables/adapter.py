@@ -84,8 +84,8 @@ class Iptables:
         await self._in_thread(self._probe)
 
     async def probe_transparent(self) -> None:
-        """Make and remove the chain of a transparent rule set, without a jump to it. KernelError with the reason if that
-        fails."""
+        """Make and remove the chain of a transparent rule set, without a jump to it. KernelError with the reason if
+        that fails."""
         await self._in_thread(self._probe_transparent)
 
     async def probe_socket_guard(self) -> None:

@@ -276,10 +276,10 @@ def own_socket_rule(family: Family) -> Entry:
 
 
 def pause(nat: Chains, family: Family, *, until: int) -> Chains:
-    """The chains of table mangle that replace table nat's redirects by drops of first packets, from any source.
+    """The chains of table mangle that drop first packets instead of table nat's redirects.
 
-    Until then (seconds since 1970); afterwards a packet meets the two jumps alone, which do not match any more. Nothing
-    without redirects."""
+    From any source and until then (seconds since 1970); afterwards a packet meets the two jumps alone, which do not
+    match any more. Nothing without redirects."""
 
     def drops(*chains: str) -> frozenset[Entry]:
         return frozenset(
@@ -395,7 +395,7 @@ def comes_last(entry: Entry) -> bool:
 
 
 def comes_first(entry: Entry) -> bool:
-    """Whether a rule belongs at the start of its chain, to end it for some packets."""
+    """Whether a rule belongs at the start of its chain."""
     return entry.endswith(iptables_entry.jump("RETURN"))
 
 

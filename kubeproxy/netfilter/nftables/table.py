@@ -266,10 +266,10 @@ def difference(have: Table | None, wanted: RuleSet) -> list[str]:
 
 
 def pause(have: Table, *, for_s: float) -> list[str]:
-    """The steps of the transaction that replaces redirects by drops of first packets for that time.
+    """The transaction that replaces redirects by drops of first packets, as steps.
 
-    So clients retry instead of being refused. None without redirects; steps as in `difference`. When the time is up,
-    the drops have no effect; the rule that marks answers of endpoints stays."""
+    So clients retry instead of being refused, for that time. None without redirects; steps as in `difference`. When the
+    time is up, the drops have no effect; the rule that marks answers of endpoints stays."""
     destinations = {*have.redirects, *have.own_redirects}
     if not destinations:
         return []

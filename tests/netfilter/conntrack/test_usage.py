@@ -54,9 +54,9 @@ def test_a_kernel_that_tracks_nothing(tmp_path: Path) -> None:
         (None, room(5000, limit=0), None),
     ],
 )
-def test_when_it_is_worth_a_word(before: ConntrackRoom | None, now: ConntrackRoom, complaint: str | None) -> None:
+def test_complaints(before: ConntrackRoom | None, now: ConntrackRoom, complaint: str | None) -> None:
     text = now.complaint(before)
-    assert (textis None) if complaint is None else (textis not None and complaint in text)
+    assert (text is None) if complaint is None else (text is not None and complaint in text)
 
 
 @pytest.mark.netns
@@ -66,6 +66,6 @@ def test_this_kernel_reports_its_usage() -> None:
         host.run(["nft", rule])
         program = "from kubeproxy.netfilter.conntrack.usage import look; print(look())"
         process = host.popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-        text = process.communicate(timeout=20)[0]
+        output = process.communicate(timeout=20)[0]
         assert output.startswith("ConntrackRoom(entries=0, limit=")
         assert output.endswith("dropped=0)\n")
