@@ -2,7 +2,7 @@
 
 from kubeproxy.model.address import Address, Family, family_of, parse_address
 from kubeproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice, SliceName
-from kubeproxy.model.frontend import NODE_PORTS, Destination, Frontend, FrontendName, Scope, Target, Verdict
+from kubeproxy.model.frontend import NODE_PORTS, Claim, Destination, Frontend, FrontendName, Scope, Target, Verdict
 from kubeproxy.model.mark import MARK
 from kubeproxy.model.node import Node
 from kubeproxy.model.service import (
@@ -18,6 +18,7 @@ __all__ = [
     "MARK",
     "NODE_PORTS",
     "Address",
+    "Claim",
     "Destination",
     "Endpoint",
     "EndpointPort",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 PAUSE_S = 30.0
 """How long first packets are dropped until a new instance serves. TCP clients retry 1, 3, 7, 15 s after the first."""
@@ -32,6 +32,9 @@ class Netfilter(Protocol):
 
     async def why_not_guarding_sockets(self) -> str | None:
         """Why this host does not support `RuleSet.guard_sockets`; None if it does. Leaves nothing behind."""
+
+    async def reach(self, ours: RuleSet) -> Reach:
+        """Where the redirects lead that the kernel has now, read from it and compared with those of `ours`."""
 
     async def pause(self, for_s: float = PAUSE_S) -> bool:
         """Replace our redirects by drops of first packets for that time.

@@ -15,6 +15,7 @@ from tests.proxier.builders import frontend_name
 from tests.support.doubles.data_plane import FakePortReserver
 
 WEB, SHOP = frontend_name("web"), frontend_name("shop")
+WEB_TOO = frontend_name("web", "other")
 NODE = Address("192.0.2.1")
 WILDCARD = NODE_PORTS[Family.IPV4]
 
@@ -105,10 +106,10 @@ def test_a_node_port_includes_the_same_port_at_the_nodes_own_addresses(
 ) -> None:
     claims.claim(WEB, frozenset({at(NODE)}))
     assert held(reserver) == {at(NODE)}
-    assert not claims.claim(SHOP, frozenset({at()}))
+    assert not claims.claim(WEB_TOO, frozenset({at()}))
     assert held(reserver) == {at()}
     assert not claims.unavailable(WEB)
-    claims.claim(SHOP, frozenset())
+    claims.claim(WEB_TOO, frozenset())
     assert held(reserver) == {at()}
     assert not claims.release(no_endpoint)
     assert held(reserver) == {at(NODE)}
@@ -122,10 +123,10 @@ def test_if_the_wildcard_is_denied_single_addresses_are_kept(reserver: FakePortR
     reserver = OneAddressTaken()
     claims = NodePortClaims(reserver, is_proxy_port=lambda protocol, port: False)
     claims.claim(WEB, frozenset({at(NODE)}))
-    assert claims.claim(SHOP, frozenset({at()})) == {SHOP}
+    assert claims.claim(WEB_TOO, frozenset({at()})) == {WEB_TOO}
     assert held(reserver) == {at(NODE)}
     assert not claims.unavailable(WEB)
-    assert claims.unavailable(SHOP) == {at()}
+    assert claims.unavailable(WEB_TOO) == {at()}
 
 
 def test_everything_is_given_back_in_the_end(claims: NodePortClaims, reserver: FakePortReserver) -> None:
@@ -168,7 +169,7 @@ class ClaimsMachine(RuleBasedStateMachine):
     def retry(self) -> None:
         self.update(self.claims.retry())
         free = {d for d in DESTINATIONS if (Protocol.TCP, d.port) not in self.reserver.taken}
-        assert not free & self.claims.faults.keys()
+        assert not free & self.claims.awaited
 
     @rule(in_use=st.frozensets(st.sampled_from(DESTINATIONS)))
     def release(self, in_use: frozenset[Destination]) -> None:

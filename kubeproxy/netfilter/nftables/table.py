@@ -18,7 +18,7 @@ import msgspec
 
 from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, Protocol, family_of
 from kubeproxy.netfilter.cidr import disjoint, of_family
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 TABLE = "inet kubeproxy"
 
@@ -217,6 +217,11 @@ def _first_packets(family: Family, to: str | None, *, from_this_host: bool) -> I
         f"{address} @restricted{number} {address} . {ip} saddr != @admitted{number} drop",
         f"{clients}, from ranges that are not admitted",
     )
+    if from_this_host:
+        # Whatever the maps say: a dial that came back to us would be dialed for again.
+        yield Rule(
+            f"meta nfproto ipv{number} meta mark & {MARK:#x} == {MARK:#x} return", f"{family} dials of the proxy"
+        )
     yield rule("own_redirects", address, own, f", {others}own way")
     yield rule("redirects", address, "", "")
     yield rule("own_node_ports", port, own + on_node, f", {others}own way to node ports")
@@ -263,6 +268,19 @@ def difference(have: Table | None, wanted: RuleSet) -> list[str]:
     if have.paused:
         removals.append(_flush(_PAUSE_SETS))
     return steps + removals
+
+
+def reach(have: Table, ours: RuleSet) -> Reach:
+    """How many of the table's redirects are those of a rule set, and how many lead elsewhere. The address that they
+    lead to stands in the rules, and the port in the elements."""
+    wanted = Table.of(ours)
+    same = all(have.chains.get(chain) == wanted.chains[chain] for chain in ("prerouting", "output"))
+    redirects = [
+        (mine.get(key) == port) and same
+        for found, mine in ((have.redirects, ours.redirects), (have.own_redirects, ours.own_redirects))
+        for key, port in found.items()
+    ]
+    return Reach(sum(redirects), len(redirects) - sum(redirects))
 
 
 def pause(have: Table, *, for_s: float) -> list[str]:
