@@ -86,7 +86,7 @@ def test_another_services_address_that_comes_later_and_goes(state: ProxierState)
     remove(state, service("shop", "10.96.0.2"))
     assert len(state.wanted[WEB].endpoints) == 2
     assert not state.problems()
-    told = state.listeners[WEB].told
+    told = state.listeners[WEB].sent
     assert told is not None
     assert len(told.endpoints) == 2, "the data plane knows"
 
