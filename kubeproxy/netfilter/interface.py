@@ -34,7 +34,7 @@ class Netfilter(Protocol):
         """Why this host does not support `RuleSet.guard_sockets`; None if it does. Leaves nothing behind."""
 
     async def reach(self, ours: RuleSet) -> Reach:
-        """Where the redirects lead that the kernel has now, read from it and compared with those of `ours`."""
+        """Read the redirects in the kernel and compare them with those of `ours`."""
 
     async def pause(self, for_s: float = PAUSE_S) -> bool:
         """Replace our redirects by drops of first packets for that time.

@@ -19,7 +19,7 @@ class ProxyPort(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """How many of the redirects in the kernel are those of a rule set, and how many lead elsewhere."""
+    """The number of redirects that belong to a rule set, and of others."""
 
     ours: int
     others: int

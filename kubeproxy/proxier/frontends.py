@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from kubeproxy.model import (
     NODE_PORTS,
@@ -38,14 +39,29 @@ from kubeproxy.proxier.endpoint_selection import Choice, candidates, choose, is_
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts, Preserve
 
 
-def resolve(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts = UNKNOWN_NODE) -> tuple[Frontend, ...]:
-    """The frontends of every service port, in every family in which it has an address."""
-    return tuple(
+class Resolved(NamedTuple):
+    """What a Service and its slices ask for."""
+
+    frontends: tuple[Frontend, ...] = ()
+    """Those of every service port, in every family in which it has an address."""
+    unreachable: tuple[Address, ...] = ()
+    """Load balancer addresses that no client may reach, and which are not served."""
+    health: tuple[int, int] | None = None
+    """The health check node port and the number of ready endpoints on this node; None: no such port."""
+
+
+NOT_SERVED = Resolved()
+
+
+def resolve(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts = UNKNOWN_NODE) -> Resolved:
+    """Resolve a Service."""
+    frontends = tuple(
         frontend
         for port in service.ports
         for family in Family
         for frontend in _frontends(service, port, family, slices, facts)
     )
+    return Resolved(frontends, _without_source_range(service), _health(service, slices, facts))
 
 
 def _frontends(
@@ -126,7 +142,7 @@ def _preserved(endpoints: tuple[Target, ...], scope: Scope, choice: Choice, fact
     return choice.on_this_node.intersection(endpoints) if asked else frozenset()
 
 
-def without_source_range(service: Service) -> tuple[Address, ...]:
+def _without_source_range(service: Service) -> tuple[Address, ...]:
     """Load balancer addresses that no client may reach: loadBalancerSourceRanges has no range of their family.
 
     kube-proxy treats each family alone and takes this for "no restriction". But an author that lists the admitted
@@ -138,8 +154,8 @@ def without_source_range(service: Service) -> tuple[Address, ...]:
     return tuple(a for a in service.load_balancer_ips if not _of_family(ranges, family_of(a)))
 
 
-def health(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts) -> tuple[int, int] | None:
-    """The health check node port and the number of ready endpoints on this node; None: no such port.
+def _health(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts) -> tuple[int, int] | None:
+    """The value of `Resolved.health`.
 
     Counted as by kube-proxy: addresses, not ports; terminating ones do not count, although they may still serve. Each
     family is counted by itself and the greater number taken, so that a dual-stack pod is one endpoint.

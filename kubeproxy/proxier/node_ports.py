@@ -7,11 +7,11 @@ on the wildcard address stands for every address of its family, as in the kernel
 Claims belong to destinations, not to frontends: a frontend that takes over a destination takes over its claim. A claim
 without a claimant is kept until `release`, for the kernel may still redirect clients there.
 
-What is never claimed, because it is not a Service's to have:
+Never claimed are, because a Service must not have them:
 
 * ports that are reserved: those of this daemon's own servers, `Restrictions.reserved_ports`, health check node ports;
 * at single addresses: another Service's node port;
-* by spec.externalIPs alone, which every author of a Service may write: ports beyond `Restrictions.external_ports`, and
+* by spec.externalIPs alone, which any author of a Service may write: ports beyond `Restrictions.external_ports`, and
   any port at which another process was seen to listen since the start or the last reload: a claim that waited for such
   a port would have it as soon as the process restarts, and keep it from coming back.
 
@@ -42,7 +42,7 @@ from kubeproxy.netfilter.port_holders import Holder
 from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, NodePortConflict, Restrictions
 
 FindHolders = Callable[[Protocol, Address, int], Sequence[Holder]]
-"""The processes that have a port at an address; OSError when the kernel does not tell."""
+"""Returns the processes that have a port at an address; OSError when the kernel refuses."""
 
 
 class _Place(NamedTuple):
@@ -60,20 +60,20 @@ class _Holding:
     claimants: dict[Address, frozenset[FrontendName]] = field(default_factory=dict)
     held: dict[Address, Reservation] = field(default_factory=dict)
     faults: dict[Address, str] = field(default_factory=dict)
-    """What could not be had, and why."""
+    """The addresses that are not available, and why."""
     final: set[Address] = field(default_factory=set)
-    """Of these, what is not to be had: trying again is of no use."""
+    """Of these, addresses for which a retry is of no use."""
     notes: dict[Address, str] = field(default_factory=dict)
-    """What is had though it is not held, and why."""
+    """Addresses that are served though they are not held, and why."""
 
     @property
     def idle(self) -> set[Address]:
-        """Held without need."""
+        """Addresses that are held without a claimant."""
         return self.held.keys() - (self.claimants.keys() - self.faults.keys())
 
     @property
     def awaited(self) -> set[Address]:
-        """What trying again may mend."""
+        """Addresses for which a retry may help."""
         return (self.faults.keys() - self.final) | self.notes.keys()
 
     def unavailable(self) -> dict[Address, frozenset[FrontendName]]:
@@ -99,7 +99,7 @@ class NodePortClaims:
         self._seen: dict[tuple[Protocol, int], str] = {}
         """Ports at which another process was seen, and which; for every family, as many processes listen in both."""
         self._external: dict[FrontendName, frozenset[Destination]] = {}
-        """What frontends want by spec.externalIPs."""
+        """The destinations that frontends claim by spec.externalIPs."""
         self._places: dict[_Place, _Holding] = {}
         self._claimed: dict[FrontendName, frozenset[Destination]] = {}
         self._faulty: dict[_Place, None] = {}
@@ -117,7 +117,7 @@ class NodePortClaims:
 
     @property
     def awaited(self) -> set[Destination]:
-        """What `retry` may mend: what is not had for now, and what is not held."""
+        """Destinations for which `retry` may help: not available now, or served without being held."""
         return {
             Destination(address, place.protocol, place.port)
             for place in self._faulty
@@ -126,7 +126,7 @@ class NodePortClaims:
 
     @property
     def notes(self) -> Mapping[Destination, str]:
-        """What is had though another process has it, too, and which process that is."""
+        """Destinations that are served though another process has the port, and that process."""
         return {
             Destination(address, place.protocol, place.port): note
             for place in self._faulty
@@ -146,13 +146,13 @@ class NodePortClaims:
         )
 
     def use(self, restrictions: Restrictions) -> set[FrontendName]:
-        """These restrictions hold from now on; and what other processes had is forgotten."""
+        """Use these restrictions from now on, and forget the ports of other processes."""
         self._restrictions = restrictions
         self._seen.clear()
         return self._arrange(list(self._places))
 
     def reserve_for_health(self, ports: Mapping[int, ServiceName]) -> set[FrontendName]:
-        """These are the health check node ports now, and their Services."""
+        """Set the health check node ports and their Services."""
         changed = ports.items() ^ self._health.items()
         self._health = dict(ports)
         numbers = {port for port, _ in changed}
@@ -242,7 +242,7 @@ class NodePortClaims:
                 self._bind(place, address, holding)
 
     def _refusal(self, place: _Place, address: Address, holding: _Holding) -> str:
-        """Why a port is not to be had, whether or not it is free; empty if it is."""
+        """Why a port must not be claimed, free or not; empty if it may."""
         if reason := self._restrictions.reserved(place.protocol, place.port):
             return reason
         if place.protocol is Protocol.TCP and place.port in self._health:
@@ -277,7 +277,7 @@ class NodePortClaims:
                 self._yield_or_take(place, address, holding)
 
     def _yield_or_take(self, place: _Place, address: Address, holding: _Holding) -> None:
-        """Another process of this host has the port."""
+        """Decide about a port that another process of this host has."""
         what = _what(place, address)
         try:
             holders: Sequence[Holder] | None = self._find_holders(place.protocol, address, place.port)
@@ -298,8 +298,8 @@ class NodePortClaims:
             holding.final.add(address)
 
     def _takes(self, holders: Sequence[Holder] | None) -> bool:
-        """Whether a node port is redirected though these processes have it. A process that has it and does not listen
-        is not among them; a redirect takes no client from it."""
+        """Whether a node port is redirected though these processes have it. They do not include processes that have it
+        and do not listen, as a redirect takes no client from those."""
         conflict = self._restrictions.node_port_conflict
         if conflict is NodePortConflict.TAKE_UNPRIVILEGED:
             return holders is not None and not any(holder.privileged for holder in holders)
@@ -326,7 +326,7 @@ def _mark(marks: dict[_Place, None], place: _Place, on: bool) -> None:
 def _set_or_drop(
     book: dict[FrontendName, frozenset[Destination]], name: FrontendName, value: frozenset[Destination]
 ) -> None:
-    """An entry that says nothing is none."""
+    """Set an entry, or remove it if the value is empty."""
     if value:
         book[name] = value
     else:

@@ -94,7 +94,7 @@ class Proxier:
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`guard_sockets`: the data plane's listeners have IP_TRANSPARENT, and netfilter can tell (see `RuleSet`).
+        """`guard_sockets`: the data plane's listeners have IP_TRANSPARENT (see `RuleSet`).
         `rival_lives`: whether a younger proxy lives; `on_rival` is called when the rules lead to it instead of to us,
         and they are left to it."""
         self._tracker = tracker
@@ -126,7 +126,7 @@ class Proxier:
         self._rival_lives = rival_lives
         self._on_rival = on_rival
         self._suspicious = False
-        """Whether another process has changed our rules since we last looked at them."""
+        """Whether another process has changed our rules since they were last checked."""
         self._requested = 0
         """The generation of the rules that netfilter was last given, with success or without."""
         self._triggers: deque[str] = deque(maxlen=_TRIGGERS)
@@ -153,8 +153,8 @@ class Proxier:
             await self._clock.wait(self._wake, self._next_at())
 
     async def sync_now(self) -> bool:
-        """Make a round with a full sync now, whatever the periods. True if all is in
-        effect; false if the sources are not ready to serve, or if something failed (it is retried)."""
+        """Make a round with a full sync now, whatever the periods. True if all is in effect; false if the sources are
+        not ready to serve, or if something failed (it is retried)."""
         async with self._round_lock:
             await self._round(full=True)
             if self._state.rules_pending and self._failing.keys() <= {_CONNTRACK}:
@@ -204,8 +204,8 @@ class Proxier:
         self._wake.set()
 
     async def leads_here(self) -> bool:
-        """Whether the kernel still has redirects of ours, for a successor that says that the rules are its own.
-        KernelError when it does not tell."""
+        """Whether the kernel still has redirects of ours; KernelError when it refuses. To be asked when a new instance
+        claims that it has taken over the rules."""
         async with self._round_lock:
             return self._in_force is not None and (await self._netfilter.reach(self._in_force)).ours > 0
 
@@ -233,7 +233,7 @@ class Proxier:
         self._changed()
 
     def set_restrictions(self, restrictions: Restrictions) -> None:
-        """Services may have so much from now on; what other processes were seen to have is looked at again."""
+        """Use these restrictions from now on, and check the ports of other processes again."""
         self._state.use_restrictions(restrictions)
         self._changed()
 
@@ -366,8 +366,8 @@ class Proxier:
         return True
 
     async def _has_lost_to_rival(self) -> bool:
-        """Whether the rules lead to a younger proxy: the one of two that have to agree without speaking yields. To
-        write them again would only have the other do the same."""
+        """Whether the rules redirect to a younger proxy. The older one yields, as they cannot talk to each other: if it
+        restored its rules, the other would do the same."""
         if self._in_force is None:
             return False
         try:
@@ -376,7 +376,7 @@ class Proxier:
                 reach = await self._netfilter.reach(self._in_force)
                 lost = reach.others > reach.ours
         except (KubeproxyError, OSError) as error:
-            log.warning("cannot see where the rules lead", reason=str(error))
+            log.warning("cannot read redirects", reason=str(error))
             return False
         self._suspicious = False
         if lost:

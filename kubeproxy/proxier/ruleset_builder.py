@@ -20,13 +20,13 @@ class Contest(NamedTuple):
     destination: Destination
     holder: FrontendName
     claim: Claim
-    """How the holder comes by it."""
+    """The kind of the holder's claim."""
     others: Mapping[FrontendName, Claim]
-    """One frontend of each service port that does not get it, and how that one comes by it."""
+    """One frontend of each other service port, and the kind of its claim."""
 
 
 class _Place(NamedTuple):
-    """Where a claim stands among those to the same destination: the least has it.
+    """The rank of a claim among those on the same destination; the least one wins.
 
     Services without a creation time are those of manifests, which the operator of the node writes: they go before all
     that have one, and among themselves the one that was known first stays first.
@@ -39,7 +39,7 @@ class _Place(NamedTuple):
 
 
 class _Claimant(NamedTuple):
-    """A frontend that claims a destination: for all packets, or for those of this node and of pods alone."""
+    """A frontend's claim on a destination. `own`: for packets of this node and of pods alone."""
 
     name: FrontendName
     own: bool
@@ -197,8 +197,9 @@ class Rules:
             self._settle(destination, tuple(claim for claim in self._claims[destination] if claim.name != name))
 
     def _settle(self, destination: Destination, claims: tuple[_Claimant, ...]) -> None:
-        """Of the service port that has a destination, the first frontend for all packets gets it, and the first for
-        this node's own gets those."""
+        """Assign a destination to the service port of the least claim.
+
+        The first frontend of it for all packets gets all, the first for this node's own gets those."""
         claims = tuple(sorted(claims, key=_place_of))
         if claims:
             self._claims[destination] = claims

@@ -30,7 +30,7 @@ from kubeproxy.model import (
     family_of,
 )
 from kubeproxy.proxier.endpoint_selection import MOST, candidates, subset
-from kubeproxy.proxier.frontends import health, resolve, without_source_range
+from kubeproxy.proxier.frontends import NOT_SERVED, resolve
 from kubeproxy.proxier.loops import Loops
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
 from kubeproxy.proxier.node_ports import NodePortClaims
@@ -74,7 +74,7 @@ class ProxierState:
         self.claims = claims
         self.rules = Rules(guard_sockets=guard_sockets)
         self.wanted: dict[FrontendName, Frontend] = {}
-        """Without what their claims were denied, and without endpoints that lead back to this proxy."""
+        """Frontends without unavailable destinations, and without endpoints that lead back to this proxy."""
         self.listeners: dict[FrontendName, ListenerState] = {}
         self.owners: dict[ServiceName, str] = {}
         self.health: dict[ServiceName, tuple[int, int]] = {}
@@ -123,7 +123,7 @@ class ProxierState:
 
     @property
     def unavailable(self) -> set[FrontendName | Destination]:
-        """What failed and is tried again: frontends without a listener or untold, and ports that others use."""
+        """What failed and is retried: frontends not opened or updated, and ports that other processes have."""
         return {*self.faults, *self.claims.awaited}
 
     def service(self, name: ServiceName) -> Service | None:
@@ -132,8 +132,9 @@ class ProxierState:
         return None if view is None else view.service
 
     def candidates(self, name: FrontendName) -> dict[Target, Endpoint]:
-        """The endpoints of a frontend's service port in its family, whether chosen or not, without those that are
-        withheld (see `restrictions`), which no condition would bring back."""
+        """The endpoints of a frontend's service port in its family, selected or not.
+
+        Endpoints that `restrictions` withholds are left out, whatever their conditions."""
         view = self._views.get(name.service_port.service)
         ports = () if view is None or view.service is None else view.service.ports
         port = next((port for port in ports if port.name == name.service_port.port), None)
@@ -165,7 +166,7 @@ class ProxierState:
         self._stale.update(dict.fromkeys(affected))
 
     def use_restrictions(self, restrictions: Restrictions) -> None:
-        """Services may have so much from now on. All are resolved again by `refresh`."""
+        """Use these restrictions from now on. `refresh` resolves all Services again."""
         self._restrictions = restrictions
         self._stale.update(dict.fromkeys(self._views))
         self._update_wanted(sorted(name for name in self.claims.use(restrictions) if name in self._resolved))
@@ -179,12 +180,14 @@ class ProxierState:
 
     def _resolve(self, name: ServiceName, view: View) -> None:
         self._stale.pop(name, None)
-        service, slices, remarks = view.service, view.slices, list[str]()
+        service, resolved, remarks = view.service, NOT_SERVED, list[str]()
         if service is not None:
             service, slices, withheld = self._admit(service, view)
-            remarks += [*withheld, *self._unserved(service)]
-        frontends = () if service is None else resolve(service, slices, self._facts)
-        served = tuple(f for f in frontends if f.protocol in self._protocols and f.name.family in self._families)
+            resolved = resolve(service, slices, self._facts)
+            remarks += [*withheld, *self._unserved(service, resolved.unreachable)]
+        served = tuple(
+            f for f in resolved.frontends if f.protocol in self._protocols and f.name.family in self._families
+        )
         many = [frontend for frontend in served if len(frontend.endpoints) > MOST]
         if many:
             served = tuple(self._thinned(frontend) if frontend in many else frontend for frontend in served)
@@ -196,7 +199,7 @@ class ProxierState:
         _set_or_drop(self._remarks, name, tuple(remarks))
         _set_or_drop(self.owners, name, view.owner)
         before, _ = self.health.get(name, (0, 0))
-        _set_or_drop(self.health, name, None if service is None else health(service, slices, self._facts))
+        _set_or_drop(self.health, name, resolved.health)
         if self.health.get(name, (0, 0))[0] != before:
             ports = {port: it for it, (port, _) in self.health.items()}
             self._update_wanted(
@@ -204,15 +207,15 @@ class ProxierState:
             )
 
     def _thinned(self, frontend: Frontend) -> Frontend:
-        """A frontend with as many endpoints as one may have here."""
+        """A frontend with at most `MOST` endpoints."""
         endpoints = subset(frontend.endpoints, self._facts.name)
         return replace(frontend, endpoints=endpoints, preserve=frontend.preserve.intersection(endpoints))
 
-    def _unserved(self, service: Service) -> Iterator[str]:
+    def _unserved(self, service: Service, unreachable: Iterable[Address]) -> Iterator[str]:
         for port in service.ports:
             if port.protocol not in self._protocols:
                 yield f"port {port.name or port.port}: {port.protocol} is not served"
-        for address in without_source_range(service):
+        for address in unreachable:
             yield (
                 f"load balancer address {address} is not served: loadBalancerSourceRanges has no {family_of(address)}"
                 " range, so no client may reach it"
@@ -251,7 +254,7 @@ class ProxierState:
         self._update_wanted((*names, *sorted(name for name in granted if name in self._resolved and name not in names)))
 
     def _update_wanted(self, names: Iterable[FrontendName]) -> None:
-        """Of what these asked for they get what others have not taken, and no endpoints that lead back here."""
+        """Set what is wanted of frontends: available destinations, and endpoints that do not lead back here."""
         for name in names:
             asked, unavailable = self._resolved[name], self.claims.unavailable(name)
             frontend = asked
@@ -268,7 +271,7 @@ class ProxierState:
         self._leave_out()
 
     def _leave_out(self) -> None:
-        """Look again at the frontends some of whose endpoints lead back here, or no more."""
+        """Update frontends with endpoints that have begun or ceased to lead back here."""
         affected = self._loops.affected
         while affected:
             name = next(iter(affected))
@@ -278,7 +281,7 @@ class ProxierState:
                 self._put(name, replace(self.wanted[name], endpoints=asked.endpoints, preserve=asked.preserve))
 
     def _put(self, name: FrontendName, frontend: Frontend) -> None:
-        """This is wanted, but for the endpoints that lead back here."""
+        """Set a wanted frontend, without the endpoints that lead back here."""
         if looping := self._loops.leading_back(frontend):
             self._left_out[name] = looping
             frontend = replace(
@@ -448,7 +451,7 @@ _REASONS = {
     Claim.ALLOCATED: "to which it is allocated",
     Claim.LOAD_BALANCER: "whose load balancer address it is",
 }
-"""Why a destination belongs to its holder and not to a Service that comes by it in a lesser way."""
+"""Why a destination belongs to its holder and not to a Service with a lesser claim."""
 
 
 def _allocated(frontend: Frontend) -> frozenset[Destination]:
@@ -463,7 +466,7 @@ def _allocated(frontend: Frontend) -> frozenset[Destination]:
 
 
 def _takes(frontend: Frontend) -> frozenset[Destination]:
-    """Everything that a frontend takes, from anywhere."""
+    """All destinations of a frontend, from any source."""
     if not frontend.own_destinations:
         return frontend.destinations
     return frontend.destinations | frontend.own_destinations

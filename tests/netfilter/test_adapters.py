@@ -123,8 +123,8 @@ def test_rules_of_an_earlier_run_are_removed_by_the_first_apply(
     adapter.apply(RULES)
     stale = rule_set({WEB: 7004, destination("10.96.7.9", Protocol.TCP): 7005}, landing=("10.3.0.1",))
     adapter.apply(replace(stale, refused=frozenset({ProxyPort(Protocol.TCP, 7005)})))
-    successor = Adapter(network.node, adapter.name, env=environment)
-    assert successor.apply(rule_set({WEB: 7009}), verify=True)
+    next_instance = Adapter(network.node, adapter.name, env=environment)
+    assert next_instance.apply(rule_set({WEB: 7009}), verify=True)
     text = dump(network.node)
     assert "7004" not in text
     assert "7005" not in text

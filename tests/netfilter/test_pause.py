@@ -139,12 +139,12 @@ def test_a_pause_of_another_run_ends_with_the_first_apply(
     adapter.apply(rules(), verify=True)
     whole = without_empty_tables(dump(network.node))
     assert adapter.pause()
-    successor = Adapter(network.node, adapter.name, env=environment)
-    assert not successor.pause()
-    assert successor.apply(rules(), verify=True)
+    next_instance = Adapter(network.node, adapter.name, env=environment)
+    assert not next_instance.pause()
+    assert next_instance.apply(rules(), verify=True)
     assert without_empty_tables(dump(network.node)) == whole
-    assert successor.pause()
-    assert successor.cleanup()
+    assert next_instance.pause()
+    assert next_instance.cleanup()
     assert without_empty_tables(dump(network.node)) == before
 
 
@@ -154,10 +154,10 @@ def test_stale_rules_are_paused_and_their_clients_wait(
     adapter.apply(rules(), verify=True)
     with serving(network.node, Protocol.TCP, 7001, Family.IPV4):  # of another process by now
         assert meets(network.client, Family.IPV4, Protocol.TCP, 80, patience_s=5) == ANSWERED
-        successor = Adapter(network.node, adapter.name, env=environment)
-        assert successor.call({"do": "pause_stale_rules", "for_s": 30.0}) == [adapter.name]
+        next_instance = Adapter(network.node, adapter.name, env=environment)
+        assert next_instance.call({"do": "pause_stale_rules", "for_s": 30.0}) == [adapter.name]
         assert meets(network.client, Family.IPV4, Protocol.TCP, 80) == SILENT
-        assert successor.call({"do": "pause_stale_rules", "for_s": 30.0}) == []
+        assert next_instance.call({"do": "pause_stale_rules", "for_s": 30.0}) == []
 
 
 def test_without_rules_there_is_no_pause(network: Network, adapter: Adapter) -> None:

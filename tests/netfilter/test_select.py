@@ -1,4 +1,4 @@
-"""Which adapter is chosen, and the words for it."""
+"""The selection of an adapter, and its reason."""
 
 from __future__ import annotations
 

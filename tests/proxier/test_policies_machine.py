@@ -32,7 +32,7 @@ from kubeproxy.model import (
 )
 from kubeproxy.netfilter.ruleset import ProxyPort
 from kubeproxy.proxier import NodeFacts, Preserve
-from kubeproxy.proxier.frontends import health, resolve
+from kubeproxy.proxier.frontends import resolve
 from tests.proxier.builders import endpoint_slice
 from tests.proxier.machine import NodeMachine
 from tests.proxier.node import SOURCE, Node
@@ -174,7 +174,7 @@ class PoliciesMachine(NodeMachine):
         unavailable: dict[Destination, set[ServiceName]] = {}
         owners = self.node_port_owners()
         for service in self.services.values():
-            for frontend in resolve(service, self.slices(service.name), self.facts):
+            for frontend in resolve(service, self.slices(service.name), self.facts).frontends:
                 wanted[frontend.name] = frontend
                 for destination in frontend.destinations | frontend.own_destinations:
                     if not self.claimed(service, destination):
@@ -196,7 +196,7 @@ class PoliciesMachine(NodeMachine):
         assert self.node.diary.health == {
             name: found
             for name, service in self.services.items()
-            if (found := health(service, self.slices(name), self.facts))
+            if (found := resolve(service, self.slices(name), self.facts).health)
         }
         assert self.node.proxier.snapshot().pending_since is None
 
@@ -204,7 +204,7 @@ class PoliciesMachine(NodeMachine):
         """The Services that have a node port."""
         owners: dict[tuple[Protocol, Family, int], set[ServiceName]] = {}
         for service in self.services.values():
-            for frontend in resolve(service, self.slices(service.name), self.facts):
+            for frontend in resolve(service, self.slices(service.name), self.facts).frontends:
                 for it in frontend.destinations | frontend.own_destinations:
                     if it.address in NODE_PORTS.values():
                         owners.setdefault((it.protocol, family_of(it.address), it.port), set()).add(service.name)
@@ -218,7 +218,7 @@ class PoliciesMachine(NodeMachine):
             if self.claimed(service, destination)
             and any(
                 destination in frontend.destinations | frontend.own_destinations
-                for frontend in resolve(service, self.slices(service.name), self.facts)
+                for frontend in resolve(service, self.slices(service.name), self.facts).frontends
             )
         }
 

@@ -538,7 +538,7 @@ class TestAddresses:
 
 
 class TestHold:
-    """While a successor turns the rules to itself."""
+    """While a new instance takes over the rules."""
 
     async def test_the_rules_are_left_alone_until_it_is_over(self, make_node: MakeNode) -> None:
         node = await serving(make_node())

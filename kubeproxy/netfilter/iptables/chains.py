@@ -155,7 +155,7 @@ def _nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
             iptables_entry.rule(family, iptables_entry.jump(chain), destination=address) for address in addresses
         )
 
-    # Whatever the chains say: a dial of the proxy that came back to it would be dialed for again.
+    # First of all: a dial of the proxy that came back to it would be dialed again.
     not_ours = iptables_entry.match_unmarked(MARK)
     prerouting, output = jumps(PORTALS_CONTAINER, _PORTALS_COMMENT), jumps(PORTALS_HOST, _PORTALS_COMMENT, not_ours)
     chains = {
@@ -314,7 +314,7 @@ def pause(nat: Chains, family: Family, *, until: int) -> Chains:
 
 
 def reach(nat: Chains, ours: RuleSet, family: Family) -> Reach:
-    """How many of the redirects in table nat are those of a rule set, and how many lead elsewhere."""
+    """The number of table nat's redirects that belong to a rule set, and of others."""
     wanted = chains_of(ours, family)[NAT]
     mine = others = 0
     for name in (PORTALS_CONTAINER, PORTALS_HOST, PORTALS_INTERNAL, PORTS_CONTAINER, PORTS_HOST, PORTS_INTERNAL):

@@ -218,7 +218,7 @@ def _first_packets(family: Family, to: str | None, *, from_this_host: bool) -> I
         f"{clients}, from ranges that are not admitted",
     )
     if from_this_host:
-        # Whatever the maps say: a dial that came back to us would be dialed for again.
+        # Before the maps: a dial of the proxy that came back to it would be dialed again.
         yield Rule(
             f"meta nfproto ipv{number} meta mark & {MARK:#x} == {MARK:#x} return", f"{family} dials of the proxy"
         )
@@ -271,8 +271,8 @@ def difference(have: Table | None, wanted: RuleSet) -> list[str]:
 
 
 def reach(have: Table, ours: RuleSet) -> Reach:
-    """How many of the table's redirects are those of a rule set, and how many lead elsewhere. The address that they
-    lead to stands in the rules, and the port in the elements."""
+    """The numbers of the table's redirects that belong to a rule set, and of others. Their address is in the rules, and
+    their port in the elements."""
     wanted = Table.of(ours)
     same = all(have.chains.get(chain) == wanted.chains[chain] for chain in ("prerouting", "output"))
     redirects = [

@@ -422,14 +422,14 @@ async def test_tcp_flows_that_an_earlier_process_has_left(
             stage._stack.callback(end.close)
         now = stage.apply(http(7002, family))
         with stage.node.listen((WILDCARD[family], 7002)):
-            newcomer = come()
+            another = come()
             left = flows_of(lost, of_the_node)
             assert len(left) == 2
             port = lost.getsockname()[1]
             for end in (lost, of_the_node):
                 vanish(accepted[end.getsockname()[1]])
                 vanish(end)
-            kept = flows_of(alive, waiting, newcomer)
+            kept = flows_of(alive, waiting, another)
             assert len(kept) == 3
             before = tracked(stage.node)
             assert await stage.conntrack.reconcile(http(7001, family), now) == 0, "while we run they are left alone"

@@ -1,4 +1,4 @@
-"""How full connection tracking is, and when that is worth a word."""
+"""How full connection tracking is, and when there is a warning."""
 
 from __future__ import annotations
 

@@ -281,8 +281,8 @@ def test_an_earlier_runs_routing_goes_with_the_first_apply(
 ) -> None:
     before = routes(network.node)
     adapter.apply(rules(), verify=True)
-    successor = Adapter(network.node, adapter.name, env=environment)
-    assert successor.apply(rules(transparent=False), verify=True)
+    next_instance = Adapter(network.node, adapter.name, env=environment)
+    assert next_instance.apply(rules(transparent=False), verify=True)
     assert routes(network.node) == before
 
 
