@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kubeproxy.model import NODE_PORTS, Address, Family, Protocol, family_of
-from kubeproxy.netfilter.netlink import messages
+from kubeproxy.netfilter.netlink.messages import NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, attributes, dump, open_netlink
 
-_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
-"""linux/netlink.h, linux/sock_diag.h; Python has no names for them."""
 _QUESTION = struct.Struct("=BxxI2s46x")
 """struct inet_diag_req_v2 behind its family: protocol, no extensions, states, own port, any socket."""
 _ANSWER = struct.Struct("=4x2s2x16s16x12x12xII")
@@ -105,12 +103,11 @@ def _sockets(protocol: Protocol, address: Address, port: int) -> Iterator[tuple[
     wanted = port.to_bytes(2, "big")
     families = (socket.AF_INET6,) if family_of(address) is Family.IPV6 else (socket.AF_INET, socket.AF_INET6)
     for family in families:
-        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
-        with socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG) as netlink:
+        with open_netlink(NETLINK_SOCK_DIAG) as netlink:
             question = _QUESTION.pack(number, states, wanted)
-            for answer in messages.dump(netlink, _SOCK_DIAG_BY_FAMILY, family, rest=question):
+            for answer in dump(netlink, SOCK_DIAG_BY_FAMILY, family, rest=question):
                 own_port, own, uid, inode = _ANSWER.unpack_from(answer)
-                v6only = dict(messages.attributes(answer[_ANSWER.size :])).get(_SKV6ONLY, b"\0") != b"\0"
+                v6only = dict(attributes(answer[_ANSWER.size :])).get(_SKV6ONLY, b"\0") != b"\0"
                 if own_port == wanted and _overlaps(address, family, own, v6only=v6only):
                     yield uid, inode
 

@@ -13,7 +13,7 @@ port_allocator      proxy ports: from a range or from the kernel
 ruleset_builder     serving frontends -> RuleSet
 sync_schedule       when the next netfilter transaction is due
 clock               the time, and waiting for it; tests have a clock of their own
-proxier             carries out the decisions; besides the clock the only module that awaits
+proxier             carries out the decisions; with the clock the only module that awaits
 
 The others are synchronous, and time is an argument to them.
 """

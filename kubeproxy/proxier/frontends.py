@@ -40,10 +40,10 @@ from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts, Preserve
 
 
 class Resolved(NamedTuple):
-    """What a Service and its slices ask for."""
+    """The result of resolving a Service and its slices."""
 
     frontends: tuple[Frontend, ...] = ()
-    """Those of every service port, in every family in which it has an address."""
+    """The frontends of every service port, in every family in which it has an address."""
     unreachable: tuple[Address, ...] = ()
     """Load balancer addresses that no client may reach, and which are not served."""
     health: tuple[int, int] | None = None
@@ -54,7 +54,7 @@ NOT_SERVED = Resolved()
 
 
 def resolve(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts = UNKNOWN_NODE) -> Resolved:
-    """Resolve a Service."""
+    """Resolve a Service and its slices on this node."""
     frontends = tuple(
         frontend
         for port in service.ports

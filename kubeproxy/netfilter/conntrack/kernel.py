@@ -6,7 +6,6 @@ import asyncio
 import errno
 import itertools
 import os
-import socket
 import typing
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
@@ -19,13 +18,11 @@ from kubeproxy.netfilter.conntrack import messages as wire
 from kubeproxy.netfilter.conntrack.reconcile import Flow, Transition
 from kubeproxy.netfilter.conntrack.sock_diag import tcp_connections
 from kubeproxy.netfilter.local_addresses import local_addresses
-from kubeproxy.netfilter.netlink.messages import NLMSG_ERROR, answers, parse
+from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, NLMSG_ERROR, answers, open_netlink, parse
 from kubeproxy.netfilter.ruleset import RuleSet
 
 log = structlog.get_logger(__name__)
 
-_NETLINK_NETFILTER = 12
-"""linux/netlink.h; Python has no name for it."""
 _BATCH = 64
 """Deletions requested at once: their answers fit in a socket's buffer of any size."""
 _BUFFER_BYTES = 1 << 17
@@ -112,7 +109,7 @@ def _abandoned(transition: Transition, flows: Iterable[Flow], *, local: frozense
         # Read after the flows: a flow that has begun by then, and belongs to a process, has a socket.
         connections = tcp_connections()
     except OSError as error:  # CONFIG_INET_DIAG may be missing; that is no reason to be degraded
-        log.info("keeping old TCP flows: sockets cannot be listed", count=len(misdirected), reason=str(error))
+        log.info("keeping old TCP flows", count=len(misdirected), reason=f"cannot list sockets: {error}")
         return []
     return [flow for flow in misdirected if (flow.target_port, *wire.peer(flow)) not in connections]
 
@@ -121,7 +118,7 @@ class Ctnetlink:
     """A ctnetlink socket of this network namespace, for one thread; OSError when the kernel has none."""
 
     def __init__(self, *, timeout_s: float) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
+        self._socket = open_netlink(NETLINK_NETFILTER)
         self._socket.settimeout(timeout_s)
         self._sequence = itertools.count(1)
 

@@ -8,10 +8,8 @@ import struct
 from typing import NamedTuple
 
 from kubeproxy.model import Address
-from kubeproxy.netfilter.netlink import messages
+from kubeproxy.netfilter.netlink.messages import NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, dump, open_netlink
 
-_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
-"""linux/netlink.h, linux/sock_diag.h; Python has no names for them."""
 _QUESTION = struct.Struct("=BxxI48x")
 """struct inet_diag_req_v2 behind its family: protocol, no extensions, states, any socket."""
 _NOT_LISTENING = 0xFFF & ~(1 << 10)
@@ -30,12 +28,11 @@ class Connection(NamedTuple):
 
 def tcp_connections() -> frozenset[Connection]:
     """All TCP connections, also those not accepted yet, and closing ones. OSError when the kernel refuses."""
-    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
     found = set[Connection]()
     for family in (socket.AF_INET, socket.AF_INET6):
-        with socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG) as netlink:
+        with open_netlink(NETLINK_SOCK_DIAG) as netlink:
             question = _QUESTION.pack(socket.IPPROTO_TCP, _NOT_LISTENING)
-            for answer in messages.dump(netlink, _SOCK_DIAG_BY_FAMILY, family, rest=question):
+            for answer in dump(netlink, SOCK_DIAG_BY_FAMILY, family, rest=question):
                 port, peer_port, _, peer = _ENDS.unpack_from(answer)
                 found.add(Connection(port, _text(peer[:4] if family == socket.AF_INET else peer), peer_port))
     return frozenset(found)

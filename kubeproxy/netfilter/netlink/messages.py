@@ -9,6 +9,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+NETLINK_SOCK_DIAG, NETLINK_NETFILTER = 4, 12
+"""linux/netlink.h; Python has no names for them."""
+SOCK_DIAG_BY_FAMILY = 20
+"""linux/sock_diag.h"""
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x1, 0x4, 0x300
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port of the sender
@@ -30,9 +34,9 @@ class Message(NamedTuple):
         return -int.from_bytes(self.body[:4], sys.byteorder, signed=True)
 
 
-def open_netlink() -> socket.socket:
-    """A socket to the routing of this network namespace. OSError."""
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+def open_netlink(protocol: int = socket.NETLINK_ROUTE) -> socket.socket:
+    """A socket for requests to this network namespace, by default to its routing. OSError."""
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
 
 
 def dump(

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from kubeproxy.netfilter.netlink.messages import encode, kind_of
+from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, encode, kind_of
 from kubeproxy.netfilter.netlink.multicast import received, subscribe
 from kubeproxy.netfilter.nftables.table import TABLE
 
-_NETLINK_NETFILTER = 12
-"""linux/netlink.h; Python has no name for it."""
 _GROUP_NFTABLES = 7  # NFNLGRP_NFTABLES, linux/netfilter/nfnetlink.h
 _NEWGEN = 10 << 8 | 15  # NFNL_SUBSYS_NFTABLES, NFT_MSG_NEWGEN: the last message of each transaction
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
@@ -30,7 +28,7 @@ class TableWatch:
 
     def __init__(self) -> None:
         """OSError when the kernel has no such notifications, or not for us (CAP_NET_ADMIN)."""
-        self._socket = subscribe(_NETLINK_NETFILTER, _GROUP_NFTABLES)
+        self._socket = subscribe(NETLINK_NETFILTER, _GROUP_NFTABLES)
         self._touched = False
         self._own_under_way = False
         self._unaccounted = 0
