@@ -37,6 +37,7 @@ from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.netfilter.conntrack import messages
+from kubeproxy.netfilter.netlink.messages import parse
 from kubeproxy.netfilter.nftables import table as nftables_table
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.observability.http.access import OPEN_PAGES, Access, host_name
@@ -303,7 +304,7 @@ def fed(decoder: channel.Decoder[Any], data: bytes) -> Iterator[tuple[Any, int]]
 
 def conntrack(data: bytes) -> None:
     """What ctnetlink says: flows with sound addresses and ports, each of which can be asked to be deleted."""
-    for message in messages.messages(data):
+    for message in parse(data):
         assert isinstance(message.error, int)
         flow = messages.parse_flow(message)
         if flow is not None:
