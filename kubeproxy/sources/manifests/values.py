@@ -257,7 +257,6 @@ class Composer:
         self._written += plain
         self._expanded += plain
 
-
     # What another reading of YAML changes
 
     def scalar(self, event: Any) -> object:

@@ -1,0 +1,1 @@
+"""Kubernetes' API as a library: clients and resources. It knows nothing of proxying."""

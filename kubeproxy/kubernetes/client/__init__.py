@@ -1,0 +1,1 @@
+"""Clients of an API server: configuration, credentials, requests."""
