@@ -129,7 +129,7 @@ class RestClient:
     ) -> Answer:
         """One request; repeated only where the server asks for it (429 and 5xx with Retry-After) or refuses the
         credentials and there are new ones. Raises StatusError, Unreachable, Garbage."""
-        renewed = False
+        renewed = failed = False
         waits = 0
         while True:
             link = await self._connected()
@@ -158,11 +158,15 @@ class RestClient:
             wait_s = retry_after(response.headers.get("Retry-After"), time())
             if wait_s is not None and (response.status == 429 or response.status >= 500) and waits < MAX_WAITS:
                 waits += 1
+                failed = failed or response.status >= 500
                 wait_s = min(wait_s, MAX_WAIT_S)
                 self.hooks.on_wait(wait_s, f"the server answered {response.status}")
                 await asyncio.sleep(wait_s)
                 continue
-            raise _refusal(response.status, response.headers, refusal, f"{method.lower()} {path}")
+            error = _refusal(response.status, response.headers, refusal, f"{method.lower()} {path}")
+            if isinstance(error, StatusError):
+                error.repeated = failed
+            raise error
 
     async def _connected(self) -> Link:
         if self._link is None:

@@ -47,6 +47,8 @@ class StatusError(ClusterError):
         super().__init__(status.message or f"the server answered {code}")
         self.status = status
         self.code = code
+        self.repeated = False
+        """The request was sent more than once, as the server failed before: it may have been carried out then."""
 
     @property
     def reason(self) -> str:

@@ -24,7 +24,7 @@ from kubeproxy.kubernetes.resources.errors import (
     quoted,
 )
 from kubeproxy.kubernetes.resources.mapper import Mapper
-from kubeproxy.kubernetes.resources.paths import Source, expand
+from kubeproxy.kubernetes.resources.paths import BytesSource, Source, expand
 from kubeproxy.kubernetes.resources.resource import ResourceObject
 from kubeproxy.kubernetes.resources.selector import LabelSelector, parse_selector
 from kubeproxy.kubernetes.resources.stream import Document, Splitter
@@ -131,7 +131,8 @@ class Builder:
             elif not kind or not name:
                 self._errors.append(
                     ConfigError(
-                        f"arguments in resource/name form must have a single resource and name: found {quoted(argument)}"
+                        "arguments in resource/name form must have a single resource and name:"
+                        f" found {quoted(argument)}"
                     )
                 )
             else:
@@ -204,6 +205,10 @@ class Builder:
         self._await_kind = wait
         return self
 
+    def again(self, data: bytes, name: str) -> Result:
+        """The same query of other bytes, called `name` in messages."""
+        return self._result([BytesSource(name, data)], parse_selector(self._query.selector))
+
     def done(self) -> Result:
         """The query. `Errors` with everything that is wrong with it, before anything is visited."""
         query = self._query
@@ -221,7 +226,11 @@ class Builder:
         errors += [ConfigError(text) for text in _conflicts(query)]
         if errors:
             raise errors[0] if len(errors) == 1 else Errors(errors)
-        return Result(replace(query), sources, selector, self._client, self._mapper, self._validate, self._await_kind)
+        return self._result(sources, selector)
+
+    def _result(self, sources: Sequence[Source], selector: LabelSelector) -> Result:
+        query = replace(self._query)
+        return Result(query, sources, selector, self._client, self._mapper, self._validate, self._await_kind)
 
 
 def _conflicts(query: _Query) -> list[str]:
@@ -244,7 +253,8 @@ def _conflicts(query: _Query) -> list[str]:
         found.append("a resource cannot be retrieved by name across all namespaces")
     if not query.paths and not kinds and not query.names and not selecting:
         found.append(
-            "You must provide one or more resources by argument or filename.\nExample resource specifications include:\n"
+            "You must provide one or more resources by argument or filename.\n"
+            "Example resource specifications include:\n"
             "   '-f rsrc.yaml'\n   '--filename=rsrc.json'\n   '<resource> <name>'\n   '<resource>'"
         )
     return found
@@ -321,6 +331,26 @@ class Result:
     # From paths
 
     async def _from_paths(self) -> AsyncIterator[Found]:
+        async for found in self._read():
+            if isinstance(found, tuple):
+                yield await self.prepare(*found)
+            else:
+                yield found
+
+    async def unprepared(self) -> AsyncIterator[tuple[ResourceObject, Sequence[str]] | ObjectError]:
+        """Objects from paths, each with the keys that its document has twice, before they are checked and looked up.
+        Hand them to `prepare` when their turn has come."""
+        async for found in self._read():
+            yield found
+
+    async def prepare(self, found: ResourceObject, duplicates: Sequence[str]) -> Found:
+        """Check an object, look up its resource, put it into its namespace; or the error of that."""
+        try:
+            return await self._prepared(found, duplicates)
+        except (ObjectError, StatusError) as error:
+            return error
+
+    async def _read(self) -> AsyncIterator[tuple[ResourceObject, Sequence[str]] | ObjectError]:
         for source in self._sources:
             async for found in self._documents(source):
                 if isinstance(found, ObjectError):
@@ -330,12 +360,8 @@ class Result:
                     if isinstance(item, ObjectError):
                         yield item
                         continue
-                    if not self._selector.matches(item.labels):
-                        continue
-                    try:
-                        yield await self._prepared(item, duplicates)
-                    except (ObjectError, StatusError) as error:
-                        yield error
+                    if self._selector.matches(item.labels):
+                        yield item, duplicates
 
     async def _documents(self, source: Source) -> AsyncIterator[Document | ObjectError]:
         splitter = Splitter(source.name)

@@ -267,9 +267,9 @@ def _check_metadata(value: Data, position: Position, text: bytes) -> None:
     for field in ("name", "generateName", "namespace", "resourceVersion", "uid"):
         demand(metadata.get(field), str, "a text", "metadata", field)
     for field in ("labels", "annotations"):
-        pairs = metadata.get(field)
+        pairs = metadata.get(field) or {}
         demand(pairs, dict, "a mapping of texts", "metadata", field)
-        for key, said in (pairs or {}).items():
+        for key, said in pairs.items():
             if said is None:
                 pairs[key] = ""
             demand(pairs[key], str, "a text", "metadata", field, key)

@@ -42,7 +42,8 @@ class ObjectError(ConfigError):
 
     def __init__(self, message: str, position: Position) -> None:
         where = str(position)
-        super().__init__(f"{message} ({where})" if where else message)
+        head, newline, rest = message.partition("\n")
+        super().__init__(f"{head} ({where}){newline}{rest}" if where else message)
         self.position = position
 
 

@@ -27,6 +27,7 @@ _NUMBER_BEGINS: Final = frozenset("+-.0123456789")
 _DECIMAL: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _BASES: Final = {"0x": 16, "0X": 16, "0o": 8, "0O": 8, "0b": 2, "0B": 2}
+_TAGGED: Final = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
 _INT64: Final = 1 << 63
 _LONGEST_NUMBER: Final = 400
 """Characters; a longer one is a text. Python refuses to convert integers of thousands of digits."""
@@ -78,8 +79,7 @@ class GoComposer(Composer):
                 except (binascii.Error, ValueError):
                     raise refusal(event, "!!binary value that is not base64") from None
             case "int" | "float" | "bool" | "null" as kind:
-                wanted = {"int": int, "float": (int, float), "bool": bool, "null": type(None)}[kind]
-                if not isinstance(value, wanted) or (kind in ("int", "float") and isinstance(value, bool)):
+                if type(value) not in _TAGGED[kind]:
                     raise refusal(event, f"!!{kind} value that is none")
                 return value
             case _:

@@ -128,6 +128,10 @@ class SchemaSource:
             self.from_disk = self._schemas is not None
         return self._schemas if self._schemas is not None else await self.refresh()
 
+    def missing(self) -> None:
+        """The server does not say them; nothing is known of any kind."""
+        self._schemas = Schemas()
+
     async def refresh(self) -> Schemas:
         """Ask the server now."""
         answer = await self._client.get("/openapi/v2")

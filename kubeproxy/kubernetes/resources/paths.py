@@ -28,8 +28,9 @@ URL_REDIRECTS: Final = 10
 class Source(Protocol):
     """Bytes with a name."""
 
-    name: str
-    """As messages have it."""
+    @property
+    def name(self) -> str:
+        """As messages have it."""
 
     def read(self) -> AsyncIterator[bytes]:
         """The bytes, piece by piece. Raises UnreadableError."""
@@ -45,14 +46,30 @@ class FileSource:
         """The bytes; a pipe is waited for without holding up anything else."""
         try:
             regular = stat.S_ISREG(os.stat(self.name).st_mode)
-            opened = open(self.name, "rb") if regular else await in_thread(lambda: open(self.name, "rb"))
-            with opened as file:
-                while data := file.read(CHUNK) if regular else await in_thread(lambda: file.read1(CHUNK)):
+            descriptor = await _opened(self.name, in_time=regular)
+            try:
+                while data := await _piece(descriptor, in_time=regular):
                     yield data
-                    await asyncio.sleep(0)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             reason = f"the path {quoted(self.name)} cannot be accessed: {error.strerror or error}"
             raise UnreadableError(reason, Position(self.name)) from None
+
+
+async def _opened(path: str, *, in_time: bool) -> int:
+    def attempt() -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    return attempt() if in_time else await in_thread(attempt)
+
+
+async def _piece(descriptor: int, *, in_time: bool) -> bytes:
+    """The next bytes. `in_time`: they are there at once; a terminal and a pipe are waited for in a thread."""
+    if not in_time:
+        return await in_thread(lambda: os.read(descriptor, CHUNK))
+    await asyncio.sleep(0)
+    return os.read(descriptor, CHUNK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +81,22 @@ class StdinSource:
     async def read(self) -> AsyncIterator[bytes]:
         """The bytes, as they come."""
         try:
-            while data := await in_thread(lambda: sys.stdin.buffer.read1(CHUNK)):
+            while data := await _piece(sys.stdin.fileno(), in_time=False):
                 yield data
         except (OSError, ValueError) as error:
             raise UnreadableError(str(error), Position(self.name)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class BytesSource:
+    """Bytes that are there already."""
+
+    name: str
+    data: bytes
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """All of them."""
+        yield self.data
 
 
 @dataclass(frozen=True, slots=True)

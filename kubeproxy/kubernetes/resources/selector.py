@@ -81,7 +81,7 @@ def _requirements(tokens: list[str]) -> list[Requirement]:
         found.append(_requirement(rest))
         if rest and rest.pop() != ",":
             raise ValueError("found no ',' between two requirements")
-        elif not rest and tokens[-1] == ",":
+        if not rest and tokens[-1] == ",":
             raise ValueError("found ',' at the end, expected: identifier")
     return found
 
@@ -125,7 +125,8 @@ def _value(text: str) -> str:
 def _values(rest: list[str]) -> list[str]:
     if not rest or rest.pop() != "(":
         raise ValueError("found no '(' after in or notin")
-    found, expected = [], True
+    found: list[str] = []
+    expected = True
     while rest:
         token = rest.pop()
         if token == ")":
