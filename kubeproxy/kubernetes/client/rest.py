@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from io import BytesIO
 from time import time
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -31,6 +32,8 @@ MAX_WAITS: Final = 10
 """How often one request is repeated because the server asked for that (client-go: 10)."""
 MAX_WAIT_S: Final = 60.0
 """The longest of these waits, whatever the server asks for."""
+LARGE_BODY: Final = 1 << 20
+"""Bytes; a longer one is handed to the connection piece by piece."""
 _MAX_ERROR_BYTES: Final = 256 << 10
 _REPEATED: Final = 3
 """How often a request that changes nothing is tried where the connection breaks."""
@@ -138,7 +141,8 @@ class RestClient:
             headers["Accept-Encoding"] = "gzip"
             if body is not None:
                 headers["Content-Type"] = content_type
-            response = await link.ask(method, path, query or {}, headers=headers, body=body, total_s=self._timeout_s)
+            data = BytesIO(body) if body is not None and len(body) > LARGE_BODY else body
+            response = await link.ask(method, path, query or {}, headers=headers, body=data, total_s=self._timeout_s)
             try:
                 self._note(response.headers)
                 if response.status in (200, 201, 202):

@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, BinaryIO
 
 import aiohttp
 
@@ -64,7 +64,7 @@ class Link:
         query: Mapping[str, str],
         *,
         headers: Mapping[str, str],
-        body: bytes | None = None,
+        body: bytes | BinaryIO | None = None,
         total_s: float | None = None,
         silence_s: float | None = None,
         head_s: float | None = None,

@@ -51,13 +51,14 @@ def run(options: CreateOptions) -> int:
     """Do it; the exit status. Not to be called from a running event loop."""
     report = Report(progress=True)
     try:
-        return asyncio.run(_run(options, report))
+        return asyncio.run(create(options, report))
     except KeyboardInterrupt:
         report.error("interrupted")
         return INTERRUPTED
 
 
-async def _run(options: CreateOptions, report: Report) -> int:
+async def create(options: CreateOptions, report: Report) -> int:
+    """Do it within a running event loop, of the main thread; the exit status."""
     try:
         config = load(options.client)
         printer = Printer(options.output, show_managed_fields=options.show_managed_fields)
@@ -217,14 +218,15 @@ class Create:
             if self._lost is not None:
                 self._not_created.append(found.label)
                 break
-            self._begin(found)
+            await self._begin(found)
         await self._drain()
 
-    def _begin(self, found: ResourceObject) -> None:
+    async def _begin(self, found: ResourceObject) -> None:
         self._independence.begin(found)
         task = self._tasks.start(self._one(found), name=found.label)
         self._under_way[task] = found
         self._outcomes.append((task, _Outcome(found)))
+        await asyncio.sleep(0)  # the request goes out now; the next document is read while it is under way
 
     async def _any(self) -> None:
         """Wait for one of those under way, and print what can be printed."""
@@ -254,7 +256,7 @@ class Create:
     def _note(self, outcome: _Outcome) -> None:
         if outcome.error is not None:
             self._report.failed += 1
-            if isinstance(outcome.error, ServerLost | Unreachable):
+            if isinstance(outcome.error, ServerLost | Unreachable) or _is_unauthorized(outcome.error):
                 self._lost = self._lost or outcome.error
                 if outcome.found is not None:
                     self._not_created.append(outcome.found.label)
@@ -366,6 +368,11 @@ class Create:
         where = self._last_read
         after = f"what follows {where} of {where.source}" if where is not None else "everything"
         return ", ".join([*([_some(self._not_created)] if self._not_created else []), after])
+
+
+def _is_unauthorized(error: Exception) -> bool:
+    """The credentials are no good for any object."""
+    return isinstance(error, StatusError) and error.code == 401
 
 
 def _some(labels: list[str]) -> str:

@@ -78,8 +78,8 @@ class Sender:
                         return standing
                 raise AlreadyThere(error) from None
             except Unreachable as error:
-                if self._client.clock_skew_s is None:
-                    raise  # it has never answered
+                if self._client.clock_skew_s is None and error.cause in UNSENT and not sent_before:
+                    raise  # the server has never answered
                 last = error
             if last.cause not in UNSENT and not self._dry_run:
                 sent_before = True
