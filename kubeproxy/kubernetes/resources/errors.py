@@ -47,6 +47,10 @@ class ObjectError(ConfigError):
         self.position = position
 
 
+class SourceError(ObjectError):
+    """A source cannot be read: a file, a web address, standard input."""
+
+
 class UnreadableError(ObjectError):
     """A document is no YAML and no JSON."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kubeproxy.errors import ConfigError
-from kubeproxy.kubernetes.resources.errors import Position, UnreadableError, quoted
+from kubeproxy.kubernetes.resources.errors import Position, SourceError, quoted
 from kubeproxy.sources.manifests.files import MAX_BYTES, SUFFIXES
 from kubeproxy.sources.manifests.http import Session, is_url
 from kubeproxy.threads import in_thread
@@ -33,7 +33,7 @@ class Source(Protocol):
         """As messages have it."""
 
     def read(self) -> AsyncIterator[bytes]:
-        """The bytes, piece by piece. Raises UnreadableError."""
+        """The bytes, piece by piece. Raises SourceError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class FileSource:
                 os.close(descriptor)
         except OSError as error:
             reason = f"the path {quoted(self.name)} cannot be accessed: {error.strerror or error}"
-            raise UnreadableError(reason, Position(self.name)) from None
+            raise SourceError(reason, Position(self.name)) from None
 
 
 async def _opened(path: str, *, in_time: bool) -> int:
@@ -84,7 +84,7 @@ class StdinSource:
             while data := await _piece(sys.stdin.fileno(), in_time=False):
                 yield data
         except (OSError, ValueError) as error:
-            raise UnreadableError(str(error), Position(self.name)) from None
+            raise SourceError(str(error), Position(self.name)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class UrlSource:
                     data = await _fetch(web, self.name)
                 except _Passing as error:
                     if attempt == URL_ATTEMPTS:
-                        raise UnreadableError(str(error), Position(self.name)) from None
+                        raise SourceError(str(error), Position(self.name)) from None
                     await asyncio.sleep(URL_PAUSE_S)
                     continue
                 for start in range(0, len(data), CHUNK):
@@ -134,26 +134,26 @@ async def _fetch(web: Session, url: str) -> bytes:
             if response.status != 200:
                 said = f"{response.status} {response.reason or ''}".rstrip()
                 message = f"unable to read URL {quoted(url)}, server reported {said}, status code={response.status}"
-                raise _Passing(message) if response.status >= 500 else UnreadableError(message, where)
+                raise _Passing(message) if response.status >= 500 else SourceError(message, where)
             pieces, size = [], 0
             async for piece in response.content.iter_any():
                 size += len(piece)
                 if size > MAX_BYTES:
-                    raise UnreadableError(f"unable to read URL {quoted(url)}: more than {MAX_BYTES} bytes", where)
+                    raise SourceError(f"unable to read URL {quoted(url)}: more than {MAX_BYTES} bytes", where)
                 pieces.append(piece)
     except TimeoutError:
         raise _Passing(f"unable to read URL {quoted(url)}: the server did not answer in time") from None
     except aiohttp.TooManyRedirects:
         message = f"unable to read URL {quoted(url)}: stopped after {URL_REDIRECTS} redirects"
-        raise UnreadableError(message, where) from None
+        raise SourceError(message, where) from None
     except (aiohttp.InvalidURL, ValueError) as error:
-        raise UnreadableError(f"unable to read URL {quoted(url)}: {error or 'no URL'}", where) from None
+        raise SourceError(f"unable to read URL {quoted(url)}: {error or 'no URL'}", where) from None
     except (aiohttp.ClientError, OSError) as error:
         raise _Passing(f"unable to read URL {quoted(url)}: {error or type(error).__name__}") from None
     data = b"".join(pieces)
     kind = response.content_type
     if kind in ("text/html", "application/xhtml+xml") or data.lstrip()[:1] == b"<":
-        raise UnreadableError(f"unable to read URL {quoted(url)}: the server answered HTML, not YAML or JSON", where)
+        raise SourceError(f"unable to read URL {quoted(url)}: the server answered HTML, not YAML or JSON", where)
     return data
 
 

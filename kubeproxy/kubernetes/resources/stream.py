@@ -77,6 +77,8 @@ class Splitter:
             raise UnreadableError(f"not UTF-16: {error.reason}", self._position()) from None
         yield from self._complete()
         rest = bytes(self._buffer)
+        if rest.endswith(_SEPARATOR):
+            rest = rest[: 1 - len(_SEPARATOR)]
         self._buffer.clear()
         yield from self._document(rest)
 
@@ -144,7 +146,6 @@ class Splitter:
         self._number += 1
         document = Document(text, self._number, self._line, is_json=True)
         self._skip(end)
-        self._skip(len(self._buffer) - len(self._buffer.lstrip(_SPACE)))
         self._restart()
         return document
 
