@@ -39,7 +39,9 @@ class KubectlCommand(click.Command):
         raise click.exceptions.Exit(FAILED)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, after the translation."""
+        """As click does, after the translation. Shell completion reads what is typed so far as it is."""
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
         translated = list(self._translated(args))
         ctx.meta[RECORDED] = [
             text for text in translated if text.startswith("--") and text.partition("=")[0] not in _SECRET

@@ -212,3 +212,20 @@ async def test_warnings_of_answers_are_handed_on(server: Server) -> None:
     async with RestClient(ClientConfig(host=server.url), hooks=Hooks(on_warning=said.append)) as client:
         await client.get("/x")
     assert said == ["one", "two"]
+
+
+async def test_a_proxy_of_the_environment_is_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.handlers = [answer(200, {})]
+    monkeypatch.setenv("http_proxy", server.url.replace("://", "://me:se%63ret@"))
+    monkeypatch.setenv("no_proxy", "direct.example.com")
+    async with RestClient(ClientConfig(host="http://api.example.com:8080")) as client:
+        await client.get("/x")
+    assert server.seen[0].headers["Host"] == "api.example.com:8080"
+    assert server.seen[0].headers["Proxy-Authorization"] == "Basic bWU6c2VjcmV0"
+    async with RestClient(ClientConfig(host="http://api.example.com", proxy=server.url)) as client:
+        await client.get("/x")
+    assert "Proxy-Authorization" not in server.seen[1].headers
+    async with RestClient(ClientConfig(host="http://direct.example.com:1"), timeout_s=1) as client:
+        with pytest.raises(Unreachable):
+            await client.get("/x")
+    assert len(server.seen) == 2
