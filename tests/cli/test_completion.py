@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from kubeproxy.cli import main
@@ -26,7 +27,7 @@ def proposed(words: str, *, cwd: Path | None = None) -> list[str]:
 
 
 def test_every_command_is_proposed() -> None:
-    assert proposed("kubeproxy ") == main.commands.list_commands(main.click.Context(main.commands))
+    assert proposed("kubeproxy ") == main.commands.list_commands(click.Context(main.commands))
     assert proposed("kubeproxy cr") == ["create"]
 
 

@@ -373,7 +373,7 @@ def mapper(data: bytes) -> None:
             assert path.isprintable()
     for read_text in (parse_selector, JsonPath):
         with contextlib.suppress(ConfigError):
-            read_text(text)  # type: ignore[operator]
+            read_text(text)
     with contextlib.suppress(Garbage):
         schemas = openapi.parse(rest)
         for key in schemas.kinds:
