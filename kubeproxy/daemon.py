@@ -31,6 +31,7 @@ from kubeproxy.netfilter import conntrack_limits
 from kubeproxy.netfilter.cleanup import cleanup_all, disarm
 from kubeproxy.netfilter.conntrack import NoConntrack
 from kubeproxy.netfilter.conntrack_kernel import KernelConntrack
+from kubeproxy.netfilter.holders import Holders
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.select import select
 from kubeproxy.notify import own_notifier
@@ -41,13 +42,20 @@ from kubeproxy.observability.metrics import Metrics
 from kubeproxy.observability.pulse import Pulse
 from kubeproxy.orders import Orders
 from kubeproxy.presence import Presence
-from kubeproxy.process import CONTAINER_INIT, raise_descriptor_limit, reap_strangers, set_oom_score_adj, settle_memory
+from kubeproxy.process import (
+    CONTAINER_INIT,
+    forbid_core_dumps,
+    raise_descriptor_limit,
+    reap_strangers,
+    set_oom_score_adj,
+    settle_memory,
+)
 from kubeproxy.proxier.facts import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
 from kubeproxy.reception import Reception
 from kubeproxy.settings import conntrack_limits as wanted_conntrack_limits
-from kubeproxy.settings import periods, port_range, tune
+from kubeproxy.settings import periods, port_range, restrictions, tune
 from kubeproxy.succession import Duties, Succession
 from kubeproxy.surroundings import Surroundings
 from kubeproxy.tasks import TaskSet
@@ -118,6 +126,7 @@ class Daemon:
         self._orders.listen()
         self._notifier.starting("starting")
         log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._surroundings.node_name)
+        forbid_core_dumps()
         raise_descriptor_limit()
         set_oom_score_adj(self._configuration.oom_score_adj)
         async with AsyncExitStack() as self._closing:
@@ -136,7 +145,6 @@ class Daemon:
         self._closing.callback(self._notifier.close)
         self._data_plane = make_data_plane(
             self._configuration,
-            transparent=self._surroundings.may_preserve,
             presence=self._presence,
             on_crash=self._crashed,
         )
@@ -149,6 +157,7 @@ class Daemon:
         self._closing.push_async_callback(netfilter.close)
         await self._surroundings.look_whether_addresses_can_be_preserved(netfilter)
         self._can_guard_sockets = await self._surroundings.can_guard_sockets(netfilter)
+        await self._surroundings.look_whether_dials_are_marked(netfilter)
         self._closing.callback(self._presence.close)
         self._closing.push_async_callback(self._succession.close)
         # Where no rules lead to us there is nothing to follow one another in, and several may stand side by side.
@@ -224,7 +233,7 @@ class Daemon:
             data_plane=self._data_plane,
             health=self._health,
             metrics=self._metrics,
-            elsewhere={**self._surroundings.complaints, "log": logging.complaint},
+            elsewhere={**self._surroundings.complaints, "log": logging.complaint, "kubernetes": self._inputs.complaint},
         )
         self._tasks.start(kept_running("pulse", pulse.look), name="pulse")
         self._tasks.start(pulse.beat(), name="loop lag")
@@ -257,6 +266,8 @@ class Daemon:
             periods=periods(configuration),
             families=self._surroundings.families,
             facts=self._surroundings.facts(),
+            restrictions=restrictions(configuration),
+            find_holders=Holders(),
             landing=self._surroundings.landing,
             bind=self._surroundings.bind,
             guard_sockets=self._can_guard_sockets,
@@ -333,6 +344,7 @@ class Daemon:
         logging.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
         self._proxier.set_periods(periods(new))
         self._proxier.set_port_range(port_range(new))
+        self._proxier.set_restrictions(restrictions(new))
         self._health.timeout_s = 2 * new.sync_period_s
         await self._data_plane.send([tune(new)])
         self._use_access_log()

@@ -12,11 +12,16 @@ from itertools import count
 
 
 class Capability(IntEnum):
-    """Those that dialing from a client's address can do with (linux/capability.h); either is enough."""
+    """Those that dialing can do with (linux/capability.h). Either is enough to dial from a client's address; to mark a
+    dial takes the first one before Linux 5.17, either since."""
 
     NET_ADMIN = 12
     NET_RAW = 13
 
+
+FOR_DIALING = (Capability.NET_RAW,)
+"""What a worker keeps: to mark its dials, and to dial from clients' addresses. Never CAP_NET_ADMIN, with which it could
+rewrite every rule of the node."""
 
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 23, 24, 38, 47, 4
 """linux/prctl.h."""
@@ -38,7 +43,7 @@ def held() -> int:
 def drop(keep: Collection[Capability] = ()) -> None:
     """Give up every capability but the first of these that is there, in all sets, and gain none by exec for ever.
     OSError if the kernel says no to giving up."""
-    kept = next((1 << capability for capability in keep if held() >> capability & 1), 0)
+    kept = _first_held(keep)
     # Asks for CAP_SETPCAP, so it comes first. Who has not got that cannot use the bounding set either.
     for number in count():
         if _prctl(_PR_CAPBSET_READ, number, 0, 0, 0) < 0:
@@ -50,6 +55,16 @@ def drop(keep: Collection[Capability] = ()) -> None:
     _call_with_sets("capset", _SETS.pack(kept, kept, 0, 0, 0, 0))
     if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
         _forgive()
+
+
+def use_alone(keep: Collection[Capability]) -> None:
+    """Have this thread do with the first of these capabilities that is there, to see what is possible with it. OSError
+    if the kernel says no."""
+    _call_with_sets("capset", _SETS.pack(_first_held(keep), held(), 0, 0, 0, 0))
+
+
+def _first_held(some: Collection[Capability]) -> int:
+    return next((1 << capability for capability in some if held() >> capability & 1), 0)
 
 
 def _call_with_sets(name: str, sets: bytes) -> bytes:

@@ -29,6 +29,17 @@ def raise_descriptor_limit() -> int:
     return hard
 
 
+def forbid_core_dumps() -> None:
+    """No memory image of this process, or of those that it starts, when it crashes: it holds tokens and client keys.
+
+    The limit is 1 byte and not 0. Either is too little for a file; but a handler behind a pipe (core_pattern "|...")
+    is started in spite of 0, and only 1 keeps it from that (fs/coredump.c). A limit of 0 that is there stays.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    limit = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
+
+
 def set_oom_score_adj(adjustment: int) -> None:
     """Our place in the kernel's choice when memory runs out. As with kube-proxy, a refusal (lowering it takes
     CAP_SYS_RESOURCE) is told and nothing more."""

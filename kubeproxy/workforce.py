@@ -20,12 +20,10 @@ log = structlog.get_logger(__name__)
 def make_data_plane(
     configuration: Configuration,
     *,
-    transparent: bool,
     presence: Presence,
     on_crash: Callable[[str, BaseException], None],
 ) -> LocalDataPlane | WorkerDataPlane:
-    """To be called inside a running event loop; workers start at once. `transparent`: endpoints may have to be dialed
-    from clients' addresses. `presence` is the name that workers keep alive."""
+    """To be called inside a running event loop; workers start at once, and keep the name `presence` alive."""
     count = workers_for(configuration.kubeproxy.workers.number)
     log.info("data plane", workers=count)
     if count == 0:
@@ -34,7 +32,6 @@ def make_data_plane(
         count,
         on_end=_tell,
         on_crash=on_crash,
-        transparent=transparent,
         run=presence.run,
         owner_name=OWNER,
         inherit=(presence.fileno(),),

@@ -50,6 +50,7 @@ class Tally:
         "dropped",
         "evicted",
         "frontend",
+        "looped",
         "nobody",
         "refused",
         "share",
@@ -70,6 +71,7 @@ class Tally:
         self.dial_retries = 0
         self.dropped = 0
         self.evicted = 0
+        self.looped = 0
         self.bytes_in = [0]
         self.bytes_out = [0]
 
@@ -110,6 +112,8 @@ class Context:
         self.dial_times = DialTimes()
         self.portless = 0
         """Dials that failed because all of this host's ports towards the endpoint were in use."""
+        self.looped = 0
+        """Connections and datagrams that had come through too many proxies."""
         self.journal = Journal()
         self._sweep = HalfClosedSweep(self)
         self._sweep.restart()
@@ -124,7 +128,7 @@ class Context:
     @tune.setter
     def tune(self, tune: Tune) -> None:
         before, self._tune = self._tune, tune
-        if tune.half_closed_idle_s != before.half_closed_idle_s:
+        if (tune.half_closed_idle_s, tune.unanswered_idle_s) != (before.half_closed_idle_s, before.unanswered_idle_s):
             self._sweep.restart()
         if tune.keepalive_s != before.keepalive_s:
             self._keepalive.restart()

@@ -8,11 +8,13 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from weakref import WeakValueDictionary
 
 from kubeproxy.dataplane.affinity import pieces
 from kubeproxy.dataplane.balancer import Aside
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.datagrams import DatagramListener, Sessions
+from kubeproxy.dataplane.descriptors import Tenant
 from kubeproxy.dataplane.interface import NOTHING, PROSPECTS, Counters, Ended, Ill, Prospect, Vitals
 from kubeproxy.dataplane.listener import Listener
 from kubeproxy.dataplane.messages import Listen, Message, Remember, Retire, SetEndpoints, Tune
@@ -43,6 +45,8 @@ class Engine:
         self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
         self._succeeded: dict[FrontendName, Listener | DatagramListener] = {}
         """Those that others have taken the place of, until `shed`."""
+        self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
+        """By their namespaces."""
         self._sockets: dict[Listener | DatagramListener, socket.socket] = {}
         self._told: dict[FrontendName, Counters] = {}
         """The counters of the frontends served now, as last looked at."""
@@ -77,6 +81,8 @@ class Engine:
         if isinstance(listener, str):
             return listener
         listener.tally.frontend = message.frontend
+        namespace = message.frontend.service_port.namespace
+        listener.tally.share.tenant = self._tenants.setdefault(namespace, listener.tally.share.tenant)
         self._listeners[message.frontend] = listener
         self._told[message.frontend] = NOTHING
         return None
@@ -203,6 +209,7 @@ class Engine:
             unlogged=context.journal.forgotten,
             memory_shortages=context.memory.shortages,
             portless=context.portless,
+            looped=context.looped,
         )
 
     def take_ended(self) -> list[Ended]:
@@ -252,6 +259,7 @@ def _counters_of(listener: Listener | DatagramListener) -> Counters:
         dial_retries=tally.dial_retries,
         dropped=tally.dropped,
         evicted=tally.evicted,
+        looped=tally.looped,
         affinity_entries=listener.balancer.affinity_entries,
         bytes_in=tally.bytes_in[0],
         bytes_out=tally.bytes_out[0],

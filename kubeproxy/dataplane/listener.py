@@ -14,6 +14,7 @@ from kubeproxy.dataplane.dial import Dial
 from kubeproxy.dataplane.fds import keep_alive
 from kubeproxy.dataplane.journal import Entry
 from kubeproxy.dataplane.messages import SetEndpoints
+from kubeproxy.dataplane.outgoing import hops_left, hops_of, save_syns
 from kubeproxy.dataplane.reactor import LEVEL, Timer
 from kubeproxy.model import Address, Target
 
@@ -55,6 +56,7 @@ class Listener:
         self.balancer = Balancer(rng=rng, trials_beside=True)
         self.tally = Tally()
         set_stream_options(sock)
+        save_syns(sock)
         keep_alive(sock.fileno(), context.tune.keepalive_s)
         sock.setblocking(False)
         sock.listen(BACKLOG)
@@ -107,6 +109,7 @@ class Listener:
                 self.balancer,
                 client=fd,
                 client_address=address[0],
+                hops=hops_left(hops_of(fd)),
                 preserve=self._preserve,
                 entry=self._entry_of(address) if self._context.tune.access_log else None,
             )

@@ -32,9 +32,9 @@ REAP_S = 2.0
 """How long it may take to; then it is killed."""
 
 
-def command(fd: int, *, number: int, transparent: bool, run: str, owner_name: str) -> list[str]:
+def command(fd: int, *, number: int, run: str, owner_name: str) -> list[str]:
     """What starts a worker whose end of the channel is `fd`."""
-    arguments = [str(fd), str(number), "1" if transparent else "0", run, owner_name]
+    arguments = [str(fd), str(number), run, owner_name]
     # -P: nothing is imported from where the operator happens to be.
     return [sys.executable, "-P", "-m", "kubeproxy.dataplane.worker", *arguments]
 

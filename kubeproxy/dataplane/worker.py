@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from kubeproxy import privileges
+from kubeproxy.dataplane import seccomp
 from kubeproxy.dataplane.channel import Channel
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.descriptors import DescriptorBudget
@@ -370,9 +371,9 @@ class Worker:
 
 def main(arguments: Sequence[str]) -> int:
     """Live a worker's life; the exit status. The arguments are those that `process.command` gives."""
-    fd, number, transparent, run, owner_name = arguments
+    fd, number, run, owner_name = arguments
     try:
-        _settle_in(f"kubeproxy-{number}", transparent=transparent == "1")
+        _settle_in(number)
         worker = Worker(socket.socket(fileno=int(fd)), number=int(number), run=run, owner_name=owner_name)
         gc.collect()
         gc.freeze()
@@ -384,13 +385,15 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _settle_in(name: str, *, transparent: bool) -> None:
+def _settle_in(number: str) -> None:
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # where there is no /proc nobody looks
-        comm.write(name)
+        comm.write(f"kubeproxy-{number}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    wanted = (privileges.Capability.NET_RAW, privileges.Capability.NET_ADMIN)
-    privileges.drop(keep=wanted if transparent else ())
+    # Never CAP_NET_ADMIN: with it a worker that an attacker controls could rewrite every rule of the node.
+    privileges.drop(keep=privileges.FOR_DIALING)
+    if (why_not := seccomp.confine()) is not None:
+        _say(number, f"goes on without: {why_not}")
 
 
 def _say(number: int | str, what: str) -> None:

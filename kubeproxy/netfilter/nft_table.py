@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
+from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, Protocol, family_of
 from kubeproxy.netfilter.ranges import disjoint, of_family
-from kubeproxy.netfilter.routing import MARK
 from kubeproxy.netfilter.ruleset import RuleSet
 
 TABLE = "inet kubeproxy"
@@ -221,6 +220,11 @@ def _first_packets(family: Family, to: str | None, *, from_this_host: bool) -> I
         f"{address} @restricted{number} {address} . {ip} saddr != @admitted{number} drop",
         f"{who}, from ranges that are not admitted",
     )
+    if from_this_host:
+        # Whatever the maps say: a dial that came back to us would be dialed for again.
+        yield Rule(
+            f"meta nfproto ipv{number} meta mark & {MARK:#x} == {MARK:#x} return", f"{family} dials of the proxy"
+        )
     yield rule("own_redirects", address, own, f", {others}own way")
     yield rule("redirects", address, "", "")
     yield rule("own_node_ports", port, own + on_node, f", {others}own way to node ports")

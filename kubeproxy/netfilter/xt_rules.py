@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, family_of
+from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, family_of
 from kubeproxy.netfilter import xt_entry
 from kubeproxy.netfilter.ranges import disjoint, is_loopback, of_family
-from kubeproxy.netfilter.routing import MARK
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from kubeproxy.netfilter.xt_entry import Entry
 
@@ -146,14 +145,16 @@ def _nat(wanted: RuleSet, family: Family, workshop: Workshop) -> Chains:
         items = {key: (port, admitted.get(key, _ANYBODY)) for key, port in redirects.items()}
         return workshop.make(family, chain, items, portal, to=to)
 
-    def jumps(chain: str, comment: str, *, sources: Iterable[str | None] = _ANYBODY) -> list[Entry]:
-        match = xt_entry.match_comment(comment)
-        return [xt_entry.rule(family, xt_entry.jump(chain), match, source=source) for source in sources]
+    def jumps(chain: str, comment: str, *matches: bytes, sources: Iterable[str | None] = _ANYBODY) -> list[Entry]:
+        all_matches = (*matches, xt_entry.match_comment(comment))
+        return [xt_entry.rule(family, xt_entry.jump(chain), *all_matches, source=source) for source in sources]
 
     def on(addresses: Iterable[Address], chain: str) -> Rules:
         return frozenset(xt_entry.rule(family, xt_entry.jump(chain), destination=address) for address in addresses)
 
-    prerouting, output = jumps(PORTALS_CONTAINER, _PORTALS_COMMENT), jumps(PORTALS_HOST, _PORTALS_COMMENT)
+    # Whatever the chains say: a dial of the proxy that came back to it would be dialed for again.
+    not_ours = xt_entry.match_unmarked(MARK)
+    prerouting, output = jumps(PORTALS_CONTAINER, _PORTALS_COMMENT), jumps(PORTALS_HOST, _PORTALS_COMMENT, not_ours)
     chains = {
         PORTALS_CONTAINER: portals(PORTALS_CONTAINER, exact, landing),
         PORTALS_HOST: portals(PORTALS_HOST, {**exact, **own_exact}, bind),
@@ -170,7 +171,7 @@ def _nat(wanted: RuleSet, family: Family, workshop: Workshop) -> Chains:
         chains[NODEPORT_CONTAINER] = on(outside, PORTS_CONTAINER)
         chains[PORTS_CONTAINER] = portals(PORTS_CONTAINER, on_node, landing)
     if (on_node or own_on_node) and addresses:
-        output += jumps(NODEPORT_HOST, _NODEPORTS_COMMENT)
+        output += jumps(NODEPORT_HOST, _NODEPORTS_COMMENT, not_ours)
         chains[NODEPORT_HOST] = on(addresses, PORTS_HOST)
         chains[PORTS_HOST] = portals(PORTS_HOST, {**on_node, **own_on_node}, bind)
     return {"PREROUTING": tuple(prerouting), "OUTPUT": tuple(output), **chains}

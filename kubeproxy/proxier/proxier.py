@@ -37,12 +37,13 @@ from kubeproxy.model import (
 from kubeproxy.netfilter.conntrack import Conntrack, NoConntrack
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.proxier.claims import Claims
+from kubeproxy.proxier.claims import Claims, FindHolders
 from kubeproxy.proxier.clock import Clock, LoopClock
 from kubeproxy.proxier.facts import NOWHERE, NodeFacts
 from kubeproxy.proxier.ledger import Ledger
 from kubeproxy.proxier.observer import NoObserver, ProxierObserver
 from kubeproxy.proxier.ports import PortRange, Ports
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
 from kubeproxy.proxier.schedule import Backoff, Periods, Schedule
 from kubeproxy.proxier.snapshot import FrontendStatus, Snapshot, Summary
 from kubeproxy.proxier.tracker import Tracker
@@ -82,6 +83,8 @@ class Proxier:
         families: Iterable[Family] = tuple(Family),
         protocols: Iterable[Protocol] = (Protocol.TCP, Protocol.UDP),
         facts: NodeFacts = NOWHERE,
+        restrictions: Restrictions = NO_RESTRICTIONS,
+        find_holders: FindHolders = lambda protocol, address, port: (),
         landing: Mapping[Family, Address] | None = None,
         bind: Mapping[Family, Address] | None = None,
         guard_sockets: bool = False,
@@ -97,11 +100,12 @@ class Proxier:
         self._reconciled: RuleSet | None = None
         """The rules that the kernel's flows last agreed with; None: unknown."""
         ports = Ports(reserver, port_range)
-        claims = Claims(reserver, is_proxy_port=ports.holds)
+        claims = Claims(reserver, is_proxy_port=ports.holds, find_holders=find_holders)
         self._ledger = Ledger(
             ports=ports, claims=claims, families=families, protocols=protocols, guard_sockets=guard_sockets
         )
         self._ledger.use_facts(facts)
+        self._ledger.use_restrictions(restrictions)
         self._ledger.use_addresses(landing or {}, bind or {})
         self._schedule = Schedule(periods, jitter)
         self._retry = Backoff(jitter)
@@ -213,6 +217,11 @@ class Proxier:
         """This node is so now; what depends on it follows. (Where `preserve` comes to ask for more, clients whose
         endpoints are dialed before the kernel's transaction may have to wait for the next attempt.)"""
         self._ledger.use_facts(facts)
+        self._changed()
+
+    def set_restrictions(self, restrictions: Restrictions) -> None:
+        """Services may have so much from now on; what other processes were seen to have is looked at again."""
+        self._ledger.use_restrictions(restrictions)
         self._changed()
 
     def owner_of(self, service: ServiceName) -> str | None:

@@ -3,7 +3,9 @@ returns or raises AssertionError; whatever else escapes from it is a finding."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ipaddress
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,10 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
+from kubeproxy import talk as process_talk
 from kubeproxy.config import flags
 from kubeproxy.config.dump import dump, go_data
 from kubeproxy.config.load import load
 from kubeproxy.config.reload import compare
+from kubeproxy.dataplane import orphan
 from kubeproxy.dataplane import wire as channel
 from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.printing.go_text import indented_json, yaml_text
@@ -30,6 +34,7 @@ from kubeproxy.kubernetes.resources.validation import validate
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.netfilter import conntrack_wire, nft_table
 from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.observability.access import OPEN_PAGES, Access, host_name
 from kubeproxy.sources import wire
 from kubeproxy.sources.kubernetes.errors import CAUSES, ApiError, Garbage
 from kubeproxy.sources.kubernetes.events import (
@@ -42,6 +47,7 @@ from kubeproxy.sources.kubernetes.events import (
     parse_status,
     retry_after,
 )
+from kubeproxy.sources.kubernetes.listing import ListSplitter
 from kubeproxy.sources.kubernetes.resource import Endpoints, OwnNode, Resource, Services, Slices
 from kubeproxy.sources.manifests.documents import Namespaces, read
 from kubeproxy.sources.manifests.inventory import Inventory
@@ -135,12 +141,19 @@ def watch(data: bytes) -> None:
 
 
 def pages(data: bytes) -> None:
-    """A page of a list: `Garbage`, or items that are each translated or refused."""
+    """A page of a list: `Garbage`, or items that are each translated or refused; the same when it comes in pieces."""
     try:
         page = parse_page(data)
     except Garbage as error:
         _said(error)
+        page = None
+    split = _split(data)
+    if page is None or split is None:
+        assert page is None or data.count(b"items") > 1, "a page that is none in pieces"
+        assert split is None, "no page, but one in pieces"
         return
+    if data.count(b"items") == 1:
+        assert [bytes(raw) for raw in page.items] == split, "other items in pieces"
     sink = Checking()
     for resource in _resources(sink):
         found: list[Any] = []
@@ -152,6 +165,20 @@ def pages(data: bytes) -> None:
                 found += meant
         resource.replace(found)
     sink.resolve()
+
+
+def _split(data: bytes) -> list[bytes] | None:
+    """The items of a page that arrives 64 bytes at a time; None: it is none."""
+    splitter = ListSplitter(max_object_bytes=1 << 16, piece_bytes=64)
+    items: list[bytes] = []
+    try:
+        for start in range(0, len(data), 64):
+            if (part := splitter.feed(data[start : start + 64])) is not None:
+                items += map(bytes, part.items)
+        return items + [bytes(raw) for raw in splitter.end().items]
+    except Garbage as error:
+        _said(error)
+        return None
 
 
 def refusals(data: bytes) -> None:
@@ -382,6 +409,48 @@ def mapper(data: bytes) -> None:
             assert all(len(fault.message) <= LONGEST_MESSAGE for fault in validate(sample, schemas))
 
 
+def host(data: bytes) -> None:
+    """A request to the metrics server: its page on the first line, the values of Host after it. None that names another
+    host is answered on loopback, and none that asks for a page from elsewhere."""
+    page, *hosts = data.decode("utf-8", "surrogateescape").split("\n")
+    ours = frozenset({"node-1"})
+    for public in (False, True):
+        access = Access(names=ours, public=public)
+        for from_loopback in (False, True):
+            refusal = access.refusal(page, hosts, from_loopback=from_loopback)
+            if refusal is not None:
+                assert refusal.status in (403, 421)
+                continue
+            assert page in OPEN_PAGES or from_loopback or public
+            if from_loopback or page not in OPEN_PAGES:
+                for name in map(host_name, hosts):
+                    assert name is not None
+                    if name not in ("localhost", "node-1"):
+                        ipaddress.ip_address(name)
+
+
+def talk(data: bytes) -> None:
+    """What a process says that wants to take over, or an orphan: objects line by line, or `ValueError` and the end."""
+    asyncio.run(_talk(data))
+    for line in data.split(b"\n"):
+        orphan._decode(line)
+
+
+async def _talk(data: bytes) -> None:
+    reader = asyncio.StreamReader(limit=process_talk.LINE_BYTES)
+    reader.feed_data(data)
+    reader.feed_eof()
+    try:
+        while (message := await process_talk.receive(reader)) is not None:
+            assert isinstance(message, dict)
+            remembered = process_talk.heard(message)
+            if remembered is not None:
+                said = msgspec.json.decode(msgspec.json.encode(process_talk.told(remembered)))
+                assert process_talk.heard(said) == remembered
+    except ValueError as error:
+        _said(error)
+
+
 TARGETS: Final[Mapping[str, Target]] = {
     target.__name__: target
     for target in (
@@ -394,6 +463,8 @@ TARGETS: Final[Mapping[str, Target]] = {
         worker,
         conntrack,
         nft,
+        host,
+        talk,
         stream,
         mapper,
     )

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.dataplane.transparent import IP_TRANSPARENT, IPV6_TRANSPARENT
-from kubeproxy.model import Family, Protocol
-from kubeproxy.netfilter import routing
+from kubeproxy.model import MARK, Family, Protocol
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.lab import Daemon, Network, service_manifest, write_manifest
 from tests.netfilter.stage import (
@@ -154,8 +153,8 @@ COUNTERS = f"""
 table inet counted {{
   chain input {{
     type filter hook input priority 10;
-    iifname "pod0" meta l4proto {{ tcp, udp }} meta mark & {routing.MARK:#x} != 0 counter
-    iifname != "pod0" meta l4proto {{ tcp, udp }} meta mark & {routing.MARK:#x} != 0 counter
+    iifname "pod0" meta l4proto {{ tcp, udp }} meta mark & {MARK:#x} != 0 counter
+    iifname != "pod0" meta l4proto {{ tcp, udp }} meta mark & {MARK:#x} != 0 counter
   }}
 }}
 """

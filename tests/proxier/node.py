@@ -12,6 +12,8 @@ from kubeproxy.netfilter.conntrack import Conntrack
 from kubeproxy.netfilter.fake import FakeNetfilter
 from kubeproxy.netfilter.trace import Fate
 from kubeproxy.proxier import NodeFacts, Periods, PortRange, Proxier, Tracker
+from kubeproxy.proxier.claims import FindHolders
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
 from kubeproxy.tasks import TaskSet
 from tests.proxier.builders import destination
 
@@ -108,6 +110,8 @@ class Node:
         protocols: Iterable[Protocol] = (Protocol.TCP,),
         facts: NodeFacts = NodeFacts(),  # noqa: B008 - frozen
         conntrack: Conntrack | None = None,
+        restrictions: Restrictions = NO_RESTRICTIONS,
+        find_holders: FindHolders = lambda protocol, address, port: (),
     ) -> None:
         self.tracker = Tracker(sources)
         self.data_plane = FakeDataPlane()
@@ -128,6 +132,8 @@ class Node:
             protocols=protocols,
             facts=facts,
             conntrack=conntrack,
+            restrictions=restrictions,
+            find_holders=find_holders,
             observer=self.diary,
             clock=self.clock,
             jitter=lambda: 0.0,

@@ -16,6 +16,7 @@ from kubeproxy.netfilter.conntrack_fake import FakeConntrack
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.netfilter.trace import Fate
 from kubeproxy.proxier import START_GRACE_S, Periods, PortRange
+from kubeproxy.proxier.schedule import QUICK_ROUNDS
 from tests.proxier.builders import endpoint_slice, frontend_name, name, service, targets
 from tests.proxier.node import SOURCE, Node
 
@@ -99,6 +100,7 @@ class TestServices:
     async def test_created_again_before_its_rules_are_gone_it_keeps_its_listener(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         port = node.proxy_port(WEB)
+        await no_more_quick_rounds(node)
         node.tracker.put_slice(SOURCE, endpoint_slice("web", ()))
         await node.rest()
         node.tracker.remove_service(SOURCE, WEB.service_port.service)
@@ -307,12 +309,28 @@ class TestStart:
         assert node.proxier.snapshot().failing is None
 
 
+async def no_more_quick_rounds(node: Node) -> None:
+    """Change so much that the next transaction has to wait."""
+    for number in range(QUICK_ROUNDS):
+        node.tracker.put_service(SOURCE, service(f"quick-{number}", f"10.96.1.{number}"))
+        await node.rest()
+        assert node.answers(f"10.96.1.{number}:80") is Fate.REFUSED
+
+
 class TestPace:
-    async def test_the_first_change_is_at_once_and_the_next_waits(self, make_node: MakeNode) -> None:
+    async def test_a_service_and_its_endpoints_are_in_effect_at_once(self, make_node: MakeNode) -> None:
+        """Point 10: two writes, one after the other."""
         node = await serving(make_node())
         node.tracker.put_service(SOURCE, service("a", "10.96.0.2"))
         await node.rest()
         assert node.answers("10.96.0.2:80") is Fate.REFUSED
+        node.tracker.put_slice(SOURCE, endpoint_slice("a", "10.0.0.1"))
+        await node.rest()
+        assert node.answers("10.96.0.2:80") == ONE
+
+    async def test_the_first_changes_are_at_once_and_the_next_waits(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        await no_more_quick_rounds(node)
         node.tracker.put_service(SOURCE, service("b", "10.96.0.3"))
         await node.pass_time(0.5)
         node.tracker.put_service(SOURCE, service("c", "10.96.0.4"))

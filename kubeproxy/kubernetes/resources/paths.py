@@ -8,14 +8,19 @@ import os
 import stat
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urljoin
 
 from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.resources.errors import Position, SourceError, quoted
 from kubeproxy.sources.manifests.files import MAX_BYTES, SUFFIXES
-from kubeproxy.sources.manifests.http import Session, is_url
+from kubeproxy.sources.manifests.http import REDIRECTS, Session, is_url, proxy_for
 from kubeproxy.threads import in_thread
+
+if TYPE_CHECKING:
+    import aiohttp
 
 STDIN: Final = "-"
 STDIN_NAME: Final = "STDIN"
@@ -130,7 +135,7 @@ async def _fetch(web: Session, url: str) -> bytes:
 
     where = Position(url)
     try:
-        async with web.open().get(url, max_redirects=URL_REDIRECTS) as response:
+        async with _answer(web.open(), url) as response:
             if response.status != 200:
                 said = f"{response.status} {response.reason or ''}".rstrip()
                 message = f"unable to read URL {quoted(url)}, server reported {said}, status code={response.status}"
@@ -143,9 +148,6 @@ async def _fetch(web: Session, url: str) -> bytes:
                 pieces.append(piece)
     except TimeoutError:
         raise _Passing(f"unable to read URL {quoted(url)}: the server did not answer in time") from None
-    except aiohttp.TooManyRedirects:
-        message = f"unable to read URL {quoted(url)}: stopped after {URL_REDIRECTS} redirects"
-        raise SourceError(message, where) from None
     except (aiohttp.InvalidURL, ValueError) as error:
         raise SourceError(f"unable to read URL {quoted(url)}: {error or 'no URL'}", where) from None
     except (aiohttp.ClientError, OSError) as error:
@@ -155,6 +157,23 @@ async def _fetch(web: Session, url: str) -> bytes:
     if kind in ("text/html", "application/xhtml+xml") or data.lstrip()[:1] == b"<":
         raise SourceError(f"unable to read URL {quoted(url)}: the server answered HTML, not YAML or JSON", where)
     return data
+
+
+@asynccontextmanager
+async def _answer(session: aiohttp.ClientSession, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The answer behind at most `URL_REDIRECTS` redirects, to other servers, too, but never from TLS to clear text."""
+    at = url
+    for _ in range(URL_REDIRECTS + 1):
+        async with session.get(at, allow_redirects=False, proxy=proxy_for(at)) as response:
+            location = response.headers.get("Location", "")
+            if response.status not in REDIRECTS or not location:
+                yield response
+                return
+        to = urljoin(at, location)
+        if not is_url(to) or (at.startswith("https://") and not to.startswith("https://")):
+            raise ValueError(f"the server redirects to {quoted(to[:200])}; allowed: https, or http from http")
+        at = to
+    raise ValueError(f"stopped after {URL_REDIRECTS} redirects")
 
 
 def expand(arguments: Sequence[str], *, recursive: bool) -> tuple[list[Source], list[ConfigError]]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import zlib
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -21,6 +22,7 @@ from multidict import CIMultiDict
 
 from kubeproxy.errors import ConfigError
 from kubeproxy.sources.kubernetes.errors import Garbage, Unreachable
+from kubeproxy.sources.kubernetes.events import excerpt
 from kubeproxy.version import __version__
 
 TCP_CONNECT_S = 4.0
@@ -28,6 +30,8 @@ TCP_CONNECT_S = 4.0
 server that comes back."""
 CONNECT_S = 10.0
 """The same with name resolution and TLS."""
+PIECE_BYTES = 256 << 10
+"""The longest piece of a body handed out at once: a millisecond of unpacking."""
 
 # Probes after 5 s of silence, given up 9 s after the peer's last sign of life: long before a read timeout. Through
 # outages shorter than that TCP's own retransmissions carry a stream, and arrive within seconds of their end.
@@ -56,6 +60,7 @@ class Link:
             connector=aiohttp.TCPConnector(ssl=tls, socket_factory=_open_socket, keepalive_timeout=60),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": f"kubeproxy/{__version__}", "Accept": "application/json"},
+            auto_decompress=False,
         )
         self._proxy, self._proxy_headers = _proxy(self.base, configuration.proxy)
         self._users = 0
@@ -128,10 +133,60 @@ async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray
 async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
     """A body, or its first `max_bytes`. It grows in place: pieces that are joined at the end would be there twice."""
     body = bytearray()
-    with explained(str(response.url)):
-        while len(body) < max_bytes and (data := await response.content.readany()):
+    async with aclosing(pieces(response)) as found:
+        async for data in found:
             body += data[: max_bytes - len(body)]
+            if len(body) == max_bytes:
+                break
     return body
+
+
+async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncGenerator[bytes, None]:
+    """A body as it arrives, unpacked, in pieces of at most PIECE_BYTES; errors speak of `where`, by default of the URL.
+    Left to aiohttp, a piece could be a thousand times as long as it was on the wire: a tenant's annotations may be."""
+    where = where or str(response.url)
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding not in ("gzip", "identity"):
+        raise Garbage(f"{where} answered in the encoding {excerpt(encoding.encode())}, not asked for", cause="garbage")
+    unpacked = _Gzip(where) if encoding == "gzip" else None
+    while True:
+        with explained(where):
+            data = await response.content.readany()
+        if not data:
+            break
+        if unpacked is None:
+            yield data
+        else:
+            for piece in unpacked.feed(data):
+                yield piece
+    if unpacked is not None and not unpacked.ended:
+        raise Unreachable(f"{where}: the answer was cut off before its end", cause="cut")
+
+
+class _Gzip:
+    """Unpacks a body of one or more gzip members, step by step."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+
+    @property
+    def ended(self) -> bool:
+        return self._member.eof
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        full = False  # then there may be more, though all of `data` has gone in
+        while data or full:
+            if self._member.eof:
+                self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+            try:
+                piece = self._member.decompress(data, PIECE_BYTES)
+            except zlib.error as error:
+                raise Garbage(f"{self._where} answered what is no gzip: {error}", cause="garbage") from error
+            if piece:
+                yield piece
+            full = len(piece) == PIECE_BYTES and not self._member.eof
+            data = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
 
 
 @contextmanager

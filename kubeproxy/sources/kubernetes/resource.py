@@ -11,7 +11,6 @@ import structlog
 
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.sources import translate, wire
-from kubeproxy.sources.kubernetes.client import MAX_ANSWER_BYTES
 from kubeproxy.sources.sink import NodeSink, Sink, SourceName
 from kubeproxy.sources.translate import Fault
 
@@ -34,8 +33,6 @@ class Resource(ABC, Generic[T]):
     kind: str
     path: str
     query: Mapping[str, str]
-    max_bytes: int = MAX_ANSWER_BYTES
-    """The longest list taken in one piece."""
 
     @abstractmethod
     def translate(self, raw: msgspec.Raw) -> tuple[list[T], list[Fault]]:
@@ -160,7 +157,6 @@ class OwnNode(Resource[Node]):
     kind = "Node"
     path = "/api/v1/nodes"
     query: Mapping[str, str]
-    max_bytes = 4 << 20
 
     def __init__(self, sink: NodeSink, node_name: str) -> None:
         self._sink = sink
