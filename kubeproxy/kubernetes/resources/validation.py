@@ -14,6 +14,8 @@ from kubeproxy.kubernetes.resources.openapi import Schema, Schemas, resolved
 MOST: Final = 20
 """Faults of one object that are told."""
 _MAX_DEPTH: Final = 100
+_SHOWN_DEPTH: Final = 12
+"""Parts of a path that a message shows."""
 _SAME: Final = {"integer": ("integer", "number"), "number": ("integer", "number")}
 
 
@@ -81,19 +83,24 @@ class _Validator:
             if key in fields:
                 yield from self.check(inner, fields[key], f"{name}.{key}", (*path, key), depth + 1)
             elif not schema.open:
-                message = f'ValidationError({self._place(path)}): unknown field "{_short(key)}" in {name}'
+                message = f'ValidationError({self._place(path)}): unknown field "{_short(key)}" in {_short(name)}'
                 yield Fault(message, (*path, key))
         for key in schema.required:
             if key not in value:
-                yield Fault(f'ValidationError({self._place(path)}): missing required field "{key}" in {name}', path)
+                yield Fault(
+                    f'ValidationError({self._place(path)}): missing required field "{_short(key)}" in {_short(name)}',
+                    path,
+                )
 
     def _mismatch(self, value: object, expected: str, name: str, path: tuple[str | int, ...]) -> Fault:
         found = _type(value)
-        what = f'invalid type for {name}: got "{found}", expected "{expected}"'
+        what = f'invalid type for {_short(name)}: got "{found}", expected "{expected}"'
         return Fault(f"ValidationError({self._place(path)}): {what}", path)
 
     def _place(self, path: tuple[str | int, ...]) -> str:
-        return self._kind + "".join(f"[{part}]" if isinstance(part, int) else f".{_short(part)}" for part in path)
+        return _short(self._kind) + "".join(
+            f"[{part}]" if isinstance(part, int) else f".{_short(part)}" for part in path[:_SHOWN_DEPTH]
+        )
 
 
 def _type(value: object) -> str:
@@ -113,4 +120,4 @@ def _type(value: object) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:80]}..."
+    return text if len(text) <= 120 else f"{text[:120]}..."
