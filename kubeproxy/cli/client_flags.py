@@ -60,7 +60,7 @@ def _text_option(name: str, metavar: str, text: str) -> Callable[[Command], Comm
 
 
 def overrides(given: Mapping[str, Any]) -> Any:
-    """What the flags say, as `load` takes it."""
+    """The flags, as `load` takes them."""
     from kubeproxy.kubernetes.client.kubeconfig import Overrides
 
     names = (

@@ -25,7 +25,7 @@ MOST_PARALLEL: Final = 256
     cls=KubectlCommand,
     bare={"--dry-run": _BARE_DRY_RUN, "--validate": "strict"},
     short_help="Create objects on an API server, from files or standard input.",
-    epilog="Exit status: 0 everything was created (or skipped); 1 something was not, and standard error says what.",
+    epilog="Exit status: 0 everything was created or skipped; 1 something was not, for the reasons on standard error.",
 )
 @click.argument("unexpected", nargs=-1, metavar="")
 @click.option(

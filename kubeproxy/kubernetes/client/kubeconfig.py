@@ -1,4 +1,4 @@
-"""Which API server, and as whom, by the rules of kubectl: flags, kubeconfig files, a pod's service account.
+"""The API server and the credentials, by the rules of kubectl: flags, kubeconfig files, a pod's service account.
 
 Files are merged as client-go does: of entries with the same name the first counts, and so does the first
 current-context; paths in a file are relative to it. Exec plugins and auth providers are left to `plugins`.
@@ -26,7 +26,7 @@ _PARTS: Final = (("clusters", "cluster"), ("contexts", "context"), ("users", "us
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """What the flags of a command say; empty: nothing."""
+    """The flags of a command; empty: not given."""
 
     kubeconfig: str = ""
     context: str = ""

@@ -31,7 +31,7 @@ MAX_ANSWER_BYTES: Final = 256 << 20
 MAX_WAITS: Final = 10
 """How often one request is repeated because the server asked for that (client-go: 10)."""
 MAX_WAIT_S: Final = 60.0
-"""The longest of these waits, whatever the server asks for."""
+"""The longest of these waits, even where the server asks for more."""
 LARGE_BODY: Final = 1 << 20
 """Bytes; a longer one is handed to the connection piece by piece."""
 _MAX_ERROR_BYTES: Final = 256 << 10
@@ -73,7 +73,7 @@ def _nothing(*_: object) -> None:
 
 @dataclass(slots=True)
 class Hooks:
-    """What a client tells while it works."""
+    """Callbacks of a client while it works."""
 
     on_warning: Callable[[str], None] = _nothing
     """A ``Warning`` header's text."""

@@ -41,7 +41,7 @@ class Status(msgspec.Struct, rename="camel"):
 
 
 class StatusError(ClusterError):
-    """The API server said no."""
+    """The API server refused a request."""
 
     def __init__(self, status: Status, code: int) -> None:
         super().__init__(status.message or f"the server answered {code}")

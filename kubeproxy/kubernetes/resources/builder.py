@@ -154,7 +154,7 @@ class Builder:
         return self
 
     def namespace(self, name: str, *, enforce: bool = False, default: bool = True) -> Self:
-        """Where objects are that do not say so (`default`), and where all have to be (`enforce`)."""
+        """The namespace of objects without one (`default`); with `enforce`, objects of another one are errors."""
         self._query.namespace = name
         self._query.default_namespace = default
         self._query.require_namespace = enforce

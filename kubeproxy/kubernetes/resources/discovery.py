@@ -67,7 +67,7 @@ class ApiResource(msgspec.Struct, frozen=True):
 
 
 def _segment(text: str) -> str:
-    """A name as one part of a path, whatever is in it."""
+    """A name as one part of a path."""
     from urllib.parse import quote
 
     return quote(text, safe="") if text not in (".", "..") else text.replace(".", "%2E")
@@ -271,15 +271,15 @@ async def discover(client: RestClient) -> Catalog:
 
 
 async def _minor(client: RestClient) -> int:
-    """The server's minor version; 0 where it does not say."""
+    """The server's minor version; 0 where it is unknown."""
     try:
-        said = (await client.get("/version")).decoded()
+        answer = (await client.get("/version")).decoded()
     except (StatusError, Garbage):
         return 0
-    digits = re.match(r"\d+", str(said.get("minor", ""))) if isinstance(said, dict) else None
+    digits = re.match(r"\d+", str(answer.get("minor", ""))) if isinstance(answer, dict) else None
     if digits:
         return int(digits[0][:6])
-    version = re.match(r"v1\.(\d{1,6})\.", str(said.get("gitVersion", ""))) if isinstance(said, dict) else None
+    version = re.match(r"v1\.(\d{1,6})\.", str(answer.get("gitVersion", ""))) if isinstance(answer, dict) else None
     return int(version[1]) if version else 0
 
 

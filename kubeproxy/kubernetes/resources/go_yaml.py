@@ -67,7 +67,7 @@ class GoComposer(Composer):
         self.duplicates.append((event.start_mark.line, key))
 
     def collection(self, event: Any) -> None:
-        """Tags of mappings and lists say nothing here; kubectl passes over them."""
+        """Tags of mappings and lists have no effect, as in kubectl."""
 
     def _tagged(self, event: Any, text: str) -> object:
         tag = event.tag or ""

@@ -73,11 +73,11 @@ class Mapper:
         self._cache = cache
         self._index: Index | None = None
         self._asked = False
-        """The index is what the server said during this run."""
+        """The index comes from the server, during this run."""
         self._lock = asyncio.Lock()
 
     async def index(self) -> Index:
-        """What is known. Raises StatusError, Unreachable, Garbage where the server does not say it."""
+        """What is known. Raises StatusError, Unreachable, Garbage where the server does not answer."""
         async with self._lock:
             if self._index is None:
                 kept = self._cache.read() if self._cache is not None else None

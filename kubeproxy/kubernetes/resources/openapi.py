@@ -23,7 +23,7 @@ class Schema(msgspec.Struct, omit_defaults=True):
     type: str = ""
     """``object``, ``array``, ``string``, ``integer``, ``number``, ``boolean``; empty: anything."""
     ref: str = ""
-    """The name of the definition that says the rest."""
+    """The name of the definition that has the rest."""
     fields: dict[str, Schema] | None = None
     """Of an object with a fixed set of fields."""
     values: Schema | None = None
@@ -43,7 +43,7 @@ class Schemas(msgspec.Struct):
     """By ``GROUP/VERSION/KIND``, the name of the definition."""
 
     def of(self, group: str, version: str, kind: str) -> tuple[str, Schema] | None:
-        """The definition of a kind with its name; None: the server says nothing about it."""
+        """The definition of a kind with its name; None: the server has none."""
         name = self.kinds.get(f"{group}/{version}/{kind}")
         schema = self.definitions.get(name or "")
         return (name, schema) if name and schema is not None else None
@@ -122,14 +122,14 @@ class SchemaSource:
         self.from_disk = False
 
     async def get(self) -> Schemas:
-        """Raises StatusError, Unreachable, Garbage where the server does not say them."""
+        """Raises StatusError, Unreachable, Garbage where the server does not answer."""
         if self._schemas is None:
             self._schemas = self._read()
             self.from_disk = self._schemas is not None
         return self._schemas if self._schemas is not None else await self.refresh()
 
     def missing(self) -> None:
-        """The server does not say them; nothing is known of any kind."""
+        """The server does not serve them; nothing is known of any kind."""
         self._schemas = Schemas()
 
     async def refresh(self) -> Schemas:

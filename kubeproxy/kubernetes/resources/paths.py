@@ -43,7 +43,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file, or whatever else can be opened under a path."""
+    """A file, a pipe, or a device."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Where in a text a field stands; looked for only when there is an error to tell. Pure."""
+"""Where in a text a field stands; looked for only when there is an error to report. Pure."""
 
 from __future__ import annotations
 

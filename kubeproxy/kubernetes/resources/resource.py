@@ -11,7 +11,7 @@ from kubeproxy.kubernetes.resources.discovery import ApiResource
 from kubeproxy.kubernetes.resources.errors import Position
 
 Data = dict[str, Any]
-"""An object as its JSON says it; unknown fields survive."""
+"""An object, decoded from JSON; unknown fields are kept."""
 
 
 @dataclass(slots=True)

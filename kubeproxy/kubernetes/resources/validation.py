@@ -1,7 +1,7 @@
 """Objects against the server's OpenAPI document: unknown and missing fields, wrong types. Pure.
 
-For servers that do not check fields themselves (before 1.27), and for objects that are not sent. Says what kubectl's
-own check says. Values are the server's business.
+For servers that do not check fields themselves (before 1.27), and for objects that are not sent. The
+messages are those of kubectl's own check. Only the server checks values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from kubeproxy.kubernetes.resources.openapi import Schema, Schemas, resolved
 
 MOST: Final = 20
-"""Faults of one object that are told."""
+"""Faults of one object that are reported."""
 _MAX_DEPTH: Final = 100
 _SHOWN_DEPTH: Final = 12
 """Parts of a path that a message shows."""
@@ -27,7 +27,7 @@ class Fault(NamedTuple):
 
 
 def validate(data: dict[str, Any], schemas: Schemas) -> list[Fault]:
-    """What is wrong with an object; nothing where the server says nothing about its kind. At most `MOST`."""
+    """What is wrong with an object; nothing where the server has no schema for its kind. At most `MOST`."""
     group, _, version = str(data.get("apiVersion") or "").rpartition("/")
     kind = str(data.get("kind") or "")
     found = schemas.of(group, version, kind)

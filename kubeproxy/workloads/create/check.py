@@ -49,8 +49,9 @@ class FieldCheck:
             for fault in faults:
                 self._on_warning(f"{found.position.source}: {fault.message} ({self._place(found, fault)})")
             return
-        said = [fault.message for fault in faults]
-        raise InvalidError(said[0] if len(said) == 1 else f"[{', '.join(said)}]", self._place(found, faults[0]))
+        messages = [fault.message for fault in faults]
+        text = messages[0] if len(messages) == 1 else f"[{', '.join(messages)}]"
+        raise InvalidError(text, self._place(found, faults[0]))
 
     @staticmethod
     def _place(found: ResourceObject, fault: Fault) -> Position:
@@ -90,6 +91,6 @@ class FieldCheck:
             if error.code not in (403, 404, 406):
                 raise
             self._source.missing()
-            self._on_warning(f"fields are not checked: the server does not tell which it knows ({error})")
+            self._on_warning(f"fields are not checked: the server has no OpenAPI document ({error})")
             self._level = Validation.IGNORE
             return None

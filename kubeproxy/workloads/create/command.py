@@ -1,7 +1,7 @@
 """The whole of ``kubeproxy create``: objects are read, checked, sent and reported, one after the other or some at once.
 
-Errors of single objects are kept and told at the end, as kubectl does; everything else is created. Where the server is
-lost, or the command is interrupted, nothing further is begun, and what was not created is told.
+Errors of single objects are kept and printed at the end, as kubectl does; everything else is created. Where the server
+is lost, or the command is interrupted, nothing further is begun, and a summary names what was not created.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from kubeproxy.workloads.create.report import Report
 from kubeproxy.workloads.create.send import AlreadyThere, Sender, ServerLost
 
 FAILED: Final = 1
-INTERRUPTED: Final = 130
-"""128 + SIGINT, as shells report it."""
+SIGNALLED: Final = 128
+"""An interrupted command's exit status less the signal's number, as shells report it."""
 FINISH_S: Final = 3.0
 """How long requests under way may take to end after an interrupt."""
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -54,7 +54,7 @@ def run(options: CreateOptions) -> int:
         return asyncio.run(create(options, report))
     except KeyboardInterrupt:
         report.error("interrupted")
-        return INTERRUPTED
+        return SIGNALLED + signal.SIGINT
 
 
 async def create(options: CreateOptions, report: Report) -> int:
@@ -63,7 +63,7 @@ async def create(options: CreateOptions, report: Report) -> int:
         config = load(options.client)
         printer = Printer(options.output, show_managed_fields=options.show_managed_fields)
     except ConfigError as error:
-        return _told(report, [error], "")
+        return _failed(report, [error], "")
     hooks = Hooks(on_warning=report.warning, on_wait=report.waits)
     async with RestClient(config, timeout_s=options.request_timeout_s, hooks=hooks) as client:
         try:
@@ -73,10 +73,10 @@ async def create(options: CreateOptions, report: Report) -> int:
                 return await post_raw(options, client, report)
             return await Create(options, client, printer, report).run()
         except (KubeproxyError, ApiError) as error:
-            return _told(report, [error], client.host)
+            return _failed(report, [error], client.host)
 
 
-def _told(report: Report, errors: list[Exception], host: str) -> int:
+def _failed(report: Report, errors: list[Exception], host: str) -> int:
     report.end()
     for line in lines(errors, host):
         report.error(line)
@@ -118,6 +118,7 @@ class Create:
         self._not_created: list[str] = []
         self._last_read: Position | None = None
         self._stop = asyncio.Event()
+        self._signal = signal.SIGINT
 
     def _query(self) -> dict[str, str]:
         options = self._options
@@ -132,7 +133,8 @@ class Create:
         """The exit status."""
         objects = self._objects()
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupt, number)
         ticking = self._tasks.start(self._tick(), name="progress")
         work = self._tasks.start(self._all(objects), name="create")
         stopped = self._tasks.start(self._stop.wait(), name="interrupt")
@@ -146,14 +148,16 @@ class Create:
             except NothingToDo:
                 return 0
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
             await self._tasks.end(ticking, stopped)
             await self._tasks.close()
         return self._finished()
 
-    def _interrupt(self) -> None:
-        if self._stop.is_set():
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+    def _interrupt(self, number: signal.Signals) -> None:
+        """The first signal stops the run in good order; at a second one the process ends at once."""
+        self._signal = number
+        asyncio.get_running_loop().remove_signal_handler(number)
         self._stop.set()
 
     async def _tick(self) -> None:
@@ -330,19 +334,19 @@ class Create:
         report = self._report
         report.end()
         if self._errors:
-            _told(report, self._errors, self._client.host)
+            _failed(report, self._errors, self._client.host)
             if self._lost is not None:
                 report.error(f"{report.created} created; not created: {self._rest()}")
             return FAILED
         if not report.created and not report.skipped:
-            return _told(report, [ConfigError("no objects passed to create")], self._client.host)
+            return _failed(report, [ConfigError("no objects passed to create")], self._client.host)
         if self._options.warnings_as_errors and report.warnings:
             plural = "" if report.warnings == 1 else "s"
-            return _told(report, [ConfigError(f"{report.warnings} warning{plural} received")], self._client.host)
+            return _failed(report, [ConfigError(f"{report.warnings} warning{plural} received")], self._client.host)
         return 0
 
     async def _interrupted(self) -> int:
-        """Let what is under way end, then tell what was created and what was not."""
+        """Let what is under way end, then report what was created and what was not."""
         if self._under_way:
             await asyncio.wait(set(self._under_way), timeout=FINISH_S)
         unknown = [found.label for task, found in self._under_way.items() if not task.done()]
@@ -354,14 +358,14 @@ class Create:
         report = self._report
         report.end()
         if self._errors:
-            _told(report, self._errors, self._client.host)
+            _failed(report, self._errors, self._client.host)
         counts = f"{report.created} created"
         if self._options.dry_run is not DryRun.NONE:
             counts += " (dry run)"
         if unknown:
             counts += f"; not known whether created: {_some(unknown)}"
         report.error(f"interrupted: {counts}; not created: {self._rest()}")
-        return INTERRUPTED
+        return SIGNALLED + self._signal
 
     def _rest(self) -> str:
         """What was not created, as far as it was read, and where that ended."""

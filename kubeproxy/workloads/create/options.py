@@ -1,4 +1,4 @@
-"""What the command line of ``kubeproxy create`` says."""
+"""The command line of ``kubeproxy create``."""
 
 from __future__ import annotations
 

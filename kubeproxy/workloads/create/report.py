@@ -1,4 +1,4 @@
-"""What a run says: lines in the order of the objects, a line of progress on a terminal, a summary at an interrupt."""
+"""The output of a run: lines in the order of the objects, errors, and a line of progress on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One object to the server: created once, never twice, whatever becomes of the connection."""
+"""One object to the server: created once and never twice, even where the connection breaks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Sender:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _standing(self, found: ResourceObject, deadline: float) -> Data | None:
-        """The object as the server has it now; None: it has none. `MaybeCreated` where the server does not say."""
+        """The object as the server has it now; None: it has none. `MaybeCreated` where the server does not answer."""
         if not found.name:
             return None
         path = found.resource.path(found.namespace, found.name)
