@@ -12,7 +12,7 @@
 # /etc/ssl/certs/ca-certificates.crt), and what pip is told by PIP_INDEX_URL, goes into the build, not into the image.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' kubeproxy/version.py)
+version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' kubeproxy/model/version.py)
 tag=${1:-localhost/kubeproxy:$version}
 suite=${SUITE:-bookworm}
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from kubeproxy.cli.kubectl_command import complete_files
-from kubeproxy.errors import ConfigError
+from kubeproxy.model.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -8,7 +8,7 @@ import click
 
 from kubeproxy.cli.client_flags import client_flags, overrides, seconds
 from kubeproxy.cli.kubectl_command import FAILED, RECORDED, KubectlCommand, complete_files
-from kubeproxy.errors import ConfigError
+from kubeproxy.model.errors import ConfigError
 
 _BARE_DRY_RUN: Final = "unchanged"
 _DRY_RUNS: Final = {"none": "none", "client": "client", "server": "server"}

@@ -13,8 +13,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-from kubeproxy.config.about import live, restart, unused
-from kubeproxy.config.values import (
+from kubeproxy.config.field_info import live, restart, unused
+from kubeproxy.config.value_types import (
     CIDR,
     IP,
     ClusterCIDR,

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from typing import Final
 
-from kubeproxy.config.about import Effect
 from kubeproxy.config.convert import Findings
+from kubeproxy.config.describe import describe
+from kubeproxy.config.field_info import Effect
 from kubeproxy.config.fields import fields, flatten
 from kubeproxy.config.schema import IPVS, Configuration, IPTables, NFTables
-from kubeproxy.config.values import Duration
-from kubeproxy.config.words import describe
-from kubeproxy.errors import ConfigError
+from kubeproxy.config.value_types import Duration
+from kubeproxy.model.errors import ConfigError
 
 _LONGEST_KEEPALIVE_S: Final = 32767
 """MAX_TCP_KEEPIDLE in the kernel's include/net/tcp.h."""

@@ -76,7 +76,7 @@ class Binding(NamedTuple):
     """Seconds since its last connection. Never a time: other processes may have other clocks."""
 
 
-class Remember(Struct, frozen=True, tag=True, array_like=True):
+class RestoreBindings(Struct, frozen=True, tag=True, array_like=True):
     """What another process knew of a frontend's clients, the longest unseen first: those that are not known here stay
     with the same endpoints, as far as these are the frontend's."""
 
@@ -84,4 +84,4 @@ class Remember(Struct, frozen=True, tag=True, array_like=True):
     bindings: tuple[Binding, ...]
 
 
-Message = Listen | SetEndpoints | Retire | Tune | Remember
+Message = Listen | SetEndpoints | Retire | Tune | RestoreBindings

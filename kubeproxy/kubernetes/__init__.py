@@ -1,1 +1,1 @@
-"""Kubernetes' API as a library: clients and resources. It knows nothing of proxying."""
+"""Kubernetes API machinery that knows nothing of proxying."""

@@ -1,4 +1,4 @@
-"""Frozen values that all rooms speak of; standard library only, no I/O, no clock."""
+"""Frozen values shared by all rooms; standard library only, no I/O, no clock."""
 
 from kubeproxy.model.address import Address, Family, family_of, parse_address
 from kubeproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice, SliceName

@@ -12,10 +12,10 @@ from typing import Final
 
 from aiohttp import web
 
-from kubeproxy.observability.exposition import CONTENT_TYPE, Exposition
 from kubeproxy.observability.health import Health, ProxyHealth
-from kubeproxy.observability.metrics import Metrics
-from kubeproxy.observability.server import from_loopback
+from kubeproxy.observability.http.server import from_loopback
+from kubeproxy.observability.metrics.exposition import CONTENT_TYPE, Exposition
+from kubeproxy.observability.metrics.metrics import Metrics
 
 MODE: Final = "userspace"
 """What kube-proxy calls a proxy that moves the bytes itself."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kubeproxy.model import Frontend, ServiceName
+from kubeproxy.dataplane.interface import EjectedEndpoint, WorkerStatus
+from kubeproxy.model import Frontend, FrontendName, ServiceName
 
 
 class FrontendView(Protocol):
@@ -121,7 +122,7 @@ class WatchView(Protocol):
         """What is kept of all objects, in bytes of JSON."""
 
 
-class TroubleView(Protocol):
+class ManifestProblemView(Protocol):
     """Something in a manifest that cannot be taken as it is; `str` says where and what."""
 
     @property
@@ -137,7 +138,7 @@ class ManifestsView(Protocol):
         """Whether all have been read once."""
 
     @property
-    def troubles(self) -> Sequence[TroubleView]:
+    def problems(self) -> Sequence[ManifestProblemView]:
         """What stands against them."""
 
     @property
@@ -200,3 +201,21 @@ class Picture:
     requests: RequestsView | None = None
     """None: there is no API server."""
     events: EventsView | None = None
+
+
+class Serving(Protocol):
+    """What is asked of the data plane (`kubeproxy.dataplane.interface.DataPlane`)."""
+
+    async def worker_status(self) -> Sequence[WorkerStatus]:
+        """One for each process that serves."""
+
+    async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
+        """The endpoints that are passed over."""
+
+    @property
+    def restarts(self) -> int:
+        """How often one was replaced."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why it does not serve as it should."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Set
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Frontend, FrontendName, Protocol, Target, family_of
-from kubeproxy.proxier.facts import NOWHERE, NodeFacts
+from kubeproxy.proxier.node import NOWHERE, NodeFacts
 
 _LOOPBACK = (Address("127.0.0.1"), Address("::1"))
 

@@ -21,9 +21,9 @@ from kubeproxy.model import (
     ServiceName,
     SliceName,
 )
-from kubeproxy.proxier.blocks import NO_BLOCKS, Blocks
-from kubeproxy.proxier.endpoints import is_here
-from kubeproxy.proxier.facts import NodeFacts
+from kubeproxy.proxier.address_blocks import NO_BLOCKS, Blocks
+from kubeproxy.proxier.endpoint_selection import is_here
+from kubeproxy.proxier.node import NodeFacts
 
 _SHOWN = 3
 """Addresses that one remark names; it counts the others."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from kubeproxy.config.describe import text_of
 from kubeproxy.config.fields import fields, flatten
 from kubeproxy.config.flags import flags
 from kubeproxy.config.load import load
-from kubeproxy.config.words import text_of
-from kubeproxy.errors import ConfigError
+from kubeproxy.model.errors import ConfigError
 from tests.config.files import loaded, of_flags
 
 SAMPLES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.config.validate import demand_source, uses_kubernetes
-from kubeproxy.errors import ConfigError
+from kubeproxy.model.errors import ConfigError
 from tests.config.files import faults, of_flags
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}

@@ -13,14 +13,27 @@ from typing import Any, Final
 
 import msgspec
 
-from kubeproxy import talk as process_talk
 from kubeproxy.config import flags
 from kubeproxy.config.dump import dump, go_data
 from kubeproxy.config.load import load
 from kubeproxy.config.reload import compare
-from kubeproxy.dataplane import orphan
-from kubeproxy.dataplane import wire as channel
-from kubeproxy.errors import ConfigError
+from kubeproxy.daemon.takeover import protocol as process_talk
+from kubeproxy.dataplane.workers import orphan
+from kubeproxy.dataplane.workers import protocol as channel
+from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.client.decode import (
+    EventType,
+    LineSplitter,
+    error_of,
+    identity,
+    parse_event,
+    parse_page,
+    parse_status,
+    retry_after,
+)
+from kubeproxy.kubernetes.client.errors import CAUSES, ApiError, Garbage
+from kubeproxy.kubernetes.client.list_stream import ListSplitter
+from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.kubernetes.printing.go_text import indented_json, yaml_text
 from kubeproxy.kubernetes.printing.jsonpath import JsonPath
 from kubeproxy.kubernetes.resources import decode, discovery, openapi
@@ -32,23 +45,12 @@ from kubeproxy.kubernetes.resources.selector import parse_selector
 from kubeproxy.kubernetes.resources.stream import Document, Splitter
 from kubeproxy.kubernetes.resources.validation import validate
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
-from kubeproxy.netfilter import conntrack_wire, nft_table
+from kubeproxy.model.errors import ConfigError
+from kubeproxy.netfilter.conntrack import messages
+from kubeproxy.netfilter.nftables import table as nftables_table
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.observability.access import OPEN_PAGES, Access, host_name
-from kubeproxy.sources import wire
-from kubeproxy.sources.kubernetes.errors import CAUSES, ApiError, Garbage
-from kubeproxy.sources.kubernetes.events import (
-    EventType,
-    LineSplitter,
-    error_of,
-    identity,
-    parse_event,
-    parse_page,
-    parse_status,
-    retry_after,
-)
-from kubeproxy.sources.kubernetes.listing import ListSplitter
-from kubeproxy.sources.kubernetes.resource import Endpoints, OwnNode, Resource, Services, Slices
+from kubeproxy.observability.http.access import OPEN_PAGES, Access, host_name
+from kubeproxy.sources.kubernetes.resources import Endpoints, OwnNode, Services, Slices
 from kubeproxy.sources.manifests.documents import Namespaces, read
 from kubeproxy.sources.manifests.inventory import Inventory
 from kubeproxy.sources.sink import SourceName
@@ -133,7 +135,7 @@ def watch(data: bytes) -> None:
             if event.type is EventType.DELETED:
                 resource.remove(event.metadata)
             elif event.type is not EventType.BOOKMARK:
-                with contextlib.suppress(*wire.UNDECODABLE):
+                with contextlib.suppress(*objects.UNDECODABLE):
                     found, faults = resource.translate(event.object)
                     _check_faults(faults)
                     resource.put(event.metadata, found)
@@ -159,7 +161,7 @@ def pages(data: bytes) -> None:
         found: list[Any] = []
         for raw in page.items:
             identity(raw)
-            with contextlib.suppress(*wire.UNDECODABLE):
+            with contextlib.suppress(*objects.UNDECODABLE):
                 meant, faults = resource.translate(raw)
                 _check_faults(faults)
                 found += meant
@@ -223,7 +225,7 @@ def manifests(data: bytes) -> None:
     assert read(data, namespaces, reading).entries == reading.entries
     inventory = Inventory()
     inventory.update({"it": reading})
-    assert all(len(str(trouble)) <= 2 * LONGEST_MESSAGE for trouble in inventory.troubles())
+    assert all(len(str(problem)) <= 2 * LONGEST_MESSAGE for problem in inventory.problems())
     inventory.update({"it": read(data, namespaces, reading)})
     assert not len(inventory.update({"it": None})) or services or slices
     assert not list(inventory.services())
@@ -312,14 +314,14 @@ def fed(decoder: channel.Decoder[Any], data: bytes) -> Iterator[tuple[Any, int]]
 
 def conntrack(data: bytes) -> None:
     """What ctnetlink says: flows with sound addresses and ports, each of which can be asked to be deleted."""
-    for message in conntrack_wire.messages(data):
+    for message in messages.messages(data):
         assert isinstance(message.error, int)
-        flow = conntrack_wire.parse_flow(message)
+        flow = messages.parse_flow(message)
         if flow is not None:
             canonical_or_mapped(flow.address)
             for number in (flow.source_port, flow.port, flow.target_port):
                 port(number, least=0)
-            conntrack_wire.delete_request(flow, 1)
+            messages.delete_request(flow, 1)
 
 
 def canonical_or_mapped(address: str) -> None:
@@ -331,10 +333,10 @@ def canonical_or_mapped(address: str) -> None:
 def nft(data: bytes) -> None:
     """What `nft -j` prints: `msgspec.MsgspecError`, or a table from which there is a way to any other."""
     try:
-        table = nft_table.parse(data)
+        table = nftables_table.parse(data)
     except msgspec.MsgspecError:
         return
-    nft_table.difference(table, RuleSet())
+    nftables_table.difference(table, RuleSet())
 
 
 def stream(data: bytes) -> None:

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from kubeproxy.dataplane.outgoing import mark
+from kubeproxy.dataplane.sockets.outgoing import mark
 from kubeproxy.model import NODE_PORTS, Destination, Family, Protocol
 from kubeproxy.netfilter.ruleset import RuleSet
-from tests.lab import Host, Network
 from tests.netfilter.stage import ANSWERED, Adapter, attempt, destination, rule_set, serving
 from tests.netfilter.test_packets import NODE, VIP
+from tests.support.lab import Host, Network
 
 pytestmark = pytest.mark.netns
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from kubeproxy.model import Address, Service, parse_address
-from kubeproxy.proxier.resolve import resolve
-from kubeproxy.proxier.rules import Rules
+from kubeproxy.proxier.frontends import resolve
+from kubeproxy.proxier.ruleset_builder import Rules
 from tests.proxier.builders import destination, endpoint_slice, name, service, targets
 from tests.proxier.node import SOURCE, Node
 

@@ -32,7 +32,7 @@ from kubeproxy.model import (
 )
 from kubeproxy.netfilter.ruleset import ProxyPort
 from kubeproxy.proxier import NodeFacts, Preserve
-from kubeproxy.proxier.resolve import health, resolve
+from kubeproxy.proxier.frontends import health, resolve
 from tests.proxier.builders import endpoint_slice
 from tests.proxier.machine import NodeMachine
 from tests.proxier.node import SOURCE, Node

@@ -9,6 +9,7 @@ import pytest
 
 from kubeproxy.config.load import load
 from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.settings import restrictions
 from kubeproxy.model import (
     NODE_PORTS,
     Address,
@@ -18,12 +19,11 @@ from kubeproxy.model import (
     Service,
     ServicePort,
 )
-from kubeproxy.netfilter.holders import Holder
-from kubeproxy.netfilter.trace import Fate
+from kubeproxy.netfilter.packet_trace import Fate
+from kubeproxy.netfilter.port_holders import Holder
 from kubeproxy.proxier import NodeFacts
-from kubeproxy.proxier.blocks import Blocks
+from kubeproxy.proxier.address_blocks import Blocks
 from kubeproxy.proxier.restrictions import Admitted, NodePortConflict, Restrictions, admit
-from kubeproxy.settings import restrictions
 from tests.proxier.builders import destination, endpoint_slice, frontend_name, name, service, targets
 from tests.proxier.node import SOURCE, Node
 
@@ -338,7 +338,7 @@ async def test_a_node_port_is_not_taken_when_the_kernel_does_not_say_who_has_it(
         raise PermissionError("no")
 
     ports.holders[30080] = ()
-    node.proxier._ledger.claims._find_holders = refuse
+    node.proxier._state.claims._find_holders = refuse
     node.reserver.taken.add((Protocol.TCP, 30080))
     await put(node, wanting("web", 80, 30080))
     assert at_node(node, 30080) is Fate.PASSED

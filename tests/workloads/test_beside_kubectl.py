@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.real import ADDRESS, BINARIES, RealCluster, binaries
-from tests.lab import Host
+from tests.support.lab import Host
+from tests.system.e2e.real import ADDRESS, BINARIES, RealCluster, binaries
 from tests.workloads.inputs import CASES, Case
 
 KUBECTL = "KUBECTL"

@@ -1,1 +1,1 @@
-"""Clients of an API server: configuration, credentials, requests."""
+"""HTTP client of an API server: credentials, transport, decoding, errors."""

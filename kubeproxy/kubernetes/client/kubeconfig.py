@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import yaml
 
-from kubeproxy.errors import ConfigError
+from kubeproxy.model.errors import ConfigError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 NO_SERVER: Final = "http://localhost:8080"

@@ -10,8 +10,8 @@ import importlib
 from dataclasses import replace
 from typing import Final
 
-from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
+from kubeproxy.model.errors import ConfigError
 
 PLUGIN_S: Final = 60.0
 """How long a plugin may run."""

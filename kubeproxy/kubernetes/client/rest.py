@@ -18,12 +18,12 @@ from urllib.parse import quote, urlsplit
 
 from multidict import CIMultiDict
 
-from kubeproxy.errors import ConfigError
+from kubeproxy.kubernetes.client.decode import excerpt, retry_after
+from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
 from kubeproxy.kubernetes.client.status import StatusError, parse_status
-from kubeproxy.sources.kubernetes.errors import Garbage, Unreachable
-from kubeproxy.sources.kubernetes.events import excerpt, retry_after
-from kubeproxy.sources.kubernetes.link import Link, read, read_beginning
+from kubeproxy.kubernetes.client.transport import Link, read, read_beginning
+from kubeproxy.model.errors import ConfigError
 
 ANSWER_S: Final = 75.0
 """How long a whole answer may take, in seconds; the server gives up after 60 s."""

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from kubeproxy.errors import ClusterError
-from kubeproxy.sources.kubernetes.events import excerpt
+from kubeproxy.kubernetes.client.decode import excerpt
+from kubeproxy.model.errors import ClusterError
 
 
 class Cause(msgspec.Struct, rename="camel"):

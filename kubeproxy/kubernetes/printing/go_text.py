@@ -55,7 +55,8 @@ def _events(value: Any) -> Iterator[yaml.Event]:
         case dict():
             yield yaml.MappingStartEvent(None, None, implicit=True, flow_style=not value)
             for key in sorted(map(str, value), key=_natural):
-                yield from _events(key)
+                # A plain << would be read as a merge; kubectl writes it all the same.
+                yield yaml.ScalarEvent(None, None, (True, True), key, style='"' if key == "<<" else _style(key))
                 yield from _events(value[key])
             yield yaml.MappingEndEvent()
         case list():

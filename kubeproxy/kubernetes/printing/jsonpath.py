@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.printing.go_text import compact_json
 from kubeproxy.kubernetes.resources.errors import quoted
+from kubeproxy.model.errors import ConfigError
 
 Values = list[Any]
 Step = Callable[[Values], Values]

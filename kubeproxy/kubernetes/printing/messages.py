@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kubeproxy.kubernetes.client.errors import Unreachable
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.kubernetes.resources.builder import Errors
 from kubeproxy.kubernetes.resources.errors import quoted
-from kubeproxy.sources.kubernetes.errors import Unreachable
 
 
 def lines(errors: Sequence[Exception], host: str) -> list[str]:

@@ -6,10 +6,10 @@ import copy
 from collections.abc import Callable
 from typing import Any, Final
 
-from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.printing.go_text import indented_json, yaml_text
 from kubeproxy.kubernetes.printing.jsonpath import JsonPath
 from kubeproxy.kubernetes.resources.errors import quoted
+from kubeproxy.model.errors import ConfigError
 
 FORMATS: Final = ("json", "jsonpath", "jsonpath-as-json", "jsonpath-file", "name", "yaml")
 

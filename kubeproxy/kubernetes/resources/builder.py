@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, Self
 
-from kubeproxy.errors import ClusterError, ConfigError
+from kubeproxy.kubernetes.client.errors import Garbage
 from kubeproxy.kubernetes.client.rest import RestClient
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.kubernetes.resources import decode
@@ -28,7 +28,7 @@ from kubeproxy.kubernetes.resources.paths import BytesSource, Source, expand
 from kubeproxy.kubernetes.resources.resource import ResourceObject
 from kubeproxy.kubernetes.resources.selector import LabelSelector, parse_selector
 from kubeproxy.kubernetes.resources.stream import Document, Splitter
-from kubeproxy.sources.kubernetes.errors import Garbage
+from kubeproxy.model.errors import ClusterError, ConfigError
 
 PAGE: Final = 500
 """Objects asked for at once (kubectl --chunk-size: 500)."""

@@ -18,9 +18,9 @@ from typing import Final
 
 import msgspec
 
+from kubeproxy.kubernetes.client.errors import ApiError, Garbage
 from kubeproxy.kubernetes.client.rest import Answer, RestClient
 from kubeproxy.kubernetes.client.status import StatusError
-from kubeproxy.sources.kubernetes.errors import ApiError, Garbage
 
 TTL_S: Final = 6 * 3600.0
 """How long what is on disk counts (kubectl since 1.24: 6 h)."""

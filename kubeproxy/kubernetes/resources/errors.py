@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from kubeproxy.errors import ConfigError
+from kubeproxy.model.errors import ConfigError
 
 
 def quoted(text: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.client.rest import RestClient
 from kubeproxy.kubernetes.resources.discovery import ApiResource, Catalog, DiscoveryCache, discover
 from kubeproxy.kubernetes.resources.errors import quoted
+from kubeproxy.model.errors import ConfigError
 
 
 class Index:

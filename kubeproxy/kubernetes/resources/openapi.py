@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
+from kubeproxy.kubernetes.client.errors import Garbage
 from kubeproxy.kubernetes.client.rest import RestClient
 from kubeproxy.kubernetes.resources.discovery import FORMAT, UNDECODABLE, file_name, write_file
-from kubeproxy.sources.kubernetes.errors import Garbage
 
 TTL_S: Final = 3600.0
 _REF: Final = "#/definitions/"

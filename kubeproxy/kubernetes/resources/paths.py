@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urljoin
 
-from kubeproxy.errors import ConfigError
+from kubeproxy.kubernetes.manifests.files import MAX_BYTES, SUFFIXES
+from kubeproxy.kubernetes.manifests.http import REDIRECTS, Session, is_url, proxy_for
 from kubeproxy.kubernetes.resources.errors import Position, SourceError, quoted
-from kubeproxy.sources.manifests.files import MAX_BYTES, SUFFIXES
-from kubeproxy.sources.manifests.http import REDIRECTS, Session, is_url, proxy_for
-from kubeproxy.threads import in_thread
+from kubeproxy.model.errors import ConfigError
+from kubeproxy.runtime.threads import in_thread
 
 if TYPE_CHECKING:
     import aiohttp

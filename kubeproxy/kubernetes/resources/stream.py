@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
+from kubeproxy.kubernetes.manifests.split import body, is_empty, is_separated
+from kubeproxy.kubernetes.manifests.values import is_json
 from kubeproxy.kubernetes.resources.errors import Position, UnreadableError
-from kubeproxy.sources.manifests.text import body, is_empty, is_separated
-from kubeproxy.sources.manifests.values import is_json
 
 MAX_DOCUMENT: Final = 256 << 20
 """Bytes of one document; a longer one ends the source with an error."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kubeproxy.errors import ClusterError, ConfigError, KubeproxyError
+from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unreachable
 from kubeproxy.kubernetes.client.kubeconfig import load
 from kubeproxy.kubernetes.client.rest import Hooks, RestClient
 from kubeproxy.kubernetes.client.status import StatusError
@@ -26,8 +26,8 @@ from kubeproxy.kubernetes.resources.errors import Position, quoted
 from kubeproxy.kubernetes.resources.mapper import Mapper
 from kubeproxy.kubernetes.resources.openapi import SchemaSource
 from kubeproxy.kubernetes.resources.resource import Data, ResourceObject
-from kubeproxy.sources.kubernetes.errors import ApiError, Garbage, Unreachable
-from kubeproxy.tasks import TaskSet
+from kubeproxy.model.errors import ClusterError, ConfigError, KubeproxyError
+from kubeproxy.runtime.tasks import TaskSet
 from kubeproxy.workloads.create.check import FieldCheck
 from kubeproxy.workloads.create.established import Definitions
 from kubeproxy.workloads.create.options import CreateOptions, DryRun, NothingToDo, Validation

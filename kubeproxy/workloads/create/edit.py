@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import AsyncIterator
 from typing import Final
 
-from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.printing.go_text import indented_json, yaml_text
 from kubeproxy.kubernetes.resources.builder import Builder
 from kubeproxy.kubernetes.resources.errors import quoted
 from kubeproxy.kubernetes.resources.resource import ResourceObject
+from kubeproxy.model.errors import ConfigError
 from kubeproxy.workloads.create.options import CreateOptions, NothingToDo
 from kubeproxy.workloads.create.report import Report
 

@@ -6,11 +6,11 @@ import asyncio
 import time
 from typing import Any, Final
 
+from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.client.rest import RestClient
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.kubernetes.resources.mapper import Mapper
 from kubeproxy.kubernetes.resources.resource import Data
-from kubeproxy.sources.kubernetes.errors import ApiError
 
 WAIT_S: Final = 10.0
 """How long, in seconds, from the creation of the definition on."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.client.rest import RestClient
+from kubeproxy.kubernetes.manifests.files import MAX_BYTES
 from kubeproxy.kubernetes.resources.paths import STDIN, FileSource, StdinSource
-from kubeproxy.sources.manifests.files import MAX_BYTES
+from kubeproxy.model.errors import ConfigError
 from kubeproxy.workloads.create.options import CreateOptions
 from kubeproxy.workloads.create.report import Report
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from kubeproxy.errors import ClusterError
+from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
 from kubeproxy.kubernetes.client.rest import UNSENT, RestClient
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.kubernetes.resources.resource import Data, ResourceObject
-from kubeproxy.sources.kubernetes.errors import Garbage, Unreachable
+from kubeproxy.model.errors import ClusterError
 
 COMES_BACK_S: Final = 15.0
 """How long a server that answered before is waited for when it does not."""

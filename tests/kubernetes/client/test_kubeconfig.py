@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.client import kubeconfig
 from kubeproxy.kubernetes.client.kubeconfig import Overrides, load
+from kubeproxy.model.errors import ConfigError
 
 
 def config(name: str = "it", *, user: dict[str, Any] | None = None, **cluster: Any) -> dict[str, Any]:

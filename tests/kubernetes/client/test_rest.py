@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.client import rest
+from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig, Overrides, load
 from kubeproxy.kubernetes.client.rest import Hooks, RestClient, warnings_of
 from kubeproxy.kubernetes.client.status import StatusError
-from kubeproxy.sources.kubernetes.errors import Garbage, Unreachable
+from kubeproxy.model.errors import ConfigError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.printing.jsonpath import JsonPath
+from kubeproxy.model.errors import ConfigError
 
 POD = {
     "kind": "Pod",

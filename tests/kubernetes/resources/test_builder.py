@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
 from kubeproxy.kubernetes.client.rest import RestClient
 from kubeproxy.kubernetes.client.status import StatusError
@@ -15,6 +14,7 @@ from kubeproxy.kubernetes.resources.builder import Builder, Errors
 from kubeproxy.kubernetes.resources.discovery import DiscoveryCache
 from kubeproxy.kubernetes.resources.mapper import Mapper
 from kubeproxy.kubernetes.resources.resource import ResourceObject
+from kubeproxy.model.errors import ConfigError
 from tests.workloads.conftest import config_map
 from tests.workloads.server import WriteServer
 

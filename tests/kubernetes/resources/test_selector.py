@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.errors import ConfigError
 from kubeproxy.kubernetes.resources.selector import parse_selector
+from kubeproxy.model.errors import ConfigError
 
 
 @pytest.mark.parametrize(
