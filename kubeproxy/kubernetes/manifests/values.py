@@ -164,7 +164,13 @@ class Composer:
     ``22:22`` and dates stay what was written. A subclass reads scalars, keys and repeated keys in another way.
     """
 
+    scalar: Callable[[Any], object]
+    """The value of a scalar's event."""
+    key: Callable[[Any], str] | None = None
+    """The text of a scalar key's event; None: its own."""
+
     def __init__(self, next_event: Callable[[], Any]) -> None:
+        self.scalar = scalar
         self._next = next_event
         self._anchors: dict[str, tuple[object, int]] = {}
         """By name: a value, and how many values it consists of."""
@@ -223,15 +229,17 @@ class Composer:
         return values
 
     def _mapping(self, depth: int) -> dict[str, object]:
-        following, scalar_of, plain = self._next, self.scalar, 0
+        following, scalar_of, key_of, plain = self._next, self.scalar, self.key, 0
         found: dict[str, object] = {}
         merged: dict[str, object] = {}
         while (event := following()).__class__ is not _MappingEnd:
-            scalar = event.__class__ is _Scalar
-            key = self.key(event) if scalar else self._value(event, depth)
+            is_scalar = event.__class__ is _Scalar
+            key = event.value if is_scalar else self._value(event, depth)
+            if key_of is not None and is_scalar:
+                key = key_of(event)
             if not isinstance(key, str):
                 raise refusal(event, "a key that is no text")
-            if scalar and event.anchor is not None:
+            if is_scalar and event.anchor is not None:
                 self._anchors[event.anchor] = key, 1
             said = following()
             if said.__class__ is _Scalar and said.anchor is None:
@@ -239,7 +247,7 @@ class Composer:
                 value = scalar_of(said)
             else:
                 value = self._value(said, depth)
-            if key == _MERGE and scalar and event.implicit[0]:
+            if key == _MERGE and is_scalar and event.implicit[0]:
                 for part in value if isinstance(value, list) else [value]:
                     if not isinstance(part, dict):
                         raise refusal(event, "only mappings can be merged")
@@ -259,23 +267,6 @@ class Composer:
 
     # What another reading of YAML changes
 
-    def scalar(self, event: Any) -> object:
-        """The value of a scalar."""
-        text: str = event.value
-        plain, quoted = event.implicit
-        if plain:
-            if text in _CONSTANTS:
-                return _CONSTANTS[text]
-            return int(text) if text[0] in _INTEGER_BEGINS and _INTEGER.fullmatch(text) else text
-        if quoted or event.tag in ("!", f"{TAG}str"):
-            return text
-        raise refusal(event, f"tag {event.tag!r} is not taken")
-
-    def key(self, event: Any) -> str:
-        """The key that a scalar stands for."""
-        text: str = event.value
-        return text
-
     def repeated(self, event: Any, key: str) -> None:
         """A mapping has this key a second time, whose value counts unless this raises."""
         raise refusal(event, f"key {key!r} stands there twice")
@@ -284,6 +275,19 @@ class Composer:
         """A mapping or a list begins; raises for a tag that is not taken."""
         if event.tag not in (None, "!", f"{TAG}map", f"{TAG}seq"):
             raise refusal(event, f"tag {event.tag!r} is not taken")
+
+
+def scalar(event: Any) -> object:
+    """The value of a scalar, by YAML 1.2."""
+    text: str = event.value
+    plain, quoted = event.implicit
+    if plain:
+        if text in _CONSTANTS:
+            return _CONSTANTS[text]
+        return int(text) if text[0] in _INTEGER_BEGINS and _INTEGER.fullmatch(text) else text
+    if quoted or event.tag in ("!", f"{TAG}str"):
+        return text
+    raise refusal(event, f"tag {event.tag!r} is not taken")
 
 
 def refusal(event: Any, problem: str) -> yaml.MarkedYAMLError:

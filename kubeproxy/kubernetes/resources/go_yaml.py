@@ -38,10 +38,12 @@ class GoComposer(Composer):
 
     def __init__(self, next_event: Callable[[], Any]) -> None:
         super().__init__(next_event)
+        self.scalar = self._scalar
+        self.key = self._key
         self.duplicates: list[tuple[int, str]] = []
         """The line, counted from 0, and the key."""
 
-    def scalar(self, event: Any) -> object:
+    def _scalar(self, event: Any) -> object:
         text: str = event.value
         plain, quoted = event.implicit
         if plain:
@@ -53,8 +55,8 @@ class GoComposer(Composer):
             return text
         return self._tagged(event, text)
 
-    def key(self, event: Any) -> str:
-        value = self.scalar(event)
+    def _key(self, event: Any) -> str:
+        value = self._scalar(event)
         if isinstance(value, str):
             return value
         if isinstance(value, bool):

@@ -25,8 +25,42 @@ _UTF8_MARK: Final = codecs.BOM_UTF8
 _UTF16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _OUTSIDE: Final = re.compile(rb'["{}\[\]]')
 _INSIDE: Final = re.compile(rb'["\\]')
-_SPACE: Final = b" \t\r\n"
-_QUOTE, _ESCAPE, _OPENING = b'"'[0], b"\\"[0], b"{["
+_SPACES: Final = re.compile(rb"[ \t\r\n]*")
+_QUOTE, _ESCAPE, _BRACE, _OPENING = b'"'[0], b"\\"[0], b"{"[0], b"{["
+
+
+def as_utf8(data: bytes) -> bytes:
+    """A whole text without its byte order mark, UTF-16 as UTF-8. What is no UTF-16 is left as it is."""
+    decoder = _Decoder()
+    try:
+        return decoder.feed(data) + decoder.end()
+    except UnicodeDecodeError:
+        return data
+
+
+def json_values(text: bytes, line: int) -> list[tuple[int, bytes]]:
+    """The JSON values in a document that consists of several, each with the number of its first line. Empty where it is
+    one value, or no JSON."""
+    if not is_json(text) or _valid(text):
+        return []
+    found: list[tuple[int, bytes]] = []
+    position = 0
+    while (start := _behind_space(text, position)) < len(text):
+        end = _JsonScanner(start).scan(text)
+        if end is None or not _valid(text[start:end]):
+            return []
+        line += text.count(b"\n", position, start)
+        found.append((line, text[start:end]))
+        line += text.count(b"\n", start, end)
+        position = end
+    return found
+
+
+def _behind_space(text: bytes | bytearray, start: int) -> int:
+    """Where white space that begins here ends."""
+    match = _SPACES.match(text, start)
+    assert match is not None  # it may be empty
+    return match.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +143,13 @@ class Splitter:
         """Whether the buffer begins with JSON; undecided as long as it holds only white space."""
         if len(self._buffer) < len(_SEPARATOR) and _SEPARATOR[1:].startswith(self._buffer):
             return False
-        start = len(_SEPARATOR) if is_separated(self._buffer) else 0
-        first = self._buffer[start : start + 4096].lstrip(_SPACE)
-        if not first:
+        first = _behind_space(self._buffer, len(_SEPARATOR) if is_separated(self._buffer) else 0)
+        if first >= len(self._buffer):
             return False
         self._undecided = False
-        if first[:1] != b"{":
+        if self._buffer[first] != _BRACE:
             return False
-        self._skip(len(self._buffer) - len(self._buffer[start:].lstrip(_SPACE)))
+        self._skip(first)
         return True
 
     def _separator(self) -> int:
@@ -166,12 +199,12 @@ class Splitter:
 class _JsonScanner:
     """Looks for the end of a JSON value by its brackets, piece by piece."""
 
-    def __init__(self) -> None:
-        self._position = 0
+    def __init__(self, start: int = 0) -> None:
+        self._position = start
         self._depth = 0
         self._inside = False
 
-    def scan(self, buffer: bytearray) -> int | None:
+    def scan(self, buffer: bytearray | bytes) -> int | None:
         """Where the value ends; None: not in what is there."""
         position, depth = self._position, self._depth
         while True:
