@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kubeproxy.kubernetes.client.errors import Unreachable
 from kubeproxy.kubernetes.client.status import StatusError
-from kubeproxy.kubernetes.resources.builder import Errors
-from kubeproxy.kubernetes.resources.errors import quoted
+from kubeproxy.kubernetes.resources.errors import Errors, quoted
 
 
 def lines(errors: Sequence[Exception], host: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kubeproxy.model.errors import ConfigError
@@ -99,3 +100,11 @@ class WrongNamespaceError(ObjectError):
             f" You must pass '--namespace={found}' to perform this operation.",
             position,
         )
+
+
+class Errors(ConfigError):
+    """Several things went wrong, each kept."""
+
+    def __init__(self, errors: Sequence[Exception]) -> None:
+        super().__init__(*(str(error) for error in errors))
+        self.errors = tuple(errors)

@@ -10,8 +10,9 @@ import pytest
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
 from kubeproxy.kubernetes.client.rest import RestClient
 from kubeproxy.kubernetes.client.status import StatusError
-from kubeproxy.kubernetes.resources.builder import Builder, Errors
+from kubeproxy.kubernetes.resources.builder import Builder
 from kubeproxy.kubernetes.resources.discovery import DiscoveryCache
+from kubeproxy.kubernetes.resources.errors import Errors
 from kubeproxy.kubernetes.resources.mapper import Mapper
 from kubeproxy.kubernetes.resources.resource import ResourceObject
 from kubeproxy.model.errors import ConfigError

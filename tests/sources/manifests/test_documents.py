@@ -91,7 +91,7 @@ def test_json_values_one_behind_the_other() -> None:
     first, second, third = (json.dumps(yaml.safe_load(service(name))) for name in ("a", "b", "c"))
     assert names(f"{first}{second}\n\n{third}\n---\n{service('d')}") == ["a", "b", "c", "d"]
     assert names(f"{first} and more") == ["?"]
-    broken = faults(f"{first}\n{{\"kind\": }}\n")
+    broken = faults(f'{first}\n{{"kind": }}\n')
     assert broken[0].startswith("1 line ")
 
 
