@@ -253,3 +253,19 @@ def test_a_reader_that_goes_away_is_no_traceback(server: type[Handler], tmp_path
     )
     assert done.stdout == "apiVersion: v1\n"
     assert "Traceback" not in done.stderr
+
+
+def test_a_long_stream_takes_no_more_memory_than_a_short_one(server: type[Handler], tmp_path: Path) -> None:
+    def most_kib(count: int) -> int:
+        path = tmp_path / f"{count}.yaml"
+        path.write_text("---\n".join(MAP % f"c{number}" for number in range(count)))
+        command = [PROGRAM, "create", "-f", str(path), "--dry-run=client", "-o", "name"]
+        with open(tmp_path / "out", "wb") as out:
+            process = subprocess.Popen(command, stdout=out)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        assert len((tmp_path / "out").read_text().splitlines()) == count
+        return usage.ru_maxrss
+
+    assert most_kib(6_000) - most_kib(200) < 8 << 10
