@@ -427,6 +427,16 @@ def _done(server: WriteServer, request: web.Request, body: bytes) -> tuple[objec
     return (server.create(request, body)[0],)
 
 
+async def test_errors_from_before_the_server_is_missed_are_printed_too(server: WriteServer, run: Run) -> None:
+    await run(server, config_map("first"))  # what the server serves is in the cache now
+    await server.stop()
+    done = await run(server, "kind: [\n" + WIDGET)
+    assert done.status == 1
+    first, second = done.err.splitlines()
+    assert first.startswith("error parsing it.yaml: ")
+    assert second.startswith("The connection to the server ")
+
+
 async def test_no_server_at_all_is_told_as_kubectl_tells_it(server: WriteServer, run: Run) -> None:
     host = server.url.removeprefix("http://")
     await server.stop()

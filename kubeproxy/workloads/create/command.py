@@ -147,6 +147,9 @@ class Create:
                 work.result()
             except NothingToDo:
                 return 0
+            except KubeproxyError as error:  # beside those of single objects that came before
+                self._errors.append(error)
+                self._lost = error
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
@@ -335,7 +338,7 @@ class Create:
         report.end()
         if self._errors:
             _failed(report, self._errors, self._client.host)
-            if self._lost is not None:
+            if self._lost is not None and self._last_read is not None:
                 report.error(f"{report.created} created; not created: {self._rest()}")
             return FAILED
         if not report.created and not report.skipped:
