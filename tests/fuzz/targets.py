@@ -58,6 +58,8 @@ from tests.fuzz.invariants import canonical, check_node, check_service, check_sl
 
 Target = Callable[[bytes], None]
 LONGEST_DOCUMENT: Final = 65536
+MOST_PIECES: Final = 200
+"""That a stream comes in."""
 LONGEST_MESSAGE: Final = 2000
 """What is said of bad input is meant for people: no message may repeat the input at length."""
 
@@ -342,6 +344,7 @@ def nft(data: bytes) -> None:
 def stream(data: bytes) -> None:
     """Documents of a command: objects or `ObjectError`; the same in whatever pieces they come, and once printed."""
     step, data = (data[0] or 256, data[1:]) if data else (1, b"")
+    step = max(step, len(data) // MOST_PIECES)
     documents, ended = _documents(data, len(data) or 1)
     again, ended_again = _documents(data, step)
     assert (documents, ended) == (again, ended_again)
