@@ -98,6 +98,22 @@ Whether a terminal is written to in colours.
 .BR http_proxy ", " https_proxy ", " no_proxy
 How manifests from URLs are fetched.
 .TP
+.B KUBECONFIG
+The kubeconfigs of
+.BR "kubeproxy create" ,
+separated by colons; else
+.IR ~/.kube/config .
+.TP
+.BR KUBE_EDITOR ", " EDITOR
+The editor of
+.BR "kubeproxy create \-\-edit" .
+.TP
+.B XDG_CACHE_HOME
+Where
+.B kubeproxy create
+keeps what a server serves; else
+.IR ~/.cache .
+.TP
 .B XTABLES_LOCKFILE
 Another place for that lock.
 .SH EXIT STATUS
@@ -112,7 +128,11 @@ It could not be done, and one line on standard error says why; for
 .B kubeproxy status
 and
 .BR "kubeproxy healthcheck" ,
-also that the daemon is not healthy, or cannot be reached.
+also that the daemon is not healthy, or cannot be reached; for
+.BR "kubeproxy create" ,
+as for
+.BR kubectl ,
+every error, that of the command line among them.
 .TP
 .B 64
 The configuration, a manifest or the command line is wrong.
@@ -132,6 +152,9 @@ Which endpoint is ill, and who would be tried next:
 .B kubeproxy status
 .br
 .B kubeproxy trace 10.96.0.10:80
+.TP
+Create what is in a directory, whatever of it is there already:
+.B kubeproxy create \-f manifests/ \-R \-\-sort \-\-skip\-existing
 .SH SEE ALSO
 .BR nft (8),
 .BR iptables (8),

@@ -10,4 +10,7 @@ ask          how these two reach the daemon
 cleanup      remove what we and kube-proxy put into the packet filter
 healthcheck  ask a running kubeproxy how it is
 manual       docs/kubeproxy.8, made from all of these
+create       objects on an API server, as kubectl create does; `client_flags` for every command that talks to one
+completion   completion scripts for shells
+kubectl_command  a command that takes flags, and ends, as kubectl does
 """

@@ -110,7 +110,9 @@ def _check_own(configuration: Configuration, findings: Findings) -> None:
     paths = own.manifests.paths
     for place, path in enumerate(paths):
         if not path:
-            findings.fault(f"kubeproxy.manifests.paths[{place}]", "nothing", "a file, a directory, a URL or -")
+            findings.fault(
+                f"kubeproxy.manifests.paths[{place}]", "nothing", "a file, a directory, a pattern, a URL or -"
+            )
         elif path in paths[:place]:
             findings.fault(f"kubeproxy.manifests.paths[{place}]", f"{describe(path)} again", "every path once")
     for place, address in enumerate(own.node_addresses):
