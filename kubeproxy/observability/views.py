@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from kubeproxy.dataplane.interface import EjectedEndpoint, WorkerStatus
 from kubeproxy.model import Frontend, FrontendName, ServiceName
+from kubeproxy.runtime.histogram import Histogram
 
 
 class FrontendView(Protocol):
@@ -138,22 +139,6 @@ class ManifestsView(Protocol):
         """When they last said something new, in Unix seconds; 0: never."""
 
 
-LATENCY_BUCKETS_S: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
-"""Upper bounds of client-go's request latency."""
-
-
-class LatencyView(Protocol):
-    """How long answers took, with a bucket for each of `LATENCY_BUCKETS_S` and one for the rest, not cumulative."""
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """How many."""
-
-    @property
-    def seconds(self) -> float:
-        """Their sum."""
-
-
 class RequestsView(Protocol):
     """What was asked of an API server."""
 
@@ -166,7 +151,7 @@ class RequestsView(Protocol):
         """By method and code."""
 
     @property
-    def latency(self) -> Mapping[str, LatencyView]:
+    def latency(self) -> Mapping[str, Histogram]:
         """By method."""
 
 

@@ -11,7 +11,6 @@ from prometheus_client.registry import Collector
 
 from kubeproxy.model import Family, Scope
 from kubeproxy.observability.views import (
-    LATENCY_BUCKETS_S,
     EventsView,
     ManifestsView,
     Picture,
@@ -19,6 +18,7 @@ from kubeproxy.observability.views import (
     RequestsView,
     WatchView,
 )
+from kubeproxy.runtime.histogram import cumulative
 
 
 class StateCollector(Collector):
@@ -161,11 +161,7 @@ def _requests(requests: RequestsView) -> Iterator[Metric]:
         labels=("verb", "host"),
     )
     for method, found in requests.latency.items():
-        buckets, count = list[tuple[str, float]](), 0
-        for bound, number in zip((*map(str, LATENCY_BUCKETS_S), "+Inf"), found.counts, strict=True):
-            count += number
-            buckets.append((bound, count))
-        latency.add_metric((method, requests.host), buckets, found.seconds)
+        latency.add_metric((method, requests.host), cumulative(found.bounds, found.counts), found.seconds)
     yield latency
 
 

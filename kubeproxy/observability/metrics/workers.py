@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kubeproxy.dataplane.interface import DIAL_BUCKETS_S, WorkerStatus
+from kubeproxy.runtime.histogram import cumulative
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -94,14 +95,10 @@ class Workers(Collector):
             "Connections that the access log has not got, because too many ended at once",
             self.log_skipped,
         )
-        buckets, count = list[tuple[str, float]](), 0
-        for bound, number in zip((*map(str, DIAL_BUCKETS_S), "+Inf"), self._dials, strict=True):
-            count += number
-            buckets.append((bound, count))
         yield HistogramMetricFamily(
             "kubeproxy_dial_duration_seconds",
             "From a client's arrival to an endpoint's answer",
-            buckets=buckets,
+            buckets=cumulative(DIAL_BUCKETS_S, self._dials),
             sum_value=self._dial_seconds,
         )
 
