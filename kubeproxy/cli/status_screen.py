@@ -60,17 +60,17 @@ def draw(status: Status, *, detailed: bool, height: int | None, console: Console
         console.print(f"  [dim]… and {left:,} more[/dim]")
     if status.recent_warnings:
         console.print(Rule("last warnings and errors", style="dim", align="left"))
-        for one in status.recent_warnings[: 3 if height is not None else status_text.INCIDENTS]:
+        for one in status.recent_warnings[: 3 if height is not None else status_text.WARNINGS_SHOWN]:
             colour = "yellow" if one.level == "warning" else "red"
             console.print(
-                Text(status_text.incident(one), style=colour), overflow="ellipsis", no_wrap=height is not None
+                Text(status_text.recent_warning(one), style=colour), overflow="ellipsis", no_wrap=height is not None
             )
 
 
 def _head(status: Status) -> Iterator[RenderableType]:
     colour = "yellow" if status.draining else "green" if status.healthy else "bold red"
     yield Text(status_text.headline(status), style=colour)
-    for complaint in status.complaints:
+    for complaint in status.problems:
         yield Text(f"  {complaint}", style="red")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")

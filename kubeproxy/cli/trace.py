@@ -10,7 +10,7 @@ import msgspec
 
 from kubeproxy.cli.admin_client import ADDRESS, CONFIG, daemon_at
 from kubeproxy.model.errors import ConfigError, KubeproxyError
-from kubeproxy.observability.status.trace import Asked, TraceReport, lines
+from kubeproxy.observability.status.trace import TraceReport, TraceRequest, lines
 
 
 @click.command(short_help="Say what would become of a connection, and why.")
@@ -36,7 +36,7 @@ def trace(to: str, source: str, protocol: str, address: str, config: str, output
     order. Nothing is sent and nothing changed. A daemon has to run: the rules in force are what it knows.
     """
     try:
-        Asked.of(to=to, source=source, protocol=protocol)
+        TraceRequest.of(to=to, source=source, protocol=protocol)
     except ValueError as error:
         raise ConfigError(f"trace: {error}") from None
     query = {"to": to, "from": source, "protocol": protocol}

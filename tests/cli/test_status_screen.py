@@ -47,7 +47,7 @@ def test_one_service_with_its_endpoints() -> None:
     text = "\n".join(drawn(whole(shop(), service="web"), detailed=True))
     assert "shop/web: ejected" in text
     assert "proxy port 40001" in text
-    assert "■  10.3.1.2:8080  node-2  refuses (3 times in a row); tried again in 4.0s" in text
+    assert "■  10.3.1.2:8080  node-2  refuses (3 times in a row); next probe in 4.0s" in text
     assert "○  10.3.3.2:8080" in text
 
 
@@ -66,10 +66,10 @@ def with_problem(status: Status, problem: str) -> Status:
 
 def test_trends_are_drawn() -> None:
     history = History(gap_s=10)
-    sight = shop()
-    list(history.add({key: type(it)() for key, it in sight.counters.items()}, NOW - 2))
-    list(history.add(sight.counters, NOW))
-    row = next(line for line in drawn(whole(sight, history=history)) if "shop/web" in line)
+    observation = shop()
+    list(history.add({key: type(it)() for key, it in observation.counters.items()}, NOW - 2))
+    list(history.add(observation.counters, NOW))
+    row = next(line for line in drawn(whole(observation, history=history)) if "shop/web" in line)
     assert "█" in row
     assert "50" in row
 
