@@ -235,10 +235,10 @@ class Daemon:
             data_plane=self._data_plane,
             health=self._health,
             metrics=self._metrics,
-            elsewhere={**self._host_state.complaints, "log": setup.complaint},
+            checks={**self._host_state.complaints, "log": setup.writer_problem},
         )
-        self._tasks.start(kept_running("monitor", monitor.look), name="monitor")
-        self._tasks.start(monitor.beat(), name="loop lag")
+        self._tasks.start(kept_running("monitor", monitor.run), name="monitor")
+        self._tasks.start(monitor.measure_lag(), name="loop lag")
         self._access_log = AccessLog(self._data_plane.ended, on_lost=self._metrics.access_log_lost)
         self._use_access_log()
         self._tasks.start(kept_running("access log", self._access_log.run), name="access log")

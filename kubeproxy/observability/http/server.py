@@ -1,8 +1,8 @@
-"""A small HTTP server for probes and scrapers, which no client can hurt.
+"""A small HTTP server for probes and scrapers that withstands any client.
 
-One request per connection, and so many seconds for it from the accept to the last byte: that one rule holds for clients
-that say nothing, that drip their headers and that do not read the answer. Beyond the limit of connections the oldest
-goes, so that a flood of silent clients keeps no probe out.
+A connection carries one request and has a time limit from accept to last byte. The limit covers clients that send
+nothing, that send headers slowly and that do not read the answer. Beyond the limit of connections the server closes the
+oldest one, so a flood of silent clients does not block probes.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.runtime.tasks import TaskSet
 
 RETRY_S: Final = 5.0
-"""How often a failed bind is tried again, as in kube-proxy."""
+"""Seconds between two attempts to bind, as in kube-proxy."""
 EXPECTED_RETRY_S: Final = 0.05
-"""How often while the address is expected to become free: whoever gives it away is a moment from doing so."""
+"""Seconds between two attempts while the address is about to become free."""
 EXPECTED_S: Final = 30.0
-"""How long it is expected to: beyond what a predecessor may take for handing everything over."""
+"""Seconds for which that is expected: longer than the takeover from a predecessor."""
 CONNECTION_S: Final = 30.0
-"""How long a connection may last; Prometheus gives up after 10 s by default, kubelet's probes after 1 s."""
+"""Time limit of a connection; Prometheus gives up after 10 s by default, kubelet's probes after 1 s."""
 CONNECTIONS: Final = 64
-"""How many connections may be open at once."""
+"""Connections open at once."""
 CLOSE_S: Final = 1.0
-"""How long answers may still take when the server closes."""
+"""Seconds that pending answers get when the server closes."""
 BACKLOG: Final = 128
 
 log = structlog.get_logger(__name__)
@@ -45,10 +45,10 @@ log = structlog.get_logger(__name__)
 class HttpServer:
     """Serves `routes` on one address until it is closed.
 
-    `setting` names the configuration field that holds the address, for messages. With `hard_fail` an address that
-    cannot be had fails the start (kube-proxy's bindAddressHardFail); otherwise it is tried again until it can, which
-    is said in the log and to `on_failure`, once. With `quiet` the log says so only when debugging: the owner of
-    `on_failure` tells it better. `dualstack`: the unspecified IPv6 address takes IPv4 as well, as in Go.
+    `setting` names the configuration field of the address, for messages. With `hard_fail` a failed bind fails the start
+    (kube-proxy's bindAddressHardFail); otherwise the server tries again, logs the failure once and calls `on_failure`.
+    With `quiet` it logs at level debug only, because `on_failure` reports it. `dualstack`: the unspecified IPv6 address
+    serves IPv4 as well, as in Go.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class HttpServer:
         self._retry_s = retry_s
         self._connection_s = connection_s
         self._limit = connections
-        application = web.Application(middlewares=[_within_memory(RateLimitedLog(log))])
+        application = web.Application(middlewares=[_answer_out_of_memory(RateLimitedLog(log))])
         application.add_routes(routes)
         application.on_response_prepare.append(_one_request_per_connection)
         self._runner = web.AppRunner(
@@ -92,21 +92,21 @@ class HttpServer:
         self._listener: asyncio.Server | None = None
         self._open: dict[_Connection, None] = {}
         self._expected_until = -math.inf
-        self._nudged = asyncio.Event()
-        self._complaint = ""
-        """Why the address cannot be had, as it was last said."""
+        self._retry_now = asyncio.Event()
+        self._logged_reason = ""
+        """Why the bind failed, as last logged."""
         self._tasks = TaskSet(self._crashed)
 
     @property
     def port(self) -> int | None:
-        """The port it listens on; None while it could not be had."""
+        """The port on which it listens; None while it does not."""
         if self._listener is None:
             return None
         port: int = self._listener.sockets[0].getsockname()[1]
         return port
 
     async def start(self) -> None:
-        """Listen. KernelError with `hard_fail` when the address cannot be had; else it is tried again by itself."""
+        """Listen. If the bind fails: KernelError with `hard_fail`, else a task tries again."""
         await self._runner.setup()
         try:
             await self._listen()
@@ -117,22 +117,24 @@ class HttpServer:
                     f"{self._name} cannot listen on {self._address}: {_reason(error)}; "
                     f"free the address, change {self._setting}, or unset bindAddressHardFail to go on without"
                 ) from error
-            self._complain(error)
+            self._report(error)
             self._tasks.start(self._keep_trying(), name=f"{self._name}: bind {self._address}")
 
     def expect_port(self, within_s: float = EXPECTED_S) -> None:
-        """Whoever has the address is about to give it away: until it is had, but for `within_s` seconds at most, it is
-        tried at a quick pace, and that it is not free is no failure. May be called before `start`, and at any time."""
+        """Expect the address to become free within `within_s` seconds.
+
+        Until then the server tries to bind often, and a failed attempt is no failure. May be called at any time, also
+        before `start`.
+        """
         self._expected_until = asyncio.get_running_loop().time() + within_s
-        self._nudged.set()
+        self._retry_now.set()
 
     @property
     def _is_expected(self) -> bool:
         return asyncio.get_running_loop().time() < self._expected_until
 
     async def close(self) -> None:
-        """Stop listening, at which the port is free for another; running answers get a second to end. May be called at
-        any time, and more than once."""
+        """Stop listening and free the port; pending answers get a second. May be called at any time, repeatedly."""
         await self._tasks.close()
         if self._listener is not None:
             self._listener.close()
@@ -161,21 +163,21 @@ class HttpServer:
         while self._listener is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EXPECTED_RETRY_S if self._is_expected else self._retry_s):
-                    await self._nudged.wait()
-            self._nudged.clear()
+                    await self._retry_now.wait()
+            self._retry_now.clear()
             try:
                 await self._listen()
             except OSError as error:
-                self._complain(error)
+                self._report(error)
 
-    def _complain(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         reason = _reason(error)
         if self._is_expected:
-            log.debug("waits for an address that is to become free", server=self._name, address=self._address)
-        elif reason != self._complaint:
-            self._complaint = reason
+            log.debug("waiting for address to become free", server=self._name, address=self._address)
+        elif reason != self._logged_reason:
+            self._logged_reason = reason
             (log.debug if self._quiet else log.error)(
-                "cannot listen, goes on trying",
+                "cannot listen, trying again",
                 server=self._name,
                 address=self._address,
                 reason=reason,
@@ -219,7 +221,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._inner.connection_made(transport)
-        if self._aborted:  # before it was made: a loop that is very late
+        if self._aborted:  # aborted before the connection was made: the loop was very late
             self._transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -235,14 +237,14 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-def _within_memory(limited: RateLimitedLog) -> Middleware:
+def _answer_out_of_memory(limited: RateLimitedLog) -> Middleware:
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except MemoryError:
-            limited.warning("there is not enough memory to answer", path=request.path)
-            return web.Response(status=503, text="there is not enough memory to answer\n")
+            limited.warning("no memory for an answer", path=request.path)
+            return web.Response(status=503, text="not enough memory to answer\n")
 
     return answer
 
@@ -252,14 +254,14 @@ async def _one_request_per_connection(request: web.Request, response: web.Stream
     response.headers["Connection"] = "close"
 
 
-def _worth_telling(record: logging.LogRecord) -> bool:
-    """Not what clients send: whoever can reach the port could fill the log with it."""
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Whether a record is no fault of the client: any client could fill the log with those."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (HttpProcessingError, ConnectionError))
 
 
 _HTTP_LOG = logging.getLogger(f"{__name__}.http")
-_HTTP_LOG.addFilter(_worth_telling)
+_HTTP_LOG.addFilter(_is_our_fault)
 
 
 def _joined(host: str, port: int | None) -> str:
@@ -267,5 +269,5 @@ def _joined(host: str, port: int | None) -> str:
 
 
 def _reason(error: OSError) -> str:
-    # The text of socket.create_server repeats the address.
+    # The error of socket.create_server repeats the address.
     return os.strerror(error.errno) if error.errno is not None else str(error)

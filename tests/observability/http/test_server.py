@@ -199,8 +199,8 @@ async def test_want_of_memory_is_no_fault_of_ours(start: Start, caplog: pytest.L
         for _ in range(2):
             answer = await get(server.port, "/hungry")
             assert answer.startswith(b"HTTP/1.1 503")
-            assert answer.endswith(b"there is not enough memory to answer\n")
-    assert [line["event"] for line in logs] == ["there is not enough memory to answer"]
+            assert answer.endswith(b"not enough memory to answer\n")
+    assert [line["event"] for line in logs] == ["no memory for an answer"]
     assert not caplog.records
 
 
@@ -211,7 +211,7 @@ async def test_a_taken_address_is_tried_again_until_it_is_free(start: Start) -> 
         unserved = server.port
         assert unserved is None
         await asyncio.sleep(0.2)
-        assert [entry["event"] for entry in logs] == ["cannot listen, goes on trying"]
+        assert [entry["event"] for entry in logs] == ["cannot listen, trying again"]
         assert logs[0]["reason"] == "Address already in use"
         assert logs[0]["setting"] == "metricsBindAddress"
         taken.close()
@@ -265,7 +265,7 @@ async def test_an_expected_port_is_had_as_soon_as_it_is_given_away(start: Start)
         await asyncio.sleep(0.2)
         await predecessor.close()
         await until(lambda: successor.port is not None)
-    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["cannot listen, goes on trying"]
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["cannot listen, trying again"]
     assert (await get(port)).endswith(b"hello")
 
 
@@ -291,7 +291,7 @@ async def test_an_expected_port_fails_nobody_until_it_is_overdue(start: Start) -
         await asyncio.sleep(0.1)
         assert told == [f"cannot listen on 127.0.0.1:{port}: Address already in use"]
         await server.close()
-    assert [entry["log_level"] for entry in logs if entry["event"] == "cannot listen, goes on trying"] == ["error"]
+    assert [entry["log_level"] for entry in logs if entry["event"] == "cannot listen, trying again"] == ["error"]
 
 
 async def test_a_closing_server_gives_its_port_away_before_its_answers_have_ended(start: Start) -> None:

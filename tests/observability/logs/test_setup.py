@@ -55,13 +55,13 @@ def test_text_in_a_pipe_is_one_plain_line(pipe: io.StringIO) -> None:
     )
 
 
-def test_foreign_loggers_look_alike_and_are_named(pipe: io.StringIO) -> None:
+def test_lines_of_libraries_have_our_format_and_their_logger(pipe: io.StringIO) -> None:
     configure(verbosity=0, stream=pipe)
     logging.getLogger("aiohttp.server").warning("odd %s", "request")
     assert pipe.getvalue().split(" ", 1)[1] == "warning odd request logger=aiohttp.server\n"
 
 
-def test_a_logger_that_was_used_before_follows_what_is_configured_later(pipe: io.StringIO) -> None:
+def test_a_logger_in_use_follows_a_later_configuration(pipe: io.StringIO) -> None:
     log, early = ours(), io.StringIO()
     configure(verbosity=0, stream=early)
     log.info("early")
@@ -86,7 +86,7 @@ def test_library_warnings_are_log_lines(pipe: io.StringIO) -> None:
     assert "logger=py.warnings" in pipe.getvalue()
 
 
-def test_nothing_in_a_value_forges_a_line_or_speaks_to_the_terminal(pipe: io.StringIO) -> None:
+def test_values_cannot_forge_a_line_or_control_the_terminal(pipe: io.StringIO) -> None:
     configure(verbosity=0, stream=pipe)
     ours().error("service\x1b[2J refused\nfake", name='a\nlevel=info "x"\x9b1m\x7f\u2028', **{"bad key=": 1})
     line = pipe.getvalue()
@@ -140,7 +140,7 @@ def test_json_is_one_object_per_line(pipe: io.StringIO) -> None:
     assert "v" not in second
 
 
-def test_json_tells_the_error_of_our_own_exceptions_too(pipe: io.StringIO) -> None:
+def test_json_has_the_error_of_our_own_exceptions(pipe: io.StringIO) -> None:
     configure(verbosity=4, fmt="json", stream=pipe)
     try:
         raise OSError("no route")

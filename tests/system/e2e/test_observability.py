@@ -143,7 +143,7 @@ def test_a_taken_port_of_the_health_server_is_no_end_unless_it_is_asked_for(stag
         taken = socket.create_server(METRICS)
     try:
         daemon = stage.daemon()
-        assert "cannot listen, goes on trying" in daemon.log()
+        assert "cannot listen, trying again" in daemon.log()
         assert ask(stage.client, (VIP, 80)) == "pod-0"
         daemon.close()
         with pytest.raises(AssertionError, match="ended with status 1") as error:
