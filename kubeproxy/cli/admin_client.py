@@ -1,4 +1,4 @@
-"""How commands reach a running daemon: by HTTP, where its metrics are."""
+"""HTTP client of the commands for the metrics server of a running daemon."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from kubeproxy.config.value_types import MetricsAddress
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 
 TIMEOUT_S = 10.0
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Listening everywhere, the daemon is reached by loopback."""
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""The address by which to reach a daemon that listens on all addresses."""
 
 ADDRESS = click.option(
-    "--address", metavar="HOST:PORT", default="", help="Where the daemon serves its metrics.  [metricsBindAddress]"
+    "--address", metavar="HOST:PORT", default="", help="Address of the daemon's metrics server.  [metricsBindAddress]"
 )
-CONFIG = click.option("--config", metavar="FILE", default="", help="The daemon's configuration file, for that address.")
+CONFIG = click.option(
+    "--config", metavar="FILE", default="", help="The daemon's configuration file, which has that address."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """One that runs, by the address of its metrics server."""
+    """A running daemon, by the address of its metrics server."""
 
     host: str
     port: int
 
     def get(self, path: str) -> bytes:
-        """The body of an answer; KubeproxyError that says what to do when there is none, or a refusal."""
+        """The body of the answer; KubeproxyError without an answer, ConfigError for a refused request."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         try:
             connection.request("GET", path, headers={"Connection": "close"})
@@ -39,8 +41,8 @@ class Daemon:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise KubeproxyError(
-                f"no daemon answers at {self}: {reason}; is it running on this host, and is that its "
-                "metricsBindAddress? Name another with --address or --config"
+                f"no daemon answers at {self}: {reason}; check that it runs on this host and that "
+                "this is its metricsBindAddress; give another one with --address or --config"
             ) from error
         finally:
             connection.close()
@@ -48,7 +50,7 @@ class Daemon:
             raise ConfigError(body.decode(errors="replace").strip())
         if answer.status != 200:
             raise KubeproxyError(
-                f"{self} answered {answer.status} to {path.partition('?')[0]}: it is no kubeproxy, or an older one"
+                f"{self} answered {answer.status} to {path.partition('?')[0]}: it is no kubeproxy of this version"
             )
         return body
 
@@ -57,13 +59,13 @@ class Daemon:
 
 
 def daemon_at(address: str, config: str) -> Daemon:
-    """From --address, or from the configuration file, or where one listens by default; ConfigError."""
+    """The daemon at --address, at the address of the configuration file, or at the default; ConfigError."""
     if address:
         return _parse(address)
     bound = load({"config": [config]} if config else {}).configuration.metrics_bind_address
     if not bound.served:
         raise ConfigError(f"metricsBindAddress: found {bound}: the daemon serves no metrics, and so no status")
-    return Daemon(_ANYWHERE.get(bound.address, bound.address), bound.port)
+    return Daemon(_LOOPBACK.get(bound.address, bound.address), bound.port)
 
 
 def _parse(text: str) -> Daemon:
@@ -76,4 +78,4 @@ def _parse(text: str) -> Daemon:
                 f"--address: found {json.dumps(text)}; allowed: HOST:PORT, such as 127.0.0.1:10249 or [::1]:10249"
             ) from None
         return Daemon(host, int(port))
-    return Daemon(_ANYWHERE.get(parsed.address, parsed.address), parsed.port)
+    return Daemon(_LOOPBACK.get(parsed.address, parsed.address), parsed.port)

@@ -18,7 +18,7 @@ from typing import cast
 import structlog
 import uvloop
 
-from kubeproxy.config.reload import compare, take_over
+from kubeproxy.config.reload import compare, effective
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon import startup_progress
 from kubeproxy.daemon.admin import AdminServers
@@ -338,7 +338,7 @@ class Daemon:
                 log.error("configuration is faulty; the old one stays", fault=fault)
             return
         difference = compare(self._configuration, new)
-        self._configuration = new = take_over(self._configuration, new)
+        self._configuration = new = effective(self._configuration, new)
         setup.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
         self._proxier.set_periods(periods(new))
         self._proxier.set_port_range(port_range(new))

@@ -1,7 +1,7 @@
 """What the operator sees: logs, metrics, health, status.
 
-Reads the other rooms through small views (`views`, `kubeproxy.dataplane.interface`, callables of the daemon) and changes
-nothing in them.
+Reads the other rooms through small views (`views`, `kubeproxy.dataplane.interface`, callables of the daemon) and
+changes nothing in them.
 
 logs             format of the log, rate limits, the access log
 metrics          counters and gauges, the scrape (`exposition`), health checks as indicators (`slis`)

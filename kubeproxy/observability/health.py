@@ -1,7 +1,7 @@
 """Whether the proxy is live, healthy and ready (pure); `routes` answers it over HTTP.
 
-The rule is kube-proxy's (pkg/proxy/healthcheck): the proxy is healthy unless a change has waited for more than twice the
-sync period, which happens only if syncs fail or do not end. An idle or starting proxy is healthy. Readiness, which
+The rule is kube-proxy's (pkg/proxy/healthcheck): the proxy is healthy unless a change has waited for more than twice
+the sync period, which happens only if syncs fail or do not end. An idle or starting proxy is healthy. Readiness, which
 kube-proxy does not have, needs a first successful sync.
 """
 

@@ -23,7 +23,7 @@ def drawn(status: Status, *, detailed: bool = False, height: int | None = None, 
     return file.getvalue().splitlines()
 
 
-def test_the_same_facts_as_in_a_pipe() -> None:
+def test_the_screen_has_the_facts_of_the_text() -> None:
     lines = drawn(whole(shop()))
     text = "\n".join(lines)
     assert "kubeproxy" in lines[0]
@@ -51,8 +51,8 @@ def test_one_service_with_its_endpoints() -> None:
     assert "○  10.3.3.2:8080" in text
 
 
-def test_names_are_text_and_nothing_else() -> None:
-    """Square brackets are markup to rich."""
+def test_names_are_not_markup() -> None:
+    """Square brackets are markup in rich."""
     status = whole(shop())
     faulty = status.services[0].problems[0].replace("is not", "[bold red]is[/] not")
     lines = drawn(with_problem(status, faulty))

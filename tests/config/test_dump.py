@@ -1,4 +1,4 @@
-"""What is written is read back to the same."""
+"""A written configuration is read back to an equal one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_durations_are_written_as_durations() -> None:
     assert "  syncPeriod: 1m30s\n" in dump(of_flags(iptables_sync_period="90s").configuration)
 
 
-def test_configz_has_the_names_of_gos_fields() -> None:
+def test_configz_has_go_field_names() -> None:
     shown = go_data(of_flags(feature_gates="someGate=true", bind_address="192.0.2.1").configuration)
     assert shown["BindAddress"] == "192.0.2.1"
     assert shown["ClientConnection"]["ContentType"] == "application/vnd.kubernetes.protobuf"
@@ -98,6 +98,6 @@ def test_configz_writes_names_as_go_does() -> None:
             found = found[name]
 
 
-def test_configz_does_not_show_who_logs_in() -> None:
+def test_configz_shows_no_credentials() -> None:
     shown = go_data(of_flags(manifests="https://user:secret@example.com/a@b").configuration)
     assert shown["Kubeproxy"]["Manifests"]["Paths"] == ["https://xxxxx@example.com/a@b"]

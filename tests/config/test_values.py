@@ -1,4 +1,4 @@
-"""The notation of the leaves: what is taken, what is refused, and that what is printed is read back."""
+"""The notation of values: allowed texts, refused texts, and reading back."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_durations_are_gos(text: str, nanoseconds: int, printed: str) -> None:
         "inf",
     ],
 )
-def test_what_go_refuses_is_no_duration(text: str) -> None:
+def test_texts_that_go_refuses_are_no_durations(text: str) -> None:
     with pytest.raises(ValueError):
         Duration.parse(text)
 

@@ -1,8 +1,8 @@
 """Sets up the log: one format for our lines and those of libraries.
 
 Formats are text (terminal, pipe), JSON and the systemd journal. All lines go through the standard library's root
-logger, so lines of aiohttp look like ours. Verbosity and format are state of one handler and of logger levels; `configure` may
-be called again at any time.
+logger, so lines of aiohttp look like ours. Verbosity and format are state of one handler and of logger levels, so
+`configure` may be called again at any time.
 """
 
 from __future__ import annotations
