@@ -44,13 +44,13 @@ FLAGS: dict[str, st.SearchStrategy[str]] = {
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flags=st.fixed_dictionaries({}, optional=FLAGS))
-def test_a_configuration_of_any_flags_survives_its_file(tmp_path: Path, flags: dict[str, Any]) -> None:
+def test_any_configuration_is_read_back_equal(tmp_path: Path, flags: dict[str, Any]) -> None:
     original = load({name: [text] for name, text in flags.items()}).configuration
     again = load({"config": [write(tmp_path, dump(original), head="")]})
     assert again.configuration == original
 
 
-def test_the_defaults_survive_without_a_warning(tmp_path: Path) -> None:
+def test_the_defaults_are_read_back_without_a_warning(tmp_path: Path) -> None:
     again = load({"config": [write(tmp_path, dump(Configuration()), head="")]})
     assert (again.configuration, again.warnings) == (Configuration(), ())
 
@@ -67,7 +67,7 @@ def test_configz_has_go_field_names() -> None:
     assert {"apiVersion", "ApiVersion", "kind", "Kind"}.isdisjoint(shown)
 
 
-def test_configz_writes_names_as_go_does() -> None:
+def test_configz_names_have_the_notation_of_go() -> None:
     shown = go_data(Configuration())
     for path in (
         "ClientConnection.QPS",

@@ -102,7 +102,7 @@ def test_a_configuration_built_of_nothing_has_the_defaults() -> None:
     assert flatten(Configuration()) == {path: field.default for path, field in fields().items()}
 
 
-def test_building_undoes_flattening() -> None:
+def test_build_is_the_inverse_of_flatten() -> None:
     values = flatten(Configuration()) | {"oomScoreAdj": 7, "kubeproxy.manifests.recursive": True}
     configuration = build(values)
     assert configuration.oom_score_adj == 7
@@ -123,7 +123,7 @@ def test_building_undoes_flattening() -> None:
         ("none", "iptables", ()),
     ],
 )
-def test_the_mode_is_a_hint_where_netfilter_is_auto(netfilter: str, mode: str, order: tuple[str, ...]) -> None:
+def test_the_mode_orders_adapters_if_netfilter_is_auto(netfilter: str, mode: str, order: tuple[str, ...]) -> None:
     assert build({"kubeproxy.netfilter": netfilter, "mode": mode}).netfilter_order == order
 
 

@@ -224,25 +224,25 @@ def test_verbosity(verbosity: int, expected: tuple[int, int]) -> None:
     assert levels(verbosity) == expected
 
 
-def test_verbosity_and_format_change_at_run_time_for_loggers_already_in_use(pipe: io.StringIO) -> None:
+def test_verbosity_and_format_change_for_loggers_in_use(pipe: io.StringIO) -> None:
     log, library = ours(), logging.getLogger("aiohttp.client")
 
-    def say(stream: TextIO) -> None:
+    def log_all(stream: TextIO) -> None:
         log.debug("a")
         log.info("b")
         library.info("c")
         library.debug("d")
 
-    def said() -> list[str]:
+    def logged() -> list[str]:
         lines = [json.loads(line)["msg"] for line in pipe.getvalue().splitlines()]
         pipe.seek(0)
         pipe.truncate()
         return lines
 
     configure(verbosity=0, fmt="text", stream=io.StringIO())
-    say(pipe)
+    log_all(pipe)
     assert pipe.getvalue() == ""
     for verbosity, expected in [(0, ["b"]), (4, ["a", "b", "c"]), (8, ["a", "b", "c", "d"]), (2, ["b", "c"])]:
         configure(verbosity=verbosity, fmt="json", stream=pipe)
-        say(pipe)
-        assert said() == expected
+        log_all(pipe)
+        assert logged() == expected

@@ -17,7 +17,7 @@ from tests.observability.conftest import WEB, Listening, ManifestProblem, Manife
 
 
 @dataclass
-class Told:
+class Events:
     sent: int
     dropped: int
 
@@ -37,7 +37,7 @@ def values(collector: StateCollector) -> dict[str, float]:
     }
 
 
-def test_nothing_was_read_yet(collector: StateCollector) -> None:
+def test_nothing_is_collected_before_the_first_read(collector: StateCollector) -> None:
     assert values(collector) == {}
 
 
@@ -109,7 +109,7 @@ def test_manifests(collector: StateCollector, state: State) -> None:
     assert found == {"kubeproxy_manifests_last_change_timestamp_seconds": 1.8e9, "kubeproxy_manifests_faults": 2}
 
 
-def test_the_other_rooms_values_fit(collector: StateCollector) -> None:
+def test_values_of_other_rooms_match_the_views(collector: StateCollector) -> None:
     unserved = Frontend(FrontendName(ServicePortName("a", "b", ""), Family.IPV4), Protocol.TCP, frozenset())
     snapshot = Snapshot(
         ready=True,
@@ -170,6 +170,6 @@ def test_requests_to_the_api_server(collector: StateCollector, state: State) -> 
 
 
 def test_events(collector: StateCollector, state: State) -> None:
-    collector.read(Picture(state, events=Told(sent=3, dropped=1)))
+    collector.read(Picture(state, events=Events(sent=3, dropped=1)))
     assert values(collector)["kubeproxy_events_sent_total"] == 3
     assert values(collector)["kubeproxy_events_dropped_total"] == 1

@@ -96,9 +96,9 @@ def test_a_gap_restarts_the_history() -> None:
 
 
 def test_a_large_sample_is_added_in_slices_and_only_busy_services_are_kept() -> None:
-    everybody = [frontend(ServiceName("shop", str(number))) for number in range(10_000)]
+    names = [frontend(ServiceName("shop", str(number))) for number in range(10_000)]
     history = History(gap_s=10)
-    add(history, 0.0, {name: Counters() for name in everybody})
-    busy = {name: Counters(accepted=number < 100) for number, name in enumerate(everybody)}
+    add(history, 0.0, {name: Counters() for name in names})
+    busy = {name: Counters(accepted=number < 100) for number, name in enumerate(names)}
     assert add(history, 2.0, busy) == 10_000 // SLICE
     assert len(history) == 100

@@ -58,7 +58,7 @@ def test_memory_is_bounded(recent_warnings: RecentWarnings) -> None:
 def test_a_second_handler_replaces_the_first(recent_warnings: RecentWarnings) -> None:
     second = RecentWarnings()
     second.attach()
-    structlog.get_logger("kubeproxy.test").warning("heard once")
+    structlog.get_logger("kubeproxy.test").warning("logged once")
     assert recent_warnings.newest_first() == ()
     assert len(second.newest_first()) == 1
     logging.getLogger().removeHandler(second)

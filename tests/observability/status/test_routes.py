@@ -31,7 +31,7 @@ class FrontendSockets:
 
     see: Callable[[], Observation] = shop
     looks: int = 0
-    asked: list[TraceRequest] = field(default_factory=list)
+    traced: list[TraceRequest] = field(default_factory=list)
     recent_warnings: tuple[RecentWarning, ...] = ()
     base: str = ""
     session: aiohttp.ClientSession = field(init=False)
@@ -41,8 +41,8 @@ class FrontendSockets:
         self.looks += 1
         return self.see()
 
-    async def trace(self, asked: TraceRequest) -> TraceReport:
-        self.asked.append(asked)
+    async def trace(self, traced: TraceRequest) -> TraceReport:
+        self.traced.append(traced)
         return TraceReport(
             to="10.96.0.1:80",
             protocol="TCP",
@@ -167,7 +167,7 @@ async def test_one_service_as_text(served: FrontendSockets) -> None:
 @pytest.mark.parametrize(
     "query", ["limit=-1", "limit=x", "offset=1e3", "limit=99999999999", "sort=age", "state=sad", "limit=٣"]
 )
-async def test_a_faulty_question_is_refused_with_what_is_allowed(served: FrontendSockets, query: str) -> None:
+async def test_a_faulty_parameter_is_refused_with_the_allowed_values(served: FrontendSockets, query: str) -> None:
     answer, text = await served.get(f"/statusz?{query}")
     assert answer.status == 400
     assert "allowed" in text
@@ -176,7 +176,7 @@ async def test_a_faulty_question_is_refused_with_what_is_allowed(served: Fronten
 async def test_a_trace(served: FrontendSockets) -> None:
     answer, text = await served.get("/trace?to=10.96.0.1:80&from=10.2.0.2&protocol=udp")
     assert answer.status == 200
-    assert served.asked == [TraceRequest(Destination("10.96.0.1", "UDP", 80), "10.2.0.2")]  # type: ignore[arg-type]
+    assert served.traced == [TraceRequest(Destination("10.96.0.1", "UDP", 80), "10.2.0.2")]  # type: ignore[arg-type]
     assert msgspec.json.decode(text, type=TraceReport).outcome is Outcome.PASSED
     answer, text = await served.get("/trace")
     assert (answer.status, text) == (400, 'found ""; allowed: IP:PORT, such as 10.96.0.10:53 or [fd00::1]:80\n')
