@@ -40,8 +40,8 @@ DIFFERENT: Final[Mapping[str, str]] = {
     " another mode have 250ms, those of EKS among them: remove it.",
     "enableProfiling": "Python's: `/debug/tasks` and `/debug/stacks` instead of `/debug/pprof`.",
     "clusterCIDR": "Separates pods from other clients for `externalTrafficPolicy: Local`; no masquerading.",
-    "nodePortAddresses": "Has an effect (kube-proxy's userspace mode ignored it). Empty: all addresses of the node, also"
-    " in mode `nftables`, where kube-proxy takes the primary ones.",
+    "nodePortAddresses": "Has an effect (kube-proxy's userspace mode ignored it). Empty: all addresses of the node,"
+    " also in mode `nftables`, where kube-proxy takes the primary ones.",
     "iptables.localhostNodePorts": "Applies in every mode, and to ::1 as well as 127.0.0.1.",
     "iptables.syncPeriod": "Applies to both packet filters, unless mode is `nftables`.",
     "iptables.minSyncPeriod": "As above. Does not delay changes of endpoints, which need no rules. On the command line"

@@ -65,7 +65,7 @@ def test_memory_runs_out(stage: Stage, workers: int, request_: bytes) -> None:
         assert sum(not answers(stage, OTHER) for _ in range(20)) <= max(1, workers)
         if shortages(daemon):  # there may be room in what was set aside for threads
             until(lambda: "no memory for new clients" in daemon.log(), "it is told of")
-            assert "for want of descriptors" not in daemon.log()
+            assert "no descriptors for new clients" not in daemon.log()
         if not request_:
             used = cpu_s(daemon)
             time.sleep(1.0)
