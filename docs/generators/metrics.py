@@ -58,7 +58,7 @@ GROUPS = (
     ),
     ("Packet filter and connection tracking", ("netfilter", "conntrack")),
     ("Where Services come from", ("source", "watch", "manifests", "services", "frontends")),
-    ("This process", ("build", "loop", "events", "access", "process_")),
+    ("This process", ("build", "loop", "events", "access", "http", "process_")),
 )
 """Titles, and prefixes of the names below them, after ``kubeproxy_``; the first matching group counts."""
 

@@ -39,7 +39,7 @@ DIFFERENT: Final[Mapping[str, str]] = {
     "udpIdleTimeout": "Default 1m0s instead of 250ms, which loses every slower answer. Many files that were made for"
     " another mode have 250ms, those of EKS among them: remove it.",
     "enableProfiling": "Python's: `/debug/tasks` and `/debug/stacks` instead of `/debug/pprof`.",
-    "clusterCIDR": "Separates pods from other clients for `externalTrafficPolicy: Local`; no masquerading.",
+    "clusterCIDR": "Distinguishes pods from other clients for `externalTrafficPolicy: Local`; masquerades nothing.",
     "nodePortAddresses": "Has an effect (kube-proxy's userspace mode ignored it). Empty: all addresses of the node,"
     " also in mode `nftables`, where kube-proxy takes the primary ones.",
     "iptables.localhostNodePorts": "Applies in every mode, and to ::1 as well as 127.0.0.1.",
@@ -49,8 +49,10 @@ DIFFERENT: Final[Mapping[str, str]] = {
     "nftables.minSyncPeriod": "As iptables.minSyncPeriod, for mode `nftables`.",
     "conntrack.maxPerCore": "Makes the kernel's table larger, never smaller.",
     "conntrack.min": "Makes the kernel's table larger, never smaller.",
-    "metricsBindAddress": "Port 0 turns the server off, in the file as well.",
-    "healthzBindAddress": "Port 0 turns the server off, in the file as well.",
+    "metricsBindAddress": "Port 0 turns the server off, in the file as well. Other hosts get `/metrics`, `/healthz` and"
+    " `/proxyMode` only, unless `kubeproxy.publicStatus` is set; loopback gets every page, and always listens.",
+    "healthzBindAddress": "Port 0 turns the server off, in the file as well. Loopback is told more than kube-proxy's"
+    " fields.",
     "logging.verbosity": "0: messages for the operator; 2: also of libraries; 4: debugging; 8: everything.",
 }
 """Fields with another or a further meaning than in kube-proxy."""

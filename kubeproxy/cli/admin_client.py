@@ -13,8 +13,8 @@ from kubeproxy.config.value_types import MetricsAddress
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 
 TIMEOUT_S = 10.0
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""The address by which to reach a daemon that listens on all addresses."""
+REFUSED = (403, 421)
+"""Status codes of a page that the daemon does not serve to this client or under this name; the body says why."""
 
 ADDRESS = click.option(
     "--address", metavar="HOST:PORT", default="", help="Address of the daemon's metrics server.  [metricsBindAddress]"
@@ -48,6 +48,8 @@ class Daemon:
             connection.close()
         if answer.status == 400:
             raise ConfigError(body.decode(errors="replace").strip())
+        if answer.status in REFUSED:
+            raise KubeproxyError(f"{self} refuses {path.partition('?')[0]}: {body.decode(errors='replace').strip()}")
         if answer.status != 200:
             raise KubeproxyError(
                 f"{self} answered {answer.status} to {path.partition('?')[0]}: it is no kubeproxy of this version"
@@ -65,7 +67,7 @@ def daemon_at(address: str, config: str) -> Daemon:
     bound = load({"config": [config]} if config else {}).configuration.metrics_bind_address
     if not bound.served:
         raise ConfigError(f"metricsBindAddress: found {bound}: the daemon serves no metrics, and so no status")
-    return Daemon(_LOOPBACK.get(bound.address, bound.address), bound.port)
+    return Daemon(bound.loopback, bound.port)  # other addresses do not serve the status
 
 
 def _parse(text: str) -> Daemon:
@@ -78,4 +80,4 @@ def _parse(text: str) -> Daemon:
                 f"--address: found {json.dumps(text)}; allowed: HOST:PORT, such as 127.0.0.1:10249 or [::1]:10249"
             ) from None
         return Daemon(host, int(port))
-    return Daemon(_LOOPBACK.get(parsed.address, parsed.address), parsed.port)
+    return Daemon(parsed.loopback if parsed.is_everywhere else parsed.address, parsed.port)

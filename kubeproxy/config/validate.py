@@ -35,6 +35,7 @@ def validate(configuration: Configuration, diagnostics: Diagnostics) -> None:
     _check_servers(configuration, diagnostics)
     _check_own(configuration, diagnostics)
     _check_udp_timeout(configuration, diagnostics)
+    _doubt_ports(configuration, diagnostics)
 
 
 def unused(configuration: Configuration, flags: Iterable[str] = ()) -> str:
@@ -134,3 +135,15 @@ def _check_udp_timeout(configuration: Configuration, diagnostics: Diagnostics) -
             f"udpIdleTimeout: {timeout} loses every UDP answer that takes longer; kube-proxy's other modes ignored it;"
             f" remove it for the default of {Configuration().udp_idle_timeout}"
         )
+
+
+def _doubt_ports(configuration: Configuration, diagnostics: Diagnostics) -> None:
+    """Ports that are permitted and reserved at once."""
+    own = configuration.kubeproxy
+    for ports in own.external_ports_on_node:
+        clash = [str(it) for it in own.reserved_ports if it.first <= ports.last and ports.first <= it.last]
+        if clash:
+            diagnostics.warnings.append(
+                f"kubeproxy.externalPortsOnNode: {ports} contains ports that stay reserved by kubeproxy.reservedPorts:"
+                f" {', '.join(clash)}"
+            )

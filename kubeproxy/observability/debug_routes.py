@@ -14,7 +14,6 @@ from typing import Final
 
 from aiohttp import web
 
-_NOSNIFF: Final = {"X-Content-Type-Options": "nosniff"}
 _OFF: Final = "These pages need enableProfiling (--profiling). There are no Go profiles: this is a Python process.\n"
 _CONTENTS: Final = (
     "There are no Go profiles: this is a Python process.\n\n"
@@ -60,4 +59,4 @@ def stacks_text() -> str:
 
 
 def _text(text: str, *, status: int = 200) -> web.Response:
-    return web.Response(text=text, status=status, headers=_NOSNIFF)
+    return web.Response(text=text, status=status)

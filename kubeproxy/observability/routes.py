@@ -13,13 +13,13 @@ from typing import Final
 from aiohttp import web
 
 from kubeproxy.observability.health import Health, ProxyHealth
+from kubeproxy.observability.http.server import from_loopback
 from kubeproxy.observability.metrics.exposition import CONTENT_TYPE, Exposition
 from kubeproxy.observability.metrics.metrics import Metrics
 
 MODE: Final = "userspace"
 """The answer of ``/proxyMode``, kube-proxy's name for this kind of proxy."""
 
-_NOSNIFF: Final = {"X-Content-Type-Options": "nosniff"}
 _SMALL: Final = 16 * 1024
 """Bytes up to which an answer is not compressed."""
 
@@ -33,7 +33,8 @@ def health_routes(
 ) -> list[web.RouteDef]:
     """``/healthz`` and ``/livez`` as in the newest kube-proxy, and ``/readyz``.
 
-    `clock` is the proxier's, in seconds; `wall_ns` gives Unix nanoseconds.
+    `clock` is the proxier's, in seconds; `wall_ns` gives Unix nanoseconds. Only clients by loopback get reasons and
+    ``degraded``, because the server is open to the network for load balancers.
     """
 
     async def healthz(request: web.Request) -> web.Response:
@@ -41,23 +42,34 @@ def health_routes(
         code = 200 if state.healthy else 503
         metrics.healthz_answered(code)
         metrics.slis.checked("healthz", state.healthy)
-        return _json(code, health_body(state, wall_ns(), healthy=state.healthy, node_eligible=state.node_eligible))
+        return _json(
+            code,
+            health_body(
+                state,
+                wall_ns(),
+                healthy=state.healthy,
+                node_eligible=state.node_eligible,
+                detailed=from_loopback(request),
+            ),
+        )
 
     async def livez(request: web.Request) -> web.Response:
         state = health.at(clock())
         code = 200 if state.live else 503
         metrics.livez_answered(code)
         metrics.slis.checked("livez", state.live)
-        return _json(code, health_body(state, wall_ns(), healthy=state.live, node_eligible=None))
+        body = health_body(state, wall_ns(), healthy=state.live, node_eligible=None, detailed=from_loopback(request))
+        return _json(code, body)
 
     async def readyz(request: web.Request) -> web.Response:
         state = health.at(clock())
         metrics.slis.checked("readyz", state.unready is None)
         body: dict[str, object] = {"currentTime": rfc3339_nano(wall_ns()), "ready": state.unready is None}
-        if state.unready is not None:
-            body["reason"] = state.unready
-        if state.degraded:
-            body["degraded"] = state.degraded
+        if from_loopback(request):
+            if state.unready is not None:
+                body["reason"] = state.unready
+            if state.degraded:
+                body["degraded"] = state.degraded
         return _json(200 if state.unready is None else 503, body)
 
     return [web.get("/healthz", healthz), web.get("/livez", livez), web.get("/readyz", readyz)]
@@ -82,10 +94,10 @@ def metrics_routes(
 
     async def healthz(request: web.Request) -> web.Response:
         metrics.slis.checked("healthz", True, name="ping")
-        return web.Response(text="ok", headers=_NOSNIFF)
+        return web.Response(text="ok")
 
     async def proxy_mode(request: web.Request) -> web.Response:
-        return web.Response(text=MODE, headers=_NOSNIFF)
+        return web.Response(text=MODE)
 
     async def configz(request: web.Request) -> web.Response:
         return _json(200, {"kubeproxy.config.k8s.io": configuration()})
@@ -100,11 +112,14 @@ def metrics_routes(
     ]
 
 
-def health_body(state: Health, wall_ns: int, *, healthy: bool, node_eligible: bool | None) -> dict[str, object]:
-    """The body of the newest kube-proxy, with ``failing`` and ``degraded`` in addition.
+def health_body(
+    state: Health, wall_ns: int, *, healthy: bool, node_eligible: bool | None, detailed: bool
+) -> dict[str, object]:
+    """The body of the newest kube-proxy; `detailed` adds reasons.
 
-    While healthy, ``lastUpdated`` is the current time, because load balancers expect it: older releases gave the time
-    of the last sync, which ran even without changes. ``status`` has the families that were synced, and when.
+    The reasons are ``failing`` (a sync failed), ``exhausted`` (no client can be served) and ``degraded``. While
+    healthy, ``lastUpdated`` is the current time, because load balancers expect it: older releases gave the time of the
+    last sync, which ran even without changes. ``status`` has the families that were synced, and when.
     """
 
     def wall(moment: float | None) -> str:
@@ -122,9 +137,11 @@ def health_body(state: Health, wall_ns: int, *, healthy: bool, node_eligible: bo
         for family in state.families
         if state.last_updated is not None
     }
-    if state.failing is not None:
+    if detailed and state.failing is not None:
         body["failing"] = state.failing
-    if state.degraded:
+    if detailed and state.exhausted is not None:
+        body["exhausted"] = state.exhausted
+    if detailed and state.degraded:
         body["degraded"] = state.degraded
     return body
 
@@ -142,6 +159,4 @@ def rfc3339_nano(unix_ns: int) -> str:
 
 def _json(status: int, body: Mapping[str, object]) -> web.Response:
     # No charset: JSON has none, and kube-proxy sends none.
-    return web.Response(
-        status=status, body=json.dumps(body).encode(), headers={**_NOSNIFF, "Content-Type": "application/json"}
-    )
+    return web.Response(status=status, body=json.dumps(body).encode(), headers={"Content-Type": "application/json"})

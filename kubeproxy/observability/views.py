@@ -114,6 +114,14 @@ class WatchView(Protocol):
     def faulty(self) -> int:
         """Objects with a part that cannot be served."""
 
+    @property
+    def left_out(self) -> int:
+        """Objects that are not served, because all together mean more than is kept."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept of all objects, in bytes of JSON."""
+
 
 class ManifestProblemView(Protocol):
     """A fault in a manifest; `str` gives place and fault."""

@@ -25,6 +25,10 @@ CHECK_S: Final = 5.0
 """Seconds between two checks of the data plane."""
 LAG_S: Final = 0.25
 """Seconds of sleep by which the loop's lag is measured: the lag is how much longer the sleep takes."""
+FULL_S: Final = 120.0
+"""Seconds for which all descriptors may be in use before the node is unhealthy for load balancers; shorter shortages
+end by themselves or by an operator."""
+DESCRIPTORS_PER_CLIENT: Final = 2
 REPEAT_S: Final = 60.0
 """Seconds between two log messages of a problem, and for which a problem is shown after it was last seen."""
 MAX_NAMED: Final = 10
@@ -63,7 +67,9 @@ class Monitor:
         self._memory_shortages = metrics.workers.memory_shortages
         self._ports_exhausted = metrics.workers.ports_exhausted
         self._endpoint_health = EndpointHealthLog()
+        self._looped = metrics.workers.looped
         self._accept_paused_at: float | None = None
+        self._full_since: float | None = None
         self._memory_short_at: float | None = None
 
     async def run(self) -> None:
@@ -86,6 +92,7 @@ class Monitor:
         self._metrics.workers.see(worker_status, restarts=self._data_plane.restarts, problem=problem)
         self._check_memory()
         self._check_ports()
+        self._check_loops()
         self._check_descriptors(worker_status)
         self._check_workers(problem)
         self._check_access_log()
@@ -157,6 +164,30 @@ class Monitor:
             self._health.degraded("descriptors", None if over else "no descriptors for new clients")
             if over:
                 self._accept_paused_at = None
+
+        self._look_whether_full(worker_status, now)
+
+    def _look_whether_full(self, worker_status: Sequence[WorkerStatus], now: float) -> None:
+        """Make the node unhealthy if every worker lacks descriptors for long: no client is served then."""
+        if not worker_status or any(
+            it.descriptors + DESCRIPTORS_PER_CLIENT <= it.descriptors_limit for it in worker_status
+        ):
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = now
+        full = self._full_since is not None and now - self._full_since >= FULL_S
+        self._health.exhausted("no client can be served: all descriptors are in use" if full else None)
+
+    def _check_loops(self) -> None:
+        more = self._metrics.workers.looped - self._looped
+        self._looped = self._metrics.workers.looped
+        if more:
+            self._log.warning(
+                "connections loop through proxies",
+                times=more,
+                cause="an endpoint is a node port or another address of a Service, here or on another node",
+                remedy='correct the endpoints of the Service in kubeproxy_connections_failed_total{reason="loop"}',
+            )
 
     def _check_workers(self, problem: str | None) -> None:
         self._health.degraded("data plane", problem)

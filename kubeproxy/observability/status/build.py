@@ -191,6 +191,8 @@ def _problems_of_daemon(observation: Observation) -> Iterator[str]:
         yield "a change has waited for longer than twice the sync period"
     elif health.last_updated is None and not observation.proxier.failing:
         yield "starting: the first sync is not complete"
+    if health.exhausted:
+        yield health.exhausted
     if not health.node_exists:
         yield (
             f"the cluster has no Node {observation.node}, so load balancers send no clients here;"
@@ -222,8 +224,16 @@ def _sources(observation: Observation) -> Iterator[SourceStatus]:
         shown.add("kubernetes")
         failures = tuple(f"{cause}: failed {times} times" for cause, times in sorted(watch.failures.items()) if times)
         listed = watch.lists > 0
+        if watch.left_out:
+            failures = (f"{watch.left_out} objects are left out: too many to keep", *failures)
         yield SourceStatus(
-            f"kubernetes {watch.resource}", listed, round(watch.behind_s, 1), watch.last_event, watch.faulty, failures
+            f"kubernetes {watch.resource}",
+            listed,
+            round(watch.behind_s, 1),
+            watch.last_event,
+            watch.faulty,
+            failures,
+            watch.left_out,
         )
     if observation.manifests is not None:
         shown.add("manifests")

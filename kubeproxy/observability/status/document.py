@@ -161,6 +161,8 @@ class SourceStatus:
     """Objects or documents with a fault."""
     problems: tuple[str, ...] = ()
     """The faults, or failed lists and watches, one line each."""
+    left_out: int = 0
+    """Objects that are not served, because all together mean more than is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

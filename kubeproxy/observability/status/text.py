@@ -172,7 +172,7 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
     yield (
         f"  counters    {counters.active} open, {counters.accepted} accepted, {counters.dial_retries} retries; "
         f"{counters.failed} failed ({counters.refused} refused, {counters.silent} timeout, "
-        f"{counters.no_endpoint} no endpoint, {counters.unable} local)"
+        f"{counters.no_endpoint} no endpoint, {counters.unable} local, {counters.looped} loop)"
     )
     if counters.dropped or counters.evicted:
         yield f"  datagrams   {counters.dropped} dropped; {counters.evicted} sessions evicted"

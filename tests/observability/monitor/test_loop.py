@@ -12,7 +12,7 @@ from kubeproxy.dataplane.interface import EjectedEndpoint
 from kubeproxy.model import Address, Target
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.monitor.loop import LAG_S, MAX_NAMED, Monitor
+from kubeproxy.observability.monitor.loop import FULL_S, LAG_S, MAX_NAMED, Monitor
 from tests.observability.conftest import WEB_IPV4, Serving, worker_status
 
 
@@ -104,6 +104,39 @@ async def test_a_lack_of_memory_is_logged_once_a_minute() -> None:
     assert watched.degraded() == ()
     assert len(logs) == 1
     assert watched.metrics.registry.get_sample_value("kubeproxy_memory_shortages_total") == 6
+
+
+async def test_load_balancers_are_told_when_no_client_can_be_served_for_minutes() -> None:
+    """Finding 1: /healthz stayed green. While one process has room, clients are served."""
+    watched = Watched()
+
+    async def look(*descriptors: int) -> bool:
+        watched.serving.workers = [worker_status(i, descriptors=used) for i, used in enumerate(descriptors)]
+        await watched.monitor.check()
+        return watched.health.at(watched.now).healthy
+
+    assert await look(999, 1000)
+    watched.now += FULL_S - 1
+    assert await look(1000, 1000)
+    watched.now += 1
+    assert not await look(1000, 1000)
+    state = watched.health.at(watched.now)
+    assert state.exhausted is not None
+    assert "descriptors" in state.exhausted
+    assert state.live, "a restart would cut those that are served"
+    assert await look(1000, 900)
+    watched.now += FULL_S
+    assert await look(1000, 1000)
+
+
+async def test_loops_are_logged_once_a_minute() -> None:
+    watched = Watched()
+    with capture_logs() as logs:
+        for looped in (0, 2, 7):
+            watched.serving.workers = [worker_status(looped=looped)]
+            await watched.monitor.check()
+            watched.now += 5.0
+    assert [(entry["event"], entry["times"]) for entry in logs] == [("connections loop through proxies", 2)]
 
 
 async def test_a_lack_of_ephemeral_ports_is_logged_once_a_minute() -> None:

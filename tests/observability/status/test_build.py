@@ -202,11 +202,11 @@ def test_an_ejected_endpoint_does_not_make_the_daemon_unhealthy() -> None:
 
 
 def test_sources_show_their_lag_and_faults() -> None:
-    watches = (Watch(), Watch("endpointslices", behind_s=12.0, failures={"connection": 3}, faulty=2))
+    watches = (Watch(left_out=9), Watch("endpointslices", behind_s=12.0, failures={"connection": 3}, faulty=2))
     proxier = snapshot((), sources={"kubernetes": True, "manifests": False})
     found = [(it.name, words.source(it), it.problems) for it in whole(shop(proxier=proxier, watches=watches)).sources]
     assert found == [
-        ("kubernetes services", "up to date", ()),
+        ("kubernetes services", "up to date, 9 left out", ("9 objects are left out: too many to keep",)),
         ("kubernetes endpointslices", "behind by 12s, 2 faulty", ("connection: failed 3 times",)),
         ("manifests", "not listed yet", ()),
     ]
@@ -273,7 +273,7 @@ shop/web: ejected (an endpoint is ejected)
 
   http TCP IPv4: proxy port 40001
     addresses   node port 30080, 10.96.0.1:80
-    counters    3 open, 100 accepted, 7 retries; 1 failed (1 refused, 0 timeout, 0 no endpoint, 0 local)
+    counters    3 open, 100 accepted, 7 retries; 1 failed (1 refused, 0 timeout, 0 no endpoint, 0 local, 0 loop)
     ejected     10.3.1.2:8080 on node-2: refuses (3 times in a row); next probe in 4.0s
     terminating 10.3.2.2:8080: serves while no endpoint is ready
     ready       10.3.0.2:8080 on node-1

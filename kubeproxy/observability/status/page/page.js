@@ -149,8 +149,9 @@ function sourceLine(source, now) {
   const more = source.faults > PROBLEMS ? "; …" : "";
   const text = `${count(source.faults)} faulty: ${source.problems.slice(0, PROBLEMS).join("; ")}${more}`;
   const faults = source.faults ? make("small", { class: "bad" }, text) : "";
-  return make("li", {}, make("i", { class: `dot ${!current ? "error" : source.faults ? "empty" : "ok"}` }), make("b", {}, source.name),
-    make("span", { class: current ? "push" : "push bad" }, state), make("small", {}, last), faults);
+  const missing = source.left_out ? make("small", { class: "bad" }, `${count(source.left_out)} left out`) : "";
+  return make("li", {}, make("i", { class: `dot ${!current ? "error" : source.faults || source.left_out ? "empty" : "ok"}` }), make("b", {}, source.name),
+    make("span", { class: current ? "push" : "push bad" }, state), make("small", {}, last), faults, missing);
 }
 
 function workerRow(worker) {
@@ -291,7 +292,7 @@ function listener(frontend) {
     lines.push(`no endpoints ${frontend.when_empty === "refuse" ? "at all: clients are refused" : "on this node: clients are dropped"}`);
   }
   lines.push(`${count(c.accepted)} accepted, ${count(c.dial_retries)} retries; failed: ${count(c.refused)} refused, ` +
-    `${count(c.silent)} timeout, ${count(c.no_endpoint)} no endpoint, ${count(c.unable)} local`);
+    `${count(c.silent)} timeout, ${count(c.no_endpoint)} no endpoint, ${count(c.unable)} local, ${count(c.looped)} loop`);
   return make("div", { class: "listener" },
     make("h3", {}, `${frontend.port ? `${frontend.port} ` : ""}${frontend.protocol} IPv${frontend.family}${scope}`, make("small", {}, port)),
     ...lines.map((line) => make("p", {}, line)),
