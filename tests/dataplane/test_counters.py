@@ -15,8 +15,8 @@ from kubeproxy.dataplane.interface import Counters
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.workers.batch import CHUNK_MESSAGES, chunks
 from kubeproxy.dataplane.workers.channel import Channel
-from kubeproxy.dataplane.workers.main import SLICE_S, TOLD_AT_ONCE, Worker
-from kubeproxy.dataplane.workers.protocol import Apply, CountersReply, Done, Report
+from kubeproxy.dataplane.workers.main import COUNTERS_PER_FRAME, SLICE_S, Worker
+from kubeproxy.dataplane.workers.protocol import Apply, CountersReply, DoneReply, Report
 from kubeproxy.model import FrontendName, Protocol, Target
 from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, says
 from tests.dataplane.workers.harness import ParserPool, crew, until
@@ -31,18 +31,18 @@ async def test_who_has_no_clients_is_looked_at_no_more_until_the_next_comes(benc
     async with endpoint(echo) as target:
         address = await bench.serve(target)
         await bench.serve(target, name="nobody comes here")
-        assert list(engine.news()) == []
+        assert list(engine.changed_counters()) == []
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"x")
         await reader.readexactly(1)
-        assert [news[0] for news in engine.news() if news] == [frontend()]
-        assert list(engine.news()) == [None], "one connection is open: it may speak at any time"
+        assert [change[0] for change in engine.changed_counters() if change] == [frontend()]
+        assert list(engine.changed_counters()) == [None], "one connection is open: it may speak at any time"
         writer.write(b"y")
         await reader.readexactly(1)
         assert engine.counters()[frontend()].bytes_in == 2
         writer.close()
         await eventually(lambda: engine.counters()[frontend()].active == 0)
-        await eventually(lambda: list(engine.news()) == [])
+        await eventually(lambda: list(engine.changed_counters()) == [])
         assert engine.counters()[frontend()] == Counters(accepted=1, bytes_in=2, bytes_out=2)
         assert engine.counters()[frontend("nobody comes here")] == Counters()
 
@@ -62,7 +62,7 @@ async def test_what_connections_of_a_retired_frontend_move_is_not_told_of_the_ne
 
 
 async def test_the_loop_breathes_while_one_process_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "BREATH_S", 0.0)
+    monkeypatch.setattr(in_process, "SLICE_S", 0.0)
     names = [f"s{number}" for number in range(20)]
     async with endpoint(says("hello")) as target:
         for name in names:
@@ -93,7 +93,7 @@ async def test_the_loop_breathes_while_one_process_counts(bench: Bench, monkeypa
 
 async def test_many_counters_come_in_pieces_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with crew(1) as it, endpoint(says("hello")) as target:
-        names = [f"s{number}" for number in range(2 * TOLD_AT_ONCE + 10)]
+        names = [f"s{number}" for number in range(2 * COUNTERS_PER_FRAME + 10)]
         for name in names:
             assert await ask(await it.serve(target, name=name)) == "hello"
         pieces: list[CountersReply] = []
@@ -106,7 +106,7 @@ async def test_many_counters_come_in_pieces_and_once(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(it.workers[0], "_take", listen_in)
         await until(lambda: at_rest(it))
-        assert max(len(piece.counters) for piece in pieces) == TOLD_AT_ONCE
+        assert max(len(piece.counters) for piece in pieces) == COUNTERS_PER_FRAME
         assert {name for piece in pieces for name, _ in piece.counters} == {frontend(name) for name in names}
         assert all(counters.accepted == 1 for counters in (await it.plane.counters()).values())
         pieces.clear()
@@ -199,7 +199,7 @@ def channel_and_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channe
 def turns_until_done(channel: Channel[Report], worker: Worker) -> int:
     for turns in range(1, 1000):
         worker._reactor.turn()
-        if any(isinstance(report, Done) for report, _ in channel.receive()):
+        if any(isinstance(report, DoneReply) for report, _ in channel.receive()):
             return turns
     raise AssertionError("never answered")
 

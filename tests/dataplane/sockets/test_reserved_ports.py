@@ -9,24 +9,24 @@ from contextlib import closing
 
 import pytest
 
-from kubeproxy.dataplane.sockets.reserved_ports import KINDS, HeldPort, stop_listening
+from kubeproxy.dataplane.sockets.reserved_ports import KINDS, ReservedPort, stop_listening
 from kubeproxy.model import Address, Protocol
 
 LOOPBACK = Address("127.0.0.1")
 
 
-def hold(protocol: Protocol, port: int = 0) -> HeldPort:
-    return HeldPort(protocol, LOOPBACK, port, on_release=lambda held: None)
+def hold(protocol: Protocol, port: int = 0) -> ReservedPort:
+    return ReservedPort(protocol, LOOPBACK, port, on_release=lambda held: None)
 
 
 @pytest.fixture(params=[Protocol.TCP, Protocol.UDP])
-def held(request: pytest.FixtureRequest) -> Iterator[HeldPort]:
+def held(request: pytest.FixtureRequest) -> Iterator[ReservedPort]:
     held = hold(request.param)
     yield held
     held.release()
 
 
-def attempt(held: HeldPort, address: str) -> int | None:
+def attempt(held: ReservedPort, address: str) -> int | None:
     """What another process's server meets at the port: an error number, or None when it gets it."""
     with socket.socket(socket.AF_INET, KINDS[held.protocol]) as other:
         if held.protocol is Protocol.TCP:
@@ -41,29 +41,29 @@ def attempt(held: HeldPort, address: str) -> int | None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
-def test_nobody_shares_what_is_only_held(held: HeldPort, address: str) -> None:
+def test_nobody_shares_what_is_only_held(held: ReservedPort, address: str) -> None:
     assert attempt(held, address) == errno.EADDRINUSE
 
 
 def test_nobody_shares_what_is_listened_on() -> None:
     held = hold(Protocol.TCP)
-    held.lend().listen()
+    held.prepare().listen()
     assert attempt(held, "127.0.0.1") == errno.EADDRINUSE
     held.release()
     assert attempt(held, "127.0.0.1") is None
 
 
-def test_what_is_released_is_free(held: HeldPort) -> None:
+def test_what_is_released_is_free(held: ReservedPort) -> None:
     held.release()
     assert attempt(held, "127.0.0.1") is None
 
 
 def test_what_is_listened_on_again_is_the_same_port() -> None:
     """Though the kernel had chosen it."""
-    held = HeldPort(Protocol.TCP, Address("127.0.0.1"), 0, on_release=lambda _: None)
+    held = ReservedPort(Protocol.TCP, Address("127.0.0.1"), 0, on_release=lambda _: None)
     with closing(held.sock):
         for _ in range(3):
-            held.lend().listen()
+            held.prepare().listen()
             with closing(socket.create_connection(("127.0.0.1", held.port), timeout=5)):
                 stop_listening(held.sock)
             with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
@@ -71,18 +71,18 @@ def test_what_is_listened_on_again_is_the_same_port() -> None:
 
 
 def test_a_port_that_was_lost_is_not_another_one() -> None:
-    held = HeldPort(Protocol.TCP, Address("127.0.0.1"), 0, on_release=lambda _: None)
+    held = ReservedPort(Protocol.TCP, Address("127.0.0.1"), 0, on_release=lambda _: None)
     with closing(held.sock), closing(socket.socket()) as other:
-        held.lend().listen()
+        held.prepare().listen()
         held.sock.shutdown(socket.SHUT_RDWR)  # without holding it again
         other.bind(("127.0.0.1", held.port))
         with pytest.raises(OSError, match="in use"):
-            held.lend()
+            held.prepare()
 
 
 def test_connections_that_linger_do_not_keep_the_port_from_us() -> None:
     held = hold(Protocol.TCP)
-    listening = held.lend()
+    listening = held.prepare()
     listening.setblocking(True)
     listening.listen()
     with closing(socket.create_connection(("127.0.0.1", held.port), timeout=5)) as client:
@@ -91,5 +91,5 @@ def test_connections_that_linger_do_not_keep_the_port_from_us() -> None:
         assert client.recv(1) == b""
     held.release()
     again = hold(Protocol.TCP, held.port)
-    again.lend().listen()
+    again.prepare().listen()
     again.release()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kubeproxy.dataplane.messages import Listen, Message, SetEndpoints
-from kubeproxy.dataplane.sockets.reserved_ports import HeldPort
+from kubeproxy.dataplane.sockets.reserved_ports import ReservedPort
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.dataplane.workers.process import WorkerProcess
 from kubeproxy.dataplane.workers.supervisor import WorkerEnd
@@ -25,7 +25,7 @@ class ParserPool:
 
     plane: WorkerDataPlane
     ends: list[WorkerEnd] = field(default_factory=list)
-    held: dict[FrontendName, HeldPort] = field(default_factory=dict)
+    held: dict[FrontendName, ReservedPort] = field(default_factory=dict)
 
     async def serve(
         self,

@@ -22,7 +22,7 @@ from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.workers import pool
 from kubeproxy.dataplane.workers.channel import Channel
-from kubeproxy.dataplane.workers.count import MOST_BY_ITSELF, workers_for
+from kubeproxy.dataplane.workers.count import DEFAULT_MAX, workers_for
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.dataplane.workers.process import command
 from kubeproxy.dataplane.workers.protocol import Frame, Report
@@ -242,13 +242,13 @@ async def test_a_worker_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) 
     """Asked or not, and whoever asks waits no longer than that."""
     async with crew(2) as it, endpoint(says("here")) as target:
         await it.serve(target)
-        await eventually(lambda: all(worker._has_spoken for worker in it.workers))
+        await eventually(lambda: all(worker._has_reported for worker in it.workers))
         monkeypatch.setattr("kubeproxy.dataplane.workers.process.SILENT_BEATS", 1)
         os.kill(it.workers[0].pid, signal.SIGSTOP)
         assert await it.plane.send([SetEndpoints(frontend(), (target,))]) == {}
         monkeypatch.undo()
         await it.complete(2)
-        assert [end.reason for end in it.ends] == ["it has said nothing for 1 s"]
+        assert [end.reason for end in it.ends] == ["silent for 1 s"]
 
 
 async def test_an_idle_worker_is_not_taken_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,7 +524,7 @@ async def paired(address: tuple[str, int]) -> dict[str, str]:
 
 @pytest.mark.parametrize("count", [1, WORKERS])
 async def test_clients_keep_their_endpoints_when_a_worker_dies(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "LEARN_S", 0.05)
+    monkeypatch.setattr(pool, "BINDINGS_S", 0.05)
     async with crew(count) as it, AsyncExitStack() as stack:
         pods = [await stack.enter_async_context(endpoint(says(name))) for name in "abcd"]
         address = await it.serve(*pods, affinity_timeout_s=60)
@@ -549,7 +549,7 @@ def known(it: ParserPool) -> set[str]:
         binding.client
         for sockets in it.plane._frontends.values()
         for number in range(len(it.workers))
-        for piece in sockets.remembered(number, 0.0)
+        for piece in sockets.bindings_of(number, 0.0)
         for binding in piece.bindings
     }
 
@@ -686,7 +686,7 @@ def test_as_many_workers_as_suit_the_machine(
     for group, text in limits.items():
         (tmp_path / "sys/fs/cgroup" / group / "cpu.max").write_text(f"{text}\n")
     assert workers_for(None, root=tmp_path) == expected
-    assert workers_for(None, root=tmp_path / "nowhere") == MOST_BY_ITSELF
+    assert workers_for(None, root=tmp_path / "nowhere") == DEFAULT_MAX
     assert (workers_for(0), workers_for(7)) == (0, 7)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
     assert workers_for(None, root=tmp_path) == 1

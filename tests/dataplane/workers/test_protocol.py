@@ -21,21 +21,21 @@ from kubeproxy.dataplane.workers.protocol import (
     DESCRIPTORS_LIMIT,
     HEADER,
     ROOM_BYTES,
-    About,
     Apply,
-    Ask,
-    Bound,
+    BindingsReply,
     ClosePrevious,
     CountersReply,
     Decoder,
-    Done,
+    DoneReply,
     Drain,
-    End,
+    Exit,
     Frame,
     GarbledError,
+    Query,
     Report,
     Request,
     Status,
+    Topic,
     WorkerStatusReply,
     encode,
 )
@@ -55,17 +55,17 @@ REQUESTS: list[Request] = [
         ),
     ),
     ClosePrevious(2, (WEB,)),
-    Ask(3, About.EJECTED),
-    Ask(4, About.BINDINGS),
+    Query(3, Topic.EJECTED),
+    Query(4, Topic.BINDINGS),
     Drain(4, 2.5),
-    End(5),
+    Exit(5),
 ]
 REPORTS: list[Report] = [
-    Done(1, 7, ((WEB, "cannot listen"),)),
+    DoneReply(1, 7, ((WEB, "cannot listen"),)),
     CountersReply(2, 0, ((WEB, Counters(accepted=2**40, bytes_out=2**62)),)),
     WorkerStatusReply(3, 1, WorkerStatus(1, 0, 1.5, 2, 3, 4, 5, 6, 0.25, (1, 2), 0.5)),
-    Bound(4, 1, RestoreBindings(WEB, (Binding("fd00::9", POD, 12.5), Binding("fd00::a", POD, 0.25)))),
-    Bound(4, 1),
+    BindingsReply(4, 1, RestoreBindings(WEB, (Binding("fd00::9", POD, 12.5), Binding("fd00::a", POD, 0.25)))),
+    BindingsReply(4, 1),
     Status(9, leaving=True),
 ]
 
@@ -97,13 +97,13 @@ def test_frames_come_out_as_they_went_in(kind: object, frames: list[Frame], step
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (HEADER.pack(BODY_LIMIT + 1, 0), "beyond all bounds"),
-        (HEADER.pack(1, DESCRIPTORS_LIMIT + 1), "beyond all bounds"),
-        (HEADER.pack(0, 0), "not a frame of ours"),
-        (HEADER.pack(3, 0) + b"\xc1\xc1\xc1", "not a frame of ours"),
-        (HEADER.pack(2, 0) + b"\x92\x01", "not a frame of ours"),
-        (encode(REPORTS[0]), "not a frame of ours"),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "beyond all bounds"),
+        (HEADER.pack(BODY_LIMIT + 1, 0), "exceeds the limits"),
+        (HEADER.pack(1, DESCRIPTORS_LIMIT + 1), "exceeds the limits"),
+        (HEADER.pack(0, 0), "not a frame"),
+        (HEADER.pack(3, 0) + b"\xc1\xc1\xc1", "not a frame"),
+        (HEADER.pack(2, 0) + b"\x92\x01", "not a frame"),
+        (encode(REPORTS[0]), "not a frame"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "exceeds the limits"),
     ],
 )
 def test_garbage_is_refused(data: bytes, said: str) -> None:
@@ -139,23 +139,23 @@ def test_depth_is_no_way_around() -> None:
 
 def test_a_long_frame_gets_the_room_that_it_needs_and_gives_it_back() -> None:
     long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(200)))
-    data = encode(long) + encode(End(2))
+    data = encode(long) + encode(Exit(2))
     decoder: Decoder[Request] = Decoder(Request)
     found: list[tuple[Frame, int]] = []
     while data:
         taken = min(len(decoder.room), 50_000, len(data))
         found += feed(decoder, data[:taken])
         data = data[taken:]
-    assert found == [(long, 0), (End(2), 0)]
+    assert found == [(long, 0), (Exit(2), 0)]
     assert len(decoder.room) == ROOM_BYTES
 
 
 def test_what_there_is_no_memory_for_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(200)))
     with channels() as (left, right):
-        left.send(End(1))
+        left.send(Exit(1))
         left.send(long)
-        left.send(End(2))
+        left.send(Exit(2))
         found: list[Request] = []
         with monkeypatch.context() as poor:
             poor.setattr(protocol, "bytearray", no_memory, raising=False)
@@ -165,7 +165,7 @@ def test_what_there_is_no_memory_for_is_not_lost(monkeypatch: pytest.MonkeyPatch
         for _ in range(100):
             left.flush()
             found += [frame for frame, _ in right.receive()]
-    assert found == [End(1), long, End(2)]
+    assert found == [Exit(1), long, Exit(2)]
 
 
 def no_memory(size: int) -> bytearray:
@@ -182,16 +182,16 @@ def channels() -> Iterator[tuple[Channel[Report], Channel[Request]]]:
 def test_descriptors_arrive_with_their_frames() -> None:
     with channels() as (left, right):
         pipes = [os.pipe() for _ in range(DESCRIPTORS_LIMIT)]
-        left.send(End(1), [write for _, write in pipes])
-        left.send(End(2))
-        left.send(End(3), [pipes[0][1]])
+        left.send(Exit(1), [write for _, write in pipes])
+        left.send(Exit(2))
+        left.send(Exit(3), [pipes[0][1]])
         for _, write in pipes:
             os.close(write)
         found = [got for _ in range(4) for got in right.receive()]
         assert [(frame, len(descriptors)) for frame, descriptors in found] == [
-            (End(1), DESCRIPTORS_LIMIT),
-            (End(2), 0),
-            (End(3), 1),
+            (Exit(1), DESCRIPTORS_LIMIT),
+            (Exit(2), 0),
+            (Exit(3), 1),
         ]
         for (read, _), descriptor in zip(pipes, found[0][1], strict=True):
             os.write(descriptor, b"x")
@@ -208,14 +208,14 @@ def test_what_the_kernel_does_not_take_waits_and_descriptors_may_be_closed_meanw
             left.send(long)
         assert left.congested
         read, write = os.pipe()
-        left.send(End(2), [write])
+        left.send(Exit(2), [write])
         os.close(write)
         seen: list[tuple[Request, tuple[int, ...]]] = []
         while len(seen) < 6:
             left.flush()
             seen += right.receive()
         assert [frame for frame, _ in seen[:5]] == [long] * 5
-        assert seen[5][0] == End(2)
+        assert seen[5][0] == Exit(2)
         os.write(seen[5][1][0], b"still open")
         os.close(seen[5][1][0])
         assert os.read(read, 20) == b"still open"
@@ -230,13 +230,13 @@ def test_the_end_is_told() -> None:
         with pytest.raises(EOFError):
             list(right.receive())
         with pytest.raises(OSError, match="Broken pipe"):
-            right.send(Done(1, 0))
+            right.send(DoneReply(1, 0))
 
 
 def test_a_frame_that_announces_more_descriptors_than_came() -> None:
     with channels() as (left, right):
-        left.sock.send(encode(End(1), 2))
-        with pytest.raises(GarbledError, match="announces 2 descriptors, and 0 came"):
+        left.sock.send(encode(Exit(1), 2))
+        with pytest.raises(GarbledError, match="needs 2 descriptors, 0 arrived"):
             list(right.receive())
 
 
