@@ -103,7 +103,9 @@ class Engine:
         return None
 
     def listen_on_new(self, message: Listen) -> str | None:
-        """Serve a frontend on a new socket, beside the present one until `close_previous`; the failure, or None."""
+        """Serve a frontend on a new socket, too; the failure, or None.
+
+        The present socket stays in use until `close_previous`."""
         before, listener = self._listeners[message.frontend], self._open(message)
         if isinstance(listener, str):
             return listener
@@ -149,9 +151,10 @@ class Engine:
         return frontend in self._listeners
 
     def changed_counters(self) -> Iterator[tuple[FrontendName, Counters] | None]:
-        """The counters that changed since they were last read, by this or by `counters`; None: an unchanged frontend.
+        """The counters that changed since they were last read; None: an unchanged frontend.
 
-        The caller may pause between two steps, or stop. Frontends without clients are not looked at."""
+        The last read is by this method or by `counters`. The caller may pause between two steps, or stop. Frontends
+        without clients are not looked at."""
         touched = self._context.touched
         for tally in tuple(touched):
             name = tally.frontend
@@ -231,9 +234,9 @@ class Engine:
         return self._context.connection_log.take()
 
     def retire(self) -> Iterator[None]:
-        """Stop accepting, one frontend at each step: queued clients are accepted, and open connections go on.
+        """Stop accepting, one frontend at each step.
 
-        The caller may pause between two steps."""
+        Queued clients are accepted, and open connections go on. The caller may pause between two steps."""
         for name in self.frontends:
             self.handle((Retire(name),))
             yield

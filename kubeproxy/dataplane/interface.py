@@ -140,9 +140,10 @@ class DataPlane(Protocol):
     """A running data plane."""
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
-        """Apply messages in order; returns when all are in effect, with the failures as texts, by frontend.
+        """Apply messages in order and return the failures as texts, by frontend.
 
-        A failure does not hinder the other messages. A new frontend whose `Listen` failed does not listen."""
+        Returns when all are in effect. A failure does not hinder the other messages. A new frontend whose `Listen`
+        failed does not listen."""
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
         """A snapshot of the counters, summed over all serving processes."""
@@ -154,7 +155,7 @@ class DataPlane(Protocol):
         """The endpoints that are ejected now, for each serving process."""
 
     async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
-        """The endpoints that each serving process would try for the next connection from a client's address.
+        """The endpoints that each serving process would try for a client's next connection.
 
         The query changes nothing. Empty for a frontend that is not served."""
 
@@ -191,7 +192,7 @@ class DataPlane(Protocol):
 
 
 class PortReserver(Protocol):
-    """Reserves ports: binds them, so that no other process gets them while no listener uses them."""
+    """Reserves ports by binding them, so that no other process gets them."""
 
     def reserve(self, protocol: Transport, address: Address, port: int, *, claim: bool = False) -> Reservation:
         """Bind without listening; port 0 lets the kernel choose. OSError when the port is taken.
@@ -199,9 +200,9 @@ class PortReserver(Protocol):
         A `claim` only keeps other programs from a port whose traffic netfilter redirects; it is never listened on."""
 
     def share(self, on: bool) -> None:
-        """Whether another instance may hold the same claims, present and future, if it shares them, too.
+        """Whether another instance that shares, too, may hold the same claims.
 
-        Set during a takeover; otherwise claims are exclusive."""
+        Holds for present and future claims. On during a takeover; otherwise claims are exclusive."""
 
 
 class Reservation(Protocol):

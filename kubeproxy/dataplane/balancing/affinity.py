@@ -39,7 +39,7 @@ class Affinity:
             self._bound.clear()
 
     def of(self, client: str, now: float) -> Target | None:
-        """The endpoint that a client (address text) is bound to; None: no binding, or an expired one."""
+        """The endpoint that a client's address is bound to; None: no valid binding."""
         bound = self._bound.get(client)
         if bound is None or self.timeout_s is None or now - bound[1] >= self.timeout_s:
             return None

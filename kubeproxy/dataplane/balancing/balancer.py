@@ -41,9 +41,9 @@ class Ejection:
 
     def copy(self) -> Ejection:
         """An independent copy."""
-        twin = Ejection(self.until, self.delay_s, self.reason)
-        twin.failures, twin.probing = self.failures, self.probing
-        return twin
+        copy = Ejection(self.until, self.delay_s, self.reason)
+        copy.failures, copy.probing = self.failures, self.probing
+        return copy
 
 
 class Balancer:
@@ -52,8 +52,9 @@ class Balancer:
     __slots__ = ("_affinity", "_ejected", "_members", "_probes_beside", "_rng", "_rotation")
 
     def __init__(self, *, rng: random.Random, probes_beside: bool = False) -> None:
-        """With `probes_beside`, the caller probes the endpoints that are `due`: then no client is sent to one that may
-        still be dead while there is another."""
+        """With `probes_beside`, the caller probes the endpoints that are `due`.
+
+        Then no client is sent to one that may still be dead while there is another."""
         self._rng = rng
         self._probes_beside = probes_beside
         self._rotation: deque[Target] = deque()
@@ -62,8 +63,9 @@ class Balancer:
         self._affinity = Affinity()
 
     def update(self, endpoints: Sequence[Target], affinity_timeout_s: float | None) -> None:
-        """Replace the endpoints; a client stays with its own for `affinity_timeout_s` after its last connection (None:
-        no affinity)."""
+        """Replace the endpoints and the affinity timeout (None: no affinity).
+
+        A client stays with its endpoint for that time after its last connection."""
         members = frozenset(endpoints)
         if members != self._members:
             added = [target for target in endpoints if target not in self._members]
@@ -75,9 +77,9 @@ class Balancer:
         self._affinity.set_timeout(affinity_timeout_s)
 
     def pick(self, client: str, now: float, avoid: Container[Target] = ()) -> Target | None:
-        """The endpoint for a connection of a client (address text), none of those to avoid; None: there is no other.
+        """The endpoint for a client's connection, none of those to avoid; None: there is no other.
 
-        With affinity, the client is bound to it."""
+        `client` is the text of its address. With affinity, it is bound to the endpoint."""
         affinity = self._affinity
         if affinity.timeout_s is None:
             return self._next(avoid, now)
@@ -94,25 +96,26 @@ class Balancer:
         return picked
 
     def preview(self, client: str, now: float, *, limit: int) -> tuple[Target | None, tuple[Target, ...]]:
-        """The endpoint that a client is bound to (None: none), and the order in which its next connection would try
-        the endpoints, up to `limit` of them. Computed on a copy, so it changes nothing."""
-        twin = Balancer(rng=self._rng, probes_beside=self._probes_beside)
-        twin._rotation = self._rotation.copy()
-        twin._members = self._members
-        twin._ejected = {target: ejected.copy() for target, ejected in self._ejected.items()}
-        twin._affinity.set_timeout(self._affinity.timeout_s)
+        """The endpoint that a client is bound to, and the order of its next connection's attempts.
+
+        None: it is not bound. At most `limit` endpoints. Computed on a copy, so it changes nothing."""
+        copy = Balancer(rng=self._rng, probes_beside=self._probes_beside)
+        copy._rotation = self._rotation.copy()
+        copy._members = self._members
+        copy._ejected = {target: ejected.copy() for target, ejected in self._ejected.items()}
+        copy._affinity.set_timeout(self._affinity.timeout_s)
         bound = self._affinity.of(client, now)
         if bound in self._members:
-            twin._affinity.bind(client, bound, now)
+            copy._affinity.bind(client, bound, now)
         else:
             bound = None
         order: dict[Target, None] = {}
-        while len(order) < limit and (target := twin.pick(client, now, order)) is not None:
+        while len(order) < limit and (target := copy.pick(client, now, order)) is not None:
             order[target] = None
         return bound, tuple(order)
 
     def settle(self, client: str, target: Target, now: float) -> None:
-        """Bind a client to the endpoint that its connection was made to, whichever was picked last."""
+        """Bind a client to the endpoint of its connection, whichever was picked last."""
         if target in self._members:
             self._affinity.bind(client, target, now)
 
@@ -143,7 +146,7 @@ class Balancer:
             self._ejected.pop(target, None)
 
     def due(self, now: float) -> Target | None:
-        """An endpoint whose ejection is over, for the caller to probe now; None: there is none."""
+        """An endpoint that the caller has to probe now, as its ejection is over; or None."""
         for target, ejected in self._ejected.items():
             if ejected.until <= now:
                 self._mark_probing(target, now)

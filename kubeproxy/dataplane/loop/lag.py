@@ -1,7 +1,7 @@
-"""The longest turn of the reactor within the last minute: how long a ready byte may have waited.
+"""Lag: the longest turn of the reactor within the last minute.
 
-Reading does not reset it: scrapers, the status and the health check read at different times, and each sees every pause.
-A scraper that reads at least once a minute misses none.
+So long a ready byte may have waited. Reading does not reset it: scrapers, the status and the health check read at
+different times, and each sees every pause. A scraper that reads at least once a minute misses none.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Reactor:
         return done
 
     def take_longest_turn(self) -> float:
-        """Return and reset the longest turn in seconds: so long a ready descriptor may have waited."""
+        """Return and reset the longest turn, in seconds."""
         longest_s, self._longest_turn_s = self._longest_turn_s, 0.0
         return longest_s
 

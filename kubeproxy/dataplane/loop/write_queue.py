@@ -34,7 +34,7 @@ class WriteQueue:
     """Writes and dials that one reactor carries out at the end of a turn."""
 
     def __init__(self, reactor: Reactor, send: Callable[[list[Any]], None]) -> None:
-        """`send` writes the backlogs of the given flows, all in one call: a call for each costs more than the write."""
+        """`send` writes the backlogs of several flows: a call for each costs more than the write."""
         self._reactor = reactor
         self._send = send
         self._to_endpoints: list[Any] = []

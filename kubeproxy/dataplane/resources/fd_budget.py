@@ -51,8 +51,8 @@ class DescriptorBudget:
         return cls(soft - min(RESERVE, soft // 4))
 
     def take(self, count: int, share: Share | None = None) -> bool:
-        """Claim descriptors, for a client of `share` if one is given; False when there are not enough, or not for this
-        share."""
+        """Claim descriptors; False when there are not enough, or not for this share. `share`: of the client's
+        frontend."""
         if self.used + count > self.limit or (share is not None and not self._fair(count, share)):
             self.refusals += 1
             return False
@@ -71,9 +71,9 @@ class DescriptorBudget:
         return share.held + count <= room // (self._sharers + 1)
 
     def tighten(self) -> None:
-        """Limit new clients to a third of the present ones until `loosen`, because something else is short.
+        """Limit new clients to a third of the present ones until `loosen`.
 
-        The present clients then fill three quarters of the budget."""
+        For a shortage of something else. The present clients then fill three quarters of the budget."""
         self.limit = min(self._whole, self.used + max(self._clients // 3, AT_LEAST))
 
     def loosen(self) -> None:

@@ -28,7 +28,7 @@ _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 def write_last(fd: int, data: bytes) -> int:
-    """As `os.write`, for data that FIN follows at once: the kernel waits and sends both in one packet."""
+    """As `os.write`, for data before FIN: the kernel sends both in one packet."""
     sent: int = _send(fd, data, len(data), LAST)
     if sent < 0:
         error = ctypes.get_errno()

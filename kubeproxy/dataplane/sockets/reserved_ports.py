@@ -1,4 +1,4 @@
-"""Reserved ports: bound but not listening, so that no other process gets one while no frontend listens on it."""
+"""Reserved ports: bound but not listening, so that no other process gets them."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class Flow:
         self._context.reactor.again(self._continue)
 
     def _look_for_end(self) -> None:
-        """Look for a reported end: if it follows directly, FIN can leave in the same packet as the data."""
+        """Look for the reported end, so that FIN can leave in the data's packet."""
         self._more = True
         if self.broken:
             return
@@ -270,7 +270,9 @@ class Flow:
         return True
 
     def _consider_copying(self, moved: int) -> None:
-        """Return the pipe when the batches are small again: it costs two descriptors and two system calls per batch."""
+        """Return the pipe when the batches are small again.
+
+        It costs two descriptors, and two system calls per batch."""
         if moved >= READ_BYTES:
             self._streak = 0
             return
@@ -306,12 +308,12 @@ class Flow:
             self._over(reset=True)
 
     def _sink_lost(self) -> None:
-        """Handle a dead sink: stop writing to it, but read what it still holds for the other side."""
+        """Handle a dead sink: stop writing, but read what it still holds."""
         self.stop()
         self.reverse.lost()
 
     def _over(self, *, reset: bool) -> None:
-        """Pass on the end of the source; all its bytes are delivered, as nothing is read while bytes wait."""
+        """Pass on the end of the source. All its bytes are delivered, as nothing is read while bytes wait."""
         self.stop()
         if reset:
             self._connection.reset_by(self)
@@ -328,7 +330,7 @@ class Flow:
 
 
 def send_backlogs(flows: Iterable[Flow]) -> None:
-    """Write the backlog of each flow: `Flow.flush` for many flows, with one system call for a small message."""
+    """Write the backlog of each flow: `Flow.flush` for many, without calls around `write`."""
     for flow in flows:
         if not flow.blocked:
             continue
@@ -388,8 +390,9 @@ class Connection:
         context.reactor.hand_over(endpoint, down.on_event)
 
     def begin(self, *, early: bytes, sent: int, client_events: int, endpoint_events: int) -> None:
-        """Continue from the dial: `early` was read from the client, `sent` of its bytes were written to the endpoint,
-        and the events came before the connection existed."""
+        """Continue from the dial, with the bytes and events that came before.
+
+        `early` was read from the client, and `sent` of its bytes were written to the endpoint."""
         up, down = self.up, self.down
         try:
             if early:

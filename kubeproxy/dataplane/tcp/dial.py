@@ -133,7 +133,7 @@ class Dial:
         self._end("cut")
 
     def _attempt(self) -> None:
-        """Dial the next endpoints of this step, until one does not refuse at once; start a probe if one is due."""
+        """Dial the next endpoints of this step until one does not refuse; start a due probe."""
         if self._balancer.ejected and (due := self._balancer.due(self._context.reactor.now)) is not None:
             EndpointProbe(self._context, self._balancer, due).begin(client=self._speak_as(due))
         while self._attempts < ATTEMPTS_PER_STEP:

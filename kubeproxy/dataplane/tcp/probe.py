@@ -1,9 +1,9 @@
-"""Probes an ejected endpoint by a connection of the proxy's own; no client waits for it.
+"""Probes an ejected endpoint by a connection of the proxy's own.
 
-It starts when the ejection is over and a client comes, which gets another endpoint meanwhile. An endpoint that answers
-is back in the rotation at once, and the connection is closed without a byte. One that refuses, or stays silent for the
-sum of all dial timeouts, is ejected for twice the time. So a probe lasts longer than a dial's first step: it finds an
-endpoint on a slow path alive, and one that comes back meanwhile gets the kernel's next SYN.
+No client waits for it. It starts when the ejection is over and a client comes, which gets another endpoint meanwhile.
+An endpoint that answers is back in the rotation at once, and the connection is closed without a byte. One that refuses,
+or stays silent for the sum of all dial timeouts, is ejected for twice the time. So a probe lasts longer than a dial's
+first step: it finds an endpoint on a slow path alive, and one that comes back meanwhile gets the kernel's next SYN.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EndpointProbe:
-    """The probe of one endpoint that is `due`; owns its socket, and the claim on that descriptor."""
+    """The probe of a `due` endpoint; owns its socket and the claim on that descriptor."""
 
     __slots__ = ("_balancer", "_context", "_fd", "_target")
 

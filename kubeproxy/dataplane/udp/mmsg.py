@@ -106,7 +106,7 @@ def _address_of(memory: mmap.mmap) -> int:
 
 
 class Arrivals(_Slots):
-    """Receives datagrams of one address family; serves all sockets, as a batch is copied out at once."""
+    """Receives datagrams of one address family, for all sockets: a batch is copied out at once."""
 
     def __init__(self, family: int) -> None:
         super().__init__(family)

@@ -77,7 +77,7 @@ class Sessions:
             self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
 
     def used(self, session: Session, now: float) -> None:
-        """Record that a session is the least idle; called at most every `USED_S` for each session."""
+        """Record that a session is the least idle; called every `USED_S` at most."""
         session.last_used = now
         self._by_idleness.move_to_end(session)
 

@@ -45,16 +45,16 @@ class WorkerBatch:
 def add_to_all(
     batches: Mapping[int, WorkerBatch], message: Message, *, unless_unsent: FrontendName | None = None
 ) -> None:
-    """Add a message to every batch, except for new workers that have yet to get the frontend `unless_unsent`.
+    """Add a message to the batches of all workers that have the frontend `unless_unsent`.
 
-    Those get the frontend's state of that time."""
+    New workers that have yet to get the frontend get its state of that time."""
     for batch in batches.values():
         if unless_unsent not in batch.worker.unsent:
             batch.messages.append(message)
 
 
 def chunks(messages: Sequence[Message], *, workers: int) -> Iterator[Sequence[Message]]:
-    """Messages in order, in chunks of one frame; each `Listen` with the messages that follow it."""
+    """Messages in chunks of one frame, each `Listen` with the messages that follow it."""
     listens = max(1, min(CHUNK, CHUNK_SOCKETS // workers))
     chunk: list[Message] = []
     count = 0

@@ -1,7 +1,7 @@
-"""Channel between the control process and a worker: frames and descriptors over a Unix stream socket.
+"""Channel between the control process and a worker: frames and descriptors.
 
-It never blocks: its owner calls `receive` when the socket is readable, and `flush` when it is writable and `congested`
-is true.
+It uses a Unix stream socket. It never blocks: its owner calls `receive` when the socket is readable, and `flush` when
+it is writable and `congested` is true.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_LIMIT * array.array("i").itemsi
 
 
 class Channel(Generic[F]):
-    """One end of the channel: sends frames of any kind and receives those of one direction."""
+    """One end of the channel; receives frames of one direction."""
 
     def __init__(self, sock: socket.socket, receives: object) -> None:
         """`receives` is `protocol.Request` or `protocol.Report`."""
@@ -57,7 +57,7 @@ class Channel(Generic[F]):
             self._outgoing.popleft()
 
     def _send(self, data: memoryview, descriptors: Sequence[int]) -> bool:
-        """Send a frame, or queue the rest of a partly sent one; False when the kernel took nothing."""
+        """Send a frame and queue what is left of it; False when the kernel took nothing."""
         sent = self._send_some(data, descriptors)
         if 0 < sent < len(data):
             self._outgoing.append((data[sent:], ()))

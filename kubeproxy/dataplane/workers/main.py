@@ -155,8 +155,9 @@ class Worker:
         self._schedule_work()
 
     def _watch(self) -> None:
-        """Read no further requests while some are in progress: the sockets that come with them are not in the budget
-        yet."""
+        """Read no further requests while some are in progress.
+
+        The sockets that come with them are not in the budget yet."""
         if self._channel is None:
             return
         events = (0 if self._working else LEVEL) | (select.EPOLLOUT if self._channel.congested else 0)

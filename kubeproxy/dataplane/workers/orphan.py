@@ -55,7 +55,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Orphan:
-    """Looks for an owner from now on; calls `retire` once, at its order or after the grace period."""
+    """The search for an owner; calls `retire` once, at its order or after the grace period."""
 
     def __init__(
         self,

@@ -116,7 +116,9 @@ class WorkerDataPlane:
     async def _send(
         self, messages: Sequence[Message], endpoints: Mapping[FrontendName, SetEndpoints]
     ) -> dict[FrontendName, str]:
-        """All state changes before the first await, so that a worker that starts meanwhile gets the new state."""
+        """Send one chunk.
+
+        All state changes before the first await, so that a worker that starts meanwhile gets the new state."""
         batches = {number: WorkerBatch(worker) for number, worker in self._workers.items()}
         failures: dict[FrontendName, str] = {}
         begun: dict[FrontendName, FrontendSockets] = {}
@@ -197,7 +199,9 @@ class WorkerDataPlane:
             batch.add_listen(sockets)
 
     async def _settle(self, names: Sequence[FrontendName]) -> None:
-        """The second half of `_pin`: close the unpinned sockets, which changes the order of their group."""
+        """The second half of `_pin`: close the unpinned sockets.
+
+        That changes the order of their group, so all clients go to one socket meanwhile."""
         await asyncio.sleep(SETTLE_S)
         for name in names:
             if (sockets := self._frontends.get(name)) is not None:

@@ -1,4 +1,4 @@
-"""A worker process as the control process sees it: a child process and the channel to it."""
+"""The control process's side of a worker: its child process and channel."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ class WorkerProcess:
     def request(
         self, make: Callable[[int], Request], sockets: Sequence[socket.socket] = ()
     ) -> asyncio.Future[Reply | None]:
-        """Send the request that `make` makes of a number, with sockets; the reply, or None if the worker stops.
+        """Send a request with sockets; the reply, or None if the worker stops.
 
-        The caller may close the sockets when this returns."""
+        `make` makes the request of its number. The caller may close the sockets when this returns."""
         future: asyncio.Future[Reply | None] = self._loop.create_future()
         self._number += 1
         request = make(self._number)

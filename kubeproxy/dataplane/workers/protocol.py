@@ -254,7 +254,7 @@ class Decoder(Generic[F]):
             raise GarbledError(f"not a frame: {error}") from error
 
     def _make_room(self, size: int) -> None:
-        """Resize the buffer for the rest of a frame of `size` bytes; it shrinks again after a longer one."""
+        """Resize the buffer for a frame of `size` bytes, or back after a longer one."""
         rest, wanted = self._end - self._start, max(ROOM_BYTES, size)
         buffer = self._buffer if len(self._buffer) == wanted else bytearray(wanted)
         if self._start or buffer is not self._buffer:
