@@ -10,7 +10,7 @@ help: ## this list
 
 setup: $(VENV)/ready ## a ready .venv/, and on Debian and Ubuntu (as root) the system packages it needs
 
-$(VENV)/ready: tests/tools/setup.sh pyproject.toml requirements.lock requirements-dev.lock
+$(VENV)/ready: tests/tools/setup.sh pyproject.toml requirements.lock requirements-dev.lock requirements-build.lock
 	@bash tests/tools/setup.sh $(VENV)
 	@touch $@
 
@@ -73,6 +73,7 @@ docs: setup ## write again what is generated of docs/
 
 lock: setup ## pin the newest versions of everything again
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements.lock
+	@$(BIN)/uv pip compile --group pyproject.toml:build --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-build.lock
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra dev -o requirements-dev.lock
 	@$(BIN)/uv pip compile tests/fuzz/requirements.in --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-fuzz.lock
 

@@ -55,6 +55,9 @@ class Tune(Struct, frozen=True, tag=True, array_like=True):
     """Idle timeout of a half-closed connection: one side has sent FIN, the other sends nothing. TCP keepalive finds
     dead peers before; this is for a live peer that never closes. As long as connection tracking keeps such a connection
     by kube-proxy's default (tcpCloseWaitTimeout)."""
+    unanswered_idle_s: float = 300.0
+    """The limit of that timeout where the client has sent FIN and the endpoint not a single byte: long enough for a
+    slow answer, and short enough that a loop or a dead endpoint does not hold descriptors for long."""
     orphan_grace_s: float = 60.0
     """How long an orphaned worker serves while no new owner connects."""
     shutdown_grace_s: float = 10.0

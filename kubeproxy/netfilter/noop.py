@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kubeproxy.netfilter.interface import GAP_S
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 
 class NoNetfilter:
@@ -28,6 +28,10 @@ class NoNetfilter:
     async def why_not_guarding_sockets(self) -> str | None:
         """See `Netfilter.why_not_guarding_sockets`."""
         return "without a packet filter nobody looks at sockets"
+
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        return Reach(0, 0)
 
     async def pause(self, for_s: float = GAP_S) -> bool:
         """See `Netfilter.pause`."""

@@ -18,6 +18,13 @@ class ProxyPort(NamedTuple):
     port: int
 
 
+class Reach(NamedTuple):
+    """How many of the redirects in the kernel are those of a rule set, and how many lead elsewhere."""
+
+    ours: int
+    others: int
+
+
 @dataclass(frozen=True, slots=True)
 class RuleSet:
     """What the kernel is to do for us. Equal values, equal kernels, whichever the adapter."""

@@ -13,7 +13,7 @@ from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.routing import rules
 from kubeproxy.netfilter.routing.watch import RuleWatch
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +60,10 @@ class Routed:
         changed = self._route(wanted=True, verify=verify) if wanted.transparent else False
         changed |= await self._filter.apply(wanted, verify=verify)
         return changed if wanted.transparent else changed | self._route(wanted=False, verify=verify)
+
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        return await self._filter.reach(ours)
 
     async def pause(self, for_s: float = GAP_S) -> bool:
         """See `Netfilter.pause`. The routing stays: answers to running connections still need it."""

@@ -11,12 +11,19 @@ then those for zones (PreferSameZone). So no client is ever refused for the sake
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import NamedTuple
 
 from kubeproxy.model import Endpoint, EndpointSlice, Family, ServicePort, Target
 from kubeproxy.proxier.node import NodeFacts
+
+MOST = 4096
+"""How many endpoints of one frontend a node uses, four times as many as an Endpoints object may name. A worker stands
+still while it learns of a change: 100,000 endpoints of one tenant would cost the clients of all others half a second
+each time; so many cost some milliseconds."""
 
 
 class Candidate(NamedTuple):
@@ -77,6 +84,19 @@ def choose(everybody: Sequence[Candidate], facts: NodeFacts) -> Choice:
         here=_usable(local),
         on_this_node=frozenset(target for target, _ in local if not facts.is_own(target.address)),
     )
+
+
+def subset(targets: Sequence[Target], node: str) -> tuple[Target, ...]:
+    """The `MOST` of these that a node uses, sorted.
+
+    Each node uses others, so that all of them have as many nodes; and where one comes or goes, at most one of a node's
+    others goes or comes."""
+    seed = node.encode()
+
+    def rank(target: Target) -> bytes:
+        return hashlib.blake2b(f"{target.address} {target.port}".encode(), digest_size=8, key=seed[:64]).digest()
+
+    return tuple(sorted(nsmallest(MOST, targets, key=rank)))
 
 
 def is_here(endpoint: Endpoint, facts: NodeFacts) -> bool:

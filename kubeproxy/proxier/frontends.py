@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kubeproxy.model import (
     NODE_PORTS,
     Address,
+    Claim,
     Destination,
     EndpointSlice,
     Family,
@@ -58,6 +59,7 @@ def _frontends(
         external -= balanced
     if not (internal or external):
         return
+    claims = _claims(service, port, family)
     choice = choose(candidates(slices, port, family), facts)
     nothing: frozenset[Destination] = frozenset()
     internal_local = service.internal_policy is TrafficPolicy.LOCAL
@@ -81,6 +83,8 @@ def _frontends(
             source_ranges=ranges if ranged else frozenset(),
             ranged=ranged if ranges else nothing,
             endpoints=endpoints,
+            claims={d: claim for d, claim in claims.items() if d in destinations or d in own},
+            created=service.created,
             preserve=_preserved(endpoints, scope, choice, facts),
             affinity_timeout_s=service.affinity_timeout_s,
             when_empty=Verdict.DROP if choice.anybody and not endpoints else Verdict.REFUSE,
@@ -91,6 +95,14 @@ def _destinations(addresses: Iterable[Address], port: ServicePort, family: Famil
     return frozenset(
         Destination(address, port.protocol, port.port) for address in addresses if family_of(address) is family
     )
+
+
+def _claims(service: Service, port: ServicePort, family: Family) -> dict[Destination, Claim]:
+    """How the Service comes by its addresses from outside. One that it has in several ways counts by the best."""
+    allocated = _destinations(service.cluster_ips, port, family)
+    claims = dict.fromkeys(_destinations(service.external_ips, port, family), Claim.EXTERNAL)
+    claims |= dict.fromkeys(_destinations(service.load_balancer_ips, port, family), Claim.LOAD_BALANCER)
+    return {destination: claim for destination, claim in claims.items() if destination not in allocated}
 
 
 def _node_port(service: Service, port: ServicePort, family: Family) -> frozenset[Destination]:

@@ -39,9 +39,10 @@ from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier.clock import Clock, LoopClock
 from kubeproxy.proxier.node import NOWHERE, NodeFacts
-from kubeproxy.proxier.node_ports import NodePortClaims
+from kubeproxy.proxier.node_ports import FindHolders, NodePortClaims
 from kubeproxy.proxier.observer import NoObserver, ProxierObserver
 from kubeproxy.proxier.port_allocator import PortRange, Ports
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
 from kubeproxy.proxier.snapshot import FrontendStatus, Snapshot, Summary
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.sync_schedule import Backoff, Periods, Schedule
@@ -82,14 +83,20 @@ class Proxier:
         families: Iterable[Family] = tuple(Family),
         protocols: Iterable[Protocol] = (Protocol.TCP, Protocol.UDP),
         facts: NodeFacts = NOWHERE,
+        restrictions: Restrictions = NO_RESTRICTIONS,
+        find_holders: FindHolders = lambda protocol, address, port: (),
         landing: Mapping[Family, Address] | None = None,
         bind: Mapping[Family, Address] | None = None,
         guard_sockets: bool = False,
         observer: ProxierObserver | None = None,
+        rival_lives: Callable[[], bool] = lambda: False,
+        on_rival: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`guard_sockets`: the data plane's listeners have IP_TRANSPARENT, and netfilter can tell (see `RuleSet`)."""
+        """`guard_sockets`: the data plane's listeners have IP_TRANSPARENT, and netfilter can tell (see `RuleSet`).
+        `rival_lives`: whether a younger proxy lives; `on_rival` is called when the rules lead to it instead of to us,
+        and they are left to it."""
         self._tracker = tracker
         self._data_plane = data_plane
         self._netfilter = netfilter
@@ -97,11 +104,12 @@ class Proxier:
         self._reconciled: RuleSet | None = None
         """The rules that the kernel's flows last agreed with; None: unknown."""
         ports = Ports(reserver, port_range)
-        claims = NodePortClaims(reserver, is_proxy_port=ports.holds)
+        claims = NodePortClaims(reserver, is_proxy_port=ports.holds, find_holders=find_holders)
         self._state = ProxierState(
             ports=ports, claims=claims, families=families, protocols=protocols, guard_sockets=guard_sockets
         )
         self._state.use_facts(facts)
+        self._state.use_restrictions(restrictions)
         self._state.use_addresses(landing or {}, bind or {})
         self._schedule = Schedule(periods, jitter)
         self._retry = Backoff(jitter)
@@ -115,6 +123,10 @@ class Proxier:
         self._wake = asyncio.Event()
         self._stopped = False
         self._held = False
+        self._rival_lives = rival_lives
+        self._on_rival = on_rival
+        self._suspicious = False
+        """Whether another process has changed our rules since we last looked at them."""
         self._tried = 0
         """The generation of the rules that netfilter was last asked for."""
         self._triggers: deque[str] = deque(maxlen=_TRIGGERS)
@@ -192,6 +204,12 @@ class Proxier:
                 self._schedule.doubt()
         self._wake.set()
 
+    async def leads_here(self) -> bool:
+        """Whether the kernel still has redirects of ours, for a successor that says that the rules are its own.
+        KernelError when it does not tell."""
+        async with self._turn:
+            return self._in_force is not None and (await self._netfilter.reach(self._in_force)).ours > 0
+
     def set_periods(self, periods: Periods) -> None:
         """Keep another pace from now on."""
         self._schedule.periods = periods
@@ -213,6 +231,11 @@ class Proxier:
         """This node is so now; what depends on it follows. (Where `preserve` comes to ask for more, clients whose
         endpoints are dialed before the kernel's transaction may have to wait for the next attempt.)"""
         self._state.use_facts(facts)
+        self._changed()
+
+    def set_restrictions(self, restrictions: Restrictions) -> None:
+        """Services may have so much from now on; what other processes were seen to have is looked at again."""
+        self._state.use_restrictions(restrictions)
         self._changed()
 
     def owner_of(self, service: ServiceName) -> str | None:
@@ -321,6 +344,8 @@ class Proxier:
         """Make netfilter follow, in one transaction; whether it did."""
         started_at = self._clock.now()
         full = full or self._schedule.full_due(started_at)
+        if (full or self._suspicious) and await self._has_lost_to_rival():
+            return False
         generation, ruleset = self._state.rules.generation, self._state.rules.ruleset()
         self._tried = generation
         self._schedule.started(started_at, full=full)
@@ -340,6 +365,25 @@ class Proxier:
             self._reconciled = None  # somebody had taken our rules away, and flows began without them
         await self._reconcile(ruleset)
         return True
+
+    async def _has_lost_to_rival(self) -> bool:
+        """Whether the rules lead to a younger proxy: the one of two that have to agree without speaking yields. To
+        write them again would only have the other do the same."""
+        if self._in_force is None:
+            return False
+        try:
+            lost = False
+            if self._rival_lives():
+                reach = await self._netfilter.reach(self._in_force)
+                lost = reach.others > reach.ours
+        except (KubeproxyError, OSError) as error:
+            log.warning("cannot see where the rules lead", reason=str(error))
+            return False
+        self._suspicious = False
+        if lost:
+            self._held = True
+            self._on_rival()
+        return lost
 
     async def _reconcile(self, ruleset: RuleSet) -> None:
         """Have the flows deleted that contradict the rules now in force. If that fails, the rules are in force all the
@@ -370,6 +414,7 @@ class Proxier:
         if self._held or self._stopped:
             return  # a successor has, or is about to
         log.warning("somebody else has changed our packet filter or routing rules; they are looked at, and put right")
+        self._suspicious = True
         self._schedule.suspect(self._clock.now())
         self._wake.set()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kubeproxy.model import Address, Destination, Family, Frontend, FrontendName, Scope, ServicePortName, Verdict
+from kubeproxy.model import Address, Claim, Destination, Family, Frontend, FrontendName, Scope, ServicePortName, Verdict
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from kubeproxy.proxier.node import NOWHERE, NodeFacts, Preserve
 
@@ -17,15 +17,31 @@ class Contest(NamedTuple):
 
     destination: Destination
     holder: FrontendName
-    others: tuple[FrontendName, ...]
-    """One frontend of each service port that does not get it."""
+    claim: Claim
+    """How the holder comes by it."""
+    others: Mapping[FrontendName, Claim]
+    """One frontend of each service port that does not get it, and how that one comes by it."""
 
 
-class _Claim(NamedTuple):
-    """Who asks for a destination: for everybody's packets, or for those of this node and of pods alone."""
+class _Place(NamedTuple):
+    """Where a claim stands among those to the same destination: the least has it.
+
+    Services without a creation time are those of manifests, which the operator of the node writes: they go before all
+    that have one, and among themselves the one that was known first stays first.
+    """
+
+    claim: Claim
+    created: int
+    service: tuple[str, str]
+    """Its namespace and name; empty without a creation time."""
+
+
+class _Claimant(NamedTuple):
+    """A frontend that claims a destination: for all packets, or for those of this node and of pods alone."""
 
     name: FrontendName
     own: bool
+    place: _Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +52,8 @@ class _Entry:
     own_destinations: frozenset[Destination]
     ranged: frozenset[Destination]
     source_ranges: frozenset[str]
+    claims: Mapping[Destination, Claim]
+    created: int
     proxy_port: ProxyPort
     verdict: Verdict | None
     """What becomes of its clients, if there is nobody to serve them."""
@@ -45,8 +63,9 @@ class _Entry:
 class Rules:
     """The rules in the making.
 
-    A destination that several service ports claim goes to the one that claimed it first, in whichever scope, and from
-    it to the next. `generation` grows with every change that the kernel has to learn of.
+    A destination that several service ports claim goes to the one with the least `_Place`, in whichever scope, and from
+    it to the next: so at a restart it is the same one as before. `generation` grows with every change that the kernel
+    has to learn of.
     """
 
     landing: Mapping[Family, Address] = field(default_factory=dict)
@@ -57,7 +76,7 @@ class Rules:
     _entries: dict[FrontendName, _Entry] = field(default_factory=dict)
     _external: set[FrontendName] = field(default_factory=set)
     _ever_transparent: bool = False
-    _claims: dict[Destination, tuple[_Claim, ...]] = field(default_factory=dict)
+    _claims: dict[Destination, tuple[_Claimant, ...]] = field(default_factory=dict)
     _contested: dict[Destination, None] = field(default_factory=dict)
     _redirects: dict[Destination, int] = field(default_factory=dict)
     _own_redirects: dict[Destination, int] = field(default_factory=dict)
@@ -73,6 +92,8 @@ class Rules:
             own_destinations=frontend.own_destinations,
             ranged=frontend.ranged,
             source_ranges=frontend.source_ranges,
+            claims=frontend.claims,
+            created=frontend.created,
             proxy_port=ProxyPort(frontend.protocol, port),
             verdict=None if frontend.endpoints else frontend.when_empty,
         )
@@ -80,8 +101,8 @@ class Rules:
         if entry == before:
             return
         self.generation += 1
-        asked = {destination: _Claim(name, own=False) for destination in sorted(entry.destinations)}
-        asked.update((destination, _Claim(name, own=True)) for destination in sorted(entry.own_destinations))
+        asked = {d: _Claimant(name, own=False, place=_place(frontend, d)) for d in sorted(entry.destinations)}
+        asked.update((d, _Claimant(name, own=True, place=_place(frontend, d))) for d in sorted(entry.own_destinations))
         if before is not None:
             self._forget(name, before, keep=asked.keys())
         self._entries[name] = entry
@@ -130,11 +151,13 @@ class Rules:
         """Destinations that several service ports claim."""
         found = []
         for destination in self._contested:
-            first: dict[ServicePortName, FrontendName] = {}
-            for claim in self._claims[destination]:
-                first.setdefault(claim.name.service_port, claim.name)
+            first: dict[ServicePortName, _Claimant] = {}
+            for claimant in self._claims[destination]:
+                first.setdefault(claimant.name.service_port, claimant)
             holder, *others = first.values()
-            found.append(Contest(destination, holder, tuple(others)))
+            found.append(
+                Contest(destination, holder.name, holder.place.claim, {it.name: it.place.claim for it in others})
+            )
         return found
 
     def ruleset(self) -> RuleSet:
@@ -171,9 +194,10 @@ class Rules:
         for destination in (entry.destinations | entry.own_destinations) - keep:
             self._settle(destination, tuple(claim for claim in self._claims[destination] if claim.name != name))
 
-    def _settle(self, destination: Destination, claims: tuple[_Claim, ...]) -> None:
-        """Of the service port that claimed a destination first, the first frontend for everybody gets it, and the first
-        for our own packets gets those."""
+    def _settle(self, destination: Destination, claims: tuple[_Claimant, ...]) -> None:
+        """Of the service port that has a destination, the first frontend for all packets gets it, and the first for
+        this node's own gets those."""
+        claims = tuple(sorted(claims, key=_place_of))
         if claims:
             self._claims[destination] = claims
         else:
@@ -196,3 +220,16 @@ class Rules:
             self._contested[destination] = None
         else:
             self._contested.pop(destination, None)
+
+
+def _place(frontend: Frontend, destination: Destination) -> _Place:
+    service = frontend.name.service_port
+    return _Place(
+        frontend.claims.get(destination, Claim.ALLOCATED),
+        frontend.created,
+        (service.namespace, service.name) if frontend.created else ("", ""),
+    )
+
+
+def _place_of(claimant: _Claimant) -> _Place:
+    return claimant.place

@@ -17,6 +17,7 @@ from kubeproxy.dataplane.messages import Listen, Message, Retire
 from kubeproxy.model import (
     NODE_PORTS,
     Address,
+    Claim,
     Destination,
     Endpoint,
     Family,
@@ -28,12 +29,14 @@ from kubeproxy.model import (
     Target,
     family_of,
 )
-from kubeproxy.proxier.endpoint_selection import candidates
+from kubeproxy.proxier.endpoint_selection import MOST, candidates, subset
 from kubeproxy.proxier.frontends import barred, health, resolve
-from kubeproxy.proxier.node import NOWHERE, NodeFacts, Preserve
+from kubeproxy.proxier.loops import Loops
+from kubeproxy.proxier.node import NOWHERE, NodeFacts
 from kubeproxy.proxier.node_ports import NodePortClaims
 from kubeproxy.proxier.plan import ListenerState, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.port_allocator import NoPort, Ports
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Admitted, Restrictions, admit
 from kubeproxy.proxier.ruleset_builder import Rules
 from kubeproxy.proxier.tracker import Change, View
 
@@ -71,16 +74,20 @@ class ProxierState:
         self.claims = claims
         self.rules = Rules(guard_sockets=guard_sockets)
         self.wanted: dict[FrontendName, Frontend] = {}
-        """Without what their claims were denied."""
+        """Without what their claims were denied, and without endpoints that lead back to this proxy."""
         self.listeners: dict[FrontendName, ListenerState] = {}
         self.owners: dict[ServiceName, str] = {}
         self.health: dict[ServiceName, tuple[int, int]] = {}
         """Health check node ports, and how many ready endpoints this node has."""
         self.faults: dict[FrontendName, str] = {}
         """Frontends whose last move failed, and why. They are left alone until `retry`."""
+        self._loops = Loops(is_proxy_port=ports.holds)
+        self._left_out: dict[FrontendName, dict[Target, str]] = {}
+        """Endpoints that lead back to this proxy, and what they are."""
         self._families = frozenset(families)
         self._protocols = frozenset(protocols)
         self._facts = NOWHERE
+        self._restrictions = NO_RESTRICTIONS
         self._views: dict[ServiceName, View] = {}
         self._stale: dict[ServiceName, None] = {}
         """To be resolved again, because facts changed that they depend on."""
@@ -105,12 +112,19 @@ class ProxierState:
     @property
     def settled(self) -> bool:
         """Whether everything absorbed is in effect, but for the faults."""
-        return not (self._stale or self._unsettled or self._in_flight or self._waiting or self.rules_pending)
+        return not (
+            self._stale
+            or self._unsettled
+            or self._in_flight
+            or self._waiting
+            or self._loops.overtaken
+            or self.rules_pending
+        )
 
     @property
     def denied(self) -> set[FrontendName | Destination]:
-        """What could not be had: frontends without a listener or untold, and ports that others use."""
-        return {*self.faults, *self.claims.faults}
+        """What failed and is tried again: frontends without a listener or untold, and ports that others use."""
+        return {*self.faults, *self.claims.awaited}
 
     def service(self, name: ServiceName) -> Service | None:
         """A Service as its owner has it."""
@@ -118,13 +132,18 @@ class ProxierState:
         return None if view is None else view.service
 
     def candidates(self, name: FrontendName) -> dict[Target, Endpoint]:
-        """Everybody who listens for a frontend's service port in its family, whether chosen or not."""
+        """The endpoints of a frontend's service port in its family, whether chosen or not, without those that are
+        withheld (see `restrictions`), which no condition would bring back."""
         view = self._views.get(name.service_port.service)
         ports = () if view is None or view.service is None else view.service.ports
         port = next((port for port in ports if port.name == name.service_port.port), None)
         if view is None or port is None:
             return {}
-        return {it.target: it.endpoint for it in candidates(view.slices, port, name.family)}
+        slices = self._admit(view.service, view).slices if view.service is not None else ()
+        return {it.target: it.endpoint for it in candidates(slices, port, name.family)}
+
+    def _admit(self, service: Service, view: View) -> Admitted:
+        return admit(service, view.slices, source=view.owner, restrictions=self._restrictions, facts=self._facts)
 
     # What is wanted.
 
@@ -141,8 +160,15 @@ class ProxierState:
         """This node is so now. Services that depend on what is new are resolved again by `refresh`."""
         before, self._facts = self._facts, facts
         self.rules.use_facts(facts)
+        self._loops.use_facts(facts)
         affected = [name for name, view in self._views.items() if _depends(view, before, facts)]
         self._stale.update(dict.fromkeys(affected))
+
+    def use_restrictions(self, restrictions: Restrictions) -> None:
+        """Services may have so much from now on. All are resolved again by `refresh`."""
+        self._restrictions = restrictions
+        self._stale.update(dict.fromkeys(self._views))
+        self._grant(sorted(name for name in self.claims.use(restrictions) if name in self._asked))
 
     def refresh(self, limit: int) -> int:
         """Resolve up to `limit` Services again that the facts have overtaken; how many."""
@@ -153,15 +179,32 @@ class ProxierState:
 
     def _resolve(self, name: ServiceName, view: View) -> None:
         self._stale.pop(name, None)
-        service = view.service
-        frontends = () if service is None else resolve(service, view.slices, self._facts)
+        service, slices, remarks = view.service, view.slices, list[str]()
+        if service is not None:
+            service, slices, withheld = self._admit(service, view)
+            remarks += [*withheld, *self._unserved(service)]
+        frontends = () if service is None else resolve(service, slices, self._facts)
         served = tuple(f for f in frontends if f.protocol in self._protocols and f.name.family in self._families)
+        many = [frontend for frontend in served if len(frontend.endpoints) > MOST]
+        if many:
+            served = tuple(self._thinned(frontend) if frontend in many else frontend for frontend in served)
         self._want(name, served, set() if service is None else self._ports_of_ours(service))
-        remarks = [] if service is None else list(self._unserved(service))
         remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
+        remarks += [
+            f"{frontend.name}: this node uses {MOST} of its {len(frontend.endpoints)} endpoints" for frontend in many
+        ]
         _set_or_drop(self._remarks, name, tuple(remarks))
         _set_or_drop(self.owners, name, view.owner)
-        _set_or_drop(self.health, name, None if service is None else health(service, view.slices, self._facts))
+        before, _ = self.health.get(name, (0, 0))
+        _set_or_drop(self.health, name, None if service is None else health(service, slices, self._facts))
+        if self.health.get(name, (0, 0))[0] != before:
+            ports = {port: it for it, (port, _) in self.health.items()}
+            self._grant(sorted(name for name in self.claims.reserve_for_health(ports) if name in self._asked))
+
+    def _thinned(self, frontend: Frontend) -> Frontend:
+        """A frontend with as many endpoints as one may have here."""
+        endpoints = subset(frontend.endpoints, self._facts.name)
+        return replace(frontend, endpoints=endpoints, preserve=frontend.preserve.intersection(endpoints))
 
     def _unserved(self, service: Service) -> Iterator[str]:
         for port in service.ports:
@@ -189,18 +232,24 @@ class ProxierState:
         granted: set[FrontendName] = set()
         for name in self._frontends_of.get(service, ()):
             if name not in names:
-                del self._asked[name], self.wanted[name]
+                asked, wanted = self._asked.pop(name), self.wanted.pop(name)
+                self._left_out.pop(name, None)
+                self._loops.endpoints_changed(name, asked.endpoints, ())
+                self._loops.destinations_changed(_allocated(wanted), frozenset())
                 self._unsettled[name] = None
                 granted |= self.claims.want(name, frozenset())
         for frontend in frontends:
+            before = self._asked.get(frontend.name)
+            self._loops.endpoints_changed(frontend.name, before.endpoints if before else (), frontend.endpoints)
             self._asked[frontend.name] = frontend
-            destinations = frontend.destinations | frontend.own_destinations
-            granted |= self.claims.want(frontend.name, frozenset(d for d in destinations if d.address in claimed))
+            claims = frozenset(d for d in _takes(frontend) if d.address in claimed)
+            external = {d for d in claims if frontend.claims.get(d) is Claim.EXTERNAL}
+            granted |= self.claims.want(frontend.name, claims, external=external)
         _set_or_drop(self._frontends_of, service, names)
         self._grant((*names, *sorted(name for name in granted if name in self._asked and name not in names)))
 
     def _grant(self, names: Iterable[FrontendName]) -> None:
-        """Of what these asked for they get what others have not taken."""
+        """Of what these asked for they get what others have not taken, and no endpoints that lead back here."""
         for name in names:
             asked, denied = self._asked[name], self.claims.denied(name)
             frontend = asked
@@ -211,9 +260,35 @@ class ProxierState:
                     own_destinations=asked.own_destinations - denied,
                     ranged=asked.ranged - denied,
                 )
-            if self.wanted.get(name) != frontend:
-                self.wanted[name] = frontend
-                self._unsettled[name] = None
+            before = self.wanted.get(name)
+            self._loops.destinations_changed(_allocated(before) if before else frozenset(), _allocated(frontend))
+            self._put(name, frontend)
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Look again at the frontends some of whose endpoints lead back here, or no more."""
+        overtaken = self._loops.overtaken
+        while overtaken:
+            name = next(iter(overtaken))
+            del overtaken[name]
+            if name in self.wanted:
+                asked = self._asked[name]
+                self._put(name, replace(self.wanted[name], endpoints=asked.endpoints, preserve=asked.preserve))
+
+    def _put(self, name: FrontendName, frontend: Frontend) -> None:
+        """This is wanted, but for the endpoints that lead back here."""
+        if looping := self._loops.leading_back(frontend):
+            self._left_out[name] = looping
+            frontend = replace(
+                frontend,
+                endpoints=tuple(target for target in frontend.endpoints if target not in looping),
+                preserve=frontend.preserve.difference(looping),
+            )
+        else:
+            self._left_out.pop(name, None)
+        if self.wanted.get(name) != frontend:
+            self.wanted[name] = frontend
+            self._unsettled[name] = None
 
     def use_addresses(self, landing: Mapping[Family, Address], bind: Mapping[Family, Address]) -> None:
         """Where the rules lead to, and where listeners listen; one that listens elsewhere is opened anew."""
@@ -235,6 +310,7 @@ class ProxierState:
         """
         self._unsettled.update(dict.fromkeys(self._in_flight))
         self._in_flight = ()
+        self._leave_out()
         while self._unsettled:
             step = self._step_of(list(islice(self._unsettled, limit)))
             if step.messages:
@@ -285,11 +361,14 @@ class ProxierState:
             self._portless[name] = None
             return False
         self.listeners[name] = ListenerState(frontend.protocol, address, reservation)
+        self._loops.proxy_port_changed(frontend.protocol, reservation.port)
         return True
 
     def _drop(self, name: FrontendName) -> None:
         listener = self.listeners.pop(name)
+        port = listener.reservation.port
         self.ports.release(listener.protocol, listener.reservation)
+        self._loops.proxy_port_changed(listener.protocol, port)
         self._unsettled.update(self._portless)
 
     # What came of it.
@@ -336,13 +415,18 @@ class ProxierState:
         for name, fault in self.faults.items():
             service = name.service_port.service
             found[service] = (*found.get(service, ()), f"{name}: {fault}")
-        for destination, fault in self.claims.faults.items():
+        for name, looping in self._left_out.items():
+            service = name.service_port.service
+            found[service] = (*found.get(service, ()), f"{name}: {_looping(looping)}")
+        for destination, fault in (*self.claims.faults.items(), *self.claims.notes.items()):
             for service in sorted({name.service_port.service for name in self.claims.users(destination)}):
                 found[service] = (*found.get(service, ()), fault)
-        for destination, holder, others in self.rules.contests():
-            for name in others:
+        for destination, holder, claim, others in self.rules.contests():
+            for name, lesser in others.items():
                 service = name.service_port.service
-                found[service] = (*found.get(service, ()), f"{name}: {_words(destination)} belongs to {holder}")
+                reason = _REASONS[claim] if claim < lesser else "which comes first"
+                fault = f"{name}: {_words(destination)} belongs to {holder}, {reason}"
+                found[service] = (*found.get(service, ()), fault)
         return found
 
 
@@ -355,7 +439,38 @@ def _depends(view: View, before: NodeFacts, now: NodeFacts) -> bool:
         return False
     if not moved.isdisjoint(view.service.external_ips + view.service.load_balancer_ips):
         return True
-    return now.preserve is not Preserve.NEVER and any(e.address in moved for s in view.slices for e in s.endpoints)
+    return any(e.address in moved for s in view.slices for e in s.endpoints)
+
+
+_REASONS = {
+    Claim.ALLOCATED: "to which it is allocated",
+    Claim.LOAD_BALANCER: "whose load balancer address it is",
+}
+"""Why a destination belongs to its holder and not to a Service that comes by it in a lesser way."""
+
+
+def _allocated(frontend: Frontend) -> frozenset[Destination]:
+    """The destinations that the cluster allocated: cluster IPs and node ports.
+
+    An external address may name another tenant's pod, whose endpoint must stay. A dial to one is marked,
+    so this node does not redirect it, and the hop limit ends a loop over several nodes."""
+    taken = _takes(frontend)
+    if not frontend.claims:
+        return taken
+    return frozenset(d for d in taken if frontend.claims.get(d, Claim.ALLOCATED) is Claim.ALLOCATED)
+
+
+def _takes(frontend: Frontend) -> frozenset[Destination]:
+    """Everything that a frontend takes, from anywhere."""
+    if not frontend.own_destinations:
+        return frontend.destinations
+    return frontend.destinations | frontend.own_destinations
+
+
+def _looping(endpoints: Mapping[Target, str]) -> str:
+    (target, what), more = next(iter(endpoints.items())), len(endpoints) - 1
+    others = f", as do {more} more" if more else ""
+    return f"endpoint {target} is left out: it is {what}, so it leads back to this proxy{others}"
 
 
 def _words(destination: Destination) -> str:

@@ -7,6 +7,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+QUICK_ROUNDS = 4
+"""Transactions that need not wait for one another after a time of rest. A new Service is two to four changes some
+milliseconds apart: the Service, a slice of each family, and its first ready endpoint. kube-proxy had a burst
+of two, and its newer versions have none."""
 RETRY_FIRST_S = 0.5
 RETRY_LIMIT_S = 30.0
 LOOK_LIMIT_S = 2.0
@@ -21,7 +25,7 @@ class Periods:
     """How often netfilter is spoken to; the defaults are kube-proxy's."""
 
     min_sync_s: float = 1.0
-    """The least time from the end of one transaction to the start of the next."""
+    """The time from the end of one transaction to the start of the next, on average of more than QUICK_ROUNDS."""
     sync_s: float = 30.0
     """The most time from one full sync, that looks at what the kernel really has, to the next."""
 
@@ -50,15 +54,19 @@ class Backoff:
 
 
 class Schedule:
-    """The pace of netfilter transactions: the first change at once, later ones `min_sync_s` apart, a full sync every
-    `sync_s`, retries with backoff. What comes after a failure does not wait for the backoff, because it may be the
-    cure: a change waits for `min_sync_s` like any other, and what somebody else has done is looked at just as soon."""
+    """The pace of netfilter transactions: QUICK_ROUNDS at once, later ones `min_sync_s` apart, a full sync every
+    `sync_s`, retries with backoff. Each `min_sync_s` without a transaction allows for one more at once. What
+    comes after a failure does not wait for the backoff, because it may be the cure: a change waits like any other, and
+    a change of our rules by another process is looked at just as soon."""
 
     def __init__(self, periods: Periods, jitter: Callable[[], float]) -> None:
         self.periods = periods
         self._backoff = Backoff(jitter)
         self._ended_at = -math.inf
         self._full_at = -math.inf
+        self._debt = 0.0
+        """Transactions as of `_ended_at`, less those that the time since each allowed for; at most QUICK_ROUNDS, so
+        that retries and looks at the kernel, which do not wait, make no change wait longer than `min_sync_s`."""
         self._certain = False
         """Whether the last transaction ended, and ended well: else nobody knows what the kernel has."""
         self._suspect_at = math.inf
@@ -75,7 +83,7 @@ class Schedule:
         been asked to."""
         due = [self._suspect_at, self._backoff.retry_at if self.failures else self._full_at + self.periods.sync_s]
         if new or ((pending or not self._certain) and not self.failures):
-            due.append(self._ended_at + self.periods.min_sync_s)
+            due.append(self._ended_at + max(0.0, self._debt + 1 - QUICK_ROUNDS) * self.periods.min_sync_s)
         return min(due)
 
     def full_due(self, now: float) -> bool:
@@ -106,11 +114,17 @@ class Schedule:
         """The kernel is as it should be."""
         self._backoff.reset()
         self._certain = True
-        self._ended_at = now
+        self._ended(now)
         if full:
             self._full_at = now
 
     def failed(self, now: float) -> None:
         """The kernel said no."""
         self._backoff.failed(now)
+        self._ended(now)
+
+    def _ended(self, now: float) -> None:
+        period_s = self.periods.min_sync_s
+        allowed = (now - self._ended_at) / period_s if period_s else math.inf
+        self._debt = min(max(0.0, self._debt - allowed) + 1, QUICK_ROUNDS)
         self._ended_at = now

@@ -3,10 +3,10 @@
     python -m tests.netfilter.driver ADAPTER
 
 Reads one JSON request per line and answers each with one line: ``{"do": "apply", "rules": {…}, "verify": bool}``,
-``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "why_not_transparent"}``,
-``{"do": "why_not_guarding_sockets"}``, ``{"do": "watch"}`` and then ``{"do": "foreign", "within_s": seconds}`` (whether
-somebody else has changed our rules), ``{"do": "disarm", "for_s": seconds}``, ``{"do": "cleanup_all", "keep": …}``,
-``{"do": "select", "order": […]}``.
+``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "reach", "rules": …}``,
+``{"do": "why_not_transparent"}``, ``{"do": "why_not_guarding_sockets"}``, ``{"do": "watch"}`` and then
+``{"do": "foreign", "within_s": seconds}`` (whether somebody else has changed our rules),
+``{"do": "disarm", "for_s": seconds}``, ``{"do": "cleanup_all", "keep": …}``, ``{"do": "select", "order": […]}``.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ async def answer(netfilter: Netfilter, request: dict[str, Any], foreign: asyncio
             return await netfilter.pause(request["for_s"])
         case "why_not_guarding_sockets":
             return await netfilter.why_not_guarding_sockets()
+        case "reach":
+            return list(await netfilter.reach(from_json(request["rules"])))
         case "cleanup":
             return await netfilter.cleanup()
         case "disarm":

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kubeproxy.proxier.sync_schedule import RETRY_JITTER, RETRY_LIMIT_S, Backoff, Periods, Schedule
+from kubeproxy.proxier.sync_schedule import QUICK_ROUNDS, RETRY_JITTER, RETRY_LIMIT_S, Backoff, Periods, Schedule
 
 
 def even() -> float:
@@ -54,7 +54,56 @@ class TestSchedule:
 
     @pytest.mark.parametrize(("pending", "expected"), [(True, 101.0), (False, 130.0)])
     def test_changes_are_apart_and_full_syncs_regular(self, pending: bool, expected: float) -> None:
-        assert self.schedule().next_at(pending=pending, new=pending) == expected
+        schedule = self.schedule()
+        for _ in range(QUICK_ROUNDS - 1):
+            schedule.succeeded(100.0, full=True)
+        assert schedule.next_at(pending=pending, new=pending) == expected
+
+    def test_a_few_rounds_are_quick_and_come_back_one_by_one(self) -> None:
+        """Point 10: a new Service and its endpoints are some changes, milliseconds apart."""
+        schedule, now = self.schedule(), 120.0
+        for _ in range(QUICK_ROUNDS):
+            assert schedule.next_at(pending=True, new=True) <= now
+            schedule.succeeded(now, full=False)
+        assert schedule.next_at(pending=True, new=True) == now + 1.0
+        now += 2.5
+        for _ in range(2):
+            assert schedule.next_at(pending=True, new=True) <= now
+            schedule.succeeded(now, full=False)
+        assert schedule.next_at(pending=True, new=True) == now + 0.5
+        now += 5.0
+        for _ in range(QUICK_ROUNDS):
+            assert schedule.next_at(pending=True, new=True) <= now
+            schedule.succeeded(now, full=False)
+        assert schedule.next_at(pending=True, new=True) == now + 1.0
+
+    @pytest.mark.parametrize("every_s", [0.001, 0.3, 0.999])
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_storm_is_limited_to_the_period_on_average(self, every_s: float, fails: bool) -> None:
+        schedule, rounds, now = self.schedule(at=0.0), 0, 0.0
+        schedule.periods = Periods(sync_s=1e9)
+        while now < 60.0:
+            if schedule.next_at(pending=True, new=True) <= now:
+                schedule.started(now, full=False)
+                schedule.failed(now) if fails else schedule.succeeded(now, full=False)
+                rounds += 1
+            now += every_s
+        assert 60 <= rounds <= 60 + QUICK_ROUNDS
+
+    def test_what_is_slow_does_not_make_the_next_quick(self) -> None:
+        schedule, now, ended = self.schedule(at=0.0), 0.0, 0
+        while now < 100.0:
+            now = max(now, schedule.next_at(pending=True, new=True)) + 3.0  # a transaction of three seconds
+            schedule.succeeded(now, full=False)
+            ended += 1
+        assert 25 <= ended <= 34
+
+    def test_a_shorter_period_counts_at_once(self) -> None:
+        schedule = self.schedule()
+        for _ in range(20):
+            schedule.succeeded(100.0, full=False)
+        schedule.periods = Periods(min_sync_s=0.01)
+        assert schedule.next_at(pending=True, new=True) == 100.01
 
     def test_only_a_full_sync_counts_as_one(self) -> None:
         schedule = self.schedule()

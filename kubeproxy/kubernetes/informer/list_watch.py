@@ -17,6 +17,8 @@ from kubeproxy.kubernetes.client.errors import (
     Unreachable,
 )
 
+MAX_BREAKS = 2
+"""Lists in a row whose answer began and did not end, before pages are asked for, and shorter ones each time."""
 MAX_REFUSALS = 3
 """Watches that the server refused in a row (not: that did not reach it) before there is a new list."""
 
@@ -45,7 +47,9 @@ class Pace:
     list_s: float = 300.0
     """A list with all its pages."""
     page: int = 500
-    """Objects per page (client-go's)."""
+    """Objects per page at most (client-go's)."""
+    refill_s: float = 60.0
+    """A list for the sake of objects that had been left out comes this long after the one before."""
     slice_s: float = 0.001
     """How long objects and events are handled before others in the event loop get their turn."""
 
@@ -60,6 +64,8 @@ class ListWatchPolicy:
         self._from_storage = False
         self._refusals = 0
         self._patience_s = pace.patience_s[0]
+        self._page = pace.page
+        self._breaks = 0
         self.version = ""
         """The resourceVersion seen last; a watch goes on behind it. Empty before the first list."""
         self.must_list = True
@@ -77,14 +83,14 @@ class ListWatchPolicy:
         second would mean exactly that version, soon a 410). Where the cache fails, storage is asked, page by page.
         """
         if self._from_storage:
-            return {"limit": str(self._pace.page)}
+            return {"limit": str(self._page)}
         if not self.version:
             return {"resourceVersion": "0", "limit": str(self._pace.page)}
         return {"resourceVersion": self.version}
 
     def next_page_query(self, token: str) -> dict[str, str]:
         """How to ask for the page after the one that carried `token`."""
-        return {"limit": str(self._pace.page), "continue": token}
+        return {"limit": str(self._page), "continue": token}
 
     def probe_query(self) -> dict[str, str]:
         """How to ask, when `doubtful`, whether the server knows `version`: by one object from its cache. A server that
@@ -116,7 +122,18 @@ class ListWatchPolicy:
         self.version = version
         self.must_list = False
         self.doubtful = False
-        self._from_storage = False
+        self._breaks = 0
+        # Pages that had to be short grow from list to list, until the cache is asked for all at once again.
+        self._from_storage = self._page < self._pace.page
+        self._page = min(2 * self._page, self._pace.page)
+
+    def list_broke(self) -> None:
+        """An answer began, and did not end: it was cut off, or took too long. Once may be the server's end; again, and
+        it is too long for this server, this network or this node."""
+        self._breaks += 1
+        if self._breaks >= MAX_BREAKS:
+            self._page = max(1, self._page // 2) if self._from_storage else self._page
+            self._from_storage = True
 
     def seen(self, version: str) -> None:
         """An event or bookmark of that version arrived. `Garbage` when it is older than what was seen before: then it

@@ -47,7 +47,7 @@ from kubeproxy.netfilter.iptables.chains import (
 from kubeproxy.netfilter.iptables.entry import Entry
 from kubeproxy.netfilter.iptables.lock import xtables_lock
 from kubeproxy.netfilter.iptables.table_info import extent_of
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 log = structlog.get_logger(__name__)
 
@@ -96,6 +96,11 @@ class Iptables:
         """See `Netfilter.apply`. All or nothing holds by table; the tables change in an order in which no client is
         ever redirected to a port that is not yet, or not any more, guarded."""
         return await self._in_thread(self._apply, wanted, verify)
+
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        families = [family for family in Family if _exists(family, NAT)]
+        return await self._in_thread(self._reach, families, ours) if families else Reach(0, 0)
 
     async def pause(self, for_s: float = GAP_S) -> bool:
         """See `Netfilter.pause`. The drops come in a commit of table mangle, before the redirects go."""
@@ -173,6 +178,18 @@ class Iptables:
         with xtables_lock(self._lock_wait_s):
             if self._move(Family.IPV4, FILTER, lambda have: {**probe, **have}):
                 self._move(Family.IPV4, FILTER, lambda have: {it: have[it] for it in have if it not in probe})
+
+    def _reach(self, families: Iterable[Family], ours: RuleSet) -> Reach:
+        mine = others = 0
+        for family in families:
+            table = _open(family, NAT)
+            try:
+                have, _ = _read(table, family, NAT)
+            finally:
+                table.close()
+            found = iptables_chains.reach(have, ours, family)
+            mine, others = mine + found.ours, others + found.others
+        return Reach(mine, others)
 
     def _pause(self, families: Iterable[Family], for_s: float) -> bool:
         self._believed.clear()

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, family_of
+from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, family_of
 from kubeproxy.netfilter.cidr import disjoint, is_loopback, of_family
 from kubeproxy.netfilter.iptables import entry as iptables_entry
 from kubeproxy.netfilter.iptables.entry import Entry
-from kubeproxy.netfilter.routing.rules import MARK
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.netfilter.ruleset import ProxyPort, Reach, RuleSet
 
 NAT, FILTER, MANGLE = "nat", "filter", "mangle"
 
@@ -146,16 +145,20 @@ def _nat(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
         items = {key: (port, admitted.get(key, _ANYBODY)) for key, port in redirects.items()}
         return workshop.make(family, chain, items, portal, to=to)
 
-    def jumps(chain: str, comment: str, *, sources: Iterable[str | None] = _ANYBODY) -> list[Entry]:
-        match = iptables_entry.match_comment(comment)
-        return [iptables_entry.rule(family, iptables_entry.jump(chain), match, source=source) for source in sources]
+    def jumps(chain: str, comment: str, *matches: bytes, sources: Iterable[str | None] = _ANYBODY) -> list[Entry]:
+        all_matches = (*matches, iptables_entry.match_comment(comment))
+        return [
+            iptables_entry.rule(family, iptables_entry.jump(chain), *all_matches, source=source) for source in sources
+        ]
 
     def on(addresses: Iterable[Address], chain: str) -> Rules:
         return frozenset(
             iptables_entry.rule(family, iptables_entry.jump(chain), destination=address) for address in addresses
         )
 
-    prerouting, output = jumps(PORTALS_CONTAINER, _PORTALS_COMMENT), jumps(PORTALS_HOST, _PORTALS_COMMENT)
+    # Whatever the chains say: a dial of the proxy that came back to it would be dialed for again.
+    not_ours = iptables_entry.match_unmarked(MARK)
+    prerouting, output = jumps(PORTALS_CONTAINER, _PORTALS_COMMENT), jumps(PORTALS_HOST, _PORTALS_COMMENT, not_ours)
     chains = {
         PORTALS_CONTAINER: portals(PORTALS_CONTAINER, exact, landing),
         PORTALS_HOST: portals(PORTALS_HOST, {**exact, **own_exact}, bind),
@@ -172,7 +175,7 @@ def _nat(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
         chains[NODEPORT_CONTAINER] = on(outside, PORTS_CONTAINER)
         chains[PORTS_CONTAINER] = portals(PORTS_CONTAINER, on_node, landing)
     if (on_node or own_on_node) and addresses:
-        output += jumps(NODEPORT_HOST, _NODEPORTS_COMMENT)
+        output += jumps(NODEPORT_HOST, _NODEPORTS_COMMENT, not_ours)
         chains[NODEPORT_HOST] = on(addresses, PORTS_HOST)
         chains[PORTS_HOST] = portals(PORTS_HOST, {**on_node, **own_on_node}, bind)
     return {"PREROUTING": tuple(prerouting), "OUTPUT": tuple(output), **chains}
@@ -304,6 +307,18 @@ def gap(nat: Chains, family: Family, *, until: int) -> Chains:
         iptables_entry.match_comment(_GAP_COMMENT),
     )
     return {"PREROUTING": (jump,), "OUTPUT": (jump,), PROXY_GAP: exact | to_ports, PROXY_GAP_PORTS: on_node}
+
+
+def reach(nat: Chains, ours: RuleSet, family: Family) -> Reach:
+    """How many of the redirects in table nat are those of a rule set, and how many lead elsewhere."""
+    wanted = chains_of(ours, family)[NAT]
+    mine = others = 0
+    for name in (PORTALS_CONTAINER, PORTALS_HOST, PORTALS_INTERNAL, PORTS_CONTAINER, PORTS_HOST, PORTS_INTERNAL):
+        same = frozenset(wanted.get(name, ()))
+        for entry in nat.get(name, ()):
+            if iptables_entry.target_of(family, entry) in ("DNAT", "REDIRECT"):
+                mine, others = (mine + 1, others) if entry in same else (mine, others + 1)
+    return Reach(mine, others)
 
 
 def without_gap(mangle: Chains, family: Family) -> Chains:

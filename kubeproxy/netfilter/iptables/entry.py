@@ -70,6 +70,11 @@ def match_until(time: int) -> bytes:
     return _element("time", struct.pack("=IIIIIBB", 0, time, 0, last_second, every_monthday, every_weekday, 0))
 
 
+def match_unmarked(bit: int) -> bytes:
+    """``-m mark ! --mark`` (xt_mark.h, xt_mark_mtinfo1): a packet without this bit in its mark."""
+    return _element("mark", struct.pack("=IIB3x", bit, bit, 1), revision=1)
+
+
 def jump(chain: str) -> bytes:
     """``-j`` to a chain of this table, ``DROP`` or ``RETURN``."""
     return _element(chain, bytes(4))

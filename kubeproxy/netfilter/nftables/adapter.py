@@ -14,7 +14,7 @@ from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.nftables import table
 from kubeproxy.netfilter.nftables.table import TABLE, Table
 from kubeproxy.netfilter.nftables.watch import TableWatch
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 from kubeproxy.netfilter.subprocess import CommandFailed, run
 
 log = structlog.get_logger(__name__)
@@ -87,6 +87,11 @@ class Nftables:
             self._notice()
             return bool(steps)
         raise AssertionError("unreachable")
+
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        have = await self._read()
+        return Reach(0, 0) if have is None else table.reach(have, ours)
 
     async def pause(self, for_s: float = GAP_S) -> bool:
         """See `Netfilter.pause`."""

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
+from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, Protocol, family_of
 from kubeproxy.netfilter.cidr import disjoint, of_family
-from kubeproxy.netfilter.routing.rules import MARK
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 TABLE = "inet kubeproxy"
 
@@ -221,6 +220,11 @@ def _first_packets(family: Family, to: str | None, *, from_this_host: bool) -> I
         f"{address} @restricted{number} {address} . {ip} saddr != @admitted{number} drop",
         f"{who}, from ranges that are not admitted",
     )
+    if from_this_host:
+        # Whatever the maps say: a dial that came back to us would be dialed for again.
+        yield Rule(
+            f"meta nfproto ipv{number} meta mark & {MARK:#x} == {MARK:#x} return", f"{family} dials of the proxy"
+        )
     yield rule("own_redirects", address, own, f", {others}own way")
     yield rule("redirects", address, "", "")
     yield rule("own_node_ports", port, own + on_node, f", {others}own way to node ports")
@@ -267,6 +271,19 @@ def difference(have: Table | None, wanted: RuleSet) -> list[str]:
     if have.gap:
         removals.append(_flush(_GAPS))
     return steps + removals
+
+
+def reach(have: Table, ours: RuleSet) -> Reach:
+    """How many of the table's redirects are those of a rule set, and how many lead elsewhere. The address that they
+    lead to stands in the rules, and the port in the elements."""
+    wanted = Table.of(ours)
+    same = all(have.chains.get(chain) == wanted.chains[chain] for chain in ("prerouting", "output"))
+    redirects = [
+        (mine.get(key) == port) and same
+        for found, mine in ((have.redirects, ours.redirects), (have.own_redirects, ours.own_redirects))
+        for key, port in found.items()
+    ]
+    return Reach(sum(redirects), len(redirects) - sum(redirects))
 
 
 def gap(have: Table, *, for_s: float) -> list[str]:

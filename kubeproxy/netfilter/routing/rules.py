@@ -20,13 +20,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kubeproxy.model import Family
+from kubeproxy.model import MARK, Family
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.netlink.messages import attributes, dump, encode, notifications, open_netlink, order
-
-MARK = 0x1000
-"""The one bit of a packet's mark that we use: neither kube-proxy's (0x4000, 0x8000) nor one of those that Calico
-(0xffff0000), Cilium (0x0f00), the hostport plugin (0x2000), Tailscale (0xff0000) or Istio (0x0539, 0x0fff) use."""
 
 TABLE = 27504
 """Our routing table: "kp" in ASCII."""

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.dataplane.sockets.client_address import IP_TRANSPARENT, IPV6_TRANSPARENT
-from kubeproxy.model import Family, Protocol
-from kubeproxy.netfilter.routing import rules as routing_rules
+from kubeproxy.model import MARK, Family, Protocol
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.netfilter.routing.test_client_address import BOTH, expect_client_seen, listening, service, strict
 from tests.netfilter.stage import (
@@ -154,8 +153,8 @@ COUNTERS = f"""
 table inet counted {{
   chain input {{
     type filter hook input priority 10;
-    iifname "pod0" meta l4proto {{ tcp, udp }} meta mark & {routing_rules.MARK:#x} != 0 counter
-    iifname != "pod0" meta l4proto {{ tcp, udp }} meta mark & {routing_rules.MARK:#x} != 0 counter
+    iifname "pod0" meta l4proto {{ tcp, udp }} meta mark & {MARK:#x} != 0 counter
+    iifname != "pod0" meta l4proto {{ tcp, udp }} meta mark & {MARK:#x} != 0 counter
   }}
 }}
 """

@@ -85,7 +85,9 @@ def test_landing_concerns_other_hosts_only_and_bind_everybody() -> None:
         "dnat ip to 10.2.0.1",
         "dnat ip6 to fd00::1",
     }
-    assert all("redirect to :" in rule.text or "drop" in rule.text for rule in landing["output"])
+    assert all(
+        any(verdict in rule.text for verdict in ("redirect to :", "drop", "return")) for rule in landing["output"]
+    )
     bound = rules_of(rule_set({}, landing=("10.2.0.1",), bind=("10.9.9.9",)))
     for chain in ("prerouting", "output"):
         assert sum("dnat ip to 10.9.9.9 " in rule.text for rule in bound[chain]) == 4

@@ -8,7 +8,7 @@ from kubeproxy.model import Address, Destination
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import GAP_S
 from kubeproxy.netfilter.packet_trace import Fate, Trace, trace
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 
 class FakeNetfilter:
@@ -77,6 +77,13 @@ class FakeNetfilter:
     async def why_not_guarding_sockets(self) -> str | None:
         """See `Netfilter.why_not_guarding_sockets`."""
         return self.not_guarding_sockets
+
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        self._maybe_fail()
+        wanted = {*ours.redirects.items(), *ours.own_redirects.items()}
+        have = {*self.kernel.redirects.items(), *self.kernel.own_redirects.items()}
+        return Reach(len(have & wanted), len(have - wanted))
 
     async def pause(self, for_s: float = GAP_S) -> bool:
         """See `Netfilter.pause`. Time does not pass here: it lasts until the next apply."""
