@@ -181,7 +181,8 @@ def error_of(status: wire.Status, *, code: int, seen: str, retry_after_s: float 
         case 401:
             return Unauthorized(message, cause="unauthorized", status=code, reason=reason)
         case 403:
-            return Forbidden(message, cause="forbidden", status=code, reason=reason)
+            causes = frozenset(cause.reason for cause in details.causes or () if cause and cause.reason)
+            return Forbidden(message, cause="forbidden", status=code, reason=reason, causes=causes)
         case 429 | 503:
             cause = "too many requests" if code == 429 else "unavailable"
             return Overloaded(message, cause=cause, status=code, reason=reason, retry_after_s=retry_after_s)

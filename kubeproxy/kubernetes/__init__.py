@@ -1,0 +1,1 @@
+"""The Kubernetes API: objects, clients, informers and controllers. Knows nothing about proxying."""

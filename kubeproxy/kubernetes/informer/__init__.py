@@ -1,0 +1,1 @@
+"""Objects of the API server kept in memory, indexed, with handlers for their changes."""

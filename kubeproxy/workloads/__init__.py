@@ -1,0 +1,1 @@
+"""Workloads: what creates, updates and keeps sets of pods."""
