@@ -18,6 +18,11 @@ NO_TEMPLATE: Final = msgspec.Raw(b"{}")
 NO_LIMIT: Final = 2_147_483_647
 """In progressDeadlineSeconds and revisionHistoryLimit: none (the API's MaxInt32)."""
 
+def _detach(spec: ReplicaSetSpec | ReplicationControllerSpec | DeploymentSpec) -> None:
+    """Copy the template out of the answer that it was decoded from; a view would keep a whole list in memory."""
+    msgspec.structs.force_setattr(spec, "template", spec.template.copy())
+
+
 # Pod, v1
 
 
@@ -234,8 +239,3 @@ def template_of(raw: msgspec.Raw) -> dict[str, Any]:
     """A pod template as plain JSON values, made anew for each caller."""
     found: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
     return found
-
-
-def _detach(spec: ReplicaSetSpec | ReplicationControllerSpec | DeploymentSpec) -> None:
-    """Copy the template out of the answer that it was decoded from; a view would keep a whole list in memory."""
-    msgspec.structs.force_setattr(spec, "template", spec.template.copy())
