@@ -235,7 +235,9 @@ class Api:
             new = _merged(new, patch, strategic=strategic)
         given, kept = new["metadata"], old["metadata"]
         if given.get("resourceVersion") != kept["resourceVersion"]:
-            raise _error(409, "Conflict", "the object has been modified; please apply your changes to the latest version")
+            raise _error(
+                409, "Conflict", "the object has been modified; please apply your changes to the latest version"
+            )
         if given.get("uid") != kept["uid"]:
             raise _error(409, "Conflict", f"Precondition failed: UID in precondition: {given.get('uid')}")
         if subresource == "status":

@@ -102,9 +102,7 @@ async def running(api: Api, recorded: Recorded, *, burst: int = 500) -> AsyncIte
         resync=resync,
     )
     contact = Contact(server=api.server, clock=unix_time)
-    tasks = [
-        asyncio.create_task(informer.run(requests, contact=contact, random=Random(1))) for informer in informers
-    ]
+    tasks = [asyncio.create_task(informer.run(requests, contact=contact, random=Random(1))) for informer in informers]
     for informer in informers:
         await informer.synced.wait()
     tasks += [
