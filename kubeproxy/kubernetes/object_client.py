@@ -31,13 +31,25 @@ class Requests(Protocol):
 
 
 class ObjectClient(Generic[T]):
-    """Objects of one resource. `group` is the path of the group version, such as ``/apis/apps/v1``."""
+    """Objects of one resource. `group` is the path of the group version, such as ``/apis/apps/v1``.
 
-    def __init__(self, requests: Requests, *, group: str, resource: str, decode: Callable[[bytearray], T]) -> None:
+    `written` is called with every object that a write returned, which no watch may have reported yet.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        *,
+        group: str,
+        resource: str,
+        decode: Callable[[bytearray], T],
+        written: Callable[[T], None] | None = None,
+    ) -> None:
         self._requests = requests
         self._group = group
         self._resource = resource
         self._decode = decode
+        self._written = written
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
         """Where an object is, or without a name the collection."""
@@ -58,7 +70,7 @@ class ObjectClient(Generic[T]):
     async def create(self, namespace: str, body: Mapping[str, Any] | bytes) -> T:
         """Create an object; `body` may be encoded already."""
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        return self._decode(await self._requests.send_json("POST", self.path(namespace), data))
+        return self._noted(await self._requests.send_json("POST", self.path(namespace), data))
 
     async def patch(
         self,
@@ -72,7 +84,7 @@ class ObjectClient(Generic[T]):
         """Change an object. With a resourceVersion in the patch a Conflict if the object has another by now."""
         path = self.path(namespace, name, subresource)
         data = msgspec.json.encode(body)
-        return self._decode(await self._requests.send_json("PATCH", path, data, content_type=content_type))
+        return self._noted(await self._requests.send_json("PATCH", path, data, content_type=content_type))
 
     async def delete(self, namespace: str, name: str, *, uid: str = "") -> None:
         """Delete an object; with `uid` only that very one (a Conflict for another of the same name)."""
@@ -80,6 +92,12 @@ class ObjectClient(Generic[T]):
         if uid:
             options["preconditions"] = {"uid": uid}
         await self._requests.send_json("DELETE", self.path(namespace, name), msgspec.json.encode(options))
+
+    def _noted(self, body: bytearray) -> T:
+        item = self._decode(body)
+        if self._written is not None:
+            self._written(item)
+        return item
 
 
 class _Items(msgspec.Struct):

@@ -10,9 +10,10 @@ import msgspec
 import structlog
 
 from kubeproxy.kubernetes.controller.claim import claim
-from kubeproxy.kubernetes.controller.controller import Controller
+from kubeproxy.kubernetes.controller.controller import Controller, monotonic
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference
 from kubeproxy.kubernetes.informer.informer import Informer
+from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
 from kubeproxy.kubernetes.informer.store import CONTROLLER, NAMESPACE, ORPHANS
 from kubeproxy.kubernetes.metadata import Meta, OwnerReference, controller_of, key_of
 from kubeproxy.kubernetes.object_client import STRATEGIC, Requests
@@ -43,11 +44,11 @@ class DeploymentController:
         workers: int,
         clock: Callable[[], float] = time,
     ) -> None:
-        self._client = deployment_client(requests)
-        self._replica_set_client = replica_set_client(requests)
+        self._deployments = MutationCache(deployments, monotonic)
+        self._replica_sets = MutationCache(replica_sets, monotonic)
+        self._client = deployment_client(requests, written=self._deployments.written)
+        self._replica_set_client = replica_set_client(requests, written=self._replica_sets.written)
         self._writes = DeploymentWrites(self._client, self._replica_set_client, sink)
-        self._deployments = deployments.store
-        self._replica_sets = replica_sets.store
         self._pods = pods.store
         self._clock = clock
         self.controller = Controller("deployment", self.sync, workers=workers, max_retries=MAX_RETRIES)

@@ -18,6 +18,7 @@ NO_TEMPLATE: Final = msgspec.Raw(b"{}")
 NO_LIMIT: Final = 2_147_483_647
 """In progressDeadlineSeconds and revisionHistoryLimit: none (the API's MaxInt32)."""
 
+
 def _detach(spec: ReplicaSetSpec | ReplicationControllerSpec | DeploymentSpec) -> None:
     """Copy the template out of the answer that it was decoded from; a view would keep a whole list in memory."""
     msgspec.structs.force_setattr(spec, "template", spec.template.copy())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import time
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 import structlog
 
 from kubeproxy.kubernetes.controller.claim import claim
-from kubeproxy.kubernetes.controller.controller import Controller
+from kubeproxy.kubernetes.controller.controller import Controller, monotonic
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference
 from kubeproxy.kubernetes.controller.expectations import Expectations
 from kubeproxy.kubernetes.informer.informer import Informer
+from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
 from kubeproxy.kubernetes.informer.store import CONTROLLER, NAMESPACE, ORPHANS
 from kubeproxy.kubernetes.metadata import Meta, controller_of, key_of
 from kubeproxy.kubernetes.object_client import STRATEGIC, Requests, is_not_found
@@ -47,9 +47,9 @@ class ReplicaSetController:
         burst: int = BURST,
     ) -> None:
         self._kind = kind
-        self._client = replica_set_client(requests, kind)
+        self._replica_sets = MutationCache(replica_sets, monotonic)
+        self._client = replica_set_client(requests, kind, written=self._replica_sets.written)
         self._pod_client = pod_client(requests)
-        self._replica_sets = replica_sets.store
         self._pods = pods.store
         self._pod_requests = PodRequests(self._pod_client, sink, kind)
         self._clock = clock
@@ -96,7 +96,10 @@ class ReplicaSetController:
         if replica_set is None:
             self.expectations.forget(key)
             return
-        may_manage = self.expectations.satisfied(key, _monotonic())
+        may_manage = self.expectations.satisfied(key, monotonic())
+        if not may_manage:
+            # An object that came and went while the watch was cut is never seen: look again when that is certain.
+            self.controller.enqueue_after(key, self.expectations.expires_in(key, monotonic()))
         selector = replica_set.spec.selector
         try:
             selector.matches({})
@@ -141,14 +144,14 @@ class ReplicaSetController:
         surplus = len(active) - replica_set.spec.replicas
         if surplus < 0:
             number = min(-surplus, self._burst)
-            self.expectations.expect_creations(key, number, _monotonic())
+            self.expectations.expect_creations(key, number, monotonic())
             succeeded, failure = await self._pod_requests.create(replica_set, number)
             self.expectations.creation_observed(key, number - succeeded)
             return failure
         if surplus > 0:
             number = min(surplus, self._burst)
             chosen = choose_pods_to_delete(active, number, related=self._related(replica_set), now=self._clock())
-            self.expectations.expect_deletions(key, map(key_of, chosen), _monotonic())
+            self.expectations.expect_deletions(key, map(key_of, chosen), monotonic())
             return await self._pod_requests.delete(
                 replica_set, chosen, lambda pod: self.expectations.deletion_observed(key, key_of(pod))
             )
@@ -258,7 +261,3 @@ def _selects(replica_set: ReplicaSet, pod: Pod) -> bool:
         return not selector.empty and selector.matches(pod.metadata.labels)
     except ValueError:
         return False  # reported when the ReplicaSet itself is synced
-
-
-def _monotonic() -> float:
-    return asyncio.get_running_loop().time()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from kubeproxy.kubernetes.informer.informer import Informer
@@ -18,14 +20,18 @@ def pod_client(requests: Requests) -> ObjectClient[Pod]:
     return ObjectClient(requests, group="/api/v1", resource="pods", decode=_pod)
 
 
-def replica_set_client(requests: Requests, kind: ReplicaSetKind = REPLICA_SET) -> ObjectClient[ReplicaSet]:
+def replica_set_client(
+    requests: Requests, kind: ReplicaSetKind = REPLICA_SET, *, written: Callable[[ReplicaSet], None] | None = None
+) -> ObjectClient[ReplicaSet]:
     """Requests for ReplicaSets or ReplicationControllers."""
-    return ObjectClient(requests, group=kind.group, resource=kind.resource, decode=kind.decode)
+    return ObjectClient(requests, group=kind.group, resource=kind.resource, decode=kind.decode, written=written)
 
 
-def deployment_client(requests: Requests) -> ObjectClient[Deployment]:
+def deployment_client(
+    requests: Requests, *, written: Callable[[Deployment], None] | None = None
+) -> ObjectClient[Deployment]:
     """Requests for Deployments."""
-    return ObjectClient(requests, group="/apis/apps/v1", resource="deployments", decode=_deployment)
+    return ObjectClient(requests, group="/apis/apps/v1", resource="deployments", decode=_deployment, written=written)
 
 
 def pod_informer() -> Informer[Pod]:

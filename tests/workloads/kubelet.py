@@ -25,6 +25,8 @@ class Kubelet:
         api.observers.append(self._observe)
 
     def _observe(self, write: Write) -> None:
+        if write.old is None and write.new is not None and write.new["metadata"].get("ownerReferences"):
+            self._later(1.0, self._collect_dangling, write.new)
         if write.resource == "pods" and write.new is not None:
             pod = write.new
             if write.old is None:
@@ -76,3 +78,13 @@ class Kubelet:
             owners: list[dict[str, Any]] = item["metadata"].get("ownerReferences", [])
             if any(each["uid"] == uid for each in owners):
                 self.api.delete(resource, namespace, name)
+
+    def _collect_dangling(self, item: Json) -> None:
+        """Delete an object that was created for an owner that was gone by then."""
+        uids = {each["metadata"]["uid"] for each in self.api.objects.values()}
+        metadata = item["metadata"]
+        key = (f"{item['kind'].lower()}s", metadata["namespace"], metadata["name"])
+        now = self.api.objects.get(key)
+        owners = [] if now is None else now["metadata"].get("ownerReferences", [])
+        if owners and not any(owner["uid"] in uids for owner in owners):
+            self.api.delete(*key)

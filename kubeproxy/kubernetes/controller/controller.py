@@ -14,6 +14,12 @@ from kubeproxy.sources.kubernetes.errors import ApiError, Unreachable
 
 log = structlog.get_logger(__name__)
 
+
+def monotonic() -> float:
+    """The clock of queues and expectations: that of the running event loop."""
+    return asyncio.get_running_loop().time()
+
+
 Sync = Callable[[str], Awaitable[None]]
 
 
@@ -38,17 +44,17 @@ class Controller:
 
     def enqueue(self, key: str) -> None:
         """Sync a key soon."""
-        self.queue.add(key, self._now())
+        self.queue.add(key, monotonic())
         self._changed.set()
 
     def enqueue_after(self, key: str, delay_s: float) -> None:
         """Sync a key in `delay_s` seconds."""
-        self.queue.add_after(key, delay_s, self._now())
+        self.queue.add_after(key, delay_s, monotonic())
         self._changed.set()
 
     def enqueue_rate_limited(self, key: str) -> None:
         """Sync a key after its back-off."""
-        self.queue.add_rate_limited(key, self._now())
+        self.queue.add_rate_limited(key, monotonic())
         self._changed.set()
 
     async def run(self) -> None:
@@ -68,12 +74,12 @@ class Controller:
             try:
                 await self._attempt(key)
             finally:
-                self.queue.done(key, self._now())
+                self.queue.done(key, monotonic())
                 self._changed.set()
 
     async def _take(self) -> str:
         while True:
-            now = self._now()
+            now = monotonic()
             if (key := self.queue.take(now)) is not None:
                 return key
             self._changed.clear()
@@ -110,6 +116,3 @@ class Controller:
             log.info("sync failed", controller=self.name, key=key, error=str(error), retries=retries)
         else:
             log.warning("sync failed", controller=self.name, key=key, retries=retries, exc_info=error)
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()

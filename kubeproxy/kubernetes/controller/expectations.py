@@ -56,6 +56,11 @@ class Expectations:
             return True
         return (expected.creations <= 0 and not expected.deletions) or now - expected.since > self._expiry_s
 
+    def expires_in(self, key: str, now: float) -> float:
+        """Seconds until the expectations count as satisfied, whatever is seen."""
+        expected = self._expected.get(key)
+        return 0.0 if expected is None else max(0.0, expected.since + self._expiry_s - now) + 0.001
+
     def outstanding(self, key: str) -> tuple[int, int]:
         """Creations and deletions that are still expected."""
         expected = self._expected.get(key)

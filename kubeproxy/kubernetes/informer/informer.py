@@ -121,7 +121,7 @@ class Informer(Generic[T]):
     def replace(self, items: Iterable[T]) -> None:
         """The whole list. What is not on it was deleted unseen."""
         listed = {key_of(item): item for item in items}
-        for key in self.store.keys() - listed.keys():
+        for key in sorted(self.store.keys() - listed.keys()):
             self.remove(key)
         for item in listed.values():
             self.put(item)

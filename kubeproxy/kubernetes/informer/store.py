@@ -66,6 +66,10 @@ class Store(Generic[T]):
         """The objects that an index lists under a value, in the order in which they came."""
         return list(self._indexes[index].get(value, {}).values())
 
+    def indexer(self, index: str) -> Indexer[T]:
+        """How an index lists objects."""
+        return self._indexers[index]
+
     def put(self, item: T) -> T | None:
         """Add or replace an object; the one that it replaced."""
         key = key_of(item)
