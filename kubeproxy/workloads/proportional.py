@@ -11,8 +11,15 @@ from kubeproxy.workloads.surge import max_surge
 
 
 def is_scaling_event(deployment: Deployment, replica_sets: Sequence[ReplicaSet]) -> bool:
-    """Whether the Deployment's size changed since an active ReplicaSet was scaled last."""
-    wanted = (integer(replica_set.metadata.annotations.get(DESIRED_REPLICAS)) for replica_set in active(replica_sets))
+    """Whether the Deployment's size changed since an active ReplicaSet was scaled last.
+
+    Several active ReplicaSets of a Recreate Deployment cannot be scaled by their shares. Upstream then waits for ever;
+    here the strategy goes on, which removes the old ones.
+    """
+    running = active(replica_sets)
+    if not deployment.rolling and len(running) > 1:
+        return False
+    wanted = (integer(replica_set.metadata.annotations.get(DESIRED_REPLICAS)) for replica_set in running)
     return any(desired is not None and desired != deployment.spec.replicas for desired in wanted)
 
 

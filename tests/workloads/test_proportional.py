@@ -97,6 +97,13 @@ def test_a_scaling_event(replicas: int, sets: list[ReplicaSet], expected: bool) 
     assert proportional.is_scaling_event(deployment(replicas), sets) is expected
 
 
+def test_recreate_with_several_active_sets_goes_on() -> None:
+    sets = [replica_set("a", 2, desired=2), replica_set("b", 2, desired=2)]
+    assert not proportional.is_scaling_event(deployment(4, strategy="Recreate"), sets)
+    assert proportional.is_scaling_event(deployment(4, strategy="Recreate"), sets[:1])
+    assert proportional.is_scaling_event(deployment(4), sets)
+
+
 def test_sizes_are_kept_in_order_of_size_then_age() -> None:
     sets = [
         replica_set("a", 3, age=30, maximum=9),
