@@ -191,7 +191,7 @@ REVISION = "deployment.kubernetes.io/revision"
 def is_complete(item: Json) -> bool:
     """As `kubectl rollout status` sees it."""
     status, replicas = item["status"], item["spec"]["replicas"]
-    return (
+    return bool(
         status.get("observedGeneration", 0) >= item["metadata"]["generation"]
         and status.get("updatedReplicas", 0) == replicas
         and status.get("replicas", 0) == replicas

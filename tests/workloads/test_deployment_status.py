@@ -28,7 +28,7 @@ def _condition(reason: str, status: str = "True", at: float = EPOCH, type: str =
 
 def _with(reason: str | None, *, deadline: int | None = 60, **more: Any) -> Deployment:
     stated = [] if reason is None else [_condition(reason, "False" if reason == progress.TIMED_OUT else "True")]
-    spec = {} if deadline is None else {"progressDeadlineSeconds": deadline}
+    spec: dict[str, Any] = {} if deadline is None else {"progressDeadlineSeconds": deadline}
     return deployment(3, status={"conditions": stated, **more}, **spec)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kubeproxy.sources.kubernetes.errors import Forbidden, Unreachable
-from kubeproxy.workloads import deployment_writes
+from kubeproxy.workloads import template
 from tests.workloads.cluster import Cluster, Controllers, pod_template, running
 from tests.workloads.invariants import Availability, Invariants
 from tests.workloads.virtual_time import run
@@ -246,12 +246,12 @@ def test_old_replica_sets_are_cleaned_up() -> None:
 
 
 def test_a_hash_collision_takes_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = deployment_writes.template.template_hash
+    real = template.template_hash
 
-    def colliding(template: Any, collisions: int | None) -> str:
-        return real(template, collisions) if collisions else "same"
+    def colliding(raw: Any, collisions: int | None) -> str:
+        return real(raw, collisions) if collisions else "same"
 
-    monkeypatch.setattr(deployment_writes.template, "template_hash", colliding)
+    monkeypatch.setattr(template, "template_hash", colliding)
 
     async def scenario(cluster: Cluster, controllers: Controllers) -> None:
         assert next(iter(cluster.replica_sets().values()))["metadata"]["name"] == "web-same"
@@ -269,7 +269,7 @@ def test_a_replica_set_that_the_cache_does_not_know_is_used() -> None:
     async def play() -> None:
         cluster = Cluster()
         invariants = Invariants(cluster.api)
-        lost = []
+        lost: list[bool] = []
 
         def lose(verb: str, resource: str) -> Exception | None:
             if (verb, resource) == ("create", "replicasets") and not lost:
@@ -444,10 +444,9 @@ def test_bursts_come_in_rounds() -> None:
 def test_a_replication_controller() -> None:
     async def play() -> None:
         cluster = Cluster()
-        template = pod_template(labels={"app": "rc"})
         item = {
             "metadata": {"name": "rc"},
-            "spec": {"replicas": 4, "selector": {"app": "rc"}, "template": template},
+            "spec": {"replicas": 4, "selector": {"app": "rc"}, "template": pod_template(labels={"app": "rc"})},
         }
         cluster.api.create("replicationcontrollers", "default", item)
         async with running(cluster.api, cluster.recorded) as controllers:
