@@ -99,8 +99,7 @@ class Leadership:
         self._lease: Lease | None = None
         self._leader_seen = ""
 
-    @property
-    def leading(self) -> bool:
+    def is_leading(self) -> bool:
         """Whether this process may write now."""
         return self._election.leading(self._clock())
 
@@ -113,7 +112,7 @@ class Leadership:
     def demand(self) -> None:
         """`LeadershipLostError` unless this process leads. To be called right before each write, for the process may
         have been stopped at any moment before."""
-        if not self.leading:
+        if not self.is_leading():
             raise LeadershipLostError(f"the lease {self._name.namespace}/{self._name.name} is not held any more")
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -128,14 +127,14 @@ class Leadership:
             await asyncio.wait((working, renewing), return_when=asyncio.FIRST_COMPLETED)
             working.cancel()
             renewing.cancel()
-        if not self.leading:
+        if not self.is_leading():
             log.error("leadership lost", lease=self._name.name, holder=self.holder)
             self._election.resign()
 
     async def release(self) -> None:
         """Give the Lease up, so that another need not wait for its end. Without success it expires by itself."""
         record = self._election.release(self._unix_clock())
-        if record is None or self._lease is None or not self.leading:
+        if record is None or self._lease is None or not self.is_leading():
             return
         with contextlib.suppress(ApiError):
             await self._update(self._lease, record)
@@ -143,7 +142,9 @@ class Leadership:
         self._election.resign()
 
     async def _acquire(self) -> None:
-        while not await self._try():
+        while True:
+            if await self._try():
+                break
             await asyncio.sleep(self._election.retry_s * (1 + JITTER * self._random.random()))
         log.info("leadership acquired", lease=self._name.name, identity=self._election.identity)
 
@@ -151,14 +152,14 @@ class Leadership:
         """Until the Lease is lost: another has it, or no renewal succeeded in time."""
         while True:
             await asyncio.sleep(self._election.retry_s)
-            if not self.leading:
+            if not self.is_leading():
                 return  # the process was stopped for longer than the deadline; no renewal makes up for that
             try:
                 async with asyncio.timeout(self._election.renew_s):
                     await self._try()
             except TimeoutError:
                 log.warning("lease renewal got no answer", lease=self._name.name)
-            if not self.leading:
+            if not self.is_leading():
                 return
 
     async def _try(self) -> bool:

@@ -97,7 +97,7 @@ def test_a_server_that_is_away_ends_the_work_before_another_may_begin() -> None:
         gone = asyncio.get_running_loop().time()
         await asyncio.wait_for(first.task, 60)
         assert asyncio.get_running_loop().time() - gone <= 13
-        assert not first.leadership.leading
+        assert not first.leadership.is_leading()
 
     run(scenario())
 
@@ -131,7 +131,7 @@ def test_another_took_the_lease() -> None:
         api.patch("leases", NAME.namespace, NAME.name, {"spec": {"holderIdentity": "another"}})
         await asyncio.wait_for(first.task, 60)
         assert first.leadership.holder == "another"
-        assert not first.leadership.leading
+        assert not first.leadership.is_leading()
 
     run(scenario())
 
