@@ -20,7 +20,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which they are met."""
-        return ["run", "check", "status", "trace", "cleanup", "healthcheck", "version"]
+        return ["run", "check", "status", "trace", "cleanup", "healthcheck", "controller-manager", "version"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """By name; None for a command that does not exist."""
@@ -49,6 +49,10 @@ class Commands(click.Group):
                 from kubeproxy.cli.healthcheck import healthcheck
 
                 return healthcheck
+            case "controller-manager":
+                from kubeproxy.cli.controller_manager import controller_manager
+
+                return controller_manager
             case "version":
                 return version
         return None

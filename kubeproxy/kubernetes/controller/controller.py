@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from kubeproxy.kubernetes.controller.lease import LeadershipLostError
 from kubeproxy.kubernetes.controller.workqueue import WorkQueue
 from kubeproxy.kubernetes.object_client import is_conflict, namespace_terminating
 from kubeproxy.sources.kubernetes.errors import ApiError, Unreachable
@@ -97,6 +98,8 @@ class Controller:
             self.queue.forget(key)
 
     def _failed(self, key: str, error: Exception) -> None:
+        if isinstance(error, LeadershipLostError):
+            return  # the work is about to be cancelled
         self.errors += 1
         if namespace_terminating(error):
             self.queue.forget(key)

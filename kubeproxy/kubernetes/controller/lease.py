@@ -91,7 +91,8 @@ class Leadership:
         self._leases: ObjectClient[Lease] = ObjectClient(
             requests, group="/apis/coordination.k8s.io/v1", resource="leases", decode=decode
         )
-        self._name = name
+        self.name = name
+        """Where the Lease is."""
         self._election = election
         self._clock = clock
         self._unix_clock = unix_clock
@@ -113,7 +114,7 @@ class Leadership:
         """`LeadershipLostError` unless this process leads. To be called right before each write, for the process may
         have been stopped at any moment before."""
         if not self.is_leading():
-            raise LeadershipLostError(f"the lease {self._name.namespace}/{self._name.name} is not held any more")
+            raise LeadershipLostError(f"the lease {self.name.namespace}/{self.name.name} is not held any more")
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for the Lease, then work until it is lost: then all work is cancelled, and this returns.
@@ -128,7 +129,7 @@ class Leadership:
             working.cancel()
             renewing.cancel()
         if not self.is_leading():
-            log.error("leadership lost", lease=self._name.name, holder=self.holder)
+            log.error("leadership lost", lease=self.name.name, holder=self.holder)
             self._election.resign()
 
     async def release(self) -> None:
@@ -138,7 +139,7 @@ class Leadership:
             return
         with contextlib.suppress(ApiError):
             await self._update(self._lease, record)
-            log.info("leadership released", lease=self._name.name)
+            log.info("leadership released", lease=self.name.name)
         self._election.resign()
 
     async def _acquire(self) -> None:
@@ -146,7 +147,7 @@ class Leadership:
             if await self._try():
                 break
             await asyncio.sleep(self._election.retry_s * (1 + JITTER * self._random.random()))
-        log.info("leadership acquired", lease=self._name.name, identity=self._election.identity)
+        log.info("leadership acquired", lease=self.name.name, identity=self._election.identity)
 
     async def _renew(self) -> None:
         """Until the Lease is lost: another has it, or no renewal succeeded in time."""
@@ -158,7 +159,7 @@ class Leadership:
                 async with asyncio.timeout(self._election.renew_s):
                     await self._try()
             except TimeoutError:
-                log.warning("lease renewal got no answer", lease=self._name.name)
+                log.warning("lease renewal got no answer", lease=self.name.name)
             if not self.is_leading():
                 return
 
@@ -175,7 +176,7 @@ class Leadership:
             self._lease = await (self._create(record) if lease is None else self._update(lease, record))
         except ApiError as error:
             if not (is_conflict(error) or already_exists(error)):
-                log.warning("lease request failed", lease=self._name.name, error=str(error))
+                log.warning("lease request failed", lease=self.name.name, error=str(error))
             return False
         # The record as the server gives it back: its times are cut to microseconds.
         self._election.written(self._lease.record, asked_at=asked_at)
@@ -183,7 +184,7 @@ class Leadership:
 
     async def _read(self) -> Lease | None:
         try:
-            return await self._leases.get(self._name.namespace, self._name.name)
+            return await self._leases.get(self.name.namespace, self.name.name)
         except ApiError as error:
             if is_not_found(error):
                 return None
@@ -193,20 +194,20 @@ class Leadership:
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": self._name.name, "namespace": self._name.namespace},
+            "metadata": {"name": self.name.name, "namespace": self.name.namespace},
             "spec": _spec(record),
         }
-        return await self._leases.create(self._name.namespace, body)
+        return await self._leases.create(self.name.namespace, body)
 
     async def _update(self, lease: Lease, record: LeaseRecord) -> Lease:
         body = {"metadata": {"resourceVersion": lease.metadata.resource_version}, "spec": _spec(record)}
-        return await self._leases.patch(self._name.namespace, self._name.name, body)
+        return await self._leases.patch(self.name.namespace, self.name.name, body)
 
     def _note_holder(self) -> None:
         if self.holder != self._leader_seen:
             self._leader_seen = self.holder
             if self.holder and self.holder != self._election.identity:
-                log.info("another process leads", lease=self._name.name, holder=self.holder)
+                log.info("another process leads", lease=self.name.name, holder=self.holder)
 
 
 def _spec(record: LeaseRecord) -> dict[str, Any]:

@@ -191,7 +191,8 @@ class EventRecorder:
             "kind": "Event",
             "apiVersion": "v1",
             "metadata": {"name": self._name(happened), "namespace": happened.namespace or "default"},
-            "involvedObject": {key: value for key, value in involved.items() if value} | {"apiVersion": happened.api_version},
+            "involvedObject": {key: value for key, value in involved.items() if value}
+            | {"apiVersion": happened.api_version},
             "reason": happened.reason,
             "message": tally.message[:MAX_MESSAGE] or happened.message,
             "type": happened.type,
