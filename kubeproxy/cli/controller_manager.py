@@ -46,8 +46,8 @@ _OPTIONS: Final[tuple[tuple[str, Any, Any, str], ...]] = (
     ("concurrent-rc-syncs", _POSITIVE, 5, "ReplicationControllers that are synced at once."),
     (
         "min-resync-period",
-        _DURATION,
-        Duration.parse("12h"),
+        Duration,
+        "12h",
         "Every object is looked at again after once to twice this.",
     ),
     ("kube-api-qps", float, 20.0, "Requests a second, for each controller."),
