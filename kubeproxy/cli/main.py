@@ -20,7 +20,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which they are met."""
-        return ["run", "check", "status", "trace", "cleanup", "healthcheck", "controller-manager", "version"]
+        return ["run", "check", "status", "trace", "cleanup", "healthcheck", "controller-manager", "rollout", "version"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """By name; None for a command that does not exist."""
@@ -53,6 +53,10 @@ class Commands(click.Group):
                 from kubeproxy.cli.controller_manager import controller_manager
 
                 return controller_manager
+            case "rollout":
+                from kubeproxy.cli.rollout import rollout
+
+                return rollout
             case "version":
                 return version
         return None
