@@ -2,7 +2,9 @@
 #
 # The base decides which nft the image brings. It must not be newer than the hosts' own: what a newer nft writes, an
 # older one may not be able to list. Debian 12 has 1.0.6, Debian 13 1.1.3.
-ARG BASE=docker.io/library/debian:12.12-slim
+# The digest, which is of all architectures, is what counts; the tag says what it was. To take a newer one:
+#   docker buildx imagetools inspect debian:12-slim     (the line "Digest"; or: skopeo inspect docker://debian:12-slim)
+ARG BASE=docker.io/library/debian:12.12-slim@sha256:d5d3f9c23164ea16f31852f95bd5959aad1c5e854332fe00f7b3a20fcc9f635c
 
 
 FROM ${BASE} AS build
@@ -13,7 +15,7 @@ RUN apt-get update -qq \
 ARG PIP_CERT=""
 ARG PIP_INDEX_URL=""
 WORKDIR /src
-COPY requirements.lock ./
+COPY requirements.lock requirements-build.lock ./
 COPY deploy/venv.sh deploy/venv.sh
 COPY kubeproxy kubeproxy
 RUN bash deploy/venv.sh python3 /opt/kubeproxy /opt/kubeproxy
@@ -40,7 +42,8 @@ LABEL org.opencontainers.image.title="kubeproxy" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 
-# Root, because a container gives capabilities to nobody else; which ones, the deployment decides (NET_ADMIN is enough).
+# Root, because a container gives capabilities to nobody else; which ones, the deployment decides: NET_ADMIN for
+# the rules, NET_RAW for dialing from clients' addresses, NET_BIND_SERVICE for ports below 1024.
 USER 0
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s CMD ["kubeproxy", "healthcheck"]

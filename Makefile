@@ -10,31 +10,31 @@ help: ## this list
 
 setup: $(VENV)/ready ## a ready .venv/, and on Debian and Ubuntu (as root) the system packages it needs
 
-$(VENV)/ready: tests/setup.sh pyproject.toml requirements.lock requirements-dev.lock
-	@bash tests/setup.sh $(VENV)
+$(VENV)/ready: tests/tools/setup.sh pyproject.toml requirements.lock requirements-dev.lock requirements-build.lock
+	@bash tests/tools/setup.sh $(VENV)
 	@touch $@
 
 check: setup ## format, lint, types, import walls
-	@$(BIN)/ruff format --check --quiet kubeproxy tests || { echo "run 'make format'"; exit 1; }
-	@$(BIN)/ruff check --quiet kubeproxy tests
+	@$(BIN)/ruff format --check --quiet kubeproxy tests docs || { echo "run 'make format'"; exit 1; }
+	@$(BIN)/ruff check --quiet kubeproxy tests docs
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo >$(VENV)/walls.log 2>&1 || { cat $(VENV)/walls.log; exit 1; }
 	@echo "check: all clean"
 
 format: setup ## rewrite the sources in the house format
-	@$(BIN)/ruff check --quiet --fix-only kubeproxy tests
-	@$(BIN)/ruff format --quiet kubeproxy tests
+	@$(BIN)/ruff check --quiet --fix-only kubeproxy tests docs
+	@$(BIN)/ruff format --quiet kubeproxy tests docs
 
 test: setup $(VENV)/programs/ready$(if $(FULL),-full) ## all tests (as root; FULL=1 also those that need a browser, HAProxy, nginx)
 	@PATH="$(CURDIR)/$(VENV)/programs:$$PATH" $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # What only some tests need is not what `make demo` has to wait for.
-$(VENV)/programs/ready: tests/programs.sh | $(VENV)/ready
-	@bash tests/programs.sh $(@D)
+$(VENV)/programs/ready: tests/tools/programs.sh | $(VENV)/ready
+	@bash tests/tools/programs.sh $(@D)
 	@touch $@
 
-$(VENV)/programs/ready-full: tests/programs.sh | $(VENV)/ready
-	@bash tests/programs.sh $(@D) full
+$(VENV)/programs/ready-full: tests/tools/programs.sh | $(VENV)/ready
+	@bash tests/tools/programs.sh $(@D) full
 	@touch $@
 
 FUZZ_SECONDS ?= 60
@@ -48,31 +48,32 @@ $(VENV)/fuzz/ready: $(VENV)/ready requirements-fuzz.lock
 
 SOAK_SECONDS ?= 1800
 soak: setup ## everything comes and goes at random while every byte is checked (SOAK_SECONDS=1800 SOAK_SEED= SOAK="--netfilter iptables")
-	@$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SOAK_SEED),--seed $(SOAK_SEED)) $(SOAK)
+	@$(BIN)/python -m tests.system.soak --seconds $(SOAK_SECONDS) $(if $(SOAK_SEED),--seed $(SOAK_SEED)) $(SOAK)
 
 demo: setup ## the main job, shown in network namespaces of its own (KEEP=1 leaves it running)
-	@$(BIN)/python -m tests.demo $(if $(KEEP),--keep)
+	@$(BIN)/python -m tests.tools.demo $(if $(KEEP),--keep)
 
 bench: setup ## beside HAProxy, nginx and the direct path, and at 10,000 services, in network namespaces (BENCH=--quick)
-	@$(BIN)/python -m tests.bench $(BENCH)
+	@$(BIN)/python -m tests.tools.bench $(BENCH)
 
 micro: setup ## the pure parts by themselves, at the size of a large cluster (MICRO="-k pick")
-	@$(BIN)/python -m pytest -q --benchmark-enable --benchmark-columns=median,iqr,ops,rounds --benchmark-sort=name tests/bench/micro.py $(MICRO)
+	@$(BIN)/python -m pytest -q --benchmark-enable --benchmark-columns=median,iqr,ops,rounds --benchmark-sort=name tests/tools/bench/micro.py $(MICRO)
 
 PROFILED ?= requests,connections,bulk8
 PROFILING = --peers kubeproxy0 --rounds 1 --seconds 4 --only $(PROFILED)
 profile: setup ## where serving spends its time (PROFILED=requests): by perf if it is there, then by cProfile
-	@if command -v perf >/dev/null; then $(BIN)/python -m tests.bench $(PROFILING) --perf $(VENV)/perf.data; fi
-	@$(BIN)/python -m tests.bench $(PROFILING) --profile $(VENV)/profile.pstats
+	@if command -v perf >/dev/null; then $(BIN)/python -m tests.tools.bench $(PROFILING) --perf $(VENV)/perf.data; fi
+	@$(BIN)/python -m tests.tools.bench $(PROFILING) --profile $(VENV)/profile.pstats
 
 docs: setup ## write again what is generated of docs/
-	@$(BIN)/python -m kubeproxy.config.reference >docs/configuration.md
-	@$(BIN)/python -m kubeproxy.config.migration docs/migration.md
-	@$(BIN)/python -m kubeproxy.cli.manual >docs/kubeproxy.8
-	@$(BIN)/python -m tests.observability.reference >docs/metrics.md
+	@$(BIN)/python -m docs.generators.configuration >docs/configuration.md
+	@$(BIN)/python -m docs.generators.migration docs/migration.md
+	@$(BIN)/python -m docs.generators.manual_page >docs/kubeproxy.8
+	@$(BIN)/python -m docs.generators.metrics >docs/metrics.md
 
 lock: setup ## pin the newest versions of everything again
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements.lock
+	@$(BIN)/uv pip compile --group pyproject.toml:build --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-build.lock
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra dev -o requirements-dev.lock
 	@$(BIN)/uv pip compile tests/fuzz/requirements.in --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-fuzz.lock
 
@@ -87,7 +88,7 @@ image: ## a container image, without an engine, as root (deploy/build-image.sh s
 
 image-check: setup ## build an image, and try it in network namespaces
 	@rootfs=$$(mktemp -d) && trap 'rm -rf "$$rootfs"' EXIT && ROOTFS=$$rootfs bash deploy/build-image.sh \
-		&& KUBEPROXY_ROOTFS=$$rootfs $(BIN)/python -m pytest -q tests/deploy/test_image.py
+		&& KUBEPROXY_ROOTFS=$$rootfs $(BIN)/python -m pytest -q tests/system/deploy/test_image.py
 
 clean: ## everything that the other targets made
 	@rm -rf $(VENV) .fuzz build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The program with everything that it needs, in one directory that can be moved: deploy/venv.sh PYTHON DIR FINAL_DIR
 # Built in DIR, to be used as FINAL_DIR: a package or an image is put together elsewhere than where it will run. Only
-# PYTHON must be there again. Versions and hashes are those of requirements.lock.
+# PYTHON must be there again. Versions and hashes are those of requirements.lock and requirements-build.lock.
 set -euo pipefail
 python=$1 target=$2 final=$3
 cd "$(dirname "$0")/.."
@@ -12,8 +12,11 @@ rm -rf "$dir"
 trap 'rm -rf "$dir"' EXIT
 "$python" -m venv "$dir"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-"$dir/bin/python" -m pip install --quiet --no-compile --no-deps --use-pep517 --require-hashes -r requirements.lock
-"$dir/bin/python" -m pip uninstall --quiet --yes setuptools pip 2>/dev/null
+# What is executed in a build has hashes, too: pip would fetch the newest build tools without. So they come first.
+install() { "$dir/bin/python" -m pip install --quiet --no-compile --no-deps --require-hashes "$@"; }
+install --only-binary :all: -r requirements-build.lock
+install --use-pep517 --no-build-isolation -r requirements.lock
+"$dir/bin/python" -m pip uninstall --quiet --yes wheel packaging setuptools pip 2>/dev/null
 
 site=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cp -R kubeproxy "$site/"

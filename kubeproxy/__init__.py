@@ -2,29 +2,30 @@
 
 The nouns, in the order in which data meets them:
 
-Service, EndpointSlice   what the cluster (or a manifest) asks for                          ``kubeproxy.model``
-Source                   where those come from: a Kubernetes API server, manifest files     ``kubeproxy.sources``
-Tracker                  what changed since somebody last looked                            ``kubeproxy.proxier``
+Service, EndpointSlice   what the cluster or a manifest asks for                           ``kubeproxy.model``
+Source                   where they come from: an API server, manifest files               ``kubeproxy.sources``
+Informer, Reader         list-watch of an API server; files, URLs and streams              ``kubeproxy.kubernetes``
+Tracker                  what changed since the last round                                 ``kubeproxy.proxier``
 Frontend                 one listener's worth of a service port: addresses in, endpoints out
-Plan                     the difference between the frontends wanted and those that serve (pure)
-Proxier                  carries plans out, retries what failed, claims proxy ports
-RuleSet                  service address -> proxy port, as one value                        ``kubeproxy.netfilter``
+Plan                     difference between the wanted frontends and those that serve (pure)
+Proxier                  carries plans out, retries what failed, reserves proxy ports
+RuleSet                  service address -> proxy port, as one value                       ``kubeproxy.netfilter``
 Netfilter                keeps the kernel equal to a RuleSet: nftables, iptables
-Message                  the only thing that crosses to the data plane                      ``kubeproxy.dataplane``
-Reactor, Listener        an epoll of our own; accepts what the kernel redirected
-Balancer                 round robin and affinity (pure)
-Dial                     finds an endpoint that answers; several if it must
-Splice                   moves bytes both ways, half-close and reset included
-Worker                   a process that does nothing but that; it outlives the one that tells it
-Daemon                   the life story: start, ready, reload, drain, stop                  ``kubeproxy.daemon``
-Succession               one daemon follows another, and no client notices                  ``kubeproxy.succession``
-Status, Trace            how everything fares; what would become of a connection            ``kubeproxy.observability``
+Message                  the only thing that crosses to the data plane                     ``kubeproxy.dataplane``
+Reactor, Listener        an epoll loop; accepts redirected connections
+Balancer                 round robin, ejection and session affinity (pure)
+Dial                     finds an endpoint that answers, trying several if it must
+Connection, Session      moves bytes (TCP) or datagrams (UDP) both ways
+Worker                   a process that runs the data plane; it survives the control process
+Status, Metrics, Log     what an operator sees                                             ``kubeproxy.observability``
+Lifecycle                start, ready, reload, drain, stop                                ``kubeproxy.daemon.lifecycle``
+Takeover                 one instance replaces another without losing a connection         ``kubeproxy.daemon.takeover``
 
-The upper half is the control plane: slow, rich, may wait for the kernel and for the API server. The lower half, from
-Message to Worker, is the data plane: it knows no Kubernetes, no netfilter and no configuration file.
-``docs/architecture.md`` tells why.
+From Service to Netfilter is the control plane: rich, slow, may wait for the kernel and the API server. From Message to
+Worker is the data plane: it knows no Kubernetes, no netfilter and no configuration file. ``docs/architecture.md`` says
+why.
 """
 
-from kubeproxy.version import __version__
+from kubeproxy.model.version import __version__
 
 __all__ = ["__version__"]

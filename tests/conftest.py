@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from tests.lab.host import can_make_hosts
+from tests.support.lab.host import can_make_hosts
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from kubeproxy.cli.gocommand import Given, GoCommand
+from kubeproxy.cli.go_flags import Given, GoCommand
 from kubeproxy.config.flags import ACTIONS, flags
 from kubeproxy.config.load import load
-from kubeproxy.errors import ConfigError
+from kubeproxy.model.errors import ConfigError
 
 
 def _check(given: Given) -> int:
@@ -19,7 +19,7 @@ def _check(given: Given) -> int:
         click.echo("configuration is valid")
         return 0
 
-    from kubeproxy.dataplane.cores import workers_for
+    from kubeproxy.dataplane.workers.count import workers_for
     from kubeproxy.sources.manifests.check import check as check_manifests
 
     survey = check_manifests(

@@ -10,10 +10,10 @@ from uuid import uuid4
 import click
 from msgspec import inspect
 
-from kubeproxy.cli.gocommand import as_click
+from kubeproxy.cli.go_flags import as_click
 from kubeproxy.config.flags import Flag
-from kubeproxy.config.values import Duration
-from kubeproxy.errors import ConfigError
+from kubeproxy.config.value_types import Duration
+from kubeproxy.model.errors import ConfigError
 
 _SWITCH: Final = inspect.BoolType()
 _TEXT: Final = inspect.StrType()
@@ -116,9 +116,9 @@ def enabled(text: str) -> frozenset[str]:
 
 
 def _run(**given: Any) -> int:
-    from kubeproxy.notify import own_notifier
-    from kubeproxy.observability import logging
-    from kubeproxy.sources.kubernetes.access import ClientSettings
+    from kubeproxy.daemon.sd_notify import own_notifier
+    from kubeproxy.kubernetes.client.credentials import ClientSettings
+    from kubeproxy.observability.logs import setup as logging
     from kubeproxy.workloads.run import ServerAddress, run
 
     chosen = enabled(given["controllers"])

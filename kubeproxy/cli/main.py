@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import click
 
-from kubeproxy.errors import ConfigError, KubeproxyError
-from kubeproxy.version import __version__
+from kubeproxy.model.errors import ConfigError, KubeproxyError
+from kubeproxy.model.version import __version__
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""

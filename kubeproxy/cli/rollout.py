@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kubeproxy.config.values import Duration
-from kubeproxy.errors import ConfigError
+from kubeproxy.config.value_types import Duration
+from kubeproxy.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from kubeproxy.workloads.rollout_command import Rollout
@@ -55,9 +55,9 @@ def _kubeconfig(given: str) -> str:
 
 def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -> int:
     """Connect, act, and end as kubectl does."""
-    from kubeproxy.sources.kubernetes.access import ClientSettings
-    from kubeproxy.sources.kubernetes.client import Client
-    from kubeproxy.sources.kubernetes.errors import ApiError
+    from kubeproxy.kubernetes.client.client import Client
+    from kubeproxy.kubernetes.client.credentials import ClientSettings
+    from kubeproxy.kubernetes.client.errors import ApiError
     from kubeproxy.workloads.rollout_command import Rollout, RolloutError
 
     name = _name(given["target"])

@@ -14,10 +14,10 @@ from urllib.parse import urlencode
 import click
 import msgspec
 
-from kubeproxy.cli.ask import ADDRESS, CONFIG, Daemon, daemon_at
-from kubeproxy.errors import ConfigError, KubeproxyError
-from kubeproxy.observability import status_text
-from kubeproxy.observability.status import Status
+from kubeproxy.cli.admin_client import ADDRESS, CONFIG, Daemon, daemon_at
+from kubeproxy.model.errors import ConfigError, KubeproxyError
+from kubeproxy.observability.status import text
+from kubeproxy.observability.status.document import Status
 
 EVERY_S = 2.0
 """How often the picture is drawn anew: as often as the daemon takes a sample."""
@@ -92,7 +92,7 @@ def _demand(seen: Status, service: str) -> None:
 def _exit_status(seen: Status) -> int:
     if seen.healthy:
         return 0
-    click.echo(f"kubeproxy: {status_text.verdict(seen)}", err=True)
+    click.echo(f"kubeproxy: {text.verdict(seen)}", err=True)
     return 1
 
 
@@ -104,9 +104,9 @@ def _draw(seen: Status, service: str, *, height: int | None) -> None:
         return
     if service:
         for shown in seen.services:
-            click.echo("\n".join(status_text.details(shown)))
+            click.echo("\n".join(text.details(shown)))
     else:
-        click.echo("\n".join(status_text.summary(seen)))
+        click.echo("\n".join(text.summary(seen)))
 
 
 def _watch(daemon: Daemon, service: str) -> int:

@@ -9,21 +9,28 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from kubeproxy.observability import status_text
-from kubeproxy.observability import status_words as words
-from kubeproxy.observability.status import EndpointStatus, FrontendStatus, ServiceStatus, Standing, State, Status
+from kubeproxy.observability.status import text as status_text
+from kubeproxy.observability.status import wording as words
+from kubeproxy.observability.status.document import (
+    EndpointStatus,
+    FrontendStatus,
+    ServiceStatus,
+    Standing,
+    State,
+    Status,
+)
 
 _STATE = {
     State.PROBLEM: "bold red",
-    State.ILL: "red",
+    State.EJECTED: "red",
     State.EMPTY: "yellow",
     State.WAITING: "yellow",
     State.OK: "green",
 }
 _STANDING = {
     Standing.READY: ("●", "green"),
-    Standing.ASIDE: ("■", "red"),
-    Standing.TRIAL: ("◆", "yellow"),
+    Standing.EJECTED: ("■", "red"),
+    Standing.PROBING: ("◆", "yellow"),
     Standing.TERMINATING: ("◐", "yellow"),
     Standing.UNREADY: ("○", "bright_black"),
     Standing.ELSEWHERE: ("·", "bright_black"),
@@ -51,9 +58,9 @@ def draw(status: Status, *, detailed: bool, height: int | None, console: Console
     left = status.matched - status.offset - len(shown)
     if left > 0:
         console.print(f"  [dim]… and {left:,} more[/dim]")
-    if status.incidents:
+    if status.recent_warnings:
         console.print(Rule("last warnings and errors", style="dim", align="left"))
-        for one in status.incidents[: 3 if height is not None else status_text.INCIDENTS]:
+        for one in status.recent_warnings[: 3 if height is not None else status_text.INCIDENTS]:
             colour = "yellow" if one.level == "warning" else "red"
             console.print(
                 Text(status_text.incident(one), style=colour), overflow="ellipsis", no_wrap=height is not None

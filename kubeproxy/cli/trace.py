@@ -8,9 +8,9 @@ from urllib.parse import urlencode
 import click
 import msgspec
 
-from kubeproxy.cli.ask import ADDRESS, CONFIG, daemon_at
-from kubeproxy.errors import ConfigError, KubeproxyError
-from kubeproxy.observability.trace import Asked, TraceReport, lines
+from kubeproxy.cli.admin_client import ADDRESS, CONFIG, daemon_at
+from kubeproxy.model.errors import ConfigError, KubeproxyError
+from kubeproxy.observability.status.trace import Asked, TraceReport, lines
 
 
 @click.command(short_help="Say what would become of a connection, and why.")

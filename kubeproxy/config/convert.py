@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from msgspec import Struct, inspect
 
+from kubeproxy.config.describe import allowed, describe, leaf, name_of, notation
 from kubeproxy.config.fields import members, plain
-from kubeproxy.config.words import allowed, describe, leaf, name_of, notation
 
 _TRUE: Final = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE: Final = ("0", "f", "F", "false", "FALSE", "False")

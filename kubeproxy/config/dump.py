@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from kubeproxy.config.fields import members
 from kubeproxy.config.schema import Configuration
-from kubeproxy.config.values import Leaf
+from kubeproxy.config.value_types import Leaf
 
 
 def dump(configuration: Configuration) -> str:

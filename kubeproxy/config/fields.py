@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from msgspec import NODEFAULT, Struct, inspect
 
-from kubeproxy.config.about import Effect
+from kubeproxy.config.field_info import Effect
 from kubeproxy.config.schema import Configuration
 
 _S = TypeVar("_S", bound=Struct)

@@ -15,9 +15,9 @@ from typing import Any, Final
 from msgspec import inspect
 
 from kubeproxy.config.convert import Findings, convert_flag, is_zero
+from kubeproxy.config.describe import describe
 from kubeproxy.config.fields import Field, fields, plain
-from kubeproxy.config.values import Duration, ServerAddress
-from kubeproxy.config.words import describe
+from kubeproxy.config.value_types import Duration, ServerAddress
 from kubeproxy.model import parse_address
 
 _TEXT: Final = inspect.StrType()

@@ -12,13 +12,13 @@ from msgspec import Struct, inspect
 
 from kubeproxy.config import flags
 from kubeproxy.config.convert import Findings, convert, is_zero, join
+from kubeproxy.config.describe import describe
 from kubeproxy.config.fields import build, fields, members, plain
 from kubeproxy.config.schema import API_VERSION, KIND, Configuration
 from kubeproxy.config.validate import unused, validate
-from kubeproxy.config.values import IP, HealthzAddress, MetricsAddress
-from kubeproxy.config.words import describe
-from kubeproxy.errors import ConfigError
+from kubeproxy.config.value_types import IP, HealthzAddress, MetricsAddress
 from kubeproxy.model import Family
+from kubeproxy.model.errors import ConfigError
 
 MOST_CHARACTERS = 1_000_000
 """How long a file may be. A whole configuration has a few thousand characters."""
@@ -58,10 +58,10 @@ def load(given: Mapping[str, Sequence[str]]) -> Loaded:
 
 def read(text: str, findings: Findings, *, name: str) -> dict[str, Any]:
     """The values that a file's text sets, by the path of their field; faults of the text as a whole bear its name."""
-    from kubeproxy.config import document  # a start without file does without a YAML parser
+    from kubeproxy.config import parse
 
     try:
-        data, warnings = document.parse(text)
+        data, warnings = parse.parse(text)
     except ValueError as error:
         findings.fault(name, f"what is neither YAML nor JSON ({error})", f"a {KIND} in YAML or JSON")
         return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kubeproxy.config.about import Effect
+from kubeproxy.config.field_info import Effect
 from kubeproxy.config.fields import build, fields, flatten
 from kubeproxy.config.schema import Configuration
 

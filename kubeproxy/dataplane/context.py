@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from kubeproxy.dataplane.descriptors import DescriptorBudget, Share
+from kubeproxy.dataplane.connection_log import ConnectionLog
 from kubeproxy.dataplane.interface import DIAL_BUCKETS_S
-from kubeproxy.dataplane.journal import Journal
-from kubeproxy.dataplane.keepalive import KeepaliveRounds
-from kubeproxy.dataplane.ladder import Ladder
-from kubeproxy.dataplane.lag import Lag
-from kubeproxy.dataplane.memory import MemoryReserve
+from kubeproxy.dataplane.loop.lag import Lag
+from kubeproxy.dataplane.loop.reactor import Reactor
+from kubeproxy.dataplane.loop.timeouts import StepTimeouts
+from kubeproxy.dataplane.loop.write_queue import WriteQueue
 from kubeproxy.dataplane.messages import Tune
-from kubeproxy.dataplane.outbox import Outbox
-from kubeproxy.dataplane.pipes import PipePool
-from kubeproxy.dataplane.reactor import Reactor
-from kubeproxy.dataplane.sweep import HalfClosedSweep
+from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget, Share
+from kubeproxy.dataplane.resources.memory_reserve import MemoryReserve
+from kubeproxy.dataplane.resources.pipe_pool import PipePool
 from kubeproxy.model import FrontendName
 
 
-class Trial(Protocol):
+class Abortable(Protocol):
     """An endpoint is being tried."""
 
     def abort(self) -> None:
@@ -37,7 +36,7 @@ class Live(Protocol):
         """End it now; both sides see a reset."""
 
 
-class Tally:
+class FrontendCounters:
     """Plain sums of one frontend, added to on the byte path and read when asked (see `Counters`). The bytes stand in
     lists of one, so that each direction can be handed its own."""
 
@@ -50,7 +49,8 @@ class Tally:
         "dropped",
         "evicted",
         "frontend",
-        "nobody",
+        "looped",
+        "no_endpoint",
         "refused",
         "share",
         "silent",
@@ -65,11 +65,12 @@ class Tally:
         self.active = 0
         self.refused = 0
         self.silent = 0
-        self.nobody = 0
+        self.no_endpoint = 0
         self.unable = 0
         self.dial_retries = 0
         self.dropped = 0
         self.evicted = 0
+        self.looped = 0
         self.bytes_in = [0]
         self.bytes_out = [0]
 
@@ -92,39 +93,26 @@ class DialTimes:
 class Context:
     """One reactor and what hangs on it."""
 
-    def __init__(self, *, reactor: Reactor, budget: DescriptorBudget) -> None:
+    def __init__(self, *, reactor: Reactor, budget: DescriptorBudget, send: Callable[[list[Any]], None]) -> None:
+        """`send` writes the backlogs of flows (see `WriteQueue`)."""
         self.reactor = reactor
         self.budget = budget
         self.memory = MemoryReserve(budget=budget, reactor=reactor)
         self.pipes = PipePool(budget)
-        self.outbox = Outbox(reactor)
-        self.ladder = Ladder(reactor)
-        self._tune = Tune()
+        self.write_queue = WriteQueue(reactor, send)
+        self.step_timeouts = StepTimeouts(reactor)
+        self.tune = Tune()
+        """The settings in effect."""
         self.live: set[Live] = set()
-        self.touched: set[Tally] = set()
+        self.touched: set[FrontendCounters] = set()
         """Those that may have changed since they were last looked at: whoever takes in a client, or turns one away
         unheard, puts its own here, and whoever finds one unchanged and without clients takes it out."""
         self.lag = Lag(reactor)
-        self.trials: set[Trial] = set()
+        self.probes: set[Abortable] = set()
         """Endpoints that are being tried, for nobody."""
         self.dial_times = DialTimes()
-        self.portless = 0
+        self.ports_exhausted = 0
         """Dials that failed because all of this host's ports towards the endpoint were in use."""
-        self.journal = Journal()
-        self._sweep = HalfClosedSweep(self)
-        self._sweep.restart()
-        self._keepalive = KeepaliveRounds(self)
-        self._keepalive.restart()
-
-    @property
-    def tune(self) -> Tune:
-        """The settings in effect."""
-        return self._tune
-
-    @tune.setter
-    def tune(self, tune: Tune) -> None:
-        before, self._tune = self._tune, tune
-        if tune.half_closed_idle_s != before.half_closed_idle_s:
-            self._sweep.restart()
-        if tune.keepalive_s != before.keepalive_s:
-            self._keepalive.restart()
+        self.looped = 0
+        """Connections and datagrams that had come through too many proxies."""
+        self.connection_log = ConnectionLog()

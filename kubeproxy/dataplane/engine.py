@@ -8,14 +8,26 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from weakref import WeakValueDictionary
 
-from kubeproxy.dataplane.affinity import pieces
-from kubeproxy.dataplane.balancer import Aside
+from kubeproxy.dataplane.balancing.affinity import pieces
+from kubeproxy.dataplane.balancing.balancer import Ejection
 from kubeproxy.dataplane.context import Context
-from kubeproxy.dataplane.datagrams import DatagramListener, Sessions
-from kubeproxy.dataplane.interface import NOTHING, PROSPECTS, Counters, Ended, Ill, Prospect, Vitals
-from kubeproxy.dataplane.listener import Listener
-from kubeproxy.dataplane.messages import Listen, Message, Remember, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.interface import (
+    NOTHING,
+    PREVIEWS_MAX,
+    BalancePreview,
+    Counters,
+    EjectedEndpoint,
+    Ended,
+    WorkerStatus,
+)
+from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.resources.fd_budget import Tenant
+from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
+from kubeproxy.dataplane.tcp.keepalive import KeepaliveSweep
+from kubeproxy.dataplane.tcp.listener import Listener
+from kubeproxy.dataplane.udp.sessions import DatagramListener, Sessions
 from kubeproxy.model import Address, FrontendName, Protocol, Target
 
 
@@ -40,9 +52,15 @@ class Engine:
         self._rng = rng
         self._began = time.time()
         self._sessions = Sessions(context)
+        self._half_closed = HalfClosedSweep(context)
+        self._half_closed.restart()
+        self._keepalive = KeepaliveSweep(context)
+        self._keepalive.restart()
         self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
         self._succeeded: dict[FrontendName, Listener | DatagramListener] = {}
         """Those that others have taken the place of, until `shed`."""
+        self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
+        """By their namespaces."""
         self._sockets: dict[Listener | DatagramListener, socket.socket] = {}
         self._told: dict[FrontendName, Counters] = {}
         """The counters of the frontends served now, as last looked at."""
@@ -58,17 +76,24 @@ class Engine:
                 case SetEndpoints(frontend=name):
                     if (listener := self._listeners.get(name)) is not None:
                         listener.set_endpoints(message)
-                case Remember(frontend=name):
+                case RestoreBindings(frontend=name):
                     if (listener := self._listeners.get(name)) is not None:
-                        listener.balancer.remember(message.bindings, self._context.reactor.clock())
-                        self._context.touched.add(listener.tally)
+                        listener.balancer.restore_bindings(message.bindings, self._context.reactor.clock())
+                        self._context.touched.add(listener.counters)
                 case Retire(frontend=name):
-                    self.shed(name)
+                    self.close_previous(name)
                     self._end(self._listeners.pop(name, None))
                     self._told.pop(name, None)
                 case Tune():
-                    self._context.tune = message
+                    self._tune(message)
         return failures
+
+    def _tune(self, tune: Tune) -> None:
+        before, self._context.tune = self._context.tune, tune
+        if (tune.half_closed_idle_s, tune.unanswered_idle_s) != (before.half_closed_idle_s, before.unanswered_idle_s):
+            self._half_closed.restart()
+        if tune.keepalive_s != before.keepalive_s:
+            self._keepalive.restart()
 
     def _listen(self, message: Listen) -> str | None:
         if message.frontend in self._listeners:
@@ -76,7 +101,9 @@ class Engine:
         listener = self._open(message)
         if isinstance(listener, str):
             return listener
-        listener.tally.frontend = message.frontend
+        listener.counters.frontend = message.frontend
+        namespace = message.frontend.service_port.namespace
+        listener.counters.share.tenant = self._tenants.setdefault(namespace, listener.counters.share.tenant)
         self._listeners[message.frontend] = listener
         self._told[message.frontend] = NOTHING
         return None
@@ -87,13 +114,13 @@ class Engine:
         before, listener = self._listeners[message.frontend], self._open(message)
         if isinstance(listener, str):
             return listener
-        listener.balancer, listener.tally = before.balancer, before.tally
-        self.shed(message.frontend)
+        listener.balancer, listener.counters = before.balancer, before.counters
+        self.close_previous(message.frontend)
         self._succeeded[message.frontend] = before
         self._listeners[message.frontend] = listener
         return None
 
-    def shed(self, frontend: FrontendName) -> None:
+    def close_previous(self, frontend: FrontendName) -> None:
         """Listen no more on the socket that another has taken the place of, if there is one."""
         self._end(self._succeeded.pop(frontend, None))
 
@@ -136,7 +163,7 @@ class Engine:
         for tally in tuple(touched):
             name = tally.frontend
             listener = None if name is None else self._listeners.get(name)
-            if name is None or listener is None or listener.tally is not tally:
+            if name is None or listener is None or listener.counters is not tally:
                 touched.discard(tally)
                 continue
             counters = _counters_of(listener)
@@ -160,14 +187,14 @@ class Engine:
         """The same as when `news` last looked."""
         return self._told.copy()
 
-    def ill(self, *, worker: int = 0) -> Iterator[tuple[FrontendName, tuple[Ill, ...]] | None]:
+    def ejected(self, *, worker: int = 0) -> Iterator[tuple[FrontendName, tuple[EjectedEndpoint, ...]] | None]:
         """The endpoints that are passed over now; None: of a frontend of which none is. May be left off for a while."""
         for name in self.frontends:
             listener = self._listeners.get(name)
-            aside = None if listener is None else listener.balancer.aside
-            yield (name, _ill_of(aside, self._context.reactor.clock(), worker)) if aside else None
+            ejected = None if listener is None else listener.balancer.ejected
+            yield (name, _ejected_of(ejected, self._context.reactor.clock(), worker)) if ejected else None
 
-    def bindings(self, *, since: float = -math.inf) -> Iterator[Remember | None]:
+    def bindings(self, *, since: float = -math.inf) -> Iterator[RestoreBindings | None]:
         """The clients that stay with an endpoint and were seen since then (by the reactor's clock); None: some time has
         passed. May be left off for a while."""
         for tally in tuple(self._context.touched):
@@ -177,18 +204,18 @@ class Engine:
                 yield from pieces(name, listener.balancer.bindings(self._context.reactor.clock(), since=since))
             yield None
 
-    def prospect(self, frontend: FrontendName, client: Address, *, worker: int = 0) -> Prospect | None:
+    def preview(self, frontend: FrontendName, client: Address, *, worker: int = 0) -> BalancePreview | None:
         """What would become of a client's next connection; None: the frontend is not served."""
         listener = self._listeners.get(frontend)
         if listener is None:
             return None
-        bound, order = listener.balancer.prospect(client, self._context.reactor.clock(), limit=PROSPECTS)
-        return Prospect(worker, order, bound)
+        bound, order = listener.balancer.preview(client, self._context.reactor.clock(), limit=PREVIEWS_MAX)
+        return BalancePreview(worker, order, bound)
 
-    def vitals(self, *, worker: int = 0) -> Vitals:
+    def worker_status(self, *, worker: int = 0) -> WorkerStatus:
         """How this process is doing."""
         context = self._context
-        return Vitals(
+        return WorkerStatus(
             pid=os.getpid(),
             number=worker,
             began=self._began,
@@ -196,18 +223,19 @@ class Engine:
             udp_sessions=len(self._sessions),
             descriptors=context.budget.used,
             descriptors_limit=context.budget.limit,
-            turned_away=context.budget.refusals,
+            accept_paused=context.budget.refusals,
             lag_s=context.lag.longest_s(),
             dials=tuple(context.dial_times.counts),
             dial_seconds=context.dial_times.seconds,
-            unlogged=context.journal.forgotten,
+            log_skipped=context.connection_log.forgotten,
             memory_shortages=context.memory.shortages,
-            portless=context.portless,
+            ports_exhausted=context.ports_exhausted,
+            looped=context.looped,
         )
 
     def take_ended(self) -> list[Ended]:
         """The connections that have ended since this was last asked (see `DataPlane.ended`)."""
-        return self._context.journal.take()
+        return self._context.connection_log.take()
 
     def retire(self) -> Iterator[None]:
         """Serve no new client of any frontend; those who wait already are taken, and the open connections go on. One
@@ -222,36 +250,37 @@ class Engine:
             pass
         for live in list(self._context.live):
             live.abort()
-        for trial in list(self._context.trials):
-            trial.abort()
+        for probe in list(self._context.probes):
+            probe.abort()
         self._context.pipes.close()
 
 
-def _ill_of(passed_over: Mapping[Target, Aside], now: float, worker: int) -> tuple[Ill, ...]:
+def _ejected_of(passed_over: Mapping[Target, Ejection], now: float, worker: int) -> tuple[EjectedEndpoint, ...]:
     return tuple(
-        Ill(
+        EjectedEndpoint(
             target=target,
             worker=worker,
-            reason=aside.reason,
-            failures=aside.failures,
-            retry_in_s=max(0.0, aside.until - now) if not aside.on_trial else 0.0,
+            reason=ejected.reason,
+            failures=ejected.failures,
+            retry_in_s=max(0.0, ejected.until - now) if not ejected.probing else 0.0,
         )
-        for target, aside in passed_over.items()
+        for target, ejected in passed_over.items()
     )
 
 
 def _counters_of(listener: Listener | DatagramListener) -> Counters:
-    tally = listener.tally
+    tally = listener.counters
     return Counters(
         accepted=tally.accepted,
         active=tally.active,
         refused=tally.refused,
         silent=tally.silent,
-        nobody=tally.nobody,
+        no_endpoint=tally.no_endpoint,
         unable=tally.unable,
         dial_retries=tally.dial_retries,
         dropped=tally.dropped,
         evicted=tally.evicted,
+        looped=tally.looped,
         affinity_entries=listener.balancer.affinity_entries,
         bytes_in=tally.bytes_in[0],
         bytes_out=tally.bytes_out[0],

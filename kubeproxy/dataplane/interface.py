@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from kubeproxy.dataplane.messages import Message, Remember
+from kubeproxy.dataplane.messages import Message, RestoreBindings
 from kubeproxy.model import Address, FrontendName, Target
 from kubeproxy.model import Protocol as Transport
 
@@ -22,7 +22,7 @@ class Counters(Struct, array_like=True):
     """Connections that failed because every endpoint refused or was unreachable."""
     silent: int = 0
     """Connections that failed because an endpoint was still silent when the ladder of dials ended."""
-    nobody: int = 0
+    no_endpoint: int = 0
     """Connections that failed because there was no endpoint."""
     unable: int = 0
     """Connections that failed for want of something of this host's: a port, memory, a descriptor."""
@@ -37,11 +37,13 @@ class Counters(Struct, array_like=True):
     """From clients to endpoints."""
     bytes_out: int = 0
     """From endpoints to clients."""
+    looped: int = 0
+    """Connections that failed because they had come through too many proxies; UDP: datagrams."""
 
     @property
     def failed(self) -> int:
         """Connections for which no endpoint answered, whatever the reason."""
-        return self.refused + self.silent + self.nobody + self.unable
+        return self.refused + self.silent + self.no_endpoint + self.unable + self.looped
 
 
 NOTHING = Counters()
@@ -52,7 +54,7 @@ DIAL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 a little beyond the default ladder's end."""
 
 
-class Vitals(Struct, frozen=True):
+class WorkerStatus(Struct, frozen=True):
     """How one process that serves is doing. Sums are since it began."""
 
     pid: int
@@ -66,7 +68,7 @@ class Vitals(Struct, frozen=True):
     descriptors: int
     """In use on the byte path."""
     descriptors_limit: int
-    turned_away: int
+    accept_paused: int
     """How often a client had to wait for want of descriptors."""
     lag_s: float
     """The longest turn of its loop within the last minute: how long a ready byte may have waited."""
@@ -75,15 +77,17 @@ class Vitals(Struct, frozen=True):
     for the rest, not cumulative."""
     dial_seconds: float
     """The sum of these times."""
-    unlogged: int = 0
+    log_skipped: int = 0
     """Connections whose end nobody asked for in time (see `DataPlane.ended`)."""
     memory_shortages: int = 0
     """Grows while there is no memory for more clients."""
-    portless: int = 0
+    ports_exhausted: int = 0
     """Dials that failed because all of this host's ports towards the endpoint were in use."""
+    looped: int = 0
+    """Connections and datagrams that had come through too many proxies."""
 
 
-class Ill(Struct, frozen=True):
+class EjectedEndpoint(Struct, frozen=True):
     """An endpoint that is passed over, as one serving process sees it."""
 
     target: Target
@@ -96,16 +100,16 @@ class Ill(Struct, frozen=True):
     """Seconds until it may be tried again; 0: it is being tried, or will be when the next client comes."""
 
 
-PROSPECTS = 64
-"""How many endpoints a `Prospect` tells of."""
+PREVIEWS_MAX = 64
+"""How many endpoints a `BalancePreview` tells of."""
 
 
-class Prospect(Struct, frozen=True):
+class BalancePreview(Struct, frozen=True):
     """What one serving process would do with a client's next connection."""
 
     worker: int
     order: tuple[Target, ...]
-    """The endpoints as they would be tried now, the first `PROSPECTS` of them."""
+    """The endpoints as they would be tried now, the first `PREVIEWS_MAX` of them."""
     bound: Target | None = None
     """The endpoint that the client stays with, by affinity; None: none."""
 
@@ -133,7 +137,7 @@ class Ended(Struct, frozen=True, array_like=True):
     reason: str
     """``closed``: both sides had said all; ``reset by client``, ``reset by endpoint``; ``idle``: half-closed, and
     silent for too long; ``cut``: by this proxy, on its own way out. And without an endpoint: ``refused``, ``timeout``,
-    ``no endpoint``, ``unable`` (see `Counters`). ``no memory``: this host had none left."""
+    ``no endpoint``, ``unable``, ``loop`` (see `Counters`). ``no memory``: this host had none left."""
 
 
 class DataPlane(Protocol):
@@ -147,17 +151,17 @@ class DataPlane(Protocol):
     async def counters(self) -> Mapping[FrontendName, Counters]:
         """A snapshot, summed over everything that serves."""
 
-    async def vitals(self) -> Sequence[Vitals]:
+    async def worker_status(self) -> Sequence[WorkerStatus]:
         """One for each process that serves now, by number."""
 
-    async def ill(self) -> Mapping[FrontendName, Sequence[Ill]]:
+    async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
         """The endpoints that are passed over now."""
 
-    async def prospects(self, frontend: FrontendName, client: Address) -> Sequence[Prospect]:
+    async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
         """What each process that serves a frontend would do with the next connection from a client's address. Asking
         changes nothing; nobody answers for a frontend that is not served."""
 
-    async def bindings(self) -> Sequence[Remember]:
+    async def bindings(self) -> Sequence[RestoreBindings]:
         """The clients that stay with an endpoint now, by session affinity: for a process that follows this one."""
 
     async def ended(self) -> Sequence[Ended]:
@@ -169,7 +173,7 @@ class DataPlane(Protocol):
         """How often a process that served has died and was replaced."""
 
     @property
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         """Why it does not serve as it should (a worker that keeps dying); None: it does."""
 
     @property

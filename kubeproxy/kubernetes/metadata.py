@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kubeproxy.sources.wire import Wire
+from kubeproxy.kubernetes.objects import Wire
 
 
 class OwnerReference(Wire, frozen=True, omit_defaults=True):

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from kubeproxy.sources.kubernetes.errors import ApiError
+from kubeproxy.kubernetes.client.errors import ApiError
 
 T = TypeVar("T")
 

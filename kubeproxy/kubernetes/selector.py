@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kubeproxy.sources.wire import Wire
+from kubeproxy.kubernetes.objects import Wire
 
 
 class Requirement(Wire, frozen=True, omit_defaults=True):

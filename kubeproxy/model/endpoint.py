@@ -1,4 +1,4 @@
-"""Who answers for a Service: EndpointSlices, and legacy Endpoints objects translated to the same shape."""
+"""Endpoints of a Service: EndpointSlices, and legacy Endpoints objects in the same shape."""
 
 from __future__ import annotations
 

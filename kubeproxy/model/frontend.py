@@ -1,9 +1,10 @@
-"""A frontend: one listener's worth of a service port. What the control plane's decisions amount to."""
+"""A frontend: one listener's worth of a service port, the result of the control plane's decisions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from kubeproxy.model.address import Address, Family
@@ -11,7 +12,7 @@ from kubeproxy.model.service import Protocol, ServicePortName
 
 
 class Scope(StrEnum):
-    """Whose traffic a frontend takes, where policies tell clients apart."""
+    """Which traffic a frontend takes, where policies distinguish clients."""
 
     CLUSTER = "cluster"
     """Traffic under the Cluster policy; for most service ports the only frontend."""
@@ -19,11 +20,22 @@ class Scope(StrEnum):
     """Traffic to cluster IPs under internalTrafficPolicy Local: only this node's endpoints answer."""
     EXTERNAL = "external"
     """Traffic to node ports, external and load balancer addresses under externalTrafficPolicy Local: only this node's
-    endpoints answer, and they are promised the client's own address."""
+    endpoints answer, and they see the client's own address."""
+
+
+class Claim(IntEnum):
+    """How a Service comes by an address: the lower value wins where two Services have the same."""
+
+    ALLOCATED = 0
+    """Cluster IPs and node ports, which an API server gives to one Service alone."""
+    LOAD_BALANCER = 1
+    """In the Service's status, which a controller writes."""
+    EXTERNAL = 2
+    """In spec.externalIPs, where every author of a Service may write any address (CVE-2020-8554)."""
 
 
 class Verdict(StrEnum):
-    """What becomes of a client when a frontend has no endpoint."""
+    """What happens to a client when a frontend has no endpoint."""
 
     REFUSE = "refuse"
     DROP = "drop"
@@ -42,11 +54,11 @@ class FrontendName(NamedTuple):
 
 
 NODE_PORTS = {Family.IPV4: Address("0.0.0.0"), Family.IPV6: Address("::")}
-"""The address of a Destination that stands for every address of this node that takes node ports."""
+"""Address of a Destination that means: every address of this node that accepts node ports."""
 
 
 class Destination(NamedTuple):
-    """Where clients send to: a service address, before the redirect. A node port has the address `NODE_PORTS`."""
+    """The address that a client uses, before the redirect. A node port has the address `NODE_PORTS`."""
 
     address: Address
     protocol: Protocol
@@ -54,7 +66,7 @@ class Destination(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where an endpoint listens: what is dialed."""
+    """Address and port of an endpoint: what a dial connects to."""
 
     address: Address
     port: int
@@ -70,14 +82,18 @@ class Frontend:
     name: FrontendName
     protocol: Protocol
     destinations: frozenset[Destination]
-    """Taken from everybody, except what another frontend has among its `own_destinations`."""
+    """Taken from every client, except what another frontend has among its `own_destinations`."""
     own_destinations: frozenset[Destination] = frozenset()
     """Taken only from this node itself and, where the cluster's own addresses are known, from pods: under
-    externalTrafficPolicy Local such clients may be served by any endpoint in the cluster."""
+    externalTrafficPolicy Local any endpoint in the cluster may serve these clients."""
     source_ranges: frozenset[str] = frozenset()
-    """CIDRs of this family that alone may reach the `ranged` destinations; empty: no restriction."""
+    """CIDRs of this family allowed to reach the `ranged` destinations; empty: no restriction."""
     ranged: frozenset[Destination] = frozenset()
     """The load balancer addresses among the destinations."""
+    claims: Mapping[Destination, Claim] = field(default_factory=dict)
+    """How the Service comes by a destination; those not named are `Claim.ALLOCATED`."""
+    created: int = 0
+    """Of the Service; see there."""
     endpoints: tuple[Target, ...] = ()
     """Sorted and without duplicates, so that equal sets are equal values."""
     preserve: frozenset[Target] = frozenset()

@@ -9,7 +9,7 @@ from kubeproxy.model.address import Address
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a proxy has to know of the node that it runs on."""
+    """The facts about a node that its proxy needs."""
 
     name: str
     addresses: tuple[Address, ...] = ()
@@ -17,5 +17,5 @@ class Node:
     zone: str = ""
     """Label topology.kubernetes.io/zone."""
     eligible: bool = True
-    """Whether load balancers may send it new connections: neither being deleted nor tainted
+    """Whether load balancers may send new connections here: neither being deleted nor tainted
     ToBeDeletedByClusterAutoscaler (KEP-3836)."""

@@ -1,4 +1,4 @@
-"""What a Service asks of a node: its addresses, ports and policies, and nothing else of the Kubernetes object."""
+"""A Service as a node needs it: addresses, ports and policies, nothing else of the object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kubeproxy.model.address import Address
 
 
 class Protocol(StrEnum):
-    """A service port's transport, spelled as in the API. SCTP is known by name only: it is not served."""
+    """A service port's transport, spelled as in the API. SCTP has a name only: it is not served."""
 
     TCP = "TCP"
     UDP = "UDP"
@@ -74,9 +74,11 @@ class Service:
     external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_ips: tuple[Address, ...] = ()
     load_balancer_ips: tuple[Address, ...] = ()
-    """Ingress addresses of mode VIP; those of mode Proxy are not ours to capture."""
+    """Ingress addresses of mode VIP; the load balancer itself answers at those of mode Proxy."""
     load_balancer_source_ranges: tuple[str, ...] = field(default=())
-    """Canonical CIDRs; empty: anybody."""
+    """Canonical CIDRs; empty: every client."""
     health_check_node_port: int = 0
     """0: none."""
     traffic_distribution: str = ""
+    created: int = 0
+    """metadata.creationTimestamp in Unix seconds; 0: not given, as in most manifests."""

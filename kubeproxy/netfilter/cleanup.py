@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 
-from kubeproxy.errors import KernelError
 from kubeproxy.model import Family
-from kubeproxy.netfilter import routing
-from kubeproxy.netfilter.command import run
+from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import GAP_S
-from kubeproxy.netfilter.iptables import Iptables
-from kubeproxy.netfilter.nftables import Nftables
-from kubeproxy.netfilter.xt_rules import OWN
+from kubeproxy.netfilter.iptables.adapter import Iptables
+from kubeproxy.netfilter.iptables.chains import OWN
+from kubeproxy.netfilter.nftables.adapter import Nftables
+from kubeproxy.netfilter.routing import rules
+from kubeproxy.netfilter.subprocess import run
 
 _TIMEOUT_S = 30.0
 _XTABLES_NFT = {Family.IPV4: "iptables-nft", Family.IPV6: "ip6tables-nft"}
@@ -34,7 +34,7 @@ async def cleanup_all(*, keep: str | None = None) -> list[str]:
         await _clean(Iptables(), "iptables: chains KUBE-PORTALS-*, KUBE-PROXY-*, KUBE-NODEPORT-*", removed, failures)
     if keep is None:
         try:
-            removed += ["routing rules and table of transparent connections"] if routing.remove() else []
+            removed += ["routing rules and table of transparent connections"] if rules.remove() else []
         except KernelError as error:
             failures.append(str(error))
     for family, program in _XTABLES_NFT.items():

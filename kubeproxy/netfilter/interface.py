@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 GAP_S = 30.0
 """How long clients are kept waiting for a successor. Their attempts come 1, 3, 7, 15 s after the first."""
@@ -32,6 +32,9 @@ class Netfilter(Protocol):
 
     async def why_not_guarding_sockets(self) -> str | None:
         """Why this host cannot do what `RuleSet.guard_sockets` asks for; None if it can. Leaves nothing behind."""
+
+    async def reach(self, ours: RuleSet) -> Reach:
+        """Where the redirects lead that the kernel has now, read from it and compared with those of `ours`."""
 
     async def pause(self, for_s: float = GAP_S) -> bool:
         """Take our redirects away, whoever of us made them, and have the first packets to their destinations dropped

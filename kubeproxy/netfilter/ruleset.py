@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
-from kubeproxy.netfilter.ranges import disjoint, hold, is_loopback
+from kubeproxy.netfilter.cidr import disjoint, hold, is_loopback
 
 
 class ProxyPort(NamedTuple):
@@ -16,6 +16,13 @@ class ProxyPort(NamedTuple):
 
     protocol: Protocol
     port: int
+
+
+class Reach(NamedTuple):
+    """How many of the redirects in the kernel are those of a rule set, and how many lead elsewhere."""
+
+    ours: int
+    others: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kubeproxy.errors import KernelError
+from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import Netfilter
-from kubeproxy.netfilter.iptables import Iptables
-from kubeproxy.netfilter.nftables import Nftables
-from kubeproxy.netfilter.none import NoNetfilter
-from kubeproxy.netfilter.routed import Routed
+from kubeproxy.netfilter.iptables.adapter import Iptables
+from kubeproxy.netfilter.nftables.adapter import Nftables
+from kubeproxy.netfilter.noop import NoNetfilter
+from kubeproxy.netfilter.with_routing import Routed
 
 _ADAPTERS: Mapping[str, type[Nftables] | type[Iptables]] = {"nftables": Nftables, "iptables": Iptables}
 

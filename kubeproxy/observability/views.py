@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kubeproxy.model import Frontend, ServiceName
+from kubeproxy.dataplane.interface import EjectedEndpoint, WorkerStatus
+from kubeproxy.model import Frontend, FrontendName, ServiceName
 
 
 class FrontendView(Protocol):
@@ -112,8 +113,16 @@ class WatchView(Protocol):
     def faulty(self) -> int:
         """Objects of which some part cannot be served."""
 
+    @property
+    def left_out(self) -> int:
+        """Objects that are not served, because all together mean more than is kept."""
 
-class TroubleView(Protocol):
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept of all objects, in bytes of JSON."""
+
+
+class ManifestProblemView(Protocol):
     """Something in a manifest that cannot be taken as it is; `str` says where and what."""
 
     @property
@@ -129,7 +138,7 @@ class ManifestsView(Protocol):
         """Whether all have been read once."""
 
     @property
-    def troubles(self) -> Sequence[TroubleView]:
+    def problems(self) -> Sequence[ManifestProblemView]:
         """What stands against them."""
 
     @property
@@ -192,3 +201,21 @@ class Picture:
     requests: RequestsView | None = None
     """None: there is no API server."""
     events: EventsView | None = None
+
+
+class Serving(Protocol):
+    """What is asked of the data plane (`kubeproxy.dataplane.interface.DataPlane`)."""
+
+    async def worker_status(self) -> Sequence[WorkerStatus]:
+        """One for each process that serves."""
+
+    async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
+        """The endpoints that are passed over."""
+
+    @property
+    def restarts(self) -> int:
+        """How often one was replaced."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why it does not serve as it should."""

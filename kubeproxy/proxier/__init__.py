@@ -6,9 +6,9 @@ Tracker     what every source says, which of them owns a Service, and what chang
 NodeFacts   this node, as far as the answers depend on it
 resolve     one Service and its slices -> the frontends that it asks for, one per family and scope
 endpoints   who may answer: ready or leaving, here or anywhere, near or far
-Ledger      which frontends are wanted, which listeners stand, which ports they hold; it knows what may be done next
+ProxierState      which frontends are wanted, which listeners stand, which ports they hold; it knows what may be done next
 plan        one look at wanted and standing -> what to open, tell, take out of the rules, close
-Claims      node ports and ports at the node's own addresses, held against other processes
+NodePortClaims      node ports and ports at the node's own addresses, held against other processes
 Ports       the proxy ports: from a range or from the kernel
 Rules       serving frontends -> RuleSet
 Schedule    when netfilter may be spoken to next
@@ -18,12 +18,12 @@ Proxier     carries out what the others decided: the only one that awaits, and t
 Everything else is synchronous, and is told what time it is.
 """
 
-from kubeproxy.proxier.facts import NodeFacts, Preserve
+from kubeproxy.proxier.node import NodeFacts, Preserve
 from kubeproxy.proxier.observer import ProxierObserver
-from kubeproxy.proxier.ports import PortRange
+from kubeproxy.proxier.port_allocator import PortRange
 from kubeproxy.proxier.proxier import Proxier
-from kubeproxy.proxier.schedule import Periods
 from kubeproxy.proxier.snapshot import FrontendStatus, Snapshot
+from kubeproxy.proxier.sync_schedule import Periods
 from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
 
 __all__ = [

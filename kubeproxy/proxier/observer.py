@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from kubeproxy.errors import KubeproxyError
 from kubeproxy.model import ServiceName
+from kubeproxy.model.errors import KubeproxyError
 
 
 class ProxierObserver(Protocol):
@@ -33,7 +33,7 @@ class ProxierObserver(Protocol):
     def failed(self, error: KubeproxyError) -> None:
         """A netfilter transaction, or the handing over to the data plane, failed. It will be tried again."""
 
-    def troubled(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
+    def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
         """The Services that are not, or not wholly, served are now these, and why. Said when it changes."""
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
@@ -62,7 +62,7 @@ class NoObserver:
     def failed(self, error: KubeproxyError) -> None:
         """Not told."""
 
-    def troubled(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
+    def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
         """Not told."""
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:

@@ -48,7 +48,7 @@ class Move(Enum):
 
 
 @dataclass(slots=True)
-class Listener:
+class ListenerState:
     """What stands for a frontend."""
 
     protocol: Protocol
@@ -78,7 +78,7 @@ class Plan:
 def plan(
     names: Iterable[FrontendName],
     wanted: Mapping[FrontendName, Frontend],
-    listeners: Mapping[FrontendName, Listener],
+    listeners: Mapping[FrontendName, ListenerState],
     *,
     bind: Mapping[Family, Address],
     applied: int,
@@ -96,7 +96,7 @@ def plan(
     return Plan({move: tuple(those) for move, those in moves.items()})
 
 
-def next_move(wanted: Frontend | None, listener: Listener | None, *, address: Address, applied: int) -> Move:
+def next_move(wanted: Frontend | None, listener: ListenerState | None, *, address: Address, applied: int) -> Move:
     """The table above."""
     if listener is None:
         return Move.REST if wanted is None else Move.OPEN

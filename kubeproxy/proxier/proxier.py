@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Mapping
 import structlog
 
 from kubeproxy.dataplane.interface import DataPlane, PortReserver
-from kubeproxy.errors import KubeproxyError
 from kubeproxy.model import (
     Address,
     Destination,
@@ -34,17 +33,19 @@ from kubeproxy.model import (
     ServiceName,
     Target,
 )
-from kubeproxy.netfilter.conntrack import Conntrack, NoConntrack
+from kubeproxy.model.errors import KubeproxyError
+from kubeproxy.netfilter.conntrack.reconcile import Conntrack, NoConntrack
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.proxier.claims import Claims
 from kubeproxy.proxier.clock import Clock, LoopClock
-from kubeproxy.proxier.facts import NOWHERE, NodeFacts
-from kubeproxy.proxier.ledger import Ledger
+from kubeproxy.proxier.node import NOWHERE, NodeFacts
+from kubeproxy.proxier.node_ports import FindHolders, NodePortClaims
 from kubeproxy.proxier.observer import NoObserver, ProxierObserver
-from kubeproxy.proxier.ports import PortRange, Ports
-from kubeproxy.proxier.schedule import Backoff, Periods, Schedule
+from kubeproxy.proxier.port_allocator import PortRange, Ports
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
 from kubeproxy.proxier.snapshot import FrontendStatus, Snapshot, Summary
+from kubeproxy.proxier.state import ProxierState
+from kubeproxy.proxier.sync_schedule import Backoff, Periods, Schedule
 from kubeproxy.proxier.tracker import Tracker
 
 log = structlog.get_logger(__name__)
@@ -82,14 +83,20 @@ class Proxier:
         families: Iterable[Family] = tuple(Family),
         protocols: Iterable[Protocol] = (Protocol.TCP, Protocol.UDP),
         facts: NodeFacts = NOWHERE,
+        restrictions: Restrictions = NO_RESTRICTIONS,
+        find_holders: FindHolders = lambda protocol, address, port: (),
         landing: Mapping[Family, Address] | None = None,
         bind: Mapping[Family, Address] | None = None,
         guard_sockets: bool = False,
         observer: ProxierObserver | None = None,
+        rival_lives: Callable[[], bool] = lambda: False,
+        on_rival: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`guard_sockets`: the data plane's listeners have IP_TRANSPARENT, and netfilter can tell (see `RuleSet`)."""
+        """`guard_sockets`: the data plane's listeners have IP_TRANSPARENT, and netfilter can tell (see `RuleSet`).
+        `rival_lives`: whether a younger proxy lives; `on_rival` is called when the rules lead to it instead of to us,
+        and they are left to it."""
         self._tracker = tracker
         self._data_plane = data_plane
         self._netfilter = netfilter
@@ -97,12 +104,13 @@ class Proxier:
         self._reconciled: RuleSet | None = None
         """The rules that the kernel's flows last agreed with; None: unknown."""
         ports = Ports(reserver, port_range)
-        claims = Claims(reserver, is_proxy_port=ports.holds)
-        self._ledger = Ledger(
+        claims = NodePortClaims(reserver, is_proxy_port=ports.holds, find_holders=find_holders)
+        self._state = ProxierState(
             ports=ports, claims=claims, families=families, protocols=protocols, guard_sockets=guard_sockets
         )
-        self._ledger.use_facts(facts)
-        self._ledger.use_addresses(landing or {}, bind or {})
+        self._state.use_facts(facts)
+        self._state.use_restrictions(restrictions)
+        self._state.use_addresses(landing or {}, bind or {})
         self._schedule = Schedule(periods, jitter)
         self._retry = Backoff(jitter)
         """For what the data plane or the ports denied."""
@@ -115,6 +123,10 @@ class Proxier:
         self._wake = asyncio.Event()
         self._stopped = False
         self._held = False
+        self._rival_lives = rival_lives
+        self._on_rival = on_rival
+        self._suspicious = False
+        """Whether another process has changed our rules since we last looked at them."""
         self._tried = 0
         """The generation of the rules that netfilter was last asked for."""
         self._triggers: deque[str] = deque(maxlen=_TRIGGERS)
@@ -145,9 +157,9 @@ class Proxier:
         all is in effect; false if enough is not known yet to serve, or if something failed (it will be retried)."""
         async with self._turn:
             await self._round(full=True)
-            if self._ledger.rules_pending and self._failing.keys() <= {_CONNTRACK}:
+            if self._state.rules_pending and self._failing.keys() <= {_CONNTRACK}:
                 await self._round(full=True)  # a listener had to be closed before it could be opened anew
-            return self._settled_at is not None and self._pending_since is None and self._ledger.settled
+            return self._settled_at is not None and self._pending_since is None and self._state.settled
 
     async def stop(self, *, cleanup: bool, pause: bool = False) -> None:
         """End `run` after its present round. The rules stay as they are, for a successor who has turned them to itself,
@@ -176,11 +188,11 @@ class Proxier:
     def release_claims(self) -> None:
         """Give the node ports back, for when a successor holds them, too: whoever comes after it knows nothing of us,
         and must not find them taken while our connections run out."""
-        self._ledger.claims.close()
+        self._state.claims.close()
 
     def close(self) -> None:
         """Give the reserved ports back; for when the data plane has ended."""
-        self._ledger.close()
+        self._state.close()
         self._shown = None
 
     async def hold(self, on: bool) -> None:
@@ -192,6 +204,12 @@ class Proxier:
                 self._schedule.doubt()
         self._wake.set()
 
+    async def leads_here(self) -> bool:
+        """Whether the kernel still has redirects of ours, for a successor that says that the rules are its own.
+        KernelError when it does not tell."""
+        async with self._turn:
+            return self._in_force is not None and (await self._netfilter.reach(self._in_force)).ours > 0
+
     def set_periods(self, periods: Periods) -> None:
         """Keep another pace from now on."""
         self._schedule.periods = periods
@@ -199,25 +217,30 @@ class Proxier:
 
     def set_port_range(self, port_range: PortRange | None) -> None:
         """Take new proxy ports from here. Those in use stay as they are."""
-        self._ledger.ports.use_range(port_range)
-        self._ledger.retry()
+        self._state.ports.use_range(port_range)
+        self._state.retry()
         self._wake.set()
 
     def set_landing(self, landing: Mapping[Family, Address], bind: Mapping[Family, Address]) -> None:
         """Lead clients to these addresses (see `RuleSet`). Listeners that `bind` moves elsewhere are opened anew, which
         clients notice; `landing` costs one transaction."""
-        self._ledger.use_addresses(landing, bind)
+        self._state.use_addresses(landing, bind)
         self._changed()
 
     def set_facts(self, facts: NodeFacts) -> None:
         """This node is so now; what depends on it follows. (Where `preserve` comes to ask for more, clients whose
         endpoints are dialed before the kernel's transaction may have to wait for the next attempt.)"""
-        self._ledger.use_facts(facts)
+        self._state.use_facts(facts)
+        self._changed()
+
+    def set_restrictions(self, restrictions: Restrictions) -> None:
+        """Services may have so much from now on; what other processes were seen to have is looked at again."""
+        self._state.use_restrictions(restrictions)
         self._changed()
 
     def owner_of(self, service: ServiceName) -> str | None:
         """The source whose word counts for a Service; None: nobody's."""
-        return self._ledger.owners.get(service)
+        return self._state.owners.get(service)
 
     @property
     def in_force(self) -> RuleSet | None:
@@ -226,22 +249,22 @@ class Proxier:
 
     def service(self, name: ServiceName) -> Service | None:
         """A Service as its owner has it."""
-        return self._ledger.service(name)
+        return self._state.service(name)
 
     def candidates(self, name: FrontendName) -> Mapping[Target, Endpoint]:
         """Everybody who listens for a frontend's service port in its family, those not chosen included."""
-        return self._ledger.candidates(name)
+        return self._state.candidates(name)
 
     def snapshot(self) -> Snapshot:
         """What is wanted, what stands and what is wrong, as of now."""
-        ledger, tracker = self._ledger, self._tracker
+        state, tracker = self._state, self._tracker
         return Snapshot(
             ready=tracker.ready_at(self._clock.now()) <= self._clock.now(),
             frontends=self._frontends(),
             problems=self._problems,
             service_health=self._health,
             sources=tracker.sources(),
-            owners=ledger.owners.copy(),
+            owners=state.owners.copy(),
             netfilter=self._netfilter.name,
             failing="; ".join(self._failing.values()) or None,
             failures=self._schedule.failures,
@@ -257,10 +280,10 @@ class Proxier:
         """They change in rounds only; gathering twenty thousand of them takes as many microseconds."""
         if self._shown is not None:
             return self._shown
-        listeners = self._ledger.listeners
+        listeners = self._state.listeners
         shown = tuple(
             FrontendStatus(frontend, listeners[name].reservation.port if name in listeners else None)
-            for name, frontend in self._ledger.wanted.items()
+            for name, frontend in self._state.wanted.items()
         )
         if not self._turn.locked():
             self._shown = shown
@@ -269,10 +292,10 @@ class Proxier:
     def summary(self) -> Summary:
         """How things stand, in a few numbers."""
         return Summary(
-            services=len(self._ledger.owners),
+            services=len(self._state.owners),
             waiting=self._tracker.untaken,
-            listeners=len(self._ledger.listeners),
-            troubled=len(self._problems),
+            listeners=len(self._state.listeners),
+            services_degraded=len(self._problems),
             failing="; ".join(self._failing.values()) or None,
             listing=tuple(source for source, complete in self._tracker.sources().items() if not complete),
         )
@@ -284,9 +307,9 @@ class Proxier:
         now = self._clock.now()
         if self._stopped or self._tracker.ready_at(now) > now:
             return
-        denied, retrying = self._ledger.denied, now >= self._retry.retry_at
+        denied, retrying = self._state.denied, now >= self._retry.retry_at
         if retrying or full:
-            self._ledger.retry()
+            self._state.retry()
         told = await self._tell()
         due = full or self._transaction_at() <= self._clock.now()
         if due and not self._held and await self._program(full=full):
@@ -300,18 +323,18 @@ class Proxier:
         while True:
             changes = self._tracker.take(min(BATCH, untaken))
             untaken -= len(changes)
-            self._ledger.absorb(changes)
+            self._state.absorb(changes)
             for change in changes:
                 self._triggers += change.trigger_times()
-            refreshed = self._ledger.refresh(BATCH)
-            step = self._ledger.next_step(BATCH)
+            refreshed = self._state.refresh(BATCH)
+            step = self._state.next_step(BATCH)
             if step is not None:
                 try:
                     failures = await self._data_plane.send(step.messages)
                 except KubeproxyError as error:
                     self._failed(_DATA_PLANE, error)
                     return False
-                self._ledger.done(step, failures)
+                self._state.done(step, failures)
             elif not (changes or refreshed):
                 self._recovered(_DATA_PLANE)
                 return True
@@ -321,7 +344,9 @@ class Proxier:
         """Make netfilter follow, in one transaction; whether it did."""
         started_at = self._clock.now()
         full = full or self._schedule.full_due(started_at)
-        generation, ruleset = self._ledger.rules.generation, self._ledger.rules.ruleset()
+        if (full or self._suspicious) and await self._has_lost_to_rival():
+            return False
+        generation, ruleset = self._state.rules.generation, self._state.rules.ruleset()
         self._tried = generation
         self._schedule.started(started_at, full=full)
         try:
@@ -332,7 +357,7 @@ class Proxier:
             return False
         ended_at = self._programmed_at = self._clock.now()
         self._in_force = ruleset
-        self._ledger.applied(generation)
+        self._state.applied(generation)
         self._schedule.succeeded(ended_at, full=full)
         self._recovered(_NETFILTER)
         self._observer.programmed(duration_s=ended_at - started_at, full=full, changed=changed)
@@ -340,6 +365,25 @@ class Proxier:
             self._reconciled = None  # somebody had taken our rules away, and flows began without them
         await self._reconcile(ruleset)
         return True
+
+    async def _has_lost_to_rival(self) -> bool:
+        """Whether the rules lead to a younger proxy: the one of two that have to agree without speaking yields. To
+        write them again would only have the other do the same."""
+        if self._in_force is None:
+            return False
+        try:
+            lost = False
+            if self._rival_lives():
+                reach = await self._netfilter.reach(self._in_force)
+                lost = reach.others > reach.ours
+        except (KubeproxyError, OSError) as error:
+            log.warning("cannot see where the rules lead", reason=str(error))
+            return False
+        self._suspicious = False
+        if lost:
+            self._held = True
+            self._on_rival()
+        return lost
 
     async def _reconcile(self, ruleset: RuleSet) -> None:
         """Have the flows deleted that contradict the rules now in force. If that fails, the rules are in force all the
@@ -360,7 +404,7 @@ class Proxier:
     def _changed(self) -> None:
         """Something may be new."""
         self._shown = None
-        if self._pending_since is None and (self._tracker.untaken or not self._ledger.settled):
+        if self._pending_since is None and (self._tracker.untaken or not self._state.settled):
             self._pending_since = self._clock.now()
             self._observer.queued()
         self._wake.set()
@@ -370,6 +414,7 @@ class Proxier:
         if self._held or self._stopped:
             return  # a successor has, or is about to
         log.warning("somebody else has changed our packet filter or routing rules; they are looked at, and put right")
+        self._suspicious = True
         self._schedule.suspect(self._clock.now())
         self._wake.set()
 
@@ -378,8 +423,8 @@ class Proxier:
             return math.inf
         if self._programmed_at is None and _DATA_PLANE in self._failing:
             return math.inf  # an earlier run's rules may still serve, and there is nothing yet to put in their place
-        new = self._ledger.rules.generation != self._tried
-        return self._schedule.next_at(pending=self._ledger.rules_pending, new=new)
+        new = self._state.rules.generation != self._tried
+        return self._schedule.next_at(pending=self._state.rules_pending, new=new)
 
     def _next_at(self) -> float:
         ready_at = self._tracker.ready_at(self._clock.now())
@@ -389,7 +434,7 @@ class Proxier:
 
     def _pace_retries(self, *, told: bool, retrying: bool, denied_before: set[FrontendName | Destination]) -> None:
         """One timer for everything that was denied: it starts anew when something new is, and is slower each time."""
-        denied = self._ledger.denied
+        denied = self._state.denied
         if told and not denied:
             self._retry.reset()
         elif denied - denied_before or (not told and not self._retry.failures):
@@ -401,7 +446,7 @@ class Proxier:
     # Who hears of it.
 
     def _account(self) -> None:
-        problems = self._ledger.problems()
+        problems = self._state.problems()
         if problems != self._problems:
             for service in problems.keys() | self._problems.keys():
                 before, now = self._problems.get(service, ()), problems.get(service, ())
@@ -411,16 +456,16 @@ class Proxier:
                 if before and not now:
                     log.info("service has no problem any more", service=str(service))
             self._problems = problems
-            self._observer.troubled(problems)
-        if self._ledger.health != self._health:
-            self._health = self._ledger.health.copy()
+            self._observer.services_degraded(problems)
+        if self._state.health != self._health:
+            self._health = self._state.health.copy()
             self._observer.service_health(self._health)
-        if self._ledger.settled and not self._tracker.untaken:
+        if self._state.settled and not self._tracker.untaken:
             if self._settled_at is None:
                 log.info(
                     "serving",
-                    services=len(self._ledger.owners),
-                    listeners=len(self._ledger.listeners),
+                    services=len(self._state.owners),
+                    listeners=len(self._state.listeners),
                     still_listing=[source for source, complete in self._tracker.sources().items() if not complete],
                 )
             self._settled_at, self._pending_since = self._clock.now(), None

@@ -26,7 +26,7 @@ class Summary:
     """Services that changed and have not been looked at yet."""
     listeners: int
     """Frontends that listen."""
-    troubled: int
+    services_degraded: int
     """Services that are not, or not wholly, served."""
     failing: str | None
     """Why netfilter, conntrack or the data plane cannot be brought up to date; None: they can."""

@@ -52,7 +52,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Tally:
+class ChangeCounter:
     """Changes of one kind of object; one that says nothing new is none."""
 
     total: int = 0
@@ -97,8 +97,8 @@ class Tracker:
         """This node, as it was last described; None: unknown, or (`node_known`) there is no such node."""
         self.node_known = False
         """Somebody has said whether there is such a node."""
-        self.service_changes = Tally()
-        self.slice_changes = Tally()
+        self.service_changes = ChangeCounter()
+        self.slice_changes = ChangeCounter()
 
     def notify(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` whenever there may be something to take, or a source became complete."""

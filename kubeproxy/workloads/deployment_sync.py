@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.metadata import controller_of
 from kubeproxy.kubernetes.object_client import already_exists, namespace_terminating
-from kubeproxy.sources.kubernetes.errors import ApiError
 from kubeproxy.workloads import (
     conditions,
     deployment_status,

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference
 from kubeproxy.kubernetes.metadata import to_wire
 from kubeproxy.kubernetes.object_client import JSON_PATCH, ObjectClient, is_not_found
-from kubeproxy.sources.kubernetes.errors import ApiError
 from kubeproxy.workloads import events, template
 from kubeproxy.workloads.events import EventSink, EventType, Involved
 from kubeproxy.workloads.objects import Deployment, DeploymentStatus, ReplicaSet

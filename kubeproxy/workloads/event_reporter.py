@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubeproxy.sources.kubernetes.recorder import EventRecorder
+from kubeproxy.kubernetes.events.recorder import EventRecorder
 from kubeproxy.workloads.events import EventType, Involved
 
 

@@ -10,14 +10,14 @@ from typing import Final, Protocol
 
 import structlog
 
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.controller.controller import Controller
 from kubeproxy.kubernetes.controller.leader_election import LEASE_S, RENEW_S, RETRY_S, LeaderElection
 from kubeproxy.kubernetes.controller.lease import Leadership, LeaseName
+from kubeproxy.kubernetes.events.recorder import EventRecorder
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.informer import RESYNC_S, Informer
-from kubeproxy.sources.kubernetes.client import Client
-from kubeproxy.sources.kubernetes.contact import Contact
-from kubeproxy.sources.kubernetes.recorder import EventRecorder
-from kubeproxy.sources.kubernetes.reflector import ReflectorState
+from kubeproxy.kubernetes.informer.reflector import ReflectorState
 from kubeproxy.workloads.deployment_controller import DeploymentController
 from kubeproxy.workloads.event_reporter import EventReporter
 from kubeproxy.workloads.objects import Deployment, Pod, ReplicaSet
@@ -126,7 +126,7 @@ class ControllerManager:
         watching = await self._client("informers")
         kept = await self._make_controllers()
         self.controllers = [each.controller for each in kept]
-        contact = Contact(server=watching.server, clock=self._clock)
+        contact = Connectivity(server=watching.server, clock=self._clock)
         try:
             async with asyncio.TaskGroup() as group:
                 for informer in self._informers():

@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kubeproxy.kubernetes.client.request_metrics import LATENCY_BUCKETS_S, Latency
 from kubeproxy.kubernetes.controller.workqueue import DURATION_BUCKETS_S, Durations
-from kubeproxy.sources.kubernetes.requests import LATENCY_BUCKETS_S, Latency
 from kubeproxy.workloads.manager import ControllerManager
 from kubeproxy.workloads.rollout import State, state_of
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from kubeproxy.kubernetes.metadata import Metadata, OwnerReference
+from kubeproxy.kubernetes.objects import Wire
 from kubeproxy.kubernetes.selector import LabelSelector
-from kubeproxy.sources.wire import Wire
 
 NO_TEMPLATE: Final = msgspec.Raw(b"{}")
 NO_LIMIT: Final = 2_147_483_647

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy.errors import ClusterError
+from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference
 from kubeproxy.kubernetes.metadata import to_wire
 from kubeproxy.kubernetes.object_client import ObjectClient, is_not_found, namespace_terminating
-from kubeproxy.sources.kubernetes.errors import ApiError
+from kubeproxy.model.errors import ClusterError
 from kubeproxy.workloads import events
 from kubeproxy.workloads.events import EventSink, Involved
 from kubeproxy.workloads.objects import Pod, ReplicaSet, template_of

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.claim import claim
 from kubeproxy.kubernetes.controller.controller import Controller, monotonic
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference
@@ -17,7 +18,6 @@ from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
 from kubeproxy.kubernetes.informer.store import CONTROLLER, NAMESPACE, ORPHANS
 from kubeproxy.kubernetes.metadata import Meta, controller_of, key_of
 from kubeproxy.kubernetes.object_client import STRATEGIC, Requests, is_not_found
-from kubeproxy.sources.kubernetes.errors import ApiError
 from kubeproxy.workloads import replicaset_status
 from kubeproxy.workloads.events import EventSink
 from kubeproxy.workloads.objects import Pod, ReplicaSet, ReplicaSetStatus

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import msgspec
 import yaml
 
-from kubeproxy.errors import KubeproxyError
 from kubeproxy.kubernetes import timestamps
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.metadata import controller_of
 from kubeproxy.kubernetes.object_client import JSON_PATCH, is_not_found
-from kubeproxy.sources.kubernetes.client import Client
-from kubeproxy.sources.kubernetes.contact import Contact
-from kubeproxy.sources.kubernetes.errors import ApiError
+from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.workloads import revisions, rollback
 from kubeproxy.workloads.explain import explain
 from kubeproxy.workloads.objects import Deployment, Pod, ReplicaSet, template_of
@@ -198,7 +198,7 @@ class Rollout:
         )
         changed = asyncio.Event()
         informer.add_handler(_Waker(changed))
-        contact = Contact(server=self.client.server, clock=self.clock)
+        contact = Connectivity(server=self.client.server, clock=self.clock)
         keeping = asyncio.ensure_future(informer.run(self.client, contact=contact))  # noqa: TID251 - ends with the block
         try:
             await informer.synced.wait()

@@ -10,11 +10,11 @@ from typing import Protocol
 
 import structlog
 
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.controller.lease import LeadershipLostError
-from kubeproxy.observability.server import HttpServer
-from kubeproxy.sources.kubernetes.access import ClientSettings
-from kubeproxy.sources.kubernetes.client import Client
-from kubeproxy.tasks import TaskSet
+from kubeproxy.observability.http.server import HttpServer
+from kubeproxy.runtime.tasks import TaskSet
 from kubeproxy.workloads.manager import ControllerManager, ManagerSettings
 from kubeproxy.workloads.manager_pages import routes
 

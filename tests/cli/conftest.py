@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy import daemon
+from kubeproxy.daemon import lifecycle
 from kubeproxy.netfilter import cleanup
 
 
@@ -13,5 +13,5 @@ def _out_of_reach(monkeypatch: pytest.MonkeyPatch, logging_restored: None) -> No
     def refuse(*args: object, **kwargs: object) -> int:
         raise AssertionError("a test would have started the daemon, or changed the packet filter of this machine")
 
-    monkeypatch.setattr(daemon, "run", refuse)
+    monkeypatch.setattr(lifecycle, "run", refuse)
     monkeypatch.setattr(cleanup, "cleanup_all", refuse)

@@ -47,9 +47,9 @@ def test_it_is_not_ready(server: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_nobody_answers(server: str, capsys: pytest.CaptureFixture[str]) -> None:
-    nobody = "127.0.0.1:1"
-    assert main.status_of(["healthcheck", "--address", nobody]) == 1
-    assert capsys.readouterr().err == f"{nobody} does not answer: [Errno 111] Connection refused\n"
+    no_endpoint = "127.0.0.1:1"
+    assert main.status_of(["healthcheck", "--address", no_endpoint]) == 1
+    assert capsys.readouterr().err == f"{no_endpoint} does not answer: [Errno 111] Connection refused\n"
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.observability.status import State
-from tests.browser.shop import ILL, WEB, Shop, ask, open_shop
-from tests.lab import Host
-from tests.lab.daemon import KUBEPROXY
+from kubeproxy.observability.status.document import State
+from tests.support.lab import Host
+from tests.support.lab.daemon import KUBEPROXY
+from tests.system.browser.shop import EJECTED, WEB, Shop, ask, open_shop
 
 pytestmark = pytest.mark.netns
 
@@ -48,8 +48,8 @@ def test_the_summary(shop: Shop) -> None:
     assert re.match(r"kubeproxy \S+ on \S+: healthy, up ", lines[0])
     table = lines[lines.index("") + 1 :]
     assert table[0].split()[:3] == ["STATE", "SERVICE", "ACTIVE"]
-    assert table[1].split()[:2] == ["ill", "shop/web"]
-    assert ILL in table[1]
+    assert table[1].split()[:2] == ["ejected", "shop/web"]
+    assert EJECTED in table[1]
     assert table[2].split()[:2] == ["empty", "billing/reports"]
     assert len({line.find("shop/") for line in table if "shop/" in line}) == 1
     assert "\x1b" not in done.stdout
@@ -60,8 +60,8 @@ def test_one_service(shop: Shop, name: str) -> None:
     make_ill(shop)
     done = run(shop, "status", name)
     assert done.returncode == 0
-    assert done.stdout.startswith("shop/web: ill")
-    assert re.search(rf"(aside|trial) +{re.escape(ILL)}: refuses", done.stdout)
+    assert done.stdout.startswith("shop/web: ejected")
+    assert re.search(rf"(ejected|probing) +{re.escape(EJECTED)}: refuses", done.stdout)
     assert "ready       10.3.0.2:8080" in done.stdout
 
 
@@ -70,7 +70,7 @@ def test_json(shop: Shop) -> None:
     done = run(shop, "status", "-o", "json")
     status = json.loads(done.stdout)
     assert status["matched"] == len(status["services"]) == 10
-    assert status["services"][0]["state"] == State.ILL
+    assert status["services"][0]["state"] == State.EJECTED
 
 
 def test_what_does_not_exist_is_said(shop: Shop) -> None:
@@ -110,7 +110,7 @@ def test_trace(shop: Shop) -> None:
     assert done.stdout.startswith(f"TCP from {CLIENT} (another host) to {WEB}:80: proxied\n")
     assert "a cluster IP of shop/web:http; it is redirected to proxy port" in done.stdout
     order = re.findall(r"^    \d\. ([\d.]+:\d+)", done.stdout, re.MULTILINE)
-    assert ILL in order
+    assert EJECTED in order
     assert len(order) % 3 == 0
     refused = run(shop, "trace", "10.96.0.2:80")
     assert "(this node) to 10.96.0.2:80: refused" in refused.stdout

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.cli import main
-from kubeproxy.errors import ClusterError
-from kubeproxy.version import __version__
+from kubeproxy.model.errors import ClusterError
+from kubeproxy.model.version import __version__
 from tests.config.files import write
 
 HEAVY = ("kubernetes_asyncio", "iptc", "aiohttp", "prometheus_client", "uvloop", "structlog", "asyncio", "watchfiles")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy import daemon
 from kubeproxy.cli import main
 from kubeproxy.config.schema import Configuration
-from kubeproxy.errors import ConfigError, KernelError
+from kubeproxy.daemon import lifecycle
+from kubeproxy.model.errors import ConfigError, KernelError
 from kubeproxy.netfilter import cleanup
 from tests.config.files import HEAD, write
 
@@ -34,7 +34,7 @@ class FakeDaemon:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
     fake = FakeDaemon()
-    monkeypatch.setattr(daemon, "run", fake.run)
+    monkeypatch.setattr(lifecycle, "run", fake.run)
     return fake
 
 

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from kubeproxy.cli.status_screen import draw, sparkline
-from kubeproxy.observability.status import Status
-from kubeproxy.observability.status_history import History
-from tests.observability.sight import NOW, shop
-from tests.observability.test_status_build import whole
+from kubeproxy.observability.status.document import Status
+from kubeproxy.observability.status.history import History
+from tests.observability.status.observation import NOW, shop
+from tests.observability.status.test_build import whole
 
 
 def drawn(status: Status, *, detailed: bool = False, height: int | None = None, width: int = 140) -> list[str]:
@@ -45,7 +45,7 @@ def test_it_fits_the_terminal() -> None:
 
 def test_one_service_with_its_endpoints() -> None:
     text = "\n".join(drawn(whole(shop(), service="web"), detailed=True))
-    assert "shop/web: ill" in text
+    assert "shop/web: ejected" in text
     assert "proxy port 40001" in text
     assert "■  10.3.1.2:8080  node-2  refuses (3 times in a row); tried again in 4.0s" in text
     assert "○  10.3.3.2:8080" in text

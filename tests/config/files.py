@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kubeproxy.config.load import Loaded, load
-from kubeproxy.errors import ConfigError
+from kubeproxy.model.errors import ConfigError
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 

@@ -16,8 +16,8 @@ from kubeproxy.config.convert import Findings
 from kubeproxy.config.fields import build, fields, flatten
 from kubeproxy.config.load import load, read
 from kubeproxy.config.schema import API_VERSION, KIND, Configuration
-from kubeproxy.config.values import Duration
-from kubeproxy.errors import ConfigError
+from kubeproxy.config.value_types import Duration
+from kubeproxy.model.errors import ConfigError
 from tests.config.files import HEAD, faults, loaded, of_flags, write
 
 KUBEADM = """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.config.about import Effect
+from kubeproxy.config.describe import text_of
+from kubeproxy.config.field_info import Effect
 from kubeproxy.config.fields import build, fields, flatten
 from kubeproxy.config.schema import Configuration
-from kubeproxy.config.words import text_of
 
 KUBE_PROXY = """
 featureGates feature-gates
@@ -128,7 +128,7 @@ def test_the_mode_is_a_hint_where_netfilter_is_auto(netfilter: str, mode: str, o
 
 
 def test_with_mode_nftables_its_own_periods_count() -> None:
-    from kubeproxy.config.values import Duration, PositiveDuration
+    from kubeproxy.config.value_types import Duration, PositiveDuration
 
     settings = {
         "nftables.syncPeriod": PositiveDuration.parse("9s"),

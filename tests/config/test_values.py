@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.config.values import (
+from kubeproxy.config.value_types import (
     CIDR,
     IP,
     ClusterCIDR,

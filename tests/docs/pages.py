@@ -64,7 +64,7 @@ class Page:
 
 def pages() -> list[Page]:
     """All documents."""
-    return [Page(ROOT / "README.md"), *map(Page, sorted((ROOT / "docs").glob("*.md")))]
+    return [Page(ROOT / "README.md"), Page(ROOT / "SECURITY.md"), *map(Page, sorted((ROOT / "docs").glob("*.md")))]
 
 
 def _anchor(heading: str) -> str:

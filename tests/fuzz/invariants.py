@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 
 from kubeproxy.model import Address, EndpointSlice, Node, Service, family_of, parse_address
-from kubeproxy.proxier.facts import NodeFacts, Preserve
-from kubeproxy.proxier.resolve import barred, health, resolve
+from kubeproxy.proxier.frontends import barred, health, resolve
+from kubeproxy.proxier.node import NodeFacts, Preserve
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 NODE = NodeFacts(

@@ -3,7 +3,9 @@ returns or raises AssertionError; whatever else escapes from it is a finding."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ipaddress
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,14 +17,11 @@ from kubeproxy.config import flags
 from kubeproxy.config.dump import dump, go_data
 from kubeproxy.config.load import load
 from kubeproxy.config.reload import compare
-from kubeproxy.dataplane import wire as channel
-from kubeproxy.errors import ConfigError
-from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
-from kubeproxy.netfilter import conntrack_wire, nft_table
-from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.sources import wire
-from kubeproxy.sources.kubernetes.errors import CAUSES, ApiError, Garbage
-from kubeproxy.sources.kubernetes.events import (
+from kubeproxy.daemon.takeover import protocol as process_talk
+from kubeproxy.dataplane.workers import orphan
+from kubeproxy.dataplane.workers import protocol as channel
+from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.client.decode import (
     EventType,
     LineSplitter,
     error_of,
@@ -32,7 +31,16 @@ from kubeproxy.sources.kubernetes.events import (
     parse_status,
     retry_after,
 )
-from kubeproxy.sources.kubernetes.resource import Endpoints, OwnNode, Resource, Services, Slices
+from kubeproxy.kubernetes.client.errors import CAUSES, ApiError, Garbage
+from kubeproxy.kubernetes.client.list_stream import ListSplitter
+from kubeproxy.kubernetes.informer.resource import Resource
+from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
+from kubeproxy.model.errors import ConfigError
+from kubeproxy.netfilter.conntrack import messages
+from kubeproxy.netfilter.nftables import table as nftables_table
+from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.observability.http.access import OPEN_PAGES, Access, host_name
+from kubeproxy.sources.kubernetes.resources import Endpoints, OwnNode, Services, Slices
 from kubeproxy.sources.manifests.documents import Namespaces, read
 from kubeproxy.sources.manifests.inventory import Inventory
 from kubeproxy.sources.sink import SourceName
@@ -116,7 +124,7 @@ def watch(data: bytes) -> None:
             if event.type is EventType.DELETED:
                 resource.remove(event.metadata)
             elif event.type is not EventType.BOOKMARK:
-                with contextlib.suppress(*wire.UNDECODABLE):
+                with contextlib.suppress(*objects.UNDECODABLE):
                     found, faults = resource.translate(event.object)
                     _check_faults(faults)
                     resource.put(event.metadata, found)
@@ -124,23 +132,44 @@ def watch(data: bytes) -> None:
 
 
 def pages(data: bytes) -> None:
-    """A page of a list: `Garbage`, or items that are each translated or refused."""
+    """A page of a list: `Garbage`, or items that are each translated or refused; the same when it comes in pieces."""
     try:
         page = parse_page(data)
     except Garbage as error:
         _said(error)
+        page = None
+    split = _split(data)
+    if page is None or split is None:
+        assert page is None or data.count(b"items") > 1, "a page that is none in pieces"
+        assert split is None, "no page, but one in pieces"
         return
+    if data.count(b"items") == 1:
+        assert [bytes(raw) for raw in page.items] == split, "other items in pieces"
     sink = Checking()
     for resource in _resources(sink):
         found: list[Any] = []
         for raw in page.items:
             identity(raw)
-            with contextlib.suppress(*wire.UNDECODABLE):
+            with contextlib.suppress(*objects.UNDECODABLE):
                 meant, faults = resource.translate(raw)
                 _check_faults(faults)
                 found += meant
         resource.replace(found)
     sink.resolve()
+
+
+def _split(data: bytes) -> list[bytes] | None:
+    """The items of a page that arrives 64 bytes at a time; None: it is none."""
+    splitter = ListSplitter(max_object_bytes=1 << 16, piece_bytes=64)
+    items: list[bytes] = []
+    try:
+        for start in range(0, len(data), 64):
+            if (part := splitter.feed(data[start : start + 64])) is not None:
+                items += map(bytes, part.items)
+        return items + [bytes(raw) for raw in splitter.end().items]
+    except Garbage as error:
+        _said(error)
+        return None
 
 
 def refusals(data: bytes) -> None:
@@ -185,7 +214,7 @@ def manifests(data: bytes) -> None:
     assert read(data, namespaces, reading).entries == reading.entries
     inventory = Inventory()
     inventory.update({"it": reading})
-    assert all(len(str(trouble)) <= 2 * LONGEST_MESSAGE for trouble in inventory.troubles())
+    assert all(len(str(problem)) <= 2 * LONGEST_MESSAGE for problem in inventory.problems())
     inventory.update({"it": read(data, namespaces, reading)})
     assert not len(inventory.update({"it": None})) or services or slices
     assert not list(inventory.services())
@@ -274,14 +303,14 @@ def fed(decoder: channel.Decoder[Any], data: bytes) -> Iterator[tuple[Any, int]]
 
 def conntrack(data: bytes) -> None:
     """What ctnetlink says: flows with sound addresses and ports, each of which can be asked to be deleted."""
-    for message in conntrack_wire.messages(data):
+    for message in messages.messages(data):
         assert isinstance(message.error, int)
-        flow = conntrack_wire.parse_flow(message)
+        flow = messages.parse_flow(message)
         if flow is not None:
             canonical_or_mapped(flow.address)
             for number in (flow.source_port, flow.port, flow.target_port):
                 port(number, least=0)
-            conntrack_wire.delete_request(flow, 1)
+            messages.delete_request(flow, 1)
 
 
 def canonical_or_mapped(address: str) -> None:
@@ -293,13 +322,55 @@ def canonical_or_mapped(address: str) -> None:
 def nft(data: bytes) -> None:
     """What `nft -j` prints: `msgspec.MsgspecError`, or a table from which there is a way to any other."""
     try:
-        table = nft_table.parse(data)
+        table = nftables_table.parse(data)
     except msgspec.MsgspecError:
         return
-    nft_table.difference(table, RuleSet())
+    nftables_table.difference(table, RuleSet())
+
+
+def host(data: bytes) -> None:
+    """A request to the metrics server: its page on the first line, the values of Host after it. None that names another
+    host is answered on loopback, and none that asks for a page from elsewhere."""
+    page, *hosts = data.decode("utf-8", "surrogateescape").split("\n")
+    ours = frozenset({"node-1"})
+    for public in (False, True):
+        access = Access(names=ours, public=public)
+        for from_loopback in (False, True):
+            refusal = access.refusal(page, hosts, from_loopback=from_loopback)
+            if refusal is not None:
+                assert refusal.status in (403, 421)
+                continue
+            assert page in OPEN_PAGES or from_loopback or public
+            if from_loopback or page not in OPEN_PAGES:
+                for name in map(host_name, hosts):
+                    assert name is not None
+                    if name not in ("localhost", "node-1"):
+                        ipaddress.ip_address(name)
+
+
+def talk(data: bytes) -> None:
+    """What a process says that wants to take over, or an orphan: objects line by line, or `ValueError` and the end."""
+    asyncio.run(_talk(data))
+    for line in data.split(b"\n"):
+        orphan._decode(line)
+
+
+async def _talk(data: bytes) -> None:
+    reader = asyncio.StreamReader(limit=process_talk.LINE_BYTES)
+    reader.feed_data(data)
+    reader.feed_eof()
+    try:
+        while (message := await process_talk.receive(reader)) is not None:
+            assert isinstance(message, dict)
+            remembered = process_talk.heard(message)
+            if remembered is not None:
+                said = msgspec.json.decode(msgspec.json.encode(process_talk.told(remembered)))
+                assert process_talk.heard(said) == remembered
+    except ValueError as error:
+        _said(error)
 
 
 TARGETS: Final[Mapping[str, Target]] = {
     target.__name__: target
-    for target in (watch, pages, refusals, manifests, configuration, command_line, worker, conntrack, nft)
+    for target in (watch, pages, refusals, manifests, configuration, command_line, worker, conntrack, nft, host, talk)
 }

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import Network, make_network
 from tests.netfilter.stage import Adapter
+from tests.support.lab import Network, make_network
 
 
 @pytest.fixture

@@ -21,12 +21,12 @@ from functools import partial
 
 from kubeproxy.model import Protocol
 from kubeproxy.netfilter.interface import Netfilter
-from kubeproxy.netfilter.iptables import Iptables
-from kubeproxy.netfilter.nftables import Nftables
-from kubeproxy.netfilter.routed import Routed
+from kubeproxy.netfilter.iptables.adapter import Iptables
+from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from tests.lab import Host
+from kubeproxy.netfilter.with_routing import Routed
 from tests.netfilter.stage import destination, rule_set
+from tests.support.lab import Host
 
 ROUNDS = 7
 

@@ -3,10 +3,10 @@
     python -m tests.netfilter.driver ADAPTER
 
 Reads one JSON request per line and answers each with one line: ``{"do": "apply", "rules": {…}, "verify": bool}``,
-``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "why_not_transparent"}``,
-``{"do": "why_not_guarding_sockets"}``, ``{"do": "watch"}`` and then ``{"do": "foreign", "within_s": seconds}`` (whether
-somebody else has changed our rules), ``{"do": "disarm", "for_s": seconds}``, ``{"do": "cleanup_all", "keep": …}``,
-``{"do": "select", "order": […]}``.
+``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "reach", "rules": …}``,
+``{"do": "why_not_transparent"}``, ``{"do": "why_not_guarding_sockets"}``, ``{"do": "watch"}`` and then
+``{"do": "foreign", "within_s": seconds}`` (whether somebody else has changed our rules),
+``{"do": "disarm", "for_s": seconds}``, ``{"do": "cleanup_all", "keep": …}``, ``{"do": "select", "order": […]}``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 
 import structlog
 
-from kubeproxy.errors import KernelError
 from kubeproxy.model import Destination, Family, Protocol, parse_address
+from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.cleanup import cleanup_all, disarm
 from kubeproxy.netfilter.interface import Netfilter
-from kubeproxy.netfilter.iptables import Iptables
-from kubeproxy.netfilter.nftables import Nftables
-from kubeproxy.netfilter.routed import Routed
+from kubeproxy.netfilter.iptables.adapter import Iptables
+from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from kubeproxy.netfilter.select import select
+from kubeproxy.netfilter.with_routing import Routed
 
 
 def to_json(rules: RuleSet) -> dict[str, Any]:
@@ -102,6 +102,8 @@ async def answer(netfilter: Netfilter, request: dict[str, Any], foreign: asyncio
             return await netfilter.pause(request["for_s"])
         case "why_not_guarding_sockets":
             return await netfilter.why_not_guarding_sockets()
+        case "reach":
+            return list(await netfilter.reach(from_json(request["rules"])))
         case "cleanup":
             return await netfilter.cleanup()
         case "disarm":

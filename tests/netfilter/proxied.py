@@ -16,14 +16,14 @@ from typing import Any
 
 import structlog
 
-from kubeproxy.dataplane.fake import FakeDataPlane, FakePortReserver
 from kubeproxy.model import Family
-from kubeproxy.netfilter.iptables import Iptables
-from kubeproxy.netfilter.nftables import Nftables
-from kubeproxy.netfilter.routed import Routed
+from kubeproxy.netfilter.iptables.adapter import Iptables
+from kubeproxy.netfilter.nftables.adapter import Nftables
+from kubeproxy.netfilter.with_routing import Routed
 from kubeproxy.proxier import Periods, Proxier, Tracker
-from kubeproxy.tasks import TaskSet
+from kubeproxy.runtime.tasks import TaskSet
 from tests.proxier.builders import endpoint_slice, service
+from tests.support.doubles.data_plane import FakeDataPlane, FakePortReserver
 
 SOURCE = "test"
 

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from tests.lab import Host
+from kubeproxy.netfilter.ruleset import ProxyPort, Reach, RuleSet
 from tests.netfilter.driver import to_json
+from tests.support.lab import Host
 
 IP_PKTINFO = 8  # linux/in.h; Python 3.11 does not name it
 ANSWERED, REFUSED, SILENT = "answered", "refused", "silent"
@@ -60,6 +60,10 @@ class Adapter:
         paused = self.call({"do": "pause", "for_s": for_s})
         assert isinstance(paused, bool)
         return paused
+
+    def reach(self, ours: RuleSet) -> Reach:
+        """`Netfilter.reach`."""
+        return Reach(*self.call({"do": "reach", "rules": to_json(ours)}))
 
     def cleanup(self) -> bool:
         """`Netfilter.cleanup`."""

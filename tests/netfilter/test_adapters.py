@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kubeproxy.model import Family, Protocol
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from tests.lab import Host, Network
+from kubeproxy.model import Address, Family, Protocol
+from kubeproxy.netfilter.ruleset import ProxyPort, Reach, RuleSet
 from tests.netfilter.stage import (
     ANSWERED,
     Adapter,
@@ -22,6 +21,7 @@ from tests.netfilter.stage import (
     serving,
     settled,
 )
+from tests.support.lab import Host, Network
 
 pytestmark = pytest.mark.netns
 
@@ -71,6 +71,26 @@ def foreign_rules(host: Host) -> None:
     for program in ("iptables-legacy-restore", "ip6tables-legacy-restore"):
         text = FOREIGN_LEGACY if program[2] != "6" else FOREIGN_LEGACY.replace("198.51.100.1", "2001:db8::1")
         host.run([program], input=text, env={"XTABLES_LOCKFILE": "/dev/null", "PATH": "/usr/sbin:/usr/bin"})
+
+
+def test_it_tells_where_redirects_lead(network: Network, adapter: Adapter) -> None:
+    """Another process with the same Services has other ports, or the same at another address."""
+    assert adapter.reach(RULES) == Reach(0, 0)
+    adapter.apply(RULES, verify=True)
+    ours = adapter.reach(RULES)
+    assert ours.ours >= len(RULES.redirects) + len(RULES.own_redirects)
+    assert ours.others == 0
+    for theirs in (
+        replace(RULES, redirects={key: port + 100 for key, port in RULES.redirects.items()}, own_redirects={}),
+        replace(RULES, bind={Family.IPV4: Address("10.2.0.9"), Family.IPV6: Address("fd00:2::9")}),
+    ):
+        adapter.apply(theirs, verify=True)
+        seen = adapter.reach(RULES)
+        assert seen.others >= len(RULES.redirects)
+        assert seen.ours < seen.others
+        assert adapter.reach(theirs).others == 0
+    adapter.cleanup()
+    assert adapter.reach(RULES) == Reach(0, 0)
 
 
 def test_equal_rules_are_left_as_they_are(network: Network, adapter: Adapter) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.errors import KernelError
 from kubeproxy.model import Address, Destination, Family, Protocol
-from kubeproxy.netfilter.fake import FakeNetfilter
+from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import Netfilter
-from kubeproxy.netfilter.none import NoNetfilter
+from kubeproxy.netfilter.noop import NoNetfilter
+from kubeproxy.netfilter.packet_trace import Fate, Trace, trace
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from kubeproxy.netfilter.trace import Fate, Trace, trace
 from tests.netfilter.stage import destination, node_port, rule_set
+from tests.support.doubles.netfilter import FakeNetfilter
 
 WEB = destination("10.96.0.1", Protocol.TCP)
 OTHER = destination("10.96.0.2", Protocol.TCP)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.lab import Host, Network
+from tests.netfilter.iptables.test_adapter import hold
 from tests.netfilter.stage import dump, settled
-from tests.netfilter.test_iptables import hold
+from tests.support.lab import Host, Network
 
 pytestmark = pytest.mark.netns
 

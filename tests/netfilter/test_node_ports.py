@@ -9,7 +9,6 @@ import pytest
 
 from kubeproxy.model import Destination, Family, Protocol
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from tests.lab import Host, Network
 from tests.netfilter.stage import (
     ANSWERED,
     REFUSED,
@@ -21,6 +20,7 @@ from tests.netfilter.stage import (
     serving,
 )
 from tests.netfilter.test_packets import NODE, POD_SIDE, VIP
+from tests.support.lab import Host, Network
 
 pytestmark = pytest.mark.netns
 

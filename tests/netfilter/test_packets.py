@@ -9,7 +9,6 @@ import pytest
 
 from kubeproxy.model import Family, Protocol
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from tests.lab import Host, Network
 from tests.netfilter.stage import (
     ANSWERED,
     REFUSED,
@@ -20,6 +19,7 @@ from tests.netfilter.stage import (
     rule_set,
     serving,
 )
+from tests.support.lab import Host, Network
 
 pytestmark = pytest.mark.netns
 

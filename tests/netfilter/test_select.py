@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.netfilter.select import select
-from tests.lab import Network
 from tests.netfilter.stage import Adapter, KernelRefusal, dump
+from tests.support.lab import Network
 
 NO_NFT = ["env", "PATH=/nowhere"]
 POWERLESS = ["setpriv", "--inh-caps=-all", "--bounding-set=-net_admin,-net_raw"]

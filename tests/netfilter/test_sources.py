@@ -9,9 +9,9 @@ import pytest
 
 from kubeproxy.model import Family, Protocol
 from kubeproxy.netfilter.ruleset import RuleSet
-from tests.lab import Host, Network
 from tests.netfilter.stage import ANSWERED, SILENT, Adapter, attempt, destination, dump, rule_set, serving
 from tests.netfilter.test_packets import NODE, VIP
+from tests.support.lab import Host, Network
 
 pytestmark = pytest.mark.netns
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 import uvloop
 
-from kubeproxy.dataplane.interface import DIAL_BUCKETS_S, Counters, Ill, Vitals
-from kubeproxy.errors import KernelError
+from kubeproxy.dataplane.interface import DIAL_BUCKETS_S, Counters, EjectedEndpoint, WorkerStatus
 from kubeproxy.model import Address, Family, Frontend, FrontendName, Protocol, ServiceName, ServicePortName, Target
+from kubeproxy.model.errors import KernelError
 
 WEB = ServicePortName("default", "web", "http")
 WEB_IPV4 = FrontendName(WEB, Family.IPV4)
@@ -34,10 +34,10 @@ class Serving:
     """What is asked of a data plane, as it stands."""
 
     of: dict[FrontendName, Counters] = field(default_factory=dict)
-    aside: dict[FrontendName, Sequence[Ill]] = field(default_factory=dict)
-    workers: list[Vitals] = field(default_factory=list)
+    ejected_by_port: dict[FrontendName, Sequence[EjectedEndpoint]] = field(default_factory=dict)
+    workers: list[WorkerStatus] = field(default_factory=list)
     restarts: int = 0
-    trouble: str | None = None
+    problem: str | None = None
     broken: str | None = None
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
@@ -45,30 +45,31 @@ class Serving:
             raise KernelError(self.broken)
         return self.of
 
-    async def vitals(self) -> Sequence[Vitals]:
+    async def worker_status(self) -> Sequence[WorkerStatus]:
         return self.workers
 
-    async def ill(self) -> Mapping[FrontendName, Sequence[Ill]]:
-        return self.aside
+    async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
+        return self.ejected_by_port
 
 
-def vitals(
+def worker_status(
     number: int = 0,
     *,
     pid: int = 1000,
     began: float = 1.0,
     connections: int = 0,
     descriptors: int = 0,
-    turned_away: int = 0,
-    unlogged: int = 0,
+    accept_paused: int = 0,
+    log_skipped: int = 0,
     memory_shortages: int = 0,
-    portless: int = 0,
+    ports_exhausted: int = 0,
+    looped: int = 0,
     lag_s: float = 0.0,
     dials: Sequence[int] = (),
     dial_seconds: float = 0.0,
-) -> Vitals:
+) -> WorkerStatus:
     """Of a worker that was asked for as little as that; `dials` are its fastest buckets."""
-    return Vitals(
+    return WorkerStatus(
         pid=pid,
         number=number,
         began=began,
@@ -76,13 +77,14 @@ def vitals(
         udp_sessions=0,
         descriptors=descriptors,
         descriptors_limit=1000,
-        turned_away=turned_away,
+        accept_paused=accept_paused,
         lag_s=lag_s,
         dials=(*dials, *[0] * (len(DIAL_BUCKETS_S) + 1 - len(dials))),
         dial_seconds=dial_seconds,
-        unlogged=unlogged,
+        log_skipped=log_skipped,
         memory_shortages=memory_shortages,
-        portless=portless,
+        ports_exhausted=ports_exhausted,
+        looped=looped,
     )
 
 
@@ -113,16 +115,18 @@ class Watch:
     events: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
     faulty: int = 0
+    left_out: int = 0
+    kept_bytes: int = 0
 
 
 @dataclass(slots=True)
-class Trouble:
+class ManifestProblem:
     skipped: bool = False
 
 
 @dataclass(slots=True)
 class Manifests:
-    troubles: Sequence[Trouble] = ()
+    problems: Sequence[ManifestProblem] = ()
     last_change: float = 0.0
     loaded: bool = True
 

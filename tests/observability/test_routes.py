@@ -13,11 +13,11 @@ from structlog.testing import capture_logs
 
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.model import Family, FrontendName, ServicePortName
-from kubeproxy.observability.exposition import Exposition
 from kubeproxy.observability.health import ProxyHealth
-from kubeproxy.observability.metrics import Metrics
+from kubeproxy.observability.http.server import HttpServer
+from kubeproxy.observability.metrics.exposition import Exposition
+from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.routes import health_routes, metrics_routes, rfc3339_nano
-from kubeproxy.observability.server import HttpServer
 from kubeproxy.observability.views import Picture
 from tests.observability.conftest import Serving, State
 

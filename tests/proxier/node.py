@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kubeproxy.dataplane.fake import FakeDataPlane, FakePortReserver
-from kubeproxy.errors import KubeproxyError
 from kubeproxy.model import Family, FrontendName, Protocol, ServiceName, Target
-from kubeproxy.netfilter.conntrack import Conntrack
-from kubeproxy.netfilter.fake import FakeNetfilter
-from kubeproxy.netfilter.trace import Fate
+from kubeproxy.model.errors import KubeproxyError
+from kubeproxy.netfilter.conntrack.reconcile import Conntrack
+from kubeproxy.netfilter.packet_trace import Fate
 from kubeproxy.proxier import NodeFacts, Periods, PortRange, Proxier, Tracker
-from kubeproxy.tasks import TaskSet
+from kubeproxy.proxier.node_ports import FindHolders
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
+from kubeproxy.runtime.tasks import TaskSet
 from tests.proxier.builders import destination
+from tests.support.doubles.data_plane import FakeDataPlane, FakePortReserver
+from tests.support.doubles.netfilter import FakeNetfilter
 
 SOURCE = "kubernetes"
 
@@ -81,7 +83,7 @@ class Diary:
     def failed(self, error: KubeproxyError) -> None:
         self.entries.append(f"failed: {error}")
 
-    def troubled(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
+    def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
         self.problems = problems
 
     def reconciled(self, *, duration_s: float, deleted: int) -> None:
@@ -108,6 +110,10 @@ class Node:
         protocols: Iterable[Protocol] = (Protocol.TCP,),
         facts: NodeFacts = NodeFacts(),  # noqa: B008 - frozen
         conntrack: Conntrack | None = None,
+        restrictions: Restrictions = NO_RESTRICTIONS,
+        find_holders: FindHolders = lambda protocol, address, port: (),
+        rival_lives: Callable[[], bool] = lambda: False,
+        on_rival: Callable[[], None] = lambda: None,
     ) -> None:
         self.tracker = Tracker(sources)
         self.data_plane = FakeDataPlane()
@@ -128,6 +134,10 @@ class Node:
             protocols=protocols,
             facts=facts,
             conntrack=conntrack,
+            restrictions=restrictions,
+            find_holders=find_holders,
+            rival_lives=rival_lives,
+            on_rival=on_rival,
             observer=self.diary,
             clock=self.clock,
             jitter=lambda: 0.0,

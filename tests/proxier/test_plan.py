@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kubeproxy.dataplane.fake import FakePortReserver
 from kubeproxy.model import Address, Family, Frontend, Protocol
-from kubeproxy.proxier.plan import Listener, Move, endpoints_of, next_move, plan
+from kubeproxy.proxier.plan import ListenerState, Move, endpoints_of, next_move, plan
 from tests.proxier.builders import destination, frontend_name, targets
+from tests.support.doubles.data_plane import FakePortReserver
 
 ANY = Address("0.0.0.0")
 RULES = 7
@@ -30,9 +30,9 @@ OTHER_PROTOCOL = replace(WEB, protocol=Protocol.UDP)
 
 def listener(
     *, confirmed: bool = True, told: Frontend | None = WEB, ruled: Frontend | None = WEB, ruled_at: int = RULES
-) -> Listener:
+) -> ListenerState:
     """What stands for WEB."""
-    return Listener(
+    return ListenerState(
         protocol=Protocol.TCP,
         address=ANY,
         reservation=FakePortReserver().reserve(Protocol.TCP, ANY, 0),
@@ -84,7 +84,7 @@ YET_UNKNOWN = RULES + 1
         pytest.param(OTHER_PROTOCOL, listener(ruled=None), Move.CLOSE, id="other protocol: closes, then opens anew"),
     ],
 )
-def test_next_move(wanted: Frontend | None, standing: Listener | None, move: Move) -> None:
+def test_next_move(wanted: Frontend | None, standing: ListenerState | None, move: Move) -> None:
     assert next_move(wanted, standing, address=ANY, applied=RULES) is move
 
 

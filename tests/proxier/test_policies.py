@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.model import Address, Endpoint, EndpointSlice, Family, Target
-from kubeproxy.proxier.endpoints import Candidate, candidates, choose
-from kubeproxy.proxier.facts import NodeFacts
+from kubeproxy.proxier.endpoint_selection import Candidate, candidates, choose
+from kubeproxy.proxier.node import NodeFacts
 from tests.proxier.builders import endpoint_slice, port, targets
 
 US = NodeFacts(name="us", zone="z1")

@@ -32,7 +32,7 @@ from kubeproxy.model import (
 )
 from kubeproxy.netfilter.ruleset import ProxyPort
 from kubeproxy.proxier import NodeFacts, Preserve
-from kubeproxy.proxier.resolve import health, resolve
+from kubeproxy.proxier.frontends import health, resolve
 from tests.proxier.builders import endpoint_slice
 from tests.proxier.machine import NodeMachine
 from tests.proxier.node import SOURCE, Node
@@ -172,13 +172,19 @@ class PoliciesMachine(NodeMachine):
         wanted: dict[FrontendName, Frontend] = {}
         claims: set[Destination] = set()
         denied: dict[Destination, set[ServiceName]] = {}
+        owners = self.node_port_owners()
         for service in self.services.values():
             for frontend in resolve(service, self.slices(service.name), self.facts):
                 wanted[frontend.name] = frontend
                 for destination in frontend.destinations | frontend.own_destinations:
                     if not self.claimed(service, destination):
                         continue
-                    if (destination.protocol, destination.port) in self.node.reserver.taken:
+                    taken = (destination.protocol, destination.port) in self.node.reserver.taken
+                    place = (destination.protocol, family_of(destination.address), destination.port)
+                    alien = destination.address not in NODE_PORTS.values() and owners.get(place, set()) - self.users(
+                        destination
+                    )
+                    if taken or alien:
                         denied.setdefault(destination, set()).add(service.name)
                     else:
                         claims.add(destination)
@@ -193,6 +199,28 @@ class PoliciesMachine(NodeMachine):
             if (found := health(service, self.slices(name), self.facts))
         }
         assert self.node.proxier.snapshot().pending_since is None
+
+    def node_port_owners(self) -> dict[tuple[Protocol, Family, int], set[ServiceName]]:
+        """The Services that have a node port."""
+        owners: dict[tuple[Protocol, Family, int], set[ServiceName]] = {}
+        for service in self.services.values():
+            for frontend in resolve(service, self.slices(service.name), self.facts):
+                for it in frontend.destinations | frontend.own_destinations:
+                    if it.address in NODE_PORTS.values():
+                        owners.setdefault((it.protocol, family_of(it.address), it.port), set()).add(service.name)
+        return owners
+
+    def users(self, destination: Destination) -> set[ServiceName]:
+        """The Services that claim a port of this node."""
+        return {
+            service.name
+            for service in self.services.values()
+            if self.claimed(service, destination)
+            and any(
+                destination in frontend.destinations | frontend.own_destinations
+                for frontend in resolve(service, self.slices(service.name), self.facts)
+            )
+        }
 
     def rules_are_right(
         self, wanted: dict[FrontendName, Frontend], denied: dict[Destination, set[ServiceName]]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import errno
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints
-from kubeproxy.errors import KernelError
 from kubeproxy.model import Address, Family, FrontendName, Protocol
-from kubeproxy.netfilter.conntrack_fake import FakeConntrack
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.packet_trace import Fate
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.netfilter.trace import Fate
 from kubeproxy.proxier import START_GRACE_S, Periods, PortRange
+from kubeproxy.proxier.sync_schedule import QUICK_ROUNDS
 from tests.proxier.builders import endpoint_slice, frontend_name, name, service, targets
 from tests.proxier.node import SOURCE, Node
+from tests.support.doubles.conntrack import FakeConntrack
 
 WEB = frontend_name("web")
 VIP = "10.96.0.1:80"
@@ -99,6 +101,7 @@ class TestServices:
     async def test_created_again_before_its_rules_are_gone_it_keeps_its_listener(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         port = node.proxy_port(WEB)
+        await no_more_quick_rounds(node)
         node.tracker.put_slice(SOURCE, endpoint_slice("web", ()))
         await node.rest()
         node.tracker.remove_service(SOURCE, WEB.service_port.service)
@@ -307,12 +310,28 @@ class TestStart:
         assert node.proxier.snapshot().failing is None
 
 
+async def no_more_quick_rounds(node: Node) -> None:
+    """Change so much that the next transaction has to wait."""
+    for number in range(QUICK_ROUNDS):
+        node.tracker.put_service(SOURCE, service(f"quick-{number}", f"10.96.1.{number}"))
+        await node.rest()
+        assert node.answers(f"10.96.1.{number}:80") is Fate.REFUSED
+
+
 class TestPace:
-    async def test_the_first_change_is_at_once_and_the_next_waits(self, make_node: MakeNode) -> None:
+    async def test_a_service_and_its_endpoints_are_in_effect_at_once(self, make_node: MakeNode) -> None:
+        """Point 10: two writes, one after the other."""
         node = await serving(make_node())
         node.tracker.put_service(SOURCE, service("a", "10.96.0.2"))
         await node.rest()
         assert node.answers("10.96.0.2:80") is Fate.REFUSED
+        node.tracker.put_slice(SOURCE, endpoint_slice("a", "10.0.0.1"))
+        await node.rest()
+        assert node.answers("10.96.0.2:80") == ONE
+
+    async def test_the_first_changes_are_at_once_and_the_next_waits(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        await no_more_quick_rounds(node)
         node.tracker.put_service(SOURCE, service("b", "10.96.0.3"))
         await node.pass_time(0.5)
         node.tracker.put_service(SOURCE, service("c", "10.96.0.4"))
@@ -583,6 +602,55 @@ class TestSomebodyElse:
         await node.proxier.hold(False)
         await node.rest()
         assert node.answers(VIP) == ONE
+
+
+class TestRival:
+    """Another proxy that one cannot speak with turns the rules to itself."""
+
+    @staticmethod
+    def turn(node: Node) -> None:
+        """Its rules instead of ours."""
+        kernel = node.netfilter.kernel
+        ports = {key: port + 1 for key, port in kernel.redirects.items()}
+        node.netfilter.lose()
+        node.netfilter.kernel = replace(kernel, redirects=ports, own_redirects={})
+
+    async def test_the_younger_keeps_the_rules(self, make_node: MakeNode) -> None:
+        yielded: list[bool] = []
+        node = await serving(make_node(rival_lives=lambda: True, on_rival=lambda: yielded.append(True)))
+        self.turn(node)
+        theirs = node.netfilter.kernel
+        await node.pass_time(100.0)
+        assert yielded == [True]
+        assert node.netfilter.kernel == theirs
+        assert not [entry for entry in node.diary.entries if entry.startswith("programmed")]
+
+    @pytest.mark.parametrize("dead", [True, False])
+    async def test_what_leads_nowhere_or_to_a_dead_one_is_put_right(self, make_node: MakeNode, dead: bool) -> None:
+        yielded: list[bool] = []
+        node = await serving(make_node(rival_lives=lambda: not dead, on_rival=lambda: yielded.append(True)))
+        if dead:
+            self.turn(node)
+        else:
+            node.netfilter.lose(noticed=True)
+        await node.pass_time(100.0)
+        assert node.answers(VIP) == ONE
+        assert not yielded
+
+    async def test_what_cannot_be_seen_does_not_count(self, make_node: MakeNode) -> None:
+        def lives() -> bool:
+            raise OSError("no sock_diag")
+
+        node = await serving(make_node(rival_lives=lives))
+        self.turn(node)
+        await node.pass_time(100.0)
+        assert node.answers(VIP) == ONE
+
+    async def test_it_tells_a_successor_whether_rules_lead_here(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        assert await node.proxier.leads_here()
+        self.turn(node)
+        assert not await node.proxier.leads_here()
 
 
 class TestStop:

@@ -10,8 +10,8 @@ import pytest
 
 from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.model import Frontend
-from kubeproxy.proxier import ledger
-from kubeproxy.proxier.resolve import resolve
+from kubeproxy.proxier import state
+from kubeproxy.proxier.frontends import resolve
 from tests.proxier.builders import endpoint_slice, frontend_name, service, targets
 from tests.proxier.node import SOURCE, Node
 
@@ -26,7 +26,7 @@ async def test_one_change_among_ten_thousand(monkeypatch: pytest.MonkeyPatch) ->
         resolved.append(args[0].name.name)
         return resolve(*args)
 
-    monkeypatch.setattr(ledger, "resolve", counted)
+    monkeypatch.setattr(state, "resolve", counted)
     node = Node()
 
     async def cost(what: str, change: Callable[[], None]) -> None:

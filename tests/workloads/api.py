@@ -1,6 +1,6 @@
 """An API server for controllers, in memory: as much of its writes as ReplicaSets, Deployments, pods and Leases need.
 
-It speaks as `kubeproxy.sources.kubernetes.client.Client` does, with paths and JSON, but without a network, so that a
+It speaks as `kubeproxy.kubernetes.client.client.Client` does, with paths and JSON, but without a network, so that a
 test decides about every delay and failure. Its rules are those of kube-apiserver: generations, the subresource status,
 resourceVersions as preconditions, merge, strategic and JSON patches, graceful deletion of pods.
 """
@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
+from kubeproxy.kubernetes import objects as wire
 from kubeproxy.kubernetes import timestamps
-from kubeproxy.sources import wire
-from kubeproxy.sources.kubernetes.errors import Unreachable
-from kubeproxy.sources.kubernetes.events import error_of
+from kubeproxy.kubernetes.client.decode import error_of
+from kubeproxy.kubernetes.client.errors import Unreachable
 
 Json = dict[str, Any]
 _PATH = re.compile(

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, cast
 
-from kubeproxy.sources.kubernetes.client import Client
-from kubeproxy.sources.kubernetes.contact import Contact
-from kubeproxy.sources.kubernetes.course import Pace
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
+from kubeproxy.kubernetes.informer.list_watch import Pace
 from kubeproxy.workloads.deployment_controller import DeploymentController
 from kubeproxy.workloads.events import EventType, Involved
 from kubeproxy.workloads.replicaset_controller import ReplicaSetController
@@ -102,7 +102,7 @@ async def running(api: Api, recorded: Recorded, *, burst: int = 500) -> AsyncIte
         ),
         resync=resync,
     )
-    contact = Contact(server=api.server, clock=unix_time)
+    contact = Connectivity(server=api.server, clock=unix_time)
     pace = Pace(slice_s=0.0)  # others get their turn after every object, not after a time that no test can know
     tasks = [
         asyncio.create_task(informer.run(requests, contact=contact, pace=pace, random=Random(1)))

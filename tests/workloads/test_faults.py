@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from kubeproxy.sources.kubernetes.errors import ApiError, Overloaded, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, Overloaded, Unreachable
 from tests.workloads.api import Api, Json
 from tests.workloads.cluster import Cluster, Controllers, is_complete, pod_template, running
 from tests.workloads.invariants import Availability, Invariants

@@ -12,11 +12,11 @@ import pytest
 from prometheus_client import generate_latest
 
 from kubeproxy.cli.controller_manager import FLAGS, controller_manager, enabled
-from kubeproxy.errors import ConfigError
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.kubernetes.controller import lease
-from kubeproxy.sources.kubernetes.client import Client
-from kubeproxy.sources.kubernetes.errors import Unreachable
-from kubeproxy.sources.kubernetes.requests import Requests
+from kubeproxy.model.errors import ConfigError
 from kubeproxy.workloads.manager import ControllerManager, ManagerSettings
 from kubeproxy.workloads.manager_metrics import registry
 from kubeproxy.workloads.manager_pages import status_document, status_text, unready

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from kubeproxy.sources.kubernetes.client import Client
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.workloads.explain import duration
 from kubeproxy.workloads.rollout import DeadlineExceededError, State, state_of, status_line
 from kubeproxy.workloads.rollout_command import Rollout, RolloutError
@@ -31,7 +31,7 @@ class Terminal:
         return lines
 
 
-def _play(scenario: Callable[[Terminal], Awaitable[None]], **spec: object) -> None:
+def _play(scenario: Callable[[Terminal], Awaitable[None]], **spec: Any) -> None:
     async def play() -> None:
         cluster = Cluster()
         cluster.deploy(**spec)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kubeproxy.sources.kubernetes.errors import Forbidden, Unreachable
+from kubeproxy.kubernetes.client.errors import Forbidden, Unreachable
 from kubeproxy.workloads import template
 from tests.workloads.cluster import Cluster, Controllers, pod_template, running
 from tests.workloads.invariants import Availability, Invariants

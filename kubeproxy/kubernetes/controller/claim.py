@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from kubeproxy.errors import ClusterError
+from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.controller_ref import adoption_patch, decide_claims, release_patch
 from kubeproxy.kubernetes.metadata import Meta, Object, OwnerReference
 from kubeproxy.kubernetes.object_client import is_invalid, is_not_found
-from kubeproxy.sources.kubernetes.errors import ApiError
+from kubeproxy.model.errors import ClusterError
 
 T = TypeVar("T", bound=Object)
 Patch = Callable[[Meta, Mapping[str, Any]], Awaitable[None]]

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
 from kubeproxy.kubernetes.controller.lease import LeadershipLostError
 from kubeproxy.kubernetes.controller.workqueue import WorkQueue
 from kubeproxy.kubernetes.object_client import is_conflict, namespace_terminating
-from kubeproxy.sources.kubernetes.errors import ApiError, Unreachable
 
 log = structlog.get_logger(__name__)
 

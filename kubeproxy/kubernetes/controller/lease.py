@@ -14,10 +14,10 @@ import msgspec
 import structlog
 
 from kubeproxy.kubernetes import timestamps
+from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.leader_election import JITTER, LeaderElection, LeaseRecord, Step
 from kubeproxy.kubernetes.object_client import ObjectClient, Requests, already_exists, is_conflict, is_not_found
-from kubeproxy.sources.kubernetes.errors import ApiError
-from kubeproxy.sources.wire import Wire
+from kubeproxy.kubernetes.objects import Wire
 
 log = structlog.get_logger(__name__)
 

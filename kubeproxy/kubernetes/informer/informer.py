@@ -15,15 +15,15 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 import structlog
 
+from kubeproxy.kubernetes import objects as wire
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.fault import Fault
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
+from kubeproxy.kubernetes.informer.list_watch import Pace
+from kubeproxy.kubernetes.informer.reflector import Reflector, ReflectorState
+from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.kubernetes.informer.store import Indexer, Store
 from kubeproxy.kubernetes.metadata import Object, key_of
-from kubeproxy.sources import wire
-from kubeproxy.sources.kubernetes.client import Client
-from kubeproxy.sources.kubernetes.contact import Contact
-from kubeproxy.sources.kubernetes.course import Pace
-from kubeproxy.sources.kubernetes.reflector import Reflector, ReflectorState
-from kubeproxy.sources.kubernetes.resource import Resource
-from kubeproxy.sources.translate import Fault
 
 T = TypeVar("T", bound=Object)
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -80,7 +80,7 @@ class Informer(Generic[T]):
         self,
         client: Client,
         *,
-        contact: Contact,
+        contact: Connectivity,
         pace: Pace | None = None,
         random: Random | None = None,
         resync_s: float = RESYNC_S,

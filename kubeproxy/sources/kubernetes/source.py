@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy.sources.kubernetes.client import Client
-from kubeproxy.sources.kubernetes.contact import Contact
-from kubeproxy.sources.kubernetes.course import Pace
-from kubeproxy.sources.kubernetes.errors import ApiError, Garbage
-from kubeproxy.sources.kubernetes.events import excerpt
-from kubeproxy.sources.kubernetes.reflector import Reflector, ReflectorState
-from kubeproxy.sources.kubernetes.resource import Endpoints, OwnNode, Resource, Services, Slices
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.decode import excerpt
+from kubeproxy.kubernetes.client.errors import ApiError, Garbage
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
+from kubeproxy.kubernetes.informer.list_watch import Pace
+from kubeproxy.kubernetes.informer.reflector import Reflector, ReflectorState
+from kubeproxy.kubernetes.informer.resource import Resource
+from kubeproxy.sources.kubernetes.resources import Endpoints, OwnNode, Services, Slices
 from kubeproxy.sources.sink import NodeSink, Sink
 
 
@@ -32,6 +33,8 @@ class _GroupList(msgspec.Struct):
     kind: str
     groups: list[_Group] | None = None
 
+
+LEFT_OUT = "the API server has more than is kept; some objects are not served"
 
 Choice = Callable[[], Awaitable[Resource[Any]]]
 
@@ -57,7 +60,7 @@ class KubernetesSource:
         self._services = Services(sink)
         self._slices = Slices(sink)
         self._endpoints = Endpoints(sink)
-        self._contact = Contact(server=client.server, clock=time)
+        self._contact = Connectivity(server=client.server, clock=time, optional=OwnNode.name)
         pace = pace or Pace()
         random = random or Random()
         choices: dict[str, Choice] = {Services.name: _always(self._services), Slices.name: self._choose_slices}
@@ -77,6 +80,10 @@ class KubernetesSource:
     def state(self) -> tuple[ReflectorState, ...]:
         """How each reflector is faring."""
         return tuple(reflector.state() for reflector in self._reflectors)
+
+    def complaint(self) -> str | None:
+        """What is wrong with what the server has; None: nothing."""
+        return LEFT_OUT if any(reflector.state().left_out for reflector in self._reflectors) else None
 
     async def _choose_slices(self) -> Resource[Any]:
         """What the list of API groups says. It is looked up there, and not by trying the group's own path, because to

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kubeproxy.sources.manifests.bulk import Reader
+from kubeproxy.kubernetes.manifests.files import Changing, Listing, ReadError, look, read_file
+from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.sources.manifests.documents import Namespaces, Reading
-from kubeproxy.sources.manifests.files import Changing, Listing, ReadError, look, read_file
-from kubeproxy.sources.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.sources.manifests.inventory import Inventory
+from kubeproxy.sources.manifests.reader import Reader
 from kubeproxy.sources.manifests.source import NO_MEMORY, STDIN, STDIN_ORIGIN
 
 
@@ -57,7 +57,7 @@ def check(
     inventory = Inventory()
     inventory.update(readings)
     return Survey(
-        faults=(*faults, *(str(trouble) for trouble in inventory.troubles() if not trouble.skipped)),
+        faults=(*faults, *(str(problem) for problem in inventory.problems() if not problem.skipped)),
         manifests=len(readings),
         services=sum(1 for _ in inventory.services()),
         slices=sum(1 for _ in inventory.slices()),

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault, show
+from kubeproxy.kubernetes.manifests.split import body, split, split_list
+from kubeproxy.kubernetes.manifests.values import JsonValue, SyntaxFault, Value, is_json, parse
 from kubeproxy.model import EndpointSlice, Service
-from kubeproxy.sources import translate, wire
-from kubeproxy.sources.manifests.text import body, split, split_list
-from kubeproxy.sources.manifests.values import JsonValue, SyntaxFault, Value, is_json, parse
-from kubeproxy.sources.translate import Fault, show
+from kubeproxy.sources import translate
 
 MAX_LIST_DEPTH = 5
 """How deep lists may lie in lists."""
@@ -239,12 +240,12 @@ class _Reader:
 # From documents to objects
 
 
-class _Identity(wire.Wire, frozen=True):
+class _Identity(objects.Wire, frozen=True):
     name: str | None = None
     namespace: str | None = None
 
 
-class _Headed(wire.Wire, frozen=True):
+class _Headed(objects.Wire, frozen=True):
     metadata: _Identity | None = None
 
 
@@ -347,27 +348,27 @@ def _entry(value: Value, api_version: str, kind: str, namespaces: Namespaces) ->
 
 def _translated(value: Value, name: ObjectName) -> Entry:
     if name.kind is ObjectKind.SERVICE:
-        raw_service = value.to(wire.Service)
+        raw_service = value.to(objects.Service)
         placed = msgspec.structs.replace(raw_service, metadata=_placed(raw_service.metadata, name))
         service, faults = translate.service(placed)
         return Entry(name=name, service=service, faults=tuple(faults))
     if name.kind is ObjectKind.ENDPOINT_SLICE:
-        raw_slice = value.to(wire.EndpointSlice)
+        raw_slice = value.to(objects.EndpointSlice)
         endpoint_slice, faults = translate.endpoint_slice(
             msgspec.structs.replace(raw_slice, metadata=_placed(raw_slice.metadata, name))
         )
         slices = (endpoint_slice,) if endpoint_slice is not None else ()
         return Entry(name=name, slices=slices, faults=tuple(faults))
-    raw_endpoints = value.to(wire.Endpoints)
+    raw_endpoints = value.to(objects.Endpoints)
     found, faults = translate.endpoints(
         msgspec.structs.replace(raw_endpoints, metadata=_placed(raw_endpoints.metadata, name))
     )
     return Entry(name=name, slices=tuple(found), faults=tuple(faults))
 
 
-def _placed(meta: wire.ObjectMeta | None, name: ObjectName) -> wire.ObjectMeta:
+def _placed(meta: objects.ObjectMeta | None, name: ObjectName) -> objects.ObjectMeta:
     # Its name, too: decoded a second time, it would be in memory twice.
-    return msgspec.structs.replace(meta or wire.ObjectMeta(), name=name.name, namespace=name.namespace)
+    return msgspec.structs.replace(meta or objects.ObjectMeta(), name=name.name, namespace=name.namespace)
 
 
 # Faults in types, told as those in values are

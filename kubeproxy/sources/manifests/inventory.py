@@ -14,7 +14,7 @@ from kubeproxy.sources.manifests.documents import Entry, ObjectName, Place, Read
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ManifestProblem:
     """A fault that stands, or a kind that is skipped: where, and what."""
 
     origin: str
@@ -63,7 +63,7 @@ class _Held:
 @dataclass(frozen=True, slots=True)
 class _Manifest:
     held: Mapping[ObjectName, _Held]
-    troubles: tuple[Trouble, ...]
+    problems: tuple[ManifestProblem, ...]
 
 
 class Inventory:
@@ -80,7 +80,7 @@ class Inventory:
         to another among them is not withdrawn in between."""
         touched: dict[ObjectName, Entry | None] = {}
         for origin, reading in readings.items():
-            before = self._manifests.pop(origin, _Manifest(held={}, troubles=()))
+            before = self._manifests.pop(origin, _Manifest(held={}, problems=()))
             after = _hold(origin, reading, before.held) if reading is not None else None
             held = after.held if after is not None else {}
             for name in [*before.held, *(name for name in held if name not in before.held)]:
@@ -127,17 +127,17 @@ class Inventory:
     def _entries(self) -> Iterator[Entry]:
         return (self._manifests[claims[0]].held[name].entry for name, claims in self._claims.items())
 
-    def troubles(self) -> Iterator[Trouble]:
+    def problems(self) -> Iterator[ManifestProblem]:
         """All faults that stand now, and all that is skipped."""
         for manifest in self._manifests.values():
-            yield from manifest.troubles
+            yield from manifest.problems
         for name in self._contested:
             first, *others = self._claims[name]
             place = self._manifests[first].held[name].place
             for origin in others:
                 mine = self._manifests[origin].held[name].place
                 message = f"{name} is defined in {first} document {place.document} already, which is served"
-                yield Trouble(origin, mine.document, mine.path("metadata.name"), message, name=str(name))
+                yield ManifestProblem(origin, mine.document, mine.path("metadata.name"), message, name=str(name))
 
     def origins(self) -> Iterator[str]:
         """The manifests known."""
@@ -159,12 +159,12 @@ def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> 
     may be that one.
     """
     held: dict[ObjectName, _Held] = {}
-    troubles: list[Trouble] = []
+    problems: list[ManifestProblem] = []
     broken = False
     for place, entry in reading.entries:
         if entry.skipped:
             message = f"{entry.skipped} is not taken; taken are Service, EndpointSlice and Endpoints"
-            troubles.append(Trouble(origin, place.document, place.path("kind"), message, skipped=True))
+            problems.append(ManifestProblem(origin, place.document, place.path("kind"), message, skipped=True))
             continue
         served = ""
         if entry.name is None:
@@ -172,21 +172,25 @@ def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> 
         elif entry.name in held:
             first = held[entry.name].place
             message = f"{entry.name} is defined in document {first.document} already, which is served"
-            troubles.append(Trouble(origin, place.document, place.path("metadata.name"), message, name=str(entry.name)))
+            problems.append(
+                ManifestProblem(origin, place.document, place.path("metadata.name"), message, name=str(entry.name))
+            )
             continue
         else:
             version = _choose(entry, before.get(entry.name))
             held[entry.name] = _Held(place, version)
             if version is not entry:
                 served = "; the last good version goes on being served"
-        troubles.extend(
-            Trouble(origin, place.document, place.path(fault.path), fault.message + served, name=str(entry.name or ""))
+        problems.extend(
+            ManifestProblem(
+                origin, place.document, place.path(fault.path), fault.message + served, name=str(entry.name or "")
+            )
             for fault in entry.faults
         )
     if broken:
         for name, old in before.items():
             held.setdefault(name, old)
-    return _Manifest(held=held, troubles=tuple(troubles))
+    return _Manifest(held=held, problems=tuple(problems))
 
 
 def _choose(new: Entry, before: _Held | None) -> Entry:

@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import structlog
 
+from kubeproxy.kubernetes.manifests.files import SETTLE_S, Changing, PathMemory, ReadError, Signature, look, read_file
+from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.model import EndpointSlice, Service
-from kubeproxy.sources.manifests.bulk import Reader
+from kubeproxy.runtime.threads import NotBegun, in_thread
 from kubeproxy.sources.manifests.documents import Namespaces, Reading
-from kubeproxy.sources.manifests.files import SETTLE_S, Changing, PathMemory, ReadError, Signature, look, read_file
-from kubeproxy.sources.manifests.http import Session, Version, fetch, is_url
-from kubeproxy.sources.manifests.inventory import Difference, Inventory, Trouble
+from kubeproxy.sources.manifests.inventory import Difference, Inventory, ManifestProblem
+from kubeproxy.sources.manifests.reader import Reader
 from kubeproxy.sources.manifests.watch import Directories, Watcher, directories
 from kubeproxy.sources.sink import Sink, SourceName
-from kubeproxy.threads import NotBegun, in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ NO_MEMORY = "there is not enough memory to read it"
 class Report:
     """A fault has come up, or (`resolved`) is no more."""
 
-    trouble: Trouble
+    problem: ManifestProblem
     resolved: bool = False
 
 
@@ -68,7 +68,7 @@ class ManifestState:
     paths: tuple[PathState, ...] = ()
     services: int = 0
     slices: int = 0
-    troubles: tuple[Trouble, ...] = ()
+    problems: tuple[ManifestProblem, ...] = ()
     last_change: float = 0.0
 
 
@@ -255,13 +255,13 @@ class ManifestSource:
         self._faults = faults
         difference = self._inventory.update(readings)
         services, slices = list(self._inventory.services()), list(self._inventory.slices())
-        troubles = {trouble.key: trouble for trouble in [*self._path_troubles(), *self._inventory.troubles()]}
+        problems = {problem.key: problem for problem in [*self._path_troubles(), *self._inventory.problems()]}
         state = ManifestState(
             loaded=True,
             paths=tuple(self._path_state(path) for path in self._paths),
             services=len(services),
             slices=len(slices),
-            troubles=tuple(troubles.values()),
+            problems=tuple(problems.values()),
             last_change=time.time() if len(difference) else self._state.last_change,
         )
         return _Step(difference, state, services, slices) if whole else _Step(difference, state)
@@ -324,14 +324,14 @@ class ManifestSource:
             return directories(parents), directories(own)
         return directories(parents + own), frozenset()
 
-    def _path_troubles(self) -> Iterator[Trouble]:
+    def _path_troubles(self) -> Iterator[ManifestProblem]:
         for path, faults in self._faults.items():
             origin = _origin(path)
             for place, reason in faults.items():
                 # Some of what the path held may be kept; to say of which file exactly would take a search.
                 kept = any(_holds(origin, other) for other in self._inventory.origins())
                 message = f"{reason}; what it said last goes on being served" if kept else reason
-                yield Trouble(_origin(place), 0, "", message)
+                yield ManifestProblem(_origin(place), 0, "", message)
 
     def _path_state(self, path: str) -> PathState:
         origin = _origin(path)
@@ -362,10 +362,10 @@ class ManifestSource:
         if step.state is self._state:
             return
         previous, self._state = self._state, step.state
-        before = {trouble.key: trouble for trouble in previous.troubles}
-        now = {trouble.key: trouble for trouble in step.state.troubles}
-        reports = [Report(trouble) for key, trouble in now.items() if key not in before]
-        reports += [Report(trouble, resolved=True) for key, trouble in before.items() if key not in now]
+        before = {problem.key: problem for problem in previous.problems}
+        now = {problem.key: problem for problem in step.state.problems}
+        reports = [Report(problem) for key, problem in now.items() if key not in before]
+        reports += [Report(problem, resolved=True) for key, problem in before.items() if key not in now]
         for report in reports[:MAX_LINES]:
             _log(report)
         if len(reports) > MAX_LINES:
@@ -389,12 +389,12 @@ def _holds(path: str, origin: str) -> bool:
 
 
 def _log(report: Report) -> None:
-    trouble = report.trouble
-    where = {"file": trouble.origin, "document": trouble.document, "path": trouble.path, "object": trouble.name}
+    problem = report.problem
+    where = {"file": problem.origin, "document": problem.document, "path": problem.path, "object": problem.name}
     where = {key: value for key, value in where.items() if value}
     if report.resolved:
-        log.info("fault in a manifest resolved", **where, was=trouble.message)
-    elif trouble.skipped:
-        log.info("object in a manifest skipped", **where, reason=trouble.message)
+        log.info("fault in a manifest resolved", **where, was=problem.message)
+    elif problem.skipped:
+        log.info("object in a manifest skipped", **where, reason=problem.message)
     else:
-        log.warning("fault in a manifest", **where, reason=trouble.message)
+        log.warning("fault in a manifest", **where, reason=problem.message)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 import watchfiles
 
-from kubeproxy.sources.manifests.files import Identity
+from kubeproxy.kubernetes.manifests.files import Identity
 
 log = structlog.get_logger(__name__)
 

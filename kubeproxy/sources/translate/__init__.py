@@ -4,9 +4,8 @@ Pure. One wrong thing never takes the rest of an object with it: what is faulty 
 is served. A fault says where (`path`) and what was found beside what is allowed (`message`).
 """
 
-from kubeproxy.sources.translate.checks import Fault, show
 from kubeproxy.sources.translate.nodes import node
 from kubeproxy.sources.translate.services import service
 from kubeproxy.sources.translate.slices import endpoint_slice, endpoints
 
-__all__ = ["Fault", "endpoint_slice", "endpoints", "node", "service", "show"]
+__all__ = ["endpoint_slice", "endpoints", "node", "service"]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault, FaultList, show
 from kubeproxy.model import Address, Node
-from kubeproxy.sources import wire
-from kubeproxy.sources.translate.checks import (
+from kubeproxy.sources.translate.validation import (
     MAX_SUBDOMAIN,
     SUBDOMAIN,
     SUBDOMAIN_RULE,
-    Fault,
-    FaultList,
     address_in,
     indexed,
     reserved,
-    show,
 )
 
 LEAVING = "ToBeDeletedByClusterAutoscaler"
@@ -23,12 +21,12 @@ _TYPES = ("InternalIP", "ExternalIP")
 """Of the addresses in a status, those that are IP addresses; the most trusted first."""
 
 
-def node(raw: wire.Node) -> tuple[Node | None, list[Fault]]:
+def node(raw: objects.Node) -> tuple[Node | None, list[Fault]]:
     """A Node as the model has it; None and a fault where it has no name that a Node can have."""
     faults: list[Fault] = FaultList()
-    meta = raw.metadata or wire.ObjectMeta()
+    meta = raw.metadata or objects.ObjectMeta()
     name = meta.name or ""
-    addresses = _addresses(raw.status or wire.NodeStatus(), faults)
+    addresses = _addresses(raw.status or objects.NodeStatus(), faults)
     if len(name) > MAX_SUBDOMAIN or not SUBDOMAIN.fullmatch(name):
         faults.append(Fault("metadata.name", f"{show(meta.name)}; {SUBDOMAIN_RULE}"))
         return None, faults
@@ -38,7 +36,7 @@ def node(raw: wire.Node) -> tuple[Node | None, list[Fault]]:
     return Node(name=name, addresses=addresses, zone=zone, eligible=not leaving), faults
 
 
-def _addresses(status: wire.NodeStatus, faults: list[Fault]) -> tuple[Address, ...]:
+def _addresses(status: objects.NodeStatus, faults: list[Fault]) -> tuple[Address, ...]:
     found: dict[Address, None] = {}
     for kind in _TYPES:
         for index, entry in indexed(status.addresses):

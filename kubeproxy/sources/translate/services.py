@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from datetime import datetime
 
+from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault, FaultList, show
 from kubeproxy.model import (
     Address,
     Family,
@@ -15,11 +18,8 @@ from kubeproxy.model import (
     TrafficPolicy,
     family_of,
 )
-from kubeproxy.sources import wire
-from kubeproxy.sources.translate.checks import (
+from kubeproxy.sources.translate.validation import (
     LABEL,
-    Fault,
-    FaultList,
     address_in,
     allowed,
     indexed,
@@ -28,7 +28,6 @@ from kubeproxy.sources.translate.checks import (
     port_number,
     protocol_in,
     reserved,
-    show,
 )
 
 DEFAULT_AFFINITY_S = 10800
@@ -41,12 +40,12 @@ _DISTRIBUTIONS = ("PreferSameZone", "PreferSameNode", "PreferClose")
 _CIDR = re.compile(r"[0-9A-Fa-f.:]+/[0-9]{1,3}")
 
 
-def service(raw: wire.Service) -> tuple[Service | None, list[Fault]]:
+def service(raw: objects.Service) -> tuple[Service | None, list[Fault]]:
     """A Service as the model has it. None without faults: not ours to serve (headless, ExternalName, another proxy's);
     None with faults: nothing in it could be served."""
     faults: list[Fault] = FaultList()
-    meta = raw.metadata or wire.ObjectMeta()
-    spec = raw.spec or wire.ServiceSpec()
+    meta = raw.metadata or objects.ObjectMeta()
+    spec = raw.spec or objects.ServiceSpec()
     if (meta.labels is not None and meta.labels.service_proxy_name is not None) or spec.type == "ExternalName":
         return None, faults
     if spec.cluster_ip == "None" or (not spec.cluster_ip and "None" in (spec.cluster_ips or ())):
@@ -82,12 +81,27 @@ def service(raw: wire.Service) -> tuple[Service | None, list[Fault]]:
             load_balancer_source_ranges=source_ranges,
             health_check_node_port=_health_check_node_port(spec, faults) if local else 0,
             traffic_distribution=_distribution(spec.traffic_distribution, faults),
+            created=_created(meta.creation_timestamp, faults),
         ),
         faults,
     )
 
 
-def _cluster_ips(spec: wire.ServiceSpec, faults: list[Fault]) -> tuple[Address, ...]:
+def _created(text: str | None, faults: list[Fault]) -> int:
+    """When the Service was created, in Unix seconds; 0 where it does not say, as ``null`` in generated manifests."""
+    if not text:
+        return 0
+    try:
+        created = datetime.fromisoformat(text)
+    except ValueError:
+        created = None
+    if created is None or created.tzinfo is None:
+        faults.append(Fault("metadata.creationTimestamp", f"{show(text)}; {allowed(('RFC 3339',))}; it is ignored"))
+        return 0
+    return max(0, int(created.timestamp()))
+
+
+def _cluster_ips(spec: objects.ServiceSpec, faults: list[Fault]) -> tuple[Address, ...]:
     """At most one address per family, in the Service's order. Older servers fill in clusterIP alone."""
     if spec.cluster_ips:
         texts = [(f"spec.clusterIPs[{index}]", text) for index, text in indexed(spec.cluster_ips)]
@@ -137,7 +151,7 @@ def _service_address(path: str, text: str, families: set[Family], faults: list[F
 
 
 def _ingress_addresses(
-    status: wire.ServiceStatus | None, families: set[Family], faults: list[Fault]
+    status: objects.ServiceStatus | None, families: set[Family], faults: list[Fault]
 ) -> tuple[Address, ...]:
     """The load balancer's addresses that the node captures: those of mode VIP. Host names are for DNS."""
     if status is None or status.load_balancer is None or not status.load_balancer.ingress:
@@ -155,7 +169,7 @@ def _ingress_addresses(
 
 
 def _source_ranges(
-    spec: wire.ServiceSpec, annotations: wire.Annotations | None, faults: list[Fault]
+    spec: objects.ServiceSpec, annotations: objects.Annotations | None, faults: list[Fault]
 ) -> tuple[tuple[str, ...], bool]:
     """The canonical CIDRs, and whether ranges were given of which none is usable: then nobody may come in through the
     load balancer, for an empty list would mean everybody. The field wins over the older annotation."""
@@ -177,7 +191,7 @@ def _source_ranges(
     return tuple(found), not found
 
 
-def _service_ports(spec: wire.ServiceSpec, faults: list[Fault]) -> tuple[ServicePort, ...]:
+def _service_ports(spec: objects.ServiceSpec, faults: list[Fault]) -> tuple[ServicePort, ...]:
     """The ports that can be served. Of two that claim the same name, number or node port, the first has it."""
     raw_ports = list(indexed(spec.ports))
     if not raw_ports:
@@ -235,7 +249,7 @@ def _node_port(
     return number
 
 
-def _affinity(spec: wire.ServiceSpec, faults: list[Fault]) -> int | None:
+def _affinity(spec: objects.ServiceSpec, faults: list[Fault]) -> int | None:
     if spec.session_affinity in (None, "", "None"):
         return None
     if spec.session_affinity != "ClientIP":
@@ -260,7 +274,7 @@ def _policy(path: str, text: str | None, faults: list[Fault]) -> TrafficPolicy:
         return TrafficPolicy.CLUSTER
 
 
-def _health_check_node_port(spec: wire.ServiceSpec, faults: list[Fault]) -> int:
+def _health_check_node_port(spec: objects.ServiceSpec, faults: list[Fault]) -> int:
     number = spec.health_check_node_port
     if not number or spec.type != "LoadBalancer":
         return 0

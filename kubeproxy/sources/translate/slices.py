@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from sys import intern
 
+from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault, FaultList, show
 from kubeproxy.model import (
     Address,
     Endpoint,
@@ -16,12 +18,9 @@ from kubeproxy.model import (
     SliceName,
     family_of,
 )
-from kubeproxy.sources import wire
-from kubeproxy.sources.translate.checks import (
+from kubeproxy.sources.translate.validation import (
     MAX_SUBDOMAIN,
     SUBDOMAIN,
-    Fault,
-    FaultList,
     address_in,
     allowed,
     foreign,
@@ -31,16 +30,15 @@ from kubeproxy.sources.translate.checks import (
     port_number,
     protocol_in,
     reserved,
-    show,
 )
 
 
-def endpoint_slice(raw: wire.EndpointSlice) -> tuple[EndpointSlice | None, list[Fault]]:
+def endpoint_slice(raw: objects.EndpointSlice) -> tuple[EndpointSlice | None, list[Fault]]:
     """A slice as the model has it. None without faults: it belongs to no Service of ours (no service-name label,
     headless, another proxy's) or holds names instead of addresses (FQDN); None with faults: nothing in it could be
     served."""
     faults: list[Fault] = FaultList()
-    meta = raw.metadata or wire.ObjectMeta()
+    meta = raw.metadata or objects.ObjectMeta()
     labels = meta.labels
     if labels is None or not labels.service_name or foreign(labels) or raw.address_type == "FQDN":
         return None, faults
@@ -69,11 +67,11 @@ def endpoint_slice(raw: wire.EndpointSlice) -> tuple[EndpointSlice | None, list[
     )
 
 
-def endpoints(raw: wire.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]:
+def endpoints(raw: objects.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]:
     """A legacy Endpoints object as slices, one per subset and family, named ``NAME/SUBSET/FAMILY``: a name that no API
     object can have. Empty for those of headless Services and of another proxy's."""
     faults: list[Fault] = FaultList()
-    meta = raw.metadata or wire.ObjectMeta()
+    meta = raw.metadata or objects.ObjectMeta()
     if meta.labels is not None and foreign(meta.labels):
         return [], faults
     name = object_name(meta, faults, SUBDOMAIN, MAX_SUBDOMAIN)
@@ -103,7 +101,7 @@ def endpoints(raw: wire.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]:
 
 
 def _endpoint_ports(
-    path: str, raw_ports: list[wire.EndpointPort | None] | None, faults: list[Fault]
+    path: str, raw_ports: list[objects.EndpointPort | None] | None, faults: list[Fault]
 ) -> tuple[EndpointPort, ...]:
     """The ports that can be dialed. A null port means all ports, which no service port can be mapped to; SCTP is the
     Service's fault to tell."""
@@ -138,7 +136,7 @@ def _endpoint_address(path: str, text: str | None, faults: list[Fault]) -> Addre
 
 
 def _slice_endpoints(
-    raw_endpoints: list[wire.Endpoint | None] | None, family: Family, faults: list[Fault]
+    raw_endpoints: list[objects.Endpoint | None] | None, family: Family, faults: list[Fault]
 ) -> Iterator[Endpoint]:
     for index, raw in indexed(raw_endpoints):
         # Only the first address counts: the API gives the others no meaning, and kube-proxy never used them.
@@ -165,17 +163,17 @@ def _slice_endpoints(
         )
 
 
-_NO_CONDITIONS = wire.EndpointConditions()
+_NO_CONDITIONS = objects.EndpointConditions()
 _NO_HINTS: frozenset[str] = frozenset()
 
 
-def _hints(raw_hints: list[wire.Hint | None] | None) -> frozenset[str]:
+def _hints(raw_hints: list[objects.Hint | None] | None) -> frozenset[str]:
     return frozenset(intern(hint.name) for _, hint in indexed(raw_hints) if hint.name) if raw_hints else _NO_HINTS
 
 
 def _subset_endpoints(
     path: str,
-    raw_addresses: list[wire.EndpointAddress | None] | None,
+    raw_addresses: list[objects.EndpointAddress | None] | None,
     ready: bool,
     found: dict[Address, Endpoint],
     faults: list[Fault],

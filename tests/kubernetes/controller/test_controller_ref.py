@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kubeproxy.errors import ClusterError
+from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.claim import ClaimError, claim
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference, decide_claims, release_patch
 from kubeproxy.kubernetes.metadata import Meta, Metadata
-from kubeproxy.sources.kubernetes.errors import ApiError
+from kubeproxy.model.errors import ClusterError
 from kubeproxy.workloads.objects import Pod
 from tests.workloads.builders import pod
 

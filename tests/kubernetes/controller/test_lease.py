@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
+from kubeproxy.kubernetes.client.errors import Unreachable
 from kubeproxy.kubernetes.controller.leader_election import LeaderElection
 from kubeproxy.kubernetes.controller.lease import Leadership, LeadershipLostError, LeaseName
-from kubeproxy.sources.kubernetes.errors import Unreachable
 from tests.workloads.api import Api
 from tests.workloads.virtual_time import run, unix_time
 

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kubeproxy.kubernetes.client.backoff import TokenBucket
 from kubeproxy.kubernetes.controller.workqueue import ItemBackoff, WorkQueue
-from kubeproxy.sources.kubernetes.backoff import TokenBucket
 
 
 def test_a_key_waits_once() -> None:

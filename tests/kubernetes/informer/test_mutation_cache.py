@@ -9,7 +9,7 @@ from kubeproxy.kubernetes.informer.mutation_cache import EXPIRY_S, MutationCache
 from kubeproxy.kubernetes.informer.store import CONTROLLER, ORPHANS
 from kubeproxy.workloads.objects import Pod
 from kubeproxy.workloads.resources import pod_informer
-from tests.clock import Clock
+from tests.support.clock import Clock
 from tests.workloads.builders import pod
 
 

@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from kubeproxy.kubernetes.informer.reflector import Phase, ReflectorState
 from kubeproxy.model import ServiceName, SliceName
-from kubeproxy.sources.kubernetes.reflector import Phase, ReflectorState
-from kubeproxy.sources.kubernetes.resource import Services
 from kubeproxy.sources.kubernetes.source import KubernetesSource
-from tests.apiserver import V1_20, V1_36, ApiServer, Break, Cluster, Fault, Version
-from tests.apiserver.generate import endpoint_slice, endpoints, fill, service
-from tests.apiserver.recordings import exchange, exchanges, pages, stream
-from tests.apiserver.replay import ReplayServer
-from tests.sources.kubernetes.harness import QUICK, Remembering, connected, until, watching
+from tests.kubernetes.harness import QUICK, Remembering, connected, until, watching
+from tests.support.apiserver import V1_20, V1_36, ApiServer, Break, Cluster, Fault, Version
+from tests.support.apiserver.generate import endpoint_slice, endpoints, fill, service
+from tests.support.apiserver.recordings import exchange, exchanges, pages, stream
+from tests.support.apiserver.replay import ReplayServer
 
 NAME = ServiceName("demo", "service-0")
 
@@ -243,9 +242,8 @@ async def test_recorded_pages_are_put_together() -> None:
 
 
 @pytest.mark.parametrize("kind", ["endless", "cut"])
-async def test_a_list_that_goes_wrong_withdraws_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Services, "max_bytes", 1_000_000)
-    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+async def test_a_list_that_goes_wrong_withdraws_nothing(kind: str) -> None:
+    async with ApiServer(cluster()) as server, at_work(server, pace=replace(QUICK, list_s=0.5)) as (source, sink):
         server.inject(Fault(kind=kind, path="/api/v1/services", watch=False, times=3))
         server.cluster.expire()
         server.cluster.put("services", service(9))
@@ -506,7 +504,7 @@ async def test_retry_after_is_waited_for() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_a_bad_start_is_got_over(fault: Fault, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kubeproxy.sources.kubernetes import client as client_module
+    from kubeproxy.kubernetes.client import client as client_module
 
     monkeypatch.setattr(client_module, "ANSWER_S", 0.5)
     async with ApiServer(cluster()) as server:
@@ -624,8 +622,8 @@ async def test_random_life_ends_in_step() -> None:
 @pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="KUBECONFIG is not set: no real API server to ask")
 async def test_a_real_server() -> None:
     """Reads only: what a list says, a source says; and its watches hold."""
-    from kubeproxy.sources.kubernetes.access import ClientSettings
-    from kubeproxy.sources.kubernetes.client import Client
+    from kubeproxy.kubernetes.client.client import Client
+    from kubeproxy.kubernetes.client.credentials import ClientSettings
 
     client = await Client.connect(ClientSettings(kubeconfig=os.environ["KUBECONFIG"].split(":")[0], qps=0))
     try:

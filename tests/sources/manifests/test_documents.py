@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.sources.manifests.documents import Entry, Namespaces, ObjectKind, ObjectName, Place, Reading, read
-from tests.sources.manifests.texts import endpoint_slice, join, service
-from tests.sources.recordings import recording
+from tests.kubernetes.manifests.texts import endpoint_slice, join, service
+from tests.support.recordings import recording
 
 ANY = Namespaces()
 

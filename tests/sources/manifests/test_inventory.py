@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
 from kubeproxy.sources.manifests.documents import Namespaces, read
 from kubeproxy.sources.manifests.inventory import Difference, Inventory
-from tests.sources.manifests.texts import endpoint_slice, join, service
+from tests.kubernetes.manifests.texts import endpoint_slice, join, service
 
 PARTLY = service("a") + "    name: x\n  - {name: y, port: 0}\n"
 """One port of two is served."""
@@ -42,8 +42,8 @@ class Told:
         return {name.name: service.cluster_ips[0] for name, service in self.services.items()}
 
     @property
-    def troubles(self) -> list[str]:
-        return [str(trouble) for trouble in self.inventory.troubles()]
+    def problems(self) -> list[str]:
+        return [str(problem) for problem in self.inventory.problems()]
 
 
 def test_new_changed_unchanged_gone() -> None:
@@ -64,12 +64,12 @@ def test_a_faulty_document_keeps_its_last_good_version() -> None:
     told.say(m=join(service("a"), service("b")))
     told.say(m=join(service("a", port="http"), service("b", "10.0.0.9"), service("c")))
     assert told.addresses == {"a": "10.0.0.1", "b": "10.0.0.9", "c": "10.0.0.1"}
-    assert told.troubles == [
+    assert told.problems == [
         "m document 1: spec.ports[0].port: 'http'; allowed: a number; the last good version goes on being served"
     ]
     told.say(m=join(service("a", "10.0.0.8"), service("b", "10.0.0.9")))
     assert told.addresses == {"a": "10.0.0.8", "b": "10.0.0.9"}
-    assert told.troubles == []
+    assert told.problems == []
 
 
 def test_what_is_faulty_from_the_start_is_served_as_far_as_it_goes() -> None:
@@ -94,7 +94,7 @@ def test_what_an_api_server_would_take_is_taken() -> None:
     told.say(m=service("a"))
     told.say(m=service("a", "10.0.0.2") + "    name: x\n  - {name: y, port: 81, protocol: SCTP}\n")
     assert told.addresses == {"a": "10.0.0.2"}
-    assert "SCTP is not served" in told.troubles[0]
+    assert "SCTP is not served" in told.problems[0]
 
 
 def test_becoming_headless_withdraws() -> None:
@@ -102,7 +102,7 @@ def test_becoming_headless_withdraws() -> None:
     told.say(m=service("a"))
     told.say(m=service("a", address="None"))
     assert told.services == {}
-    assert told.troubles == []
+    assert told.problems == []
     told.say(m=service("a", port=0))
     assert told.services == {}
     told.say(m=PARTLY)
@@ -132,7 +132,7 @@ def test_the_same_object_twice_in_a_manifest() -> None:
     told = Told()
     told.say(m=join(service("b"), service("a"), service("a", "10.0.0.2")))
     assert told.addresses == {"b": "10.0.0.1", "a": "10.0.0.1"}
-    assert told.troubles == [
+    assert told.problems == [
         "m document 3: metadata.name: Service default/a is defined in document 2 already, which is served"
     ]
 
@@ -141,17 +141,17 @@ def test_the_same_object_in_two_manifests() -> None:
     told = Told()
     told.say(one=join(service("x"), service("a", "10.0.0.1")))
     assert len(told.say(two=service("a", "10.0.0.2"))) == 0
-    assert told.troubles == [
+    assert told.problems == [
         "two document 1: metadata.name: Service default/a is defined in one document 2 already, which is served"
     ]
     assert len(told.say(two=service("a", "10.0.0.3"))) == 0
     difference = told.say(one=service("x"))
     assert [service.cluster_ips for service in difference.services] == [("10.0.0.3",)]
     assert difference.removed_services == []
-    assert told.troubles == []
+    assert told.problems == []
     told.say(one=join(service("x"), service("a", "10.0.0.1")))
     assert told.addresses["a"] == "10.0.0.3"
-    assert told.troubles[0].startswith("one document 2")
+    assert told.problems[0].startswith("one document 2")
 
 
 def test_an_object_that_moves_is_not_withdrawn_in_between() -> None:
@@ -159,16 +159,16 @@ def test_an_object_that_moves_is_not_withdrawn_in_between() -> None:
     told.say(one=join(service("a"), endpoint_slice("a", "10.1.0.1")))
     assert len(told.say(one=None, two=join(service("a"), endpoint_slice("a", "10.1.0.1")))) == 0
     assert len(told.say(one=join(service("a"), endpoint_slice("a", "10.1.0.1")), two="")) == 0
-    assert told.troubles == []
+    assert told.problems == []
 
 
 def test_other_kinds_are_told_and_are_no_fault() -> None:
     told = Told()
     told.say(m=join("apiVersion: v1\nkind: ConfigMap\n", service("a")))
-    (trouble,) = told.inventory.troubles()
-    assert trouble.skipped
+    (problem,) = told.inventory.problems()
+    assert problem.skipped
     assert (
-        str(trouble) == "m document 1: kind: v1 ConfigMap is not taken; taken are Service, EndpointSlice and Endpoints"
+        str(problem) == "m document 1: kind: v1 ConfigMap is not taken; taken are Service, EndpointSlice and Endpoints"
     )
 
 
@@ -189,9 +189,9 @@ def test_endpoints_whose_subsets_change() -> None:
 def test_a_trouble_keeps_its_key_when_documents_come_before_it() -> None:
     told = Told()
     told.say(m=service("a", port=0))
-    (before,) = told.inventory.troubles()
+    (before,) = told.inventory.problems()
     told.say(m=join(service("b"), service("a", port=0)))
-    (after,) = told.inventory.troubles()
+    (after,) = told.inventory.problems()
     assert before.key == after.key
     assert (before.document, after.document) == (1, 2)
 
@@ -217,4 +217,4 @@ def test_differences_add_up(steps: list[dict[str, str | None]]) -> None:
         last |= step
     told.say(**dict.fromkeys(last))
     assert told.services == healthy.services == {}
-    assert told.troubles == []
+    assert told.problems == []

@@ -16,12 +16,12 @@ import pytest
 from aiohttp import web
 
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
-from kubeproxy.sources.manifests import bulk, source
+from kubeproxy.runtime.threads import NotBegun
+from kubeproxy.sources.manifests import reader, source
 from kubeproxy.sources.manifests.check import check
 from kubeproxy.sources.manifests.source import ManifestSource, Report
 from kubeproxy.sources.sink import SourceName
-from kubeproxy.threads import NotBegun
-from tests.sources.manifests.texts import endpoint_slice, join, service
+from tests.kubernetes.manifests.texts import endpoint_slice, join, service
 
 DEADLINE_S = 40.0
 
@@ -64,7 +64,7 @@ class Listener:
         return {name.name: service.cluster_ips[0] for name, service in self.services.items()}
 
     def told(self, text: str, *, resolved: bool = False) -> int:
-        return sum(text in str(report.trouble) for report in self.reports if report.resolved is resolved)
+        return sum(text in str(report.problem) for report in self.reports if report.resolved is resolved)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for it, at most until the deadline."""
@@ -198,19 +198,19 @@ async def test_a_directory_that_disappears_and_returns(directory: Path) -> None:
     (directory / "a.yaml").write_text(service("a"))
     (directory / "b.yaml").write_text(service("b"))
     async with following(directory) as (listener, followed):
-        aside = directory.with_name("aside")
-        os.rename(directory, aside)
+        ejected = directory.with_name("aside")
+        os.rename(directory, ejected)
         await listener.until(lambda: listener.told("no such file or directory; what it said last") == 1)
         assert followed.state().paths[0].fault == "no such file or directory"
         directory.mkdir()
         await listener.until(lambda: listener.told("an empty directory has taken its place") == 1)
         assert listener.addresses == {"a": "10.0.0.1", "b": "10.0.0.1"}
         directory.rmdir()
-        (aside / "a.yaml").unlink()
-        (aside / "b.yaml").write_text(service("b", "10.0.0.2"))
-        os.rename(aside, directory)
+        (ejected / "a.yaml").unlink()
+        (ejected / "b.yaml").write_text(service("b", "10.0.0.2"))
+        os.rename(ejected, directory)
         await listener.serves(b="10.0.0.2")
-        assert followed.state().troubles == ()
+        assert followed.state().problems == ()
         (directory / "c.yaml").write_text(service("c"))
         await listener.serves(b="10.0.0.2", c="10.0.0.1")
 
@@ -219,13 +219,13 @@ async def test_paths_that_are_missing_at_first(tmp_path: Path) -> None:
     directory, file = tmp_path / "directory", tmp_path / "file.yaml"
     async with following(directory, file) as (listener, followed):
         assert listener.calls == ["replace slices", "replace services"]
-        assert len(followed.state().troubles) == 2
+        assert len(followed.state().problems) == 2
         file.write_text(service("b"))
         await listener.serves(b="10.0.0.1")
         directory.mkdir()
         (directory / "a.yaml").write_text(service("a"))
         await listener.serves(a="10.0.0.1", b="10.0.0.1")
-        assert followed.state().troubles == ()
+        assert followed.state().problems == ()
         assert listener.told("no such file", resolved=True) == 2
 
 
@@ -249,7 +249,7 @@ async def test_a_fault_is_told_once_and_once_when_it_is_over(directory: Path) ->
         path.write_text(join("# moved\n", service("b", "10.0.0.2"), service("a", port="http")))
         await listener.serves(a="10.0.0.1", b="10.0.0.2")
         assert listener.told("a.yaml document 1: spec.ports[0].port: 'http'") == len(listener.reports) == 1
-        assert followed.state().troubles[0].document == 2
+        assert followed.state().problems[0].document == 2
         path.write_text(service("a", "10.0.0.3"))
         await listener.serves(a="10.0.0.3")
         assert listener.told("'http'", resolved=True) == 1
@@ -290,7 +290,7 @@ async def test_a_file_that_becomes_unreadable(directory: Path) -> None:
         await listener.until(lambda: listener.told("neither a file nor a directory; what it said last") == 1)
         assert listener.addresses == {"a": "10.0.0.1"}
         os.rename(directory / "aside", path)
-        await listener.until(lambda: followed.state().troubles == ())
+        await listener.until(lambda: followed.state().problems == ())
 
 
 async def test_an_enforced_namespace(directory: Path) -> None:
@@ -365,7 +365,7 @@ async def test_want_of_memory_is_told_and_tried_again(directory: Path, monkeypat
     (directory / "a.yaml").write_text(service("a"))
     async with following(directory) as (listener, _):
         with monkeypatch.context() as patched:
-            patched.setattr(bulk, "read", refuse)
+            patched.setattr(reader, "read", refuse)
             (directory / "a.yaml").write_text(service("a", "10.0.0.2"))
             await listener.until(lambda: listener.told("not enough memory to read it; what it said last goes on") == 1)
             assert listener.addresses == {"a": "10.0.0.1"}
@@ -462,7 +462,7 @@ async def test_a_web_address(monkeypatch: pytest.MonkeyPatch) -> None:
             assert followed.state().paths[0].fault == "the server answered 500 Internal Server Error"
             page("# nothing any more\n")
             await listener.serves()
-            assert followed.state().troubles == ()
+            assert followed.state().problems == ()
             page(service("b"))
             await followed.reload()
             assert listener.addresses == {"b": "10.0.0.1"}

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from kubeproxy.sources.kubernetes.access import ClientSettings
-from kubeproxy.sources.kubernetes.client import Client
-from kubeproxy.sources.kubernetes.errors import ApiError
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.credentials import ClientSettings
+from kubeproxy.kubernetes.client.errors import ApiError
 
 BINARIES: Final = "KUBERNETES_BINARIES"
 """The environment variable that names the directory of etcd, kube-apiserver and kube-controller-manager."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
-from kubeproxy.sources.kubernetes.client import Client
+from kubeproxy.kubernetes.client.client import Client
 from tests.workloads.cluster import pod_template
 from tests.workloads.live.control_plane import ask
 

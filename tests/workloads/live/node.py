@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from kubeproxy.kubernetes import timestamps
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.informer import Informer
-from kubeproxy.sources.kubernetes.client import Client
-from kubeproxy.sources.kubernetes.contact import Contact
-from kubeproxy.sources.kubernetes.errors import ApiError
-from kubeproxy.sources.wire import Wire
+from kubeproxy.kubernetes.objects import Wire
 from kubeproxy.workloads.objects import PodMetadata
 from tests.workloads.live.control_plane import ask
 
@@ -48,7 +48,7 @@ class Nodes:
 
     async def run(self) -> None:
         """Until cancelled."""
-        contact = Contact(server=self._client.server, clock=time.time)
+        contact = Connectivity(server=self._client.server, clock=time.time)
         await self._pods.run(self._client, contact=contact)
 
     def added(self, item: _Pod) -> None:

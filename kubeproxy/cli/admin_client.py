@@ -1,0 +1,81 @@
+"""How commands reach a running daemon: by HTTP, where its metrics are."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import dataclass
+
+import click
+
+from kubeproxy.config.load import load
+from kubeproxy.config.value_types import MetricsAddress
+from kubeproxy.model.errors import ConfigError, KubeproxyError
+
+TIMEOUT_S = 10.0
+REFUSED = (403, 421)
+"""The daemon serves the page, but not to this client, or not by this name; the body says why."""
+
+ADDRESS = click.option(
+    "--address", metavar="HOST:PORT", default="", help="Where the daemon serves its metrics.  [metricsBindAddress]"
+)
+CONFIG = click.option("--config", metavar="FILE", default="", help="The daemon's configuration file, for that address.")
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """One that runs, by the address of its metrics server."""
+
+    host: str
+    port: int
+
+    def get(self, path: str) -> bytes:
+        """The body of an answer; KubeproxyError that says what to do when there is none, or a refusal."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
+        try:
+            connection.request("GET", path, headers={"Connection": "close"})
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise KubeproxyError(
+                f"no daemon answers at {self}: {reason}; is it running on this host, and is that its "
+                "metricsBindAddress? Name another with --address or --config"
+            ) from error
+        finally:
+            connection.close()
+        if answer.status == 400:
+            raise ConfigError(body.decode(errors="replace").strip())
+        if answer.status in REFUSED:
+            raise KubeproxyError(f"{self} refuses {path.partition('?')[0]}: {body.decode(errors='replace').strip()}")
+        if answer.status != 200:
+            raise KubeproxyError(
+                f"{self} answered {answer.status} to {path.partition('?')[0]}: it is no kubeproxy, or an older one"
+            )
+        return body
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def daemon_at(address: str, config: str) -> Daemon:
+    """From --address, or from the configuration file, or where one listens by default; ConfigError."""
+    if address:
+        return _parse(address)
+    bound = load({"config": [config]} if config else {}).configuration.metrics_bind_address
+    if not bound.served:
+        raise ConfigError(f"metricsBindAddress: found {bound}: the daemon serves no metrics, and so no status")
+    return Daemon(bound.loopback, bound.port)  # other addresses show no status
+
+
+def _parse(text: str) -> Daemon:
+    try:
+        parsed = MetricsAddress.parse(text)
+    except ValueError:
+        host, _, port = text.rpartition(":")
+        if not host or ":" in host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+            raise ConfigError(
+                f"--address: found {json.dumps(text)}; allowed: HOST:PORT, such as 127.0.0.1:10249 or [::1]:10249"
+            ) from None
+        return Daemon(host, int(port))
+    return Daemon(parsed.loopback if parsed.is_everywhere else parsed.address, parsed.port)

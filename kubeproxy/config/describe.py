@@ -1,0 +1,131 @@
+"""How types and values are spoken of in messages, in help and in the reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import inspect
+
+from kubeproxy.config.fields import members, plain
+from kubeproxy.config.value_types import Leaf
+
+_LONGEST_SHOWN: Final = 60
+
+
+def allowed(kind: inspect.Type) -> str:
+    """What a type takes, in words."""
+    kind = plain(kind)
+    match kind:
+        case inspect.VarTupleType():
+            least = f" of at least {kind.min_length}" if kind.min_length else ""
+            return f"a list{least}: {allowed(kind.item_type)}"
+        case inspect.DictType():
+            return f"a map of names to {allowed(kind.value_type)}"
+        case inspect.StructType():
+            return f"a map of {', '.join(members(kind.cls))}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType():
+            return f"a whole number{_range(kind)}"
+        case inspect.FloatType():
+            return f"a number{_range(kind)}"
+        case inspect.LiteralType():
+            return _either([value or "empty" for value in kind.values if isinstance(value, str)])
+        case inspect.CustomType() | inspect.DataclassType():
+            return leaf(kind).ALLOWED
+        case _:
+            return "text"
+
+
+def notation(kind: inspect.Type) -> str:
+    """What stands for a value of a type in help."""
+    kind = plain(kind)
+    match kind:
+        case inspect.BoolType():
+            return "true|false"
+        case inspect.IntType() | inspect.FloatType():
+            return "N"
+        case inspect.LiteralType():
+            return "|".join(str(value) for value in kind.values if value)
+        case inspect.VarTupleType():
+            return notation(kind.item_type) + ("" if isinstance(plain(kind.item_type), inspect.StrType) else ",…")
+        case inspect.DictType():
+            return f"NAME={notation(kind.value_type)},…"
+        case inspect.StructType():
+            return "=".join(notation(member.type) for member in members(kind.cls).values())
+        case inspect.CustomType() | inspect.DataclassType():
+            return leaf(kind).NOTATION
+        case _:
+            return "TEXT"
+
+
+def text_of(value: Any) -> str:
+    """A value as it would be written for its flag."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return ",".join(text_of(item) for item in value)
+        case dict():
+            return ",".join(f"{key}={text_of(item)}" for key, item in value.items())
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
+
+
+def describe(value: object) -> str:
+    """What was found, in a few words: never more than a line, whatever it is."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case float():
+            return repr(value)
+        case int():
+            return str(value) if abs(value) < 10**_LONGEST_SHOWN else "a very large number"
+        case str():
+            return _quote(value)
+        case Mapping():
+            return "a map"
+        case list() | tuple():
+            return f"a list of {len(value)}"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+def name_of(name: object) -> str:
+    """A key of a map as it can stand in a line."""
+    return name if isinstance(name, str) and name.isprintable() and len(name) <= _LONGEST_SHOWN else describe(name)
+
+
+def leaf(kind: inspect.CustomType | inspect.DataclassType) -> type[Leaf]:
+    """The class of a value that is written as text."""
+    found: type[Leaf] = kind.cls
+    return found
+
+
+def _range(kind: inspect.IntType | inspect.FloatType) -> str:
+    match kind.ge, kind.le:
+        case None, None:
+            return ""
+        case least, None:
+            return f", {least} or more"
+        case None, most:
+            return f", {most} or less"
+        case least, most:
+            return f" from {least} to {most}"
+
+
+def _either(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
+
+
+def _quote(text: str) -> str:
+    """In double quotes, cut where it is long, with everything escaped that could break the line."""
+    quoted = json.dumps(text[:_LONGEST_SHOWN], ensure_ascii=False)
+    line = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in quoted)
+    return line if len(text) <= _LONGEST_SHOWN else f"{line}…"

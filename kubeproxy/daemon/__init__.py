@@ -1,0 +1,1 @@
+"""One process's life: assembly, lifecycle, signals, reload, shutdown, admin servers."""

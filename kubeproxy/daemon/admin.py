@@ -1,0 +1,153 @@
+"""Where those who ask how we are get their answer: the two HTTP servers, and the ports that load balancers ask.
+
+Clients do not wait for it. What has to do with HTTP is imported when it opens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kubeproxy.config.dump import go_data
+from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.event_reporter import Events
+from kubeproxy.daemon.host import HostState
+from kubeproxy.dataplane.interface import DataPlane
+from kubeproxy.model import ServiceName
+from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.status.recent_warnings import RecentWarnings
+from kubeproxy.observability.views import Picture
+from kubeproxy.proxier.proxier import Proxier
+from kubeproxy.runtime.restart import kept_running
+from kubeproxy.runtime.tasks import TaskSet
+
+if TYPE_CHECKING:
+    from kubeproxy.observability.http.server import HttpServer
+
+
+class AdminServers:
+    """Closed until `open`. A successor gets the ports by `give_away`."""
+
+    def __init__(
+        self,
+        configuration: Callable[[], Configuration],
+        *,
+        host_state: HostState,
+        data_plane: DataPlane,
+        health: ProxyHealth,
+        metrics: Metrics,
+        events: Events,
+        taken: asyncio.Event,
+        tasks: TaskSet,
+    ) -> None:
+        """`configuration` gives the one in force; `taken` is set when the rules lead to us: load balancers are not
+        answered before."""
+        self._configuration = configuration
+        self._host_state = host_state
+        self._data_plane = data_plane
+        self._health = health
+        self._metrics = metrics
+        self._events = events
+        self._taken = taken
+        self._tasks = tasks
+        self._recent_warnings = RecentWarnings()
+        self._recent_warnings.listen()
+        self._servers: Sequence[HttpServer] = ()
+        self._answering: asyncio.Task[None] | None = None
+        self.opened = asyncio.Event()
+        """Set when the HTTP servers answer, or the addresses that they want are somebody else's for now."""
+        self._asked_after: Mapping[ServiceName, tuple[int, int]] = {}
+        self._news = asyncio.Event()
+        """Set when load balancers are to be answered otherwise than before."""
+
+    async def open(
+        self,
+        proxier: Proxier,
+        *,
+        began: float,
+        picture: Callable[[], Picture],
+        ports_in_use: bool,
+        closing: AsyncExitStack,
+    ) -> None:
+        """`began`: when this run did, in Unix seconds. `ports_in_use`: by a predecessor, until `expect_ports`. Closes
+        with `closing`. KernelError when an address cannot be had and that is to fail the start."""
+        from kubeproxy.daemon.admin_pages import http_servers
+        from kubeproxy.daemon.status_collector import StatusCollector
+
+        status_collector = StatusCollector(
+            node=self._host_state.node_name,
+            began=began,
+            proxier=proxier,
+            data_plane=self._data_plane,
+            health=self._health,
+            picture=picture,
+            facts=self._host_state.facts,
+            recent_warnings=self._recent_warnings,
+        )
+        self._tasks.start(kept_running("status", status_collector.run), name="status")
+        self._servers = http_servers(
+            self._configuration(),
+            node_name=self._host_state.node_name,
+            health=self._health,
+            metrics=self._metrics,
+            data_plane=self._data_plane,
+            picture=picture,
+            status_collector=status_collector,
+            configz=lambda: go_data(self._configuration()),
+            on_health_failure=partial(self._events.health_failed, self._host_state.node_name),
+        )
+        for server in self._servers:
+            closing.push_async_callback(server.close)
+            if ports_in_use:
+                server.expect_port(math.inf)
+            await server.start()
+        self._answering = self._tasks.start(
+            kept_running("service health", self._answer_load_balancers), name="service health"
+        )
+        self.opened.set()
+
+    def expect_ports(self) -> None:
+        """The predecessor has given its ports away."""
+        for server in self._servers:
+            server.expect_port()
+
+    async def give_away(self) -> None:
+        """A successor gets the ports; back when they are free."""
+        await self.opened.wait()
+        for server in self._servers:
+            await server.close()
+        if self._answering is not None:
+            self._answering.cancel()
+            await asyncio.wait((self._answering,))
+
+    def ask_after(self, services: Mapping[ServiceName, tuple[int, int]]) -> None:
+        """Load balancers ask after these (see `ServiceHealthServers.sync`)."""
+        self._asked_after = services
+        self._news.set()
+
+    def move(self) -> None:
+        """This node's addresses have changed."""
+        self._news.set()
+
+    async def _answer_load_balancers(self) -> None:
+        await self._taken.wait()
+        from kubeproxy.observability.http.service_health import ServiceHealthServers
+
+        servers = ServiceHealthServers(
+            health=self._health,
+            addresses=self._host_state.facts().node_addresses,
+            on_failure=self._events.health_server_failed,
+        )
+        try:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                await servers.set_addresses(self._host_state.facts().node_addresses)
+                await servers.sync(self._asked_after)
+        finally:
+            await servers.close()

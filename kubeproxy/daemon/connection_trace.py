@@ -1,0 +1,282 @@
+"""What would become of a connection: the rules in force are asked as the kernel would read them, then the data plane.
+
+The decision is `kubeproxy.netfilter.packet_trace`'s, the same that the tests hold against real kernels; here it is put into
+words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kubeproxy.dataplane.interface import BalancePreview, Counters, DataPlane
+from kubeproxy.model import (
+    NODE_PORTS,
+    Address,
+    Destination,
+    Frontend,
+    Scope,
+    Service,
+    Target,
+    Verdict,
+    family_of,
+)
+from kubeproxy.netfilter.cidr import hold
+from kubeproxy.netfilter.packet_trace import Fate, Trace, Why, trace
+from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.observability.status import build
+from kubeproxy.observability.status.document import FrontendStatus
+from kubeproxy.observability.status.trace import Asked, Outcome, TraceReport, WorkerOutlook, describe
+from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.proxier.proxier import Proxier
+from kubeproxy.proxier.snapshot import FrontendStatus as Standing
+from kubeproxy.proxier.snapshot import Snapshot
+
+_OUTCOMES = {
+    Fate.PASSED: Outcome.PASSED,
+    Fate.PROXIED: Outcome.PROXIED,
+    Fate.REFUSED: Outcome.REFUSED,
+    Fate.DROPPED: Outcome.DROPPED,
+}
+NEIGHBOURS = 5
+"""Other ports of an address that are named where the one asked for is not served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who asks, as netfilter sees it."""
+
+    address: Address | None
+    """None: this node, by an address that is not known."""
+    is_this_node: bool
+    is_pod: bool
+
+    @property
+    def words(self) -> str:
+        """``this node``, ``a pod``, ``another host``."""
+        return "this node" if self.is_this_node else "a pod" if self.is_pod else "another host"
+
+    @property
+    def hook(self) -> str:
+        """Where its packet is looked at first."""
+        return "output" if self.is_this_node else "prerouting"
+
+
+def client_of(asked: Asked, rules: RuleSet, facts: NodeFacts) -> Client:
+    """Without an address, this node: it speaks from the very address that it asks, where that is its own, else from
+    the one that leads out."""
+    if asked.source is None:
+        here = asked.to.address if facts.is_own(asked.to.address) else rules.landing.get(family_of(asked.to.address))
+        return Client(here, True, False)
+    own = facts.is_own(asked.source)
+    return Client(asked.source, own, not own and hold(rules.internal_sources, asked.source))
+
+
+def decide(asked: Asked, client: Client, rules: RuleSet, facts: NodeFacts) -> Trace:
+    """What the kernel does with the first packet. Pure."""
+    return trace(
+        rules,
+        asked.to,
+        source=client.address,
+        from_this_host=client.is_this_node,
+        for_this_host=facts.is_own(asked.to.address),
+    )
+
+
+class Tracer:
+    """Answers for a running daemon. Looks only, changes nothing."""
+
+    def __init__(self, *, proxier: Proxier, data_plane: DataPlane, facts: Callable[[], NodeFacts]) -> None:
+        self._proxier = proxier
+        self._data_plane = data_plane
+        self._facts = facts
+
+    async def __call__(self, asked: Asked) -> TraceReport:
+        """What would become of this connection now."""
+        snapshot, facts = self._proxier.snapshot(), self._facts()
+        in_force = self._proxier.in_force
+        rules = in_force or RuleSet()
+        client = client_of(asked, rules, facts)
+        met = decide(asked, client, rules, facts)
+        standing = _standing(snapshot, asked.to, met)
+        frontend = None if standing is None else standing.frontend
+        service = None if frontend is None else self._proxier.service(frontend.name.service_port.service)
+        outlooks: Sequence[BalancePreview] = ()
+        listener: FrontendStatus | None = None
+        if standing is not None and frontend is not None:
+            if met.fate is Fate.PROXIED:
+                outlooks = await self._data_plane.previews(frontend.name, client.address or asked.to.address)
+            listener = await self._listener(standing)
+        steps = list(_steps(asked, client, rules, met, frontend, service, snapshot, in_force is not None))
+        if met.fate is Fate.PROXIED and frontend is not None:
+            steps += _dialing(frontend, outlooks)
+        return TraceReport(
+            to=str(Target(asked.to.address, asked.to.port)),
+            protocol=asked.to.protocol,
+            source=client.address or "an address of its own",
+            client=client.words,
+            hook=client.hook,
+            outcome=_OUTCOMES[met.fate],
+            because=_because(asked, met, frontend, rules, snapshot, self._troubled(snapshot)),
+            steps=tuple(steps),
+            service=None if frontend is None else str(frontend.name.service_port),
+            frontend=listener,
+            outlooks=tuple(
+                WorkerOutlook(one.worker, tuple(map(str, one.order)), None if one.bound is None else str(one.bound))
+                for one in outlooks
+            ),
+        )
+
+    def _troubled(self, snapshot: Snapshot) -> list[Service]:
+        """The Services that are not, or not wholly, served."""
+        services = (self._proxier.service(name) for name in snapshot.problems)
+        return [service for service in services if service is not None]
+
+    async def _listener(self, standing: Standing) -> FrontendStatus:
+        name = standing.frontend.name
+        counters, ejected = await self._data_plane.counters(), await self._data_plane.ejected()
+        return build.frontend(
+            standing,
+            counters=counters.get(name) or Counters(),
+            ejected=ejected.get(name, ()),
+            candidates=self._proxier.candidates,
+        )
+
+
+def _standing(snapshot: Snapshot, to: Destination, met: Trace) -> Standing | None:
+    """The frontend that the packet is led to; of one that is dropped for its source, the one it asked for."""
+    for it in snapshot.frontends:
+        if met.proxy_port is not None:
+            if it.proxy_port == met.proxy_port and it.frontend.protocol is to.protocol:
+                return it
+        elif met.why is Why.SOURCE_RANGE and to in it.frontend.destinations | it.frontend.own_destinations:
+            return it
+    return None
+
+
+def _steps(
+    asked: Asked,
+    client: Client,
+    rules: RuleSet,
+    met: Trace,
+    frontend: Frontend | None,
+    service: Service | None,
+    snapshot: Snapshot,
+    any_in_force: bool,
+) -> Iterator[str]:
+    if not any_in_force:
+        yield "no rules are in force yet: the daemon starts, or could not reach the packet filter"
+    elif snapshot.failing is not None:
+        yield f"the rules are those of the last success; since then: {snapshot.failing}"
+    elif snapshot.pending_since is not None:
+        yield "a change is on its way that these rules do not have yet"
+    if snapshot.netfilter == "none":
+        yield "netfilter is none: nothing leads packets to the proxy ports; what follows is what the rules would do"
+    seen = "it is this node itself" if client.is_this_node else f"the client is {client.words}"
+    yield f"{seen}: its packet meets the hook {client.hook}"
+    if client.is_pod:
+        yield "its address is in clusterCIDR: it counts as inside the cluster"
+    if asked.to in rules.allowed_sources:
+        ranges = ", ".join(sorted(rules.allowed_sources[asked.to]))
+        verb = "is in none of" if met.why is Why.SOURCE_RANGE else "is admitted by"
+        yield f"{client.address or 'the client'} {verb} the source ranges {ranges}"
+    if met.proxy_port is None or met.matched is None:
+        if met.why is Why.NO_RULE:
+            yield f"no rule takes {describe(asked.to)}"
+        elif met.why is Why.GUARD:
+            yield f"{describe(asked.to)} is a proxy port, asked directly"
+        return
+    owner = "nobody any more" if frontend is None else str(frontend.name.service_port)
+    kind = _kind(met.matched, service)
+    yield f"{describe(asked.to)} is {kind} of {owner}; it is redirected to proxy port {met.proxy_port}"
+    if frontend is not None and (policy := _policy(frontend, met)):
+        yield policy
+
+
+def _kind(matched: Destination, service: Service | None) -> str:
+    if matched.address in NODE_PORTS.values():
+        return f"node port {matched.port}"
+    if service is not None:
+        if matched.address in service.cluster_ips:
+            return "a cluster IP"
+        if matched.address in service.load_balancer_ips:
+            return "a load balancer address"
+        if matched.address in service.external_ips:
+            return "an external IP"
+    return "an address"
+
+
+def _policy(frontend: Frontend, met: Trace) -> str:
+    if met.why is Why.OWN_REDIRECT:
+        return "this node and its pods may use any endpoint, whatever externalTrafficPolicy says"
+    match frontend.name.scope:
+        case Scope.LOCAL:
+            return "internalTrafficPolicy is Local: only endpoints on this node answer"
+        case Scope.EXTERNAL:
+            return "externalTrafficPolicy is Local: only endpoints on this node answer"
+        case _:
+            return ""
+
+
+def _dialing(frontend: Frontend, outlooks: Sequence[BalancePreview]) -> Iterator[str]:
+    yield f"{_count(frontend)}, in turn; each worker has a turn of its own, and the kernel chooses the worker"
+    if frontend.affinity_timeout_s is None:
+        return
+    bound = sorted({str(one.bound) for one in outlooks if one.bound is not None})
+    says = f"it is bound to {', '.join(bound)}" if bound else "it is bound to none yet"
+    yield f"the client stays with its endpoint for {frontend.affinity_timeout_s} s (affinity by address); {says}"
+
+
+def _asks_for(service: Service, to: Destination, rules: RuleSet) -> bool:
+    """Whether a Service would have a destination, if all that it asks for could be had."""
+    ports = [port for port in service.ports if port.protocol is to.protocol]
+    if to.address in (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips):
+        return any(port.port == to.port for port in ports)
+    return to.address in rules.node_addresses and any(port.node_port == to.port for port in ports)
+
+
+def _count(frontend: Frontend) -> str:
+    count = len(frontend.endpoints)
+    return f"{count} endpoint{'' if count == 1 else 's'}"
+
+
+def _because(
+    asked: Asked,
+    met: Trace,
+    frontend: Frontend | None,
+    rules: RuleSet,
+    snapshot: Snapshot,
+    services_degraded: Sequence[Service],
+) -> str:
+    name = "" if frontend is None else str(frontend.name.service_port)
+    match met.why:
+        case Why.SOURCE_RANGE:
+            return f"loadBalancerSourceRanges of {name or 'its Service'} do not admit this client"
+        case Why.GUARD:
+            return "a proxy port takes only what was redirected to it"
+        case Why.NO_RULE:
+            return _missing(asked.to, rules, snapshot, services_degraded)
+    if met.fate is Fate.PROXIED:
+        return f"{name} has {_count(frontend)}" if frontend is not None else "its Service is just being removed"
+    no_endpoint = "no endpoint on this node" if frontend and frontend.when_empty is Verdict.DROP else "no endpoints"
+    return f"{name} has {no_endpoint}"
+
+
+def _missing(to: Destination, rules: RuleSet, snapshot: Snapshot, services_degraded: Sequence[Service]) -> str:
+    """Why no rule takes it: the nearest that there is."""
+    for it in snapshot.frontends:
+        if to in it.frontend.destinations | it.frontend.own_destinations:
+            service = it.frontend.name.service_port
+            problems = snapshot.problems.get(service.service, ())
+            return f"it belongs to {service}, but " + ("; ".join(problems) or "the rules do not have it yet")
+    for denied in services_degraded:
+        if _asks_for(denied, to, rules):
+            return f"it belongs to {denied.name}, but " + "; ".join(snapshot.problems[denied.name])
+    if to._replace(address=NODE_PORTS[family_of(to.address)]) in rules.redirects:
+        return f"{to.port} is a node port, but {to.address} is no address of this node that takes node ports"
+    served = sorted({key for key in (*rules.redirects, *rules.own_redirects) if key.address == to.address})
+    if served:
+        shown = ", ".join(f"{key.port}/{key.protocol}" for key in served[:NEIGHBOURS])
+        more = f" and {len(served) - NEIGHBOURS} more" if len(served) > NEIGHBOURS else ""
+        return f"{to.address} is a service address, but serves only {shown}{more}"
+    return "no Service has this address; the kernel routes the packet as if this proxy were not there"

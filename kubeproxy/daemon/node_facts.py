@@ -1,0 +1,72 @@
+"""What the proxier has to know of this node: from the configuration, the Node object and the kernel. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.model import Address, Family, Node, family_of
+from kubeproxy.netfilter.local_addresses import LocalAddress
+from kubeproxy.proxier.node import NodeFacts, Preserve
+
+LOCALHOST = (Address("127.0.0.1"), Address("::1"))
+
+
+def node_of(configuration: Configuration, name: str, described: Node | None) -> Node:
+    """The Node object, completed by what is configured for hosts without one."""
+    own = configuration.kubeproxy
+    node = described or Node(name)
+    return Node(
+        name=name,
+        addresses=node.addresses or tuple(ip.address for ip in own.node_addresses),
+        zone=node.zone or own.node_zone,
+        eligible=node.eligible,
+    )
+
+
+def node_facts(
+    configuration: Configuration, node: Node, local: Iterable[LocalAddress], *, can_preserve: bool
+) -> NodeFacts:
+    """`local`: every address of this host; `can_preserve`: whether the kernel lets us dial from clients' addresses."""
+    own = [address.address for address in local if not address.address.startswith("fe80:")]
+    return NodeFacts(
+        name=node.name,
+        zone=node.zone,
+        node_addresses=frozenset(node_port_addresses(configuration, node, own)),
+        own_addresses=frozenset(own),
+        internal_sources=frozenset(configuration.cluster_cidr.blocks),
+        preserve=Preserve(configuration.kubeproxy.preserve_client_address) if can_preserve else Preserve.NEVER,
+    )
+
+
+def node_port_addresses(configuration: Configuration, node: Node, own: Iterable[Address]) -> set[Address]:
+    """Which of this host's addresses take node ports (kube-proxy's nodePortAddresses)."""
+    own = list(own)
+    taken: set[Address] = set()
+    for word in configuration.node_port_addresses or ("all",):
+        if word == "all":
+            taken.update(address for address in own if not _is_loopback(address))
+            if configuration.iptables.localhost_node_ports:
+                taken.update(LOCALHOST)
+        elif word == "localhost":
+            taken.update(LOCALHOST)
+        elif word == "primary":
+            taken.update(_primary(node.addresses or own))
+        else:
+            network = ipaddress.ip_network(word, strict=False)
+            taken.update(address for address in own if ipaddress.ip_address(address) in network)
+    return taken
+
+
+def _primary(addresses: Iterable[Address]) -> Iterable[Address]:
+    """The first of each family."""
+    first: dict[Family, Address] = {}
+    for address in addresses:
+        if not _is_loopback(address):
+            first.setdefault(family_of(address), address)
+    return first.values()
+
+
+def _is_loopback(address: Address) -> bool:
+    return address.startswith("127.") or address == "::1"

@@ -1,0 +1,85 @@
+"""What the rooms take, out of the configuration, which they do not know. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kubeproxy.config.schema import Configuration, Own
+from kubeproxy.config.value_types import DeniedEndpoints, Ports
+from kubeproxy.dataplane.messages import Tune
+from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits
+from kubeproxy.proxier.address_blocks import Blocks
+from kubeproxy.proxier.port_allocator import PortRange
+from kubeproxy.proxier.restrictions import NodePortConflict, PortSpan, Restrictions
+from kubeproxy.proxier.sync_schedule import Periods
+from kubeproxy.sources.manifests.source import NAME as MANIFESTS
+
+
+def tune(configuration: Configuration) -> Tune:
+    """For the byte path."""
+    own = configuration.kubeproxy
+    return Tune(
+        dial_steps_s=tuple(step.seconds for step in own.dial_timeouts),
+        keepalive_s=max(1, round(own.keepalive_period.seconds)),
+        udp_idle_s=configuration.udp_idle_timeout.seconds,
+        half_closed_idle_s=own.half_closed_timeout.seconds,
+        orphan_grace_s=own.orphan_grace.seconds,
+        shutdown_grace_s=own.shutdown_grace.seconds,
+        access_log=bool(own.access_log),
+        udp_sessions_max=own.udp_sessions,
+    )
+
+
+def conntrack_limits(configuration: Configuration) -> ConntrackLimits:
+    """For the kernel's connection tracking."""
+    wanted = configuration.conntrack
+    return ConntrackLimits(
+        max_per_core=wanted.max_per_core,
+        min=wanted.min,
+        tcp_established_s=wanted.tcp_established_timeout.seconds,
+        tcp_close_wait_s=wanted.tcp_close_wait_timeout.seconds,
+        udp_s=wanted.udp_timeout.seconds,
+        udp_stream_s=wanted.udp_stream_timeout.seconds,
+        tcp_be_liberal=wanted.tcp_be_liberal,
+    )
+
+
+def periods(configuration: Configuration) -> Periods:
+    """For the proxier."""
+    return Periods(min_sync_s=configuration.min_sync_period_s, sync_s=configuration.sync_period_s)
+
+
+def port_range(configuration: Configuration) -> PortRange | None:
+    """For the proxier; None: the kernel chooses."""
+    wanted = configuration.port_range
+    return PortRange(wanted.first, wanted.last) if wanted else None
+
+
+def restrictions(configuration: Configuration) -> Restrictions:
+    """For the proxier."""
+    own = configuration.kubeproxy
+    denied = own.denied_endpoint_cidrs
+    blocks = Blocks(frozenset(map(str, denied)) - {DeniedEndpoints.NODE})
+    configured = denied != Own().denied_endpoint_cidrs
+    return Restrictions(
+        denied_endpoints=blocks if configured else Blocks(),
+        denied_foreign_endpoints=blocks,
+        deny_node=DeniedEndpoints.NODE in denied,
+        trusted=frozenset({MANIFESTS}),
+        external=Blocks(frozenset(map(str, own.external_address_cidrs))) if own.external_address_cidrs else None,
+        external_ports=_spans(own.external_ports_on_node),
+        own_ports={
+            server.port: setting
+            for setting, server in (
+                ("healthzBindAddress", configuration.healthz_bind_address),
+                ("metricsBindAddress", configuration.metrics_bind_address),
+            )
+            if server.served
+        },
+        reserved_ports=_spans(own.reserved_ports),
+        node_port_conflict=NodePortConflict(own.node_port_conflict),
+    )
+
+
+def _spans(ports: Iterable[Ports]) -> tuple[PortSpan, ...]:
+    return tuple(PortSpan(it.first, it.last) for it in ports)

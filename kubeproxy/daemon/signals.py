@@ -1,0 +1,40 @@
+"""What this process is told by signals, for whoever waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import structlog
+
+from kubeproxy.daemon.takeover import reexec
+
+log = structlog.get_logger(__name__)
+
+
+class Signals:
+    """SIGTERM and SIGINT: stop, and the second time at once; SIGHUP: reload; SIGUSR2: renew."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.at_once = asyncio.Event()
+        """Do not wait for anybody's connections any more."""
+        self.reload = asyncio.Event()
+        self.renew = asyncio.Event()
+
+    def listen(self) -> None:
+        """From now on, on the running event loop; what was said during a renewal is heard now."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told_to_stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self.reload.set)
+        loop.add_signal_handler(signal.SIGUSR2, self.renew.set)
+        reexec.listen_again()
+
+    def _told_to_stop(self, number: signal.Signals) -> None:
+        if self.stop.is_set():
+            log.info("told to stop again: at once", signal=number.name)
+            self.at_once.set()
+        else:
+            log.info("told to stop", signal=number.name)
+            self.stop.set()

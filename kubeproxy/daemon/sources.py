@@ -1,0 +1,120 @@
+"""Where this process hears of Services: the sources that the configuration names, kept running.
+
+A source is imported only where the configuration names one: the API server's client takes as long as everything else
+that is there before the first client is served.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.config.validate import uses_kubernetes
+from kubeproxy.daemon.event_reporter import Events
+from kubeproxy.dataplane.workers.count import workers_for
+from kubeproxy.observability.views import Picture
+from kubeproxy.proxier.snapshot import Snapshot
+from kubeproxy.proxier.tracker import Tracker
+from kubeproxy.runtime.restart import kept_running
+from kubeproxy.runtime.tasks import TaskSet
+
+if TYPE_CHECKING:
+    from kubeproxy.kubernetes.client.request_metrics import Requests
+    from kubeproxy.sources.kubernetes.source import KubernetesSource
+    from kubeproxy.sources.manifests.source import ManifestSource
+
+
+def source_names(configuration: Configuration) -> list[str]:
+    """The sources that there will be, as the tracker wants to know beforehand."""
+    names = ["manifests"] if configuration.kubeproxy.manifests.paths else []
+    return [*names, "kubernetes"] if uses_kubernetes(configuration, os.environ) else names
+
+
+class Sources:
+    """The sources, and what hangs on the API server beside them: the Events sent back to it."""
+
+    def __init__(
+        self, configuration: Configuration, *, node_name: str, tracker: Tracker, events: Events, tasks: TaskSet
+    ) -> None:
+        self._configuration = configuration
+        self._node_name = node_name
+        self._tracker = tracker
+        self._events = events
+        self._tasks = tasks
+        self._kubernetes: KubernetesSource | None = None
+        self._manifests: ManifestSource | None = None
+        self._requests: Requests | None = None
+
+    async def start(self, closing: AsyncExitStack) -> None:
+        """Begin to listen to them. ConfigError when an API server is wanted and what says where and who we are is no
+        good."""
+        if uses_kubernetes(self._configuration, os.environ):
+            await self._start_kubernetes(closing)
+        if self._configuration.kubeproxy.manifests.paths:
+            self._start_manifests()
+
+    async def _start_kubernetes(self, closing: AsyncExitStack) -> None:
+        from kubeproxy.kubernetes.client.client import Client
+        from kubeproxy.kubernetes.client.credentials import ClientSettings
+        from kubeproxy.kubernetes.events.recorder import EventRecorder
+        from kubeproxy.sources.kubernetes.source import KubernetesSource
+
+        settings = self._configuration
+        client = await Client.connect(
+            ClientSettings(
+                kubeconfig=settings.client_connection.kubeconfig,
+                master=settings.kubeproxy.master,
+                qps=settings.client_connection.qps,
+                burst=settings.client_connection.burst,
+            )
+        )
+        closing.push_async_callback(client.close)
+        self._requests = client.requests
+        self._kubernetes = KubernetesSource(
+            client=client, sink=self._tracker, node_sink=self._tracker, node_name=self._node_name
+        )
+        recorder = self._events.recorder = EventRecorder(client=client, node_name=self._node_name)
+        self._events.starting(self._node_name)
+        speaking = (
+            self._tasks.start(kept_running("events", recorder.run), name="events"),
+            self._tasks.start(kept_running("kubernetes", self._kubernetes.run), name="kubernetes"),
+        )
+        # Before their client is closed: they would take that for an outage, and say so.
+        closing.push_async_callback(self._tasks.end, *speaking)
+
+    def _start_manifests(self) -> None:
+        from kubeproxy.sources.manifests.source import ManifestSource
+
+        manifests = self._configuration.kubeproxy.manifests
+        self._manifests = ManifestSource(
+            paths=manifests.paths,
+            recursive=manifests.recursive,
+            # Plain text: names cross to the workers, and a subclass of str cannot be encoded.
+            default_namespace=str(manifests.default_namespace),
+            enforced_namespace=str(manifests.namespace) or None,
+            sink=self._tracker,
+            on_report=lambda report: None,
+            cpus=workers_for(None),
+        )
+        self._tasks.start(kept_running("manifests", self._manifests.run), name="manifests")
+
+    async def reload(self) -> None:
+        """Look again at what can be looked at again."""
+        if self._manifests is not None:
+            await self._manifests.reload()
+
+    def complaint(self) -> str | None:
+        """What is wrong with what the API server has, if anything."""
+        return self._kubernetes.complaint() if self._kubernetes is not None else None
+
+    def picture(self, proxier: Snapshot) -> Picture:
+        """How they fare, beside how the proxier does."""
+        return Picture(
+            proxier=proxier,
+            watches=self._kubernetes.state() if self._kubernetes is not None else (),
+            manifests=self._manifests.state() if self._manifests is not None else None,
+            requests=self._requests,
+            events=self._events.recorder,
+        )

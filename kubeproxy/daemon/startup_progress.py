@@ -1,0 +1,105 @@
+"""How far a start has come, for whoever waits for it: with ten thousand Services it takes seconds.
+
+On a terminal that is one line, drawn anew until everything is served and gone then; elsewhere a line of the log every
+few seconds. A start that takes less time is not spoken of. Service managers are told later, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import Final, TextIO
+
+import structlog
+
+from kubeproxy.proxier.snapshot import Summary
+
+log = structlog.get_logger(__name__)
+
+LINE_S: Final = 0.2
+"""How often the line on a terminal is drawn."""
+LOG_S: Final = 5.0
+"""How often a line is logged."""
+_ERASE: Final = "\r\x1b[K"
+
+
+def words(summary: Summary) -> str:
+    """What a start is at. Pure."""
+    known = summary.services + summary.waiting
+    if summary.failing:
+        return summary.failing
+    if not known:
+        return f"waits for {', '.join(summary.listing) or 'the packet filter'}"
+    if summary.waiting:
+        done = 100 * summary.services // known
+        return f"{summary.services:,} of {known:,} Services have listeners ({done} %)"
+    return f"{summary.listeners:,} listeners for {known:,} Services; waits for the packet filter"
+
+
+def status(summary: Summary, *, connections: int, serving: bool, stopping: bool) -> str:
+    """How things stand, in one line for `systemctl status`. Pure."""
+    if stopping:
+        return f"draining; open connections: {connections}"
+    if not serving:
+        return f"starting; {words(summary)}"
+    parts = [f"services: {summary.services}, listeners: {summary.listeners}, open connections: {connections}"]
+    if summary.services_degraded:
+        parts.append(f"services with problems: {summary.services_degraded}")
+    if summary.failing:
+        parts.append(f"cannot be brought up to date: {summary.failing}")
+    return "; ".join(parts)
+
+
+async def show(
+    summary: Callable[[], Summary], serving: asyncio.Event, *, as_text: bool, stream: TextIO | None = None
+) -> None:
+    """Until `serving` is set. `as_text`: the log is text, so that a line among its lines disturbs nobody."""
+    stream = stream or sys.stderr
+    if as_text and _can_be_redrawn(stream):
+        with _line(stream) as draw:
+            while not await _is_set(serving, within_s=LINE_S):
+                draw(f"starting: {words(summary())}")
+        return
+    while not await _is_set(serving, within_s=LOG_S):
+        now = summary()
+        log.info("starting", progress=words(now), services=now.services, waiting=now.waiting, listeners=now.listeners)
+
+
+async def _is_set(event: asyncio.Event, *, within_s: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            await event.wait()
+    return event.is_set()  # it may have come with the end of the time
+
+
+@contextlib.contextmanager
+def _line(stream: TextIO) -> Iterator[Callable[[str], None]]:
+    """Draws a line in place of the one before. What is logged meanwhile takes its place, and it comes again below."""
+
+    def erase(record: logging.LogRecord) -> bool:
+        stream.write(_ERASE)
+        return True
+
+    def draw(text: str) -> None:
+        stream.write(_ERASE + text[: shutil.get_terminal_size().columns - 1])
+        stream.flush()
+
+    handlers = list(logging.getLogger().handlers)
+    for handler in handlers:
+        handler.addFilter(erase)
+    try:
+        yield draw
+    finally:
+        for handler in handlers:
+            handler.removeFilter(erase)
+        stream.write(_ERASE)
+        stream.flush()
+
+
+def _can_be_redrawn(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"

@@ -1,0 +1,76 @@
+"""Brings together what the status and the trace are made of: the daemon's parts, and the pages that show them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+from kubeproxy.daemon.connection_trace import Tracer
+from kubeproxy.dataplane.interface import DataPlane
+from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.status.observation import Observation
+from kubeproxy.observability.status.recent_warnings import RecentWarnings
+from kubeproxy.observability.status.routes import status_routes
+from kubeproxy.observability.status.service import StatusService
+from kubeproxy.observability.views import Picture
+from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.proxier.proxier import Proxier
+
+
+class StatusCollector:
+    """Sees everything and changes nothing. `run` while the daemon lives; `routes` belong on the metrics port."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        began: float,
+        proxier: Proxier,
+        data_plane: DataPlane,
+        health: ProxyHealth,
+        picture: Callable[[], Picture],
+        facts: Callable[[], NodeFacts],
+        recent_warnings: RecentWarnings,
+    ) -> None:
+        self._node = node
+        self._data_plane = data_plane
+        self._health = health
+        self._picture = picture
+        self._began = began
+        self._board = StatusService(
+            look=self._look, candidates=proxier.candidates, recent_warnings=recent_warnings.newest_first
+        )
+        self._tracer = Tracer(proxier=proxier, data_plane=data_plane, facts=facts)
+
+    def routes(self) -> list[web.RouteDef]:
+        """What the metrics server is to answer besides."""
+        return status_routes(self._board, self._tracer)
+
+    async def run(self) -> None:
+        """Take samples while somebody looks, until cancelled."""
+        await self._board.run()
+
+    async def _look(self) -> Observation:
+        counters, ejected = await self._data_plane.counters(), await self._data_plane.ejected()
+        worker_status = await self._data_plane.worker_status()
+        now, picture = asyncio.get_running_loop().time(), self._picture()
+        return Observation(
+            now=now,
+            wall=time.time(),
+            node=self._node,
+            pid=os.getpid(),
+            began=self._began,
+            health=self._health.at(time.monotonic()),
+            proxier=picture.proxier,
+            counters=counters,
+            worker_status=worker_status,
+            ejected=ejected,
+            restarts=self._data_plane.restarts,
+            problem=self._data_plane.problem,
+            watches=picture.watches,
+            manifests=picture.manifests,
+        )

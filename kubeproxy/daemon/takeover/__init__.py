@@ -1,0 +1,1 @@
+"""Hot restart: one process takes over from another without losing a connection."""

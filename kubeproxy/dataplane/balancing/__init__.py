@@ -1,0 +1,1 @@
+"""Which endpoint is next: rotation, ejection, session affinity."""

@@ -1,0 +1,1 @@
+"""Descriptors, memory and pipes as budgets."""

@@ -1,0 +1,1 @@
+"""Socket options, connecting, reserved ports."""

@@ -1,0 +1,458 @@
+"""Bytes, both ways, between a client and the endpoint that answered for it.
+
+A connection is two flows, one for each direction. A flow reads from its source and writes to its sink; what the sink
+does not take at once waits (the *backlog*, or what is in the pipe), and until it has gone nothing more is read: that is
+all the back-pressure there is, and all the memory.
+
+Small exchanges go through `recv` and `send`: all that a turn has read is sent at the end of the turn, one after the
+other, because a receiver that is still awake from the last message is not woken again, and waking is what a small
+message costs most (1.2 times the requests per second). A flow that fills the buffer twice running is carrying bulk: it
+borrows a pipe, and the bytes stay in the kernel (`splice`). A few small helpings later it gives the pipe back.
+
+Ends. FIN is passed on after everything before it, and the other flow goes on (half-close). A reset, or any other error
+of a socket, is passed on as a reset, after what that socket had still said: it is read to its end first. TCP leaves
+both to the receiver's luck; a proxy that discarded an answer because its sender had hung up would be no better.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from os import read, write
+from typing import TYPE_CHECKING
+
+from kubeproxy.dataplane.resources.pipe_pool import PIPE_BYTES, Pipe
+from kubeproxy.dataplane.sockets.options import finish_writing, keep_alive, reset_on_close, write_last
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kubeproxy.dataplane.connection_log import Entry
+    from kubeproxy.dataplane.context import Context, FrontendCounters
+
+READABLE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+READ_ON = select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+"""From here on a short read does not mean that the source is empty: an end was announced (and will not be announced
+again), or there is urgent data, at whose mark a read stops."""
+WRITABLE = select.EPOLLOUT
+BROKEN = select.EPOLLERR
+SPLICE_FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
+
+READ_BYTES = 64 * 1024
+HELPING_BYTES = 1 << 20
+"""One flow's share of a turn; the others come first before it gets the next."""
+NO_MEMORY = "no memory"
+FULL_READS_FOR_PIPE = 2
+SMALL_HELPINGS_FOR_COPY = 4
+
+
+class Flow:
+    """One direction of a connection, from descriptor to descriptor."""
+
+    __slots__ = (
+        "_backlog",
+        "_connection",
+        "_context",
+        "_last",
+        "_meter",
+        "_more",
+        "_pipe",
+        "_piped",
+        "_post",
+        "_read_on",
+        "_sink",
+        "_source",
+        "_streak",
+        "blocked",
+        "broken",
+        "count",
+        "open",
+        "reverse",
+    )
+
+    reverse: Flow
+    """The other direction; to be had only until the connection ends."""
+
+    def __init__(
+        self,
+        context: Context,
+        connection: Connection,
+        source: int,
+        sink: int,
+        *,
+        meter: list[int],
+        post: Callable[[Flow], None],
+    ) -> None:
+        self._context = context
+        self._connection = connection
+        self._source = source
+        self._sink = sink
+        self._meter = meter
+        self._post = post
+        self.count = 0
+        """Bytes read."""
+        self.open = True
+        """The source has not ended."""
+        self.blocked = False
+        """The sink has not yet taken what was read."""
+        self.broken = False
+        """The source is dead: after what it still holds comes a reset."""
+        self._read_on = False
+        self._more = False
+        self._last = False
+        """After the backlog comes the end."""
+        self._backlog = b""
+        self._pipe: Pipe | None = None
+        self._piped = 0
+        self._streak = 0
+        """Full reads in a row; with a pipe, small helpings in a row."""
+
+    def on_event(self, what: int) -> None:
+        """Something happened to this flow's source, which is the sink of the reverse flow."""
+        reverse = self.reverse
+        try:
+            if what & READABLE:
+                if what & READ_ON:
+                    self._read_on = True
+                    if what & BROKEN:
+                        self.lost()
+                        return
+                if self.blocked:
+                    self._more = True
+                elif self.open:
+                    self.pump()
+            if what & WRITABLE and reverse.blocked:
+                reverse.flush()
+        except MemoryError:
+            self._connection.abort(NO_MEMORY)
+
+    def begin_with(self, data: bytes, sent: int) -> None:
+        """So much was read, and sent on, before there was a flow."""
+        self.count = len(data)
+        self._meter[0] += len(data)
+        if sent < len(data):
+            self._backlog = data[sent:]
+            self.blocked = True
+            self._post(self)
+
+    def pump(self) -> None:
+        """Move what the source has to the sink, until one of them has had enough or it is the others' turn."""
+        if self._pipe is not None:
+            self._pump_piped(self._pipe)
+            return
+        moved = 0
+        while moved < HELPING_BYTES:
+            try:
+                data = read(self._source, READ_BYTES)
+            except BlockingIOError:
+                self._nothing_more()
+                return
+            except MemoryError:
+                # Nothing has been read yet, so whoever finds that there is no memory need not pay for it.
+                if not self._context.memory.spend():
+                    raise
+                break
+            except OSError:
+                self._over(reset=True)
+                return
+            if not data:
+                self._over(reset=self.broken)
+                return
+            count = len(data)
+            self.count += count
+            self._meter[0] += count
+            self._backlog = data
+            self.blocked = True
+            if count < READ_BYTES:
+                self._streak = 0
+                if self._read_on:
+                    self._look_for_end()
+                else:
+                    self._more = False
+                self._post(self)
+                return
+            self._more = True
+            if not self._write_backlog():
+                return
+            self._streak += 1
+            if self._streak >= FULL_READS_FOR_PIPE and (pipe := self._context.pipes.take()) is not None:
+                self._pipe = pipe
+                self._streak = 0
+                self._pump_piped(pipe)
+                return
+            moved += count
+        self._context.reactor.again(self._go_on)
+
+    def _look_for_end(self) -> None:
+        """An end was announced: if it comes right after what was read, it can go out in the same packet."""
+        self._more = True
+        if self.broken:
+            return
+        try:
+            data = read(self._source, READ_BYTES)
+        except BlockingIOError:
+            self._more = False
+        except OSError:
+            self.broken = True
+        else:
+            count = len(data)
+            self.count += count
+            self._meter[0] += count
+            self._backlog += data
+            self._last = not data
+
+    def flush(self) -> None:
+        """Give the sink what waits for it, if anything still does, and then go on reading."""
+        if not self.blocked:
+            return
+        if self._backlog:
+            if not self._write_backlog():
+                return
+        elif self._pipe is not None and not self._empty_pipe(self._pipe):
+            return
+        self.blocked = False
+        if self._last:
+            self._over(reset=self.broken)
+        elif self._more:
+            self.pump()
+
+    def _write_backlog(self) -> bool:
+        """Whether the sink took all of it."""
+        try:
+            sent = (write_last if self._last else write)(self._sink, self._backlog)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._sink_lost()
+            return False
+        if sent < len(self._backlog):
+            self._backlog = self._backlog[sent:]
+            return False
+        self._backlog = b""
+        self.blocked = False
+        return True
+
+    def _pump_piped(self, pipe: Pipe) -> None:
+        moved = 0
+        while moved < HELPING_BYTES:
+            try:
+                count = os.splice(self._source, pipe.write_fd, PIPE_BYTES, flags=SPLICE_FLAGS)
+            except BlockingIOError:
+                self._consider_copying(moved)
+                self._nothing_more()
+                return
+            except OSError:
+                self._over(reset=True)
+                return
+            if not count:
+                self._over(reset=self.broken)
+                return
+            self.count += count
+            self._meter[0] += count
+            moved += count
+            self._piped = count
+            if not self._empty_pipe(pipe):
+                return
+        self._streak = 0
+        self._context.reactor.again(self._go_on)
+
+    def _empty_pipe(self, pipe: Pipe) -> bool:
+        """Whether the sink took all of it."""
+        while self._piped:
+            try:
+                self._piped -= os.splice(pipe.read_fd, self._sink, self._piped, flags=SPLICE_FLAGS)
+            except BlockingIOError:
+                self.blocked = self._more = True
+                return False
+            except OSError:
+                self._sink_lost()
+                return False
+        return True
+
+    def _consider_copying(self, moved: int) -> None:
+        """Chat again? Then the pipe goes back, and with it two descriptors and two system calls per helping."""
+        if moved >= READ_BYTES:
+            self._streak = 0
+            return
+        self._streak += 1
+        if self._streak >= SMALL_HELPINGS_FOR_COPY:
+            self._release_pipe(self._pipe)
+
+    def _release_pipe(self, pipe: Pipe | None) -> None:
+        if pipe is not None:
+            self._context.pipes.give(pipe, empty=self._piped == 0)
+            self._pipe = None
+            self._piped = self._streak = 0
+
+    def _go_on(self) -> None:
+        if self.open and not self.blocked:
+            try:
+                self.pump()
+            except MemoryError:
+                self._connection.abort(NO_MEMORY)
+
+    def lost(self) -> None:
+        """The source is dead; what it still holds is delivered, then the reset is passed on."""
+        self.broken = self._more = True
+        if self.blocked:
+            return
+        if self.open:
+            self.pump()
+        else:
+            self._connection.reset_by(self)
+
+    def _nothing_more(self) -> None:
+        if self.broken:
+            self._over(reset=True)
+
+    def _sink_lost(self) -> None:
+        """The sink is dead: nothing more can be delivered to it, but it may have left something for the other side."""
+        self.stop()
+        self.reverse.lost()
+
+    def _over(self, *, reset: bool) -> None:
+        """The source has said all, and all of it is delivered (nothing is read while something waits)."""
+        self.stop()
+        if reset:
+            self._connection.reset_by(self)
+        elif not self.reverse.open:
+            self._connection.finish()
+        elif not finish_writing(self._sink):
+            self.reverse.lost()
+
+    def stop(self) -> None:
+        """Read no more, and drop what waits."""
+        self.open = self.blocked = False
+        self._backlog = b""
+        self._release_pipe(self._pipe)
+
+
+def send_backlogs(flows: Iterable[Flow]) -> None:
+    """Give each flow's sink what waits for it: `Flow.flush` for many at once, with nothing but the system call on the
+    way of a small message."""
+    for flow in flows:
+        if not flow.blocked:
+            continue
+        try:
+            backlog = flow._backlog
+            if flow._last or not backlog:
+                flow.flush()
+                continue
+            sent = write(flow._sink, backlog)
+            if sent < len(backlog):
+                flow._backlog = backlog[sent:]
+                continue
+            flow._backlog = b""
+            flow.blocked = False
+            if flow._more:
+                flow.pump()
+        except BlockingIOError:
+            continue
+        except OSError:
+            flow._sink_lost()
+        except MemoryError:
+            flow._connection.abort(NO_MEMORY)
+
+
+class Connection:
+    """A client and its endpoint. Owns both descriptors and the claim on them."""
+
+    __slots__ = ("_client", "_context", "_counters", "_endpoint", "_entry", "down", "kept_alive", "since", "up")
+
+    def __init__(
+        self,
+        context: Context,
+        counters: FrontendCounters,
+        *,
+        client: int,
+        endpoint: int,
+        since: float,
+        entry: Entry | None,
+    ) -> None:
+        """Both descriptors are watched by the reactor already; the entry is for the journal."""
+        self.since = since
+        self.kept_alive = False
+        """Whether the endpoint is probed when it says nothing."""
+        self._context = context
+        self._counters = counters
+        self._client = client
+        self._endpoint = endpoint
+        self._entry = entry
+        write_queue = context.write_queue
+        up = self.up = Flow(context, self, client, endpoint, meter=counters.bytes_in, post=write_queue.to_endpoints)
+        down = self.down = Flow(context, self, endpoint, client, meter=counters.bytes_out, post=write_queue.to_clients)
+        up.reverse, down.reverse = down, up
+        context.live.add(self)
+        counters.active += 1
+        context.reactor.hand_over(client, up.on_event)
+        context.reactor.hand_over(endpoint, down.on_event)
+
+    def begin(self, *, early: bytes, sent: int, client_events: int, endpoint_events: int) -> None:
+        """Go on from here: this was read from the client already, so much of it was taken by the endpoint, and these
+        events came before there was a connection to hear of them."""
+        up, down = self.up, self.down
+        try:
+            if early:
+                up.begin_with(early, sent)
+        except MemoryError:
+            self.abort(NO_MEMORY)
+            return
+        if client_events & READABLE:
+            up.on_event(client_events)
+        if endpoint_events & READABLE and down.open:
+            down.on_event(endpoint_events)
+
+    @property
+    def half_closed(self) -> bool:
+        """One side has said all, and the other has not."""
+        return self.up.open is not self.down.open
+
+    @property
+    def unanswered(self) -> bool:
+        """The client has said all, and the endpoint nothing so far."""
+        return not self.up.open and self.down.open and not self.down.count
+
+    @property
+    def moved(self) -> int:
+        """Bytes so far, both ways."""
+        return self.up.count + self.down.count
+
+    def keep_alive(self, seconds: int) -> None:
+        """Have the endpoint probed."""
+        self.kept_alive = True
+        keep_alive(self._endpoint, seconds)
+
+    def finish(self) -> None:
+        """Both sides have said all they had to say."""
+        self._end("closed")
+
+    def reset_by(self, flow: Flow) -> None:
+        """The source of this flow is dead; the other side is told so."""
+        self.abort("reset by client" if flow is self.up else "reset by endpoint")
+
+    def abort(self, reason: str = "cut") -> None:
+        """End it now; both sides see a reset."""
+        if self in self._context.live:
+            reset_on_close(self._client)
+            reset_on_close(self._endpoint)
+            self._end(reason)
+            if reason == NO_MEMORY:
+                self._context.memory.spend()
+
+    def _end(self, reason: str) -> None:
+        context = self._context
+        context.live.discard(self)
+        self._counters.active -= 1
+        up, down = self.up, self.down
+        up.stop()
+        down.stop()
+        # The three know each other; left so, only the garbage collector would find them.
+        del up.reverse, down.reverse, self.up, self.down
+        context.reactor.close(self._client)
+        context.reactor.close(self._endpoint)
+        context.budget.give(2, self._counters.share)
+        if self._entry is not None:
+            duration_s = context.reactor.now - self.since
+            context.connection_log.add(
+                self._entry.ended(reason, duration_s=duration_s, bytes_in=up.count, bytes_out=down.count)
+            )

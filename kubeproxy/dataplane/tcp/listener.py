@@ -1,0 +1,157 @@
+"""One frontend's listening socket: takes in clients, in batches, and hands each to a dial of its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import socket
+
+from kubeproxy.dataplane.balancing.balancer import Balancer
+from kubeproxy.dataplane.connection_log import Entry
+from kubeproxy.dataplane.context import Context, FrontendCounters
+from kubeproxy.dataplane.loop.reactor import LEVEL, Timer
+from kubeproxy.dataplane.messages import SetEndpoints
+from kubeproxy.dataplane.sockets.connect import set_stream_options
+from kubeproxy.dataplane.sockets.options import BACKLOG, keep_alive
+from kubeproxy.dataplane.sockets.outgoing import hops_left, hops_of, save_syns
+from kubeproxy.dataplane.tcp.dial import Dial
+from kubeproxy.model import Address, Target
+
+BATCH = 32
+"""Clients taken in one helping; the other listeners come before the next."""
+PAUSE_S = 0.1
+"""How long a listener rests when the kernel has no descriptor or memory for another client and none of ours is given
+back meanwhile."""
+OF_A_CLIENT = frozenset(
+    {
+        errno.ECONNABORTED,
+        errno.EPROTO,
+        errno.EPERM,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENOPROTOOPT,
+        errno.ENONET,
+        errno.EOPNOTSUPP,
+    }
+)
+"""accept(2): errors of a client that is gone already; EPERM: that a firewall refused."""
+DESCRIPTORS_PER_CLIENT = 2
+
+
+class Listener:
+    """Serves one frontend on a socket that is bound already; does not own it."""
+
+    def __init__(self, context: Context, sock: socket.socket, *, rng: random.Random) -> None:
+        """OSError when the kernel will not listen."""
+        self._context = context
+        self._sock = sock
+        self._timer: Timer | None = None
+        self._resting = False
+        self._preserve: frozenset[Target] = frozenset()
+        self.balancer = Balancer(rng=rng, probes_beside=True)
+        self.counters = FrontendCounters()
+        set_stream_options(sock)
+        save_syns(sock)
+        keep_alive(sock.fileno(), context.tune.keepalive_s)
+        sock.setblocking(False)
+        sock.listen(BACKLOG)
+        context.reactor.add(sock.fileno(), self._on_clients, LEVEL)
+
+    def set_endpoints(self, message: SetEndpoints) -> None:
+        """The endpoints are these from now on; running connections stay where they are."""
+        self.balancer.update(message.endpoints, message.affinity_timeout_s)
+        self._preserve = message.preserve
+
+    def _on_clients(self, what: int) -> None:
+        budget, share = self._context.budget, self.counters.share
+        for _ in range(BATCH):
+            if not budget.take(DESCRIPTORS_PER_CLIENT, share):
+                self._rest()
+                return
+            try:
+                dial = self._accept()
+            except (OSError, MemoryError) as error:
+                if isinstance(error, MemoryError):
+                    self._context.memory.spend()
+                # In this order, as whoever rests is told when something is given back.
+                budget.give(DESCRIPTORS_PER_CLIENT, share)
+                self._rest()
+                return
+            if dial is None:
+                budget.give(DESCRIPTORS_PER_CLIENT, share)
+                return
+            # Like all that wakes somebody: at the end of the turn, when the whole batch has been accepted.
+            self._context.write_queue.dial(dial)
+
+    def _accept(self) -> Dial | None:
+        """The next client, to be dialed for; None if there is none. OSError or MemoryError: there may be, but not for
+        us, now."""
+        while True:
+            try:
+                # Not accept(): what is wanted is the descriptor.
+                fd, address = self._sock._accept()  # type: ignore[attr-defined]
+                break
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                if error.errno not in OF_A_CLIENT:
+                    raise
+        try:
+            os.set_blocking(fd, False)
+            dial = Dial(
+                self._context,
+                self.counters,
+                self.balancer,
+                client=fd,
+                client_address=address[0],
+                hops=hops_left(hops_of(fd)),
+                preserve=self._preserve,
+                entry=self._entry_of(address) if self._context.tune.access_log else None,
+            )
+        except BaseException:
+            os.close(fd)
+            raise
+        self.counters.accepted += 1
+        self._context.touched.add(self.counters)
+        return dial
+
+    def _entry_of(self, address: tuple[str, int]) -> Entry | None:
+        name = self.counters.frontend
+        return None if name is None else Entry(name, Target(Address(address[0]), address[1]))
+
+    def _rest(self) -> None:
+        """No room: leave the clients in the queue until something is given back, or a moment has passed."""
+        if self._resting:
+            return
+        self._resting = True
+        self._context.reactor.watch(self._sock.fileno(), 0)
+        self._context.budget.call_when_free(self._resume)
+        self._timer = self._context.reactor.after(PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if not self._resting:
+            return
+        self._resting = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._context.reactor.watch(self._sock.fileno(), LEVEL)
+
+    def close(self) -> None:
+        """Take those who wait already, then nobody more. Their connections go on, and the socket is its owner's."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._resting = False
+        self._context.reactor.remove(self._sock.fileno())
+        budget, share = self._context.budget, self.counters.share
+        while budget.take(DESCRIPTORS_PER_CLIENT, share):
+            try:
+                dial = self._accept()
+            except (OSError, MemoryError):
+                dial = None
+            if dial is None:
+                budget.give(DESCRIPTORS_PER_CLIENT, share)
+                break
+            self._context.reactor.again(dial.begin)

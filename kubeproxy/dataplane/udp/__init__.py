@@ -1,0 +1,1 @@
+"""UDP: sessions and batched system calls."""

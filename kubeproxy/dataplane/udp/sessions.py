@@ -1,0 +1,411 @@
+"""UDP: sessions, one for each client address and port, each with a connected socket to its endpoint.
+
+A frontend has one socket towards its clients. What it receives is first sorted into the sessions' queues and then sent
+on in rounds, a few datagrams of each session at a time: a client that floods fills its own queue and nobody else's. An
+answer leaves from the address that was asked (see `batches`), or connection tracking could not match it on a host with
+several addresses. Answers go out after questions, at the end of a turn: a receiver that is still awake from the last
+datagram is not woken again.
+
+A session ends when it has been idle, when it is the idlest and another needs its place, or with its frontend. When its
+endpoint refuses (ICMP) or leaves the Service, the session stays and moves to another endpoint with its next datagram.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+from collections import OrderedDict, deque
+
+from kubeproxy.dataplane.balancing.balancer import Balancer
+from kubeproxy.dataplane.context import Context, FrontendCounters
+from kubeproxy.dataplane.loop.reactor import LEVEL, Timer
+from kubeproxy.dataplane.messages import SetEndpoints
+from kubeproxy.dataplane.sockets.client_address import bind_as, can_preserve
+from kubeproxy.dataplane.sockets.outgoing import hops_left, limit_hops, mark
+from kubeproxy.dataplane.sockets.udp_options import prepare
+from kubeproxy.dataplane.udp.mmsg import SLOTS, Arrivals, Departures, host_of, reply_to
+from kubeproxy.model import Target
+
+BATCHES = 8
+"""Taken from one socket in one helping."""
+SHARE = 8
+"""Datagrams of one session sent on before it is the next one's turn."""
+STREAM_S = 0.001
+"""Answers that follow one another within that time are a stream."""
+QUEUE = 256
+"""Datagrams that wait for one session; what comes beyond is dropped, as a router would."""
+SWEEPS_PER_TIMEOUT = 4
+USED_S = 0.1
+"""How exactly it is known when a session was used last: not every datagram is worth a note."""
+
+
+class Sessions:
+    """All sessions of a process, those of each listener by themselves, the idlest first."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._count = 0
+        self._by_idleness: dict[DatagramListener, OrderedDict[Session, None]] = {}
+        """Of the listeners that have any."""
+        self._timer: Timer | None = None
+        self._mail: dict[int, tuple[Arrivals, Departures]] = {}
+
+    def mail(self, family: int) -> tuple[Arrivals, Departures]:
+        """What carries the datagrams of all clients of that address family."""
+        mail = self._mail.get(family)
+        if mail is None:
+            mail = self._mail[family] = Arrivals(family), Departures(family)
+            self._context.reactor.at_every_end(mail[1].flush)
+        return mail
+
+    def __len__(self) -> int:
+        return self._count
+
+    def make_room(self, listener: DatagramListener) -> bool:
+        """Claim a descriptor for one more session of a listener; False if there is none.
+
+        Where there is no room, a listener that has an equal part of all sessions or more gives up its own idlest one,
+        and for any other the listener with the most sessions does: a flood takes nothing from others.
+        """
+        while self._count > self._context.tune.udp_sessions_max:  # which was lowered
+            self._evict(max(self._by_idleness.values(), key=len))
+        if self._has_room(listener):
+            return True
+        own = self._by_idleness.get(listener)
+        if own is None or len(own) * len(self._by_idleness) < self._count:
+            largest = max(self._by_idleness.values(), key=len, default=own)
+            if largest and largest is not own:
+                self._evict(largest)
+                if self._has_room(listener):
+                    return True
+        if own:
+            self._evict(own)
+            # Not a matter of fairness: it has as many as before.
+            self._context.budget.take_back(1, listener.counters.share)
+            return True
+        return False
+
+    def _has_room(self, listener: DatagramListener) -> bool:
+        return self._count < self._context.tune.udp_sessions_max and self._context.budget.take(
+            1, listener.counters.share
+        )
+
+    def _evict(self, some: OrderedDict[Session, None]) -> None:
+        idlest = next(iter(some))
+        idlest.listener.counters.evicted += 1
+        self._context.touched.add(idlest.listener.counters)
+        idlest.end()
+
+    def add(self, session: Session) -> None:
+        """One more, active now."""
+        self._by_idleness.setdefault(session.listener, OrderedDict())[session] = None
+        self._count += 1
+        if self._timer is None:
+            self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
+
+    def used(self, session: Session, now: float) -> None:
+        """It is the least idle now. To be told when that was last said `USED_S` ago."""
+        session.last_used = now
+        self._by_idleness[session.listener].move_to_end(session)
+
+    def remove(self, session: Session) -> None:
+        """It has ended."""
+        listener = session.listener
+        sessions = self._by_idleness.get(listener)
+        if sessions is not None and session in sessions:
+            del sessions[session]
+            if not sessions:
+                del self._by_idleness[listener]
+            self._count -= 1
+            self._context.budget.give(1, listener.counters.share)
+
+    @property
+    def _sweep_s(self) -> float:
+        return self._context.tune.udp_idle_s / SWEEPS_PER_TIMEOUT
+
+    def _sweep(self) -> None:
+        self._timer = None
+        expired = self._context.reactor.now - self._context.tune.udp_idle_s - USED_S
+        for sessions in tuple(self._by_idleness.values()):
+            while sessions and (idlest := next(iter(sessions))).last_used <= expired:
+                idlest.end()
+        if self._by_idleness:
+            self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
+
+
+class Session:
+    """One client and the endpoint that answers it."""
+
+    __slots__ = (
+        "_answered",
+        "_avoid",
+        "_envelope",
+        "_hops",
+        "_reply",
+        "_socket",
+        "_target",
+        "hops",
+        "last_used",
+        "listener",
+        "queue",
+    )
+
+    def __init__(self, listener: DatagramListener, envelope: bytes, hops: int) -> None:
+        """`hops`: how many its first datagram had left."""
+        self.listener = listener
+        self.hops = hops
+        """The fewest that any of its datagrams had left."""
+        self._hops = hops_left(hops)
+        self.last_used = listener.context.reactor.now
+        self.queue: deque[bytes] = deque()
+        """From the client, to be sent on when it is this session's turn."""
+        self._answered = 0.0
+        """When its endpoint sent last."""
+        self._envelope = envelope
+        """Of the client's datagrams."""
+        self._reply = reply_to(envelope, listener.family)
+        self._socket: socket.socket | None = None
+        self._target: Target | None = None
+        self._avoid: tuple[Target, ...] = ()
+        """Who refused last."""
+
+    def send_share(self) -> bool:
+        """Send on a few; whether more wait."""
+        queue = self.queue
+        share = SHARE
+        while queue and share:
+            share -= 1
+            datagram = queue.popleft()
+            if self._socket is None:
+                self._send(datagram)
+                continue
+            try:
+                self.listener.counters.bytes_in[0] += self._socket.send(datagram)
+            except BlockingIOError:
+                self.listener.counters.dropped += 1
+            except OSError:
+                # A refusal of an earlier datagram is told when the next is sent, which then was not: once more.
+                self._refused()
+                self._send(datagram)
+        return bool(queue)
+
+    def _send(self, datagram: bytes) -> None:
+        """To another endpoint than so far, or the first."""
+        sock = self._connect()
+        try:
+            if sock is not None:
+                self.listener.counters.bytes_in[0] += sock.send(datagram)
+                return
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._refused()
+        self.listener.counters.dropped += 1
+
+    def _connect(self) -> socket.socket | None:
+        listener = self.listener
+        client = host_of(self._envelope, listener.family)
+        balancer, now = listener.balancer, listener.context.reactor.now
+        target = balancer.pick(client, now, self._avoid) or balancer.pick(client, now)
+        if target is None:
+            return None
+        family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
+        try:
+            sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        except OSError:
+            return None
+        try:
+            mark(sock)
+            limit_hops(sock, self._hops)
+            if target in listener.preserve and can_preserve(client, target.address):
+                bind_as(sock, client)
+            sock.connect(target)
+            listener.context.reactor.add(sock.fileno(), self._on_answer, select.EPOLLIN)
+        except OSError:
+            sock.close()
+            self._avoid = (target,)
+            return None
+        self._socket, self._target = sock, target
+        return sock
+
+    def _on_answer(self, what: int) -> None:
+        sock, listener = self._socket, self.listener
+        if sock is None:
+            return
+        now = listener.context.reactor.now
+        # A lone answer is not asked for a second one; what comes in a stream is taken by the share.
+        share = SHARE if now - self._answered < STREAM_S else 1
+        departures, reply = listener.departures, self._reply
+        answered = False
+        try:
+            for _ in range(share):
+                departures.add(sock.recv_into(departures.room(listener)), reply)
+                answered = True
+        except BlockingIOError:
+            pass
+        except MemoryError:
+            listener.counters.dropped += 1
+        except OSError:
+            self._refused()
+        if answered:
+            self._answered = now
+            if self._target is not None:
+                listener.balancer.answered(self._target)
+            if now - self.last_used >= USED_S:
+                listener.sessions.used(self, now)
+
+    def _refused(self) -> None:
+        if self._target is not None:
+            self._avoid = (self._target,)
+            self.listener.balancer.failed(self._target, self.listener.context.reactor.now, "refused")
+            self.listener.counters.dial_retries += 1
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self.listener.context.reactor.close(self._socket.detach())
+        self._socket = self._target = None
+
+    def tighten(self, hops: int) -> bool:
+        """A datagram comes with fewer hops left than any before; whether it may go on. A port that is used again may
+        close a ring of sessions, in which each datagram has to come to its end all the same."""
+        left = hops_left(hops)
+        if not left:
+            return False
+        self.hops, self._hops = hops, left
+        if self._socket is not None:
+            limit_hops(self._socket, left)
+        return True
+
+    def leave(self, endpoints: frozenset[Target]) -> None:
+        """These are the endpoints from now on: if its own is not among them, the next datagram goes to another."""
+        if self._target is not None and self._target not in endpoints:
+            self._disconnect()
+
+    def end(self) -> None:
+        """No more of it."""
+        self._disconnect()
+        self.queue.clear()
+        self.listener.forget(self._envelope)
+        self.listener.sessions.remove(self)
+
+
+class DatagramListener:
+    """Serves one frontend on a socket that is bound already; does not own it."""
+
+    def __init__(self, context: Context, sessions: Sessions, sock: socket.socket, *, rng: random.Random) -> None:
+        self.context = context
+        self.sessions = sessions
+        self.balancer = Balancer(rng=rng)
+        self.counters = FrontendCounters()
+        self.preserve: frozenset[Target] = frozenset()
+        self.family = sock.family
+        self.arrivals, self.departures = sessions.mail(sock.family)
+        self._sock = sock
+        self._sessions: dict[bytes, Session] = {}
+        """By the envelopes of their datagrams."""
+        self._ring: deque[Session] = deque()
+        """Those with datagrams to send on."""
+        self._sending = False
+        prepare(sock)
+        context.reactor.add(sock.fileno(), self._on_datagrams, LEVEL)
+
+    def set_endpoints(self, message: SetEndpoints) -> None:
+        """The endpoints are these from now on; nobody stays with one that has left."""
+        self.balancer.update(message.endpoints, message.affinity_timeout_s)
+        self.preserve = message.preserve
+        members = frozenset(message.endpoints)
+        for session in self._sessions.values():
+            session.leave(members)
+
+    def _on_datagrams(self, what: int) -> None:
+        fd, now = self._sock.fileno(), self.context.reactor.now
+        sessions, ring = self._sessions, self._ring
+        for _ in range(BATCHES):
+            try:
+                arrived = self.arrivals.receive(fd)
+            except MemoryError:
+                break
+            except OSError:
+                # An ICMP error for an earlier answer: that client's business.
+                continue
+            for (envelope, datagram), hops in zip(arrived, self.arrivals.hops, strict=False):
+                session = sessions.get(envelope)
+                if session is None:
+                    session = self._welcome(envelope, hops)
+                    if session is None:
+                        continue
+                elif hops < session.hops and not session.tighten(hops):
+                    self._refuse_loop()
+                    continue
+                if now - session.last_used >= USED_S:
+                    self.sessions.used(session, now)
+                queue = session.queue
+                if not queue:
+                    ring.append(session)
+                elif len(queue) >= QUEUE:
+                    self.counters.dropped += 1
+                    continue
+                queue.append(datagram)
+            if len(arrived) < SLOTS:
+                break
+        if ring and not self._sending:
+            self._sending = True
+            self.context.reactor.at_end(self._send_on)
+
+    def _welcome(self, envelope: bytes, hops: int) -> Session | None:
+        """The session of a client that has none; None where it gets none, and its datagram is dropped."""
+        if not hops_left(hops):
+            self._refuse_loop()
+            return None
+        if not self.sessions.make_room(self):
+            self.counters.dropped += 1
+            self.context.touched.add(self.counters)
+            return None
+        session = Session(self, envelope, hops)
+        self._sessions[envelope] = session
+        self.sessions.add(session)
+        self.counters.accepted += 1
+        self.counters.active += 1
+        self.context.touched.add(self.counters)
+        return session
+
+    def _refuse_loop(self) -> None:
+        """A datagram has come through too many proxies."""
+        self.counters.looped += 1
+        self.context.looped += 1
+        self.context.touched.add(self.counters)
+
+    def _send_on(self) -> None:
+        """One round: each session its share."""
+        ring = self._ring
+        for _ in range(len(ring)):
+            session = ring.popleft()
+            if session.send_share():
+                ring.append(session)
+        self._sending = bool(ring)
+        if ring:
+            self.context.reactor.again(self._send_on)
+
+    def fileno(self) -> int:
+        """The socket towards the clients."""
+        return self._sock.fileno()
+
+    def sent(self, byte_count: int, dropped: int) -> None:
+        """What has become of answers."""
+        self.counters.bytes_out[0] += byte_count
+        self.counters.dropped += dropped
+
+    def forget(self, envelope: bytes) -> None:
+        """A session has ended."""
+        if self._sessions.pop(envelope, None) is not None:
+            self.counters.active -= 1
+
+    def close(self) -> None:
+        """Serve nobody any more; sessions end with their frontend, as the kernel's tracking of them does."""
+        self.departures.forget(self)
+        self.context.reactor.remove(self._sock.fileno())
+        for session in list(self._sessions.values()):
+            session.end()
+        self._ring.clear()

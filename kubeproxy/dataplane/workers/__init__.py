@@ -1,0 +1,1 @@
+"""Worker processes: pool, supervisor, channel, protocol."""

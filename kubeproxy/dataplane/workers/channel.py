@@ -1,0 +1,113 @@
+"""One end of the channel between the control process and a worker: frames and descriptors over a Unix stream socket.
+
+It waits for nothing: whoever owns it calls `receive` when the socket is readable, and `flush` when it is writable and
+`congested` says so.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic
+
+from kubeproxy.dataplane.workers.protocol import DESCRIPTORS_LIMIT, Decoder, F, Frame, GarbledError, encode
+
+_ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_LIMIT * array.array("i").itemsize)
+
+
+class Channel(Generic[F]):
+    """Sends frames of any kind and receives those of one."""
+
+    def __init__(self, sock: socket.socket, receives: object) -> None:
+        """`receives` is `wire.Request` or `wire.Report`."""
+        sock.setblocking(False)
+        self.sock = sock
+        self._decoder: Decoder[F] = Decoder(receives)
+        self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._received: deque[int] = deque()
+        """Descriptors that came, and whose frame is not complete yet."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._outgoing)
+
+    def send(self, frame: Frame, descriptors: Sequence[int] = ()) -> None:
+        """Send, or queue, a frame; the descriptors may be closed then. OSError when the other side is gone, or when no
+        more descriptors can be queued."""
+        data = memoryview(encode(frame, len(descriptors)))
+        waits = self.congested or not self._send(data, descriptors)
+        if waits:
+            self._outgoing.append((data, tuple(map(os.dup, descriptors))))
+
+    def flush(self) -> None:
+        """Send as much of the queue as the kernel takes. OSError when the other side is gone."""
+        while self._outgoing:
+            data, descriptors = self._outgoing[0]
+            sent = self._send_some(data, descriptors)
+            if sent:
+                self._close(descriptors)
+                self._outgoing[0] = (data[sent:], ())
+            if sent < len(data):
+                return
+            self._outgoing.popleft()
+
+    def _send(self, data: memoryview, descriptors: Sequence[int]) -> bool:
+        """Whether nothing of it has to wait; the rest of what has been begun is queued."""
+        sent = self._send_some(data, descriptors)
+        if 0 < sent < len(data):
+            self._outgoing.append((data[sent:], ()))
+        return sent > 0
+
+    def _send_some(self, data: memoryview, descriptors: Sequence[int]) -> int:
+        """How many bytes the kernel took; the descriptors go with the first."""
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        try:
+            return self.sock.sendmsg((data,), ancillary, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return 0
+
+    def receive(self) -> Iterator[tuple[F, tuple[int, ...]]]:
+        """Some of the frames that have come, with their descriptors, which are the receiver's now. EOFError when the
+        other side is gone, OSError when that is how it shows, GarbledError when what came makes no sense. MemoryError
+        when there was none for it: it is there still, and to be asked for again, as the socket may not say so."""
+        yield from self._frames(0)
+        try:
+            arrived, ancillary, flags, _ = self.sock.recvmsg_into(
+                (self._decoder.room,), _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        for level, kind, payload in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                passed = array.array("i")
+                passed.frombytes(payload[: len(payload) - len(payload) % passed.itemsize])
+                self._received.extend(passed)
+        if flags & socket.MSG_CTRUNC:
+            raise GarbledError("descriptors were lost on the way; is the limit on open files reached?")
+        if not arrived:
+            raise EOFError
+        yield from self._frames(arrived)
+
+    def _frames(self, arrived: int) -> Iterator[tuple[F, tuple[int, ...]]]:
+        for frame, count in self._decoder.frames(arrived):
+            if count > len(self._received):
+                raise GarbledError(f"a frame announces {count} descriptors, and {len(self._received)} came")
+            yield frame, tuple(self._received.popleft() for _ in range(count))
+
+    def close(self) -> None:
+        """Close the socket, and the descriptors that came or wait to go."""
+        self.sock.close()
+        for _, descriptors in self._outgoing:
+            self._close(descriptors)
+        self._outgoing.clear()
+        self._close(self._received)
+        self._received.clear()
+
+    @staticmethod
+    def _close(descriptors: Iterable[int]) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)

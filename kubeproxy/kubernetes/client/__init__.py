@@ -1,0 +1,1 @@
+"""HTTP client of an API server: credentials, transport, decoding, errors."""

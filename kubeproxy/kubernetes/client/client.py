@@ -1,0 +1,236 @@
+"""Requests to an API server and watches on it, with a deadline on everything and every failure an `ApiError`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic, time
+from typing import Self
+from urllib.parse import urlsplit
+
+import aiohttp
+import structlog
+
+from kubeproxy.kubernetes.client.backoff import TokenBucket
+from kubeproxy.kubernetes.client.credentials import PLUGIN_S, Access, ClientSettings
+from kubeproxy.kubernetes.client.decode import LineSplitter, error_of, excerpt, parse_status, retry_after
+from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unauthorized, Unreachable
+from kubeproxy.kubernetes.client.request_metrics import Requests
+from kubeproxy.kubernetes.client.transport import Link, pieces, read, read_beginning
+from kubeproxy.model.errors import ConfigError
+
+log = structlog.get_logger(__name__)
+
+ANSWER_S = 75.0
+"""A whole answer. The server gives up after 60 s; its priority and fairness may first hold a request for 15 s."""
+MAX_ANSWER_BYTES = 32 << 20
+"""The longest body taken whole. Lists are read in pieces (`Client.pieces`), and have no such bound."""
+_MAX_ERROR_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What is asked, and for how long."""
+
+    path: str
+    method: str = "GET"
+    query: Mapping[str, str] = field(default_factory=dict)
+    encoding: str = "gzip"
+    body: bytes | None = None
+    content_type: str = ""
+    total_s: float | None = None
+    silence_s: float | None = None
+    head_s: float | None = None
+
+
+class Client:
+    """One API server. Build it with `connect`, then `close` it."""
+
+    def __init__(self, access: Access, link: Link, bucket: TokenBucket) -> None:
+        self._access = access
+        self._link = link
+        self._bucket = bucket
+        self._renewing = asyncio.Lock()
+        self._renewed_at = float("-inf")
+        self._complaint = ""
+        self.requests = Requests(host=urlsplit(link.base).netloc)
+        self.guard: Callable[[], None] | None = None
+        """Called right before each request that writes; what it raises holds the request back."""
+
+    @classmethod
+    async def connect(cls, settings: ClientSettings) -> Self:
+        """Read configuration and credentials; no request is made yet. `ConfigError` when they are no good."""
+        access = await asyncio.to_thread(Access.load, settings)
+        link = Link(await access.configuration())
+        return cls(access, link, TokenBucket(qps=settings.qps, burst=settings.burst))
+
+    async def close(self) -> None:
+        """Close the session; requests under way end with an error."""
+        await self._link.close()
+
+    @property
+    def server(self) -> str:
+        """The server's base URL."""
+        return self._link.base
+
+    async def get_json(
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        max_bytes: int = MAX_ANSWER_BYTES,
+        head_s: float | None = None,
+    ) -> bytearray:
+        """The body of a JSON answer; an `ApiError` for anything else, and where it does not begin within `head_s`."""
+        async with self._answer(_Request(path=path, query=query or {}, total_s=ANSWER_S, head_s=head_s)) as response:
+            return await read(response, max_bytes=max_bytes)
+
+    @asynccontextmanager
+    async def pieces(
+        self, path: str, query: Mapping[str, str], *, head_s: float | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The body of a JSON answer in pieces (`link.PIECE_BYTES` at most), as they arrive; an `ApiError` for anything
+        else, where it does not begin within `head_s`, and where it is not over after ANSWER_S."""
+        request = _Request(path=path, query=query, total_s=ANSWER_S, head_s=head_s)
+        async with self._answer(request) as response:
+            yield pieces(response)
+
+    async def send_json(
+        self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
+    ) -> bytearray:
+        """Write something (POST, PATCH); the body of the answer. An `ApiError` where it was not taken: after an
+        `Unreachable` it may have been all the same."""
+        request = _Request(method=method, path=path, body=body, content_type=content_type, total_s=ANSWER_S)
+        async with self._answer(request) as response:
+            return await read(response, max_bytes=MAX_ANSWER_BYTES)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, query: Mapping[str, str], *, silence_s: float, head_s: float | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The lines of a watch, without their ends, while it lasts; `silence_s` is how long it may say nothing, once it
+        has begun within `head_s`.
+
+        The iterator ends where the stream ended in good order, and raises `Unreachable` where it was cut off: half a
+        line is never handed out.
+        """
+        request = _Request(path=path, query=query, encoding="identity", silence_s=silence_s, head_s=head_s)
+        async with self._answer(request) as response:
+            yield _lines(response)
+
+    @asynccontextmanager
+    async def _answer(self, request: _Request) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A JSON response that means success. After a 401 or a TLS failure it is asked for once more, with credentials
+        and certificates read again."""
+        for last in (False, True):
+            async with AsyncExitStack() as held:
+                link = self._link
+                await held.enter_async_context(link.use())
+                try:
+                    response = await self._ask(link, request)
+                except (Unauthorized, Unreachable) as error:
+                    stale = isinstance(error, Unauthorized) or error.cause == "tls"
+                    if last or not stale or not await self._renew(link, error):
+                        raise
+                    continue
+                try:
+                    yield response
+                finally:
+                    _done_with(response)
+                return
+
+    async def _ask(self, link: Link, request: _Request) -> aiohttp.ClientResponse:
+        await asyncio.sleep(self._bucket.take(asyncio.get_running_loop().time()))
+        headers = {"Accept-Encoding": request.encoding}
+        if request.content_type:
+            headers["Content-Type"] = request.content_type
+        if authorization := await self._authorization(link):
+            headers["Authorization"] = authorization
+        if self.guard is not None and request.method != "GET":
+            self.guard()
+        status, begun = None, monotonic()
+        try:
+            response = await link.ask(
+                request.method,
+                request.path,
+                request.query,
+                headers=headers,
+                body=request.body,
+                total_s=request.total_s,
+                silence_s=request.silence_s,
+                head_s=request.head_s,
+            )
+            status = response.status
+        finally:
+            self.requests.answered(request.method, status, monotonic() - begun)
+        if response.status in (200, 201) and response.content_type == "application/json":
+            return response
+        try:
+            body = await read_beginning(response, max_bytes=_MAX_ERROR_BYTES)
+        finally:
+            _done_with(response)
+        raise _refusal(response, body, where=link.base + request.path)
+
+    async def _authorization(self, link: Link) -> str:
+        """The header's value. A renewal that fails is said once: the credentials in hand may still be good."""
+        try:
+            async with asyncio.timeout(PLUGIN_S):
+                key = await link.configuration.get_api_key_with_prefix("BearerToken")
+            self._complaint = ""
+        except Exception as error:  # whatever a plugin, a YAML file or the library's asserts come up with
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.warning("credentials could not be renewed", source="kubernetes", error=str(error))
+            key = link.configuration.api_key.get("BearerToken")
+        return (key or "").strip()  # token files often end in a newline, which a header must not
+
+    async def _renew(self, stale: Link, why: ApiError) -> bool:
+        """Read everything again because of `why`; whether there is now something new to try."""
+        async with self._renewing:
+            if self._link is not stale:
+                return True
+            now = asyncio.get_running_loop().time()
+            if now - self._renewed_at < self._access.forced_renewal_s:
+                return False
+            self._renewed_at = now
+            try:
+                self._link = Link(await self._access.configuration())
+            except ConfigError as error:
+                log.warning("credentials could not be renewed", source="kubernetes", error=str(error), after=str(why))
+                return False
+        await stale.retire()
+        return True
+
+
+def _done_with(response: aiohttp.ClientResponse) -> None:
+    """A body read to its end leaves a connection that can be used again; any other is closed with it."""
+    if response.content.at_eof():
+        response.release()
+    else:
+        response.close()
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    splitter = LineSplitter()
+    where = str(response.url.with_query(None))  # the rest is the same for all watches, and longer than what went wrong
+    async for data in pieces(response, where=where):
+        for line in splitter.feed(data):
+            yield line
+    if rest := splitter.rest:
+        raise Unreachable(f"{where}: the stream ended within a line: {excerpt(rest)}", cause="half line")
+
+
+def _refusal(response: aiohttp.ClientResponse, body: bytearray, *, where: str) -> ApiError:
+    if response.status in (200, 201):
+        return Garbage(
+            f"{where} answered {response.content_type} where JSON was expected; is this an API server? It said: "
+            f"{excerpt(body)}",
+            cause="not JSON",
+            status=response.status,
+        )
+    location = response.headers.get("Location")
+    seen = f"{where} answered" + (f" (a redirect to {location})" if location else "")
+    retry_after_s = retry_after(response.headers.get("Retry-After"), time())
+    return error_of(parse_status(body), code=response.status, seen=seen, retry_after_s=retry_after_s)

@@ -1,0 +1,220 @@
+"""What an API server says, from bytes to meaning: lines and events of a watch, pages of a list, errors. Pure."""
+
+from __future__ import annotations
+
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from typing import NamedTuple, TypeGuard
+
+import msgspec
+
+from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.client.errors import (
+    CAUSES,
+    Ahead,
+    ApiError,
+    Expired,
+    Forbidden,
+    Garbage,
+    Overloaded,
+    Unauthorized,
+)
+
+MAX_OBJECT_BYTES = 32 << 20
+"""The longest object taken, in bytes of JSON, so also the longest line of a watch. No tenant can write a longer one: a
+server takes requests of 3 MiB, etcd stores 1.5 MiB by default, and JSON makes six bytes of one at worst (a ``<``
+becomes ``\\u003c``), which is 18 MiB. A slice of 1000 endpoints makes 280 kB."""
+MAX_VERSION = 128
+"""The longest resourceVersion taken; real ones have up to 20 digits. It is sent back in a URL."""
+MAX_TOKEN = 4096
+"""The longest continue token taken: a key of etcd's in base64, and likewise part of a URL."""
+MAX_RETRY_AFTER_S = 86_400
+"""Whatever a server asks for beyond this."""
+TOO_LARGE = "ResourceVersionTooLarge"
+"""The cause (in a Status's details) of a 504 for a resourceVersion that the server has not seen yet."""
+_SHOWN = 500
+
+
+class LineSplitter:
+    """Cuts a stream into lines, however its pieces fall. Empty lines are dropped."""
+
+    def __init__(self, *, max_line_bytes: int = MAX_OBJECT_BYTES) -> None:
+        self._max = max_line_bytes
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes, without their ends; `Garbage` when one is longer than allowed."""
+        end = data.find(b"\n")
+        if end < 0:
+            self._keep(data)
+            return []
+        self._keep(data[:end])
+        lines = [b"".join(self._pieces), *data[end + 1 :].split(b"\n")]
+        self._pieces.clear()
+        self._size = 0
+        self._keep(lines.pop())
+        return [line for line in lines if line and not line.isspace()]
+
+    @property
+    def rest(self) -> bytes:
+        """The beginning of a line whose end has not come."""
+        return b"".join(self._pieces)
+
+    def _keep(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > self._max:
+            raise Garbage(f"a line of more than {self._max} bytes", cause="endless line")
+        if piece:
+            self._pieces.append(piece)
+
+
+class EventType(StrEnum):
+    """The types of event that reach the caller; an ERROR is raised instead."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+    BOOKMARK = "BOOKMARK"
+
+
+class Event(NamedTuple):
+    """One event. A BOOKMARK's object is hollow: nothing in it but the resourceVersion is to be believed."""
+
+    type: EventType
+    kind: str
+    """Of the object; empty where it does not say."""
+    metadata: objects.ObjectMeta
+    resource_version: str
+    object: msgspec.Raw
+
+
+class Page(NamedTuple):
+    """A list, or part of one: every page carries the resourceVersion of the first."""
+
+    kind: str
+    """Of the list: ``ServiceList``."""
+    items: list[msgspec.Raw]
+    resource_version: str
+    token: str
+    """Where to go on; empty: this was the last page."""
+
+
+_decode_event = msgspec.json.Decoder(objects.WatchEvent).decode
+_decode_page = msgspec.json.Decoder(objects.ObjectList[msgspec.Raw]).decode
+_decode_hollow = msgspec.json.Decoder(objects.Hollow).decode
+_decode_status = msgspec.json.Decoder(objects.Status).decode
+
+
+def parse_event(line: bytes) -> Event:
+    """The event on one line.
+
+    Raises `Expired` for an ERROR of code 410, another `ApiError` for any other ERROR, and `Garbage` for what is no
+    event at all, an unknown type included: skipped, it could hide a change for ever.
+    """
+    try:
+        envelope = _decode_event(line)
+    except objects.UNDECODABLE as error:
+        raise Garbage(f"a line that is no watch event ({error}): {excerpt(line)}", cause="garbage") from error
+    if envelope.type == "ERROR":
+        status = parse_status(bytes(envelope.object))
+        raise error_of(status, code=status.code or 500, seen="an ERROR event")
+    try:
+        event_type = EventType(envelope.type)
+        hollow = _decode_hollow(envelope.object)
+    except (ValueError, *objects.UNDECODABLE) as error:
+        raise Garbage(f"a watch event that makes no sense ({error}): {excerpt(line)}", cause="garbage") from error
+    metadata = hollow.metadata
+    if metadata is None or not _is_version(metadata.resource_version):
+        raise Garbage(f"a watch event without a resourceVersion: {excerpt(line)}", cause="garbage")
+    if event_type is not EventType.BOOKMARK and not metadata.name:
+        raise Garbage(f"a watch event without a name: {excerpt(line)}", cause="garbage")
+    return Event(event_type, hollow.kind or "", metadata, metadata.resource_version, envelope.object)
+
+
+def parse_page(body: bytes | bytearray) -> Page:
+    """One page of a list, its items undecoded; `Garbage` for anything else."""
+    try:
+        page = _decode_page(body)
+    except objects.UNDECODABLE as error:
+        raise Garbage(f"a list that is none ({error}): {excerpt(body)}", cause="garbage") from error
+    kind = page.kind or ""
+    if not kind.endswith("List") or page.metadata is None or not _is_version(page.metadata.resource_version):
+        raise Garbage(f"a list without kind or resourceVersion: {excerpt(body)}", cause="garbage")
+    token = page.metadata.continue_ or ""
+    if len(token) > MAX_TOKEN:
+        raise Garbage(f"a list with a continue token of {len(token)} characters: {excerpt(body)}", cause="garbage")
+    return Page(kind, page.items or [], page.metadata.resource_version, token)
+
+
+def _is_version(text: str | None) -> TypeGuard[str]:
+    return text is not None and 0 < len(text) <= MAX_VERSION and text.isascii() and text.isprintable()
+
+
+def identity(raw: msgspec.Raw) -> objects.ObjectMeta:
+    """An object's name and version, as far as they can be read."""
+    try:
+        return _decode_hollow(raw).metadata or objects.ObjectMeta()
+    except objects.UNDECODABLE:
+        return objects.ObjectMeta()
+
+
+def parse_status(body: bytes | bytearray) -> objects.Status:
+    """A Status as far as it can be read. Error bodies are often plain text, or HTML: then that is the message."""
+    try:
+        status = _decode_status(body)
+    except objects.UNDECODABLE:
+        return objects.Status(message=excerpt(body))
+    return status if status.message or status.reason else objects.Status(message=excerpt(body), code=status.code)
+
+
+def error_of(status: objects.Status, *, code: int, seen: str, retry_after_s: float | None = None) -> ApiError:
+    """The error that an answer of status `code` stands for, said as "`seen`: ..."."""
+    details = status.details or objects.StatusDetails()
+    reason = _short(status.reason or "")
+    message = ": ".join(part for part in (f"{seen} {code}", reason, _short(status.message or "")) if part)
+    if retry_after_s is None and details.retry_after_seconds is not None:
+        retry_after_s = float(max(0, min(details.retry_after_seconds, MAX_RETRY_AFTER_S)))
+    match code:
+        case 410:
+            token = (status.metadata.continue_ if status.metadata else None) or ""
+            return Expired(message, reason=reason, token=token)
+        case 401:
+            return Unauthorized(message, cause="unauthorized", status=code, reason=reason)
+        case 403:
+            causes = frozenset(cause.reason for cause in details.causes or () if cause and cause.reason)
+            return Forbidden(message, cause="forbidden", status=code, reason=reason, causes=causes)
+        case 429 | 503:
+            cause = "too many requests" if code == 429 else "unavailable"
+            return Overloaded(message, cause=cause, status=code, reason=reason, retry_after_s=retry_after_s)
+        case 504 if any(cause is not None and cause.reason == TOO_LARGE for cause in details.causes or ()):
+            return Ahead(message, cause="ahead", status=code, reason=reason, retry_after_s=retry_after_s)
+        case _:
+            cause = f"status {code}"
+            cause = cause if cause in CAUSES else "status unknown"
+            return ApiError(message, cause=cause, status=code, reason=reason, retry_after_s=retry_after_s)
+
+
+def retry_after(value: str | None, now: float) -> float | None:
+    """Seconds from a Retry-After header: a number, or an HTTP date (RFC 9110, 10.2.3); `now` in Unix seconds. None
+    where there is none, or nothing can be made of it."""
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def excerpt(data: bytes | bytearray, limit: int = 200) -> str:
+    """The beginning of an answer, fit for a log line."""
+    text = " ".join(data[: limit + 1].decode("utf-8", "replace").split())
+    return f"{text[:limit]}..." if len(data) > limit else text

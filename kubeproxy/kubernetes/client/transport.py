@@ -1,0 +1,245 @@
+"""One HTTP session to one API server, and what went wrong on it in words.
+
+kubernetes_asyncio's own session has neither timeouts nor keepalive on its sockets: a watch on a peer that died without
+a word would wait for ever. This one is opened from the library's configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any
+
+import aiohttp
+
+from kubeproxy.kubernetes.client.decode import excerpt
+from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
+from kubeproxy.model.errors import ConfigError
+from kubeproxy.model.version import __version__
+
+TCP_CONNECT_S = 4.0
+"""One attempt's three-way handshake: short, because the kernel's own retries (after 1, 3, 7 s) grow too slowly for a
+server that comes back."""
+CONNECT_S = 10.0
+"""The same with name resolution and TLS."""
+PIECE_BYTES = 256 << 10
+"""The longest piece of a body handed out at once: a millisecond of unpacking."""
+
+# Probes after 5 s of silence, given up 9 s after the peer's last sign of life: long before a read timeout. Through
+# outages shorter than that TCP's own retransmissions carry a stream, and arrive within seconds of their end.
+_SOCKET_OPTIONS = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 9000),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
+
+
+class Link:
+    """A session, closed when it is retired and its last request has ended."""
+
+    def __init__(self, configuration: Any) -> None:
+        """Takes a ``kubernetes_asyncio.client.Configuration``; `ConfigError` when its certificates are unusable."""
+        self.configuration = configuration
+        self.base: str = configuration.host.rstrip("/")
+        try:
+            tls = _tls(configuration)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the CA or client certificate for {self.base} cannot be used: {error}") from error
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=tls, socket_factory=_open_socket, keepalive_timeout=60),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": f"kubeproxy/{__version__}", "Accept": "application/json"},
+            trust_env=True,
+            auto_decompress=False,
+        )
+        self._users = 0
+        self._retired = False
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        total_s: float | None = None,
+        silence_s: float | None = None,
+        head_s: float | None = None,
+    ) -> aiohttp.ClientResponse:
+        """A response, its body still to be read; redirects are answers like any other. `head_s`: how long the answer's
+        head may be in coming."""
+        limits = aiohttp.ClientTimeout(
+            total=total_s, connect=CONNECT_S, sock_connect=TCP_CONNECT_S, sock_read=silence_s
+        )
+        with explained(self.base + path):
+            async with asyncio.timeout(head_s):
+                return await self._session.request(
+                    method,
+                    self.base + path,
+                    params=query,
+                    data=body,
+                    headers=headers,
+                    timeout=limits,
+                    allow_redirects=False,
+                    proxy=self.configuration.proxy,
+                    proxy_headers=self.configuration.proxy_headers,
+                    server_hostname=self.configuration.tls_server_name,
+                )
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[None]:
+        """Keep the session open meanwhile."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if self._retired and self._users == 0:
+                await self.close()
+
+    async def retire(self) -> None:
+        """Close it as soon as nobody uses it."""
+        self._retired = True
+        if self._users == 0:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close it now."""
+        await self._session.close()
+
+
+async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
+    """A whole body; `Garbage` when it is longer than `max_bytes`."""
+    body = await read_beginning(response, max_bytes=max_bytes + 1)
+    if len(body) > max_bytes:
+        raise Garbage(f"{response.url} answered with more than {max_bytes} bytes", cause="endless answer")
+    return body
+
+
+async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
+    """A body, or its first `max_bytes`. It grows in place: pieces that are joined at the end would be there twice."""
+    body = bytearray()
+    async with aclosing(pieces(response)) as found:
+        async for data in found:
+            body += data[: max_bytes - len(body)]
+            if len(body) == max_bytes:
+                break
+    return body
+
+
+async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncGenerator[bytes, None]:
+    """A body as it arrives, unpacked, in pieces of at most PIECE_BYTES; errors speak of `where`, by default of the URL.
+    Left to aiohttp, a piece could be a thousand times as long as it was on the wire: a tenant's annotations may be."""
+    where = where or str(response.url)
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding not in ("gzip", "identity"):
+        raise Garbage(f"{where} answered in the encoding {excerpt(encoding.encode())}, not asked for", cause="garbage")
+    unpacked = _Gzip(where) if encoding == "gzip" else None
+    while True:
+        with explained(where):
+            data = await response.content.readany()
+        if not data:
+            break
+        if unpacked is None:
+            yield data
+        else:
+            for piece in unpacked.feed(data):
+                yield piece
+    if unpacked is not None and not unpacked.ended:
+        raise Unreachable(f"{where}: the answer was cut off before its end", cause="cut")
+
+
+class _Gzip:
+    """Unpacks a body of one or more gzip members, step by step."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+
+    @property
+    def ended(self) -> bool:
+        return self._member.eof
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        full = False  # then there may be more, though all of `data` has gone in
+        while data or full:
+            if self._member.eof:
+                self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+            try:
+                piece = self._member.decompress(data, PIECE_BYTES)
+            except zlib.error as error:
+                raise Garbage(f"{self._where} answered what is no gzip: {error}", cause="garbage") from error
+            if piece:
+                yield piece
+            full = len(piece) == PIECE_BYTES and not self._member.eof
+            data = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+
+
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Turns what goes wrong on the wire inside the block into an `Unreachable` that says so."""
+    try:
+        yield
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        cause, what = _cause(error)
+        raise Unreachable(": ".join(filter(None, (where, what, _said(error)))), cause=cause) from error
+
+
+def _said(error: BaseException) -> str:
+    """The error's own words, on one line; empty where they add nothing. Of an answer that ended too early the library
+    says "400", which nobody answered."""
+    if isinstance(error, aiohttp.ClientPayloadError) and "not completed" in str(error):
+        return str(error.__cause__) if isinstance(error.__cause__, OSError) else ""
+    return " ".join(str(error).split()) or ("" if isinstance(error, TimeoutError) else type(error).__name__)
+
+
+def _cause(error: BaseException) -> tuple[str, str]:
+    match error:
+        case ssl.SSLError() | aiohttp.ClientSSLError():
+            return "tls", "TLS failed"
+        case TimeoutError():
+            return "timeout", "no answer in time"
+        case aiohttp.ClientConnectorDNSError():
+            return "name", "the name does not resolve"
+        case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
+            return "refused", "connection refused"
+        case aiohttp.ClientConnectorError():
+            return "no route", "could not connect"
+        case aiohttp.ServerDisconnectedError():
+            return "no response", "the server closed the connection without an answer"
+        case aiohttp.ClientPayloadError():
+            return "cut", "the answer was cut off before its end"
+        case OSError():
+            return "reset", "the connection broke"
+        case _:
+            return "not HTTP", "the answer could not be understood"
+
+
+def _tls(configuration: Any) -> ssl.SSLContext | bool:
+    if not configuration.host.startswith("https"):
+        return True
+    tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    # Python 3.13 rejects CAs without key usage or key identifier; Go, and so every other client here, takes them.
+    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if configuration.cert_file:
+        tls.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
+        tls.check_hostname = False
+        tls.verify_mode = ssl.CERT_NONE
+    return tls
+
+
+def _open_socket(address: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol = address[:3]
+    sock = socket.socket(family, kind, protocol)
+    for level, option, value in _SOCKET_OPTIONS:
+        sock.setsockopt(level, option, value)
+    return sock

@@ -1,0 +1,1 @@
+"""Kubernetes Events: aggregation and recording."""

@@ -1,0 +1,126 @@
+"""Events that wait to be sent: the same ones counted together, chatty objects cut short. No clock, no network."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kubeproxy.kubernetes.client.backoff import TokenBucket
+
+CAPACITY = 256
+"""Different events that wait at once; beyond it new ones are dropped."""
+OBJECTS = 1024
+"""Objects whose chattiness is remembered."""
+BURST = 25
+REFILL_S = 300.0
+"""For each object so many events at once, and one more every five minutes (client-go, tools/record)."""
+
+
+SIMILAR = 10
+SIMILAR_S = 600.0
+"""From so many different messages on, each within so many seconds of the one before, events are combined."""
+COMBINED = "(combined from similar events): "
+
+EventType = Literal["Normal", "Warning"]
+"""What the API knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occurrence:
+    """What happened to which object. Equal ones are one event, counted."""
+
+    kind: str
+    namespace: str
+    """Empty for objects of the cluster's own, such as nodes."""
+    name: str
+    uid: str
+    type: EventType
+    reason: str
+    message: str
+    """Empty for similar events that are combined: their newest message is in the tally."""
+    api_version: str = "v1"
+    """Of the object."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorrelatedEvent:
+    """How often something happened, first and last (Unix seconds)."""
+
+    first: float
+    last: float
+    count: int = 1
+    message: str = ""
+    """The newest message of combined events; empty for others."""
+
+    def again(self, later: CorrelatedEvent) -> CorrelatedEvent:
+        """Both together."""
+        return CorrelatedEvent(self.first, later.last, self.count + later.count, later.message)
+
+
+class SimilarEvents:
+    """Events about one object with one reason that differ in their messages only. `now` is in Unix seconds."""
+
+    def __init__(self) -> None:
+        self._messages: OrderedDict[Occurrence, tuple[set[str], float]] = OrderedDict()
+
+    def too_many(self, what: Occurrence, now: float) -> bool:
+        """Whether this one is to be combined with others: the tenth message, or a later one, within ten minutes of the
+        one before."""
+        kind = replace(what, message="")
+        messages, last = self._messages.get(kind, (set(), now))
+        if now - last > SIMILAR_S:
+            messages = set()
+        messages.add(what.message)
+        self._messages[kind] = messages, now
+        self._messages.move_to_end(kind)
+        if len(self._messages) > OBJECTS:
+            self._messages.popitem(last=False)
+        if len(messages) < SIMILAR:
+            return False
+        messages.discard(what.message)  # the set stays as small as it is
+        return True
+
+
+class EventCorrelator:
+    """A bounded queue in which an event stands once, however often it happens. `now` is in Unix seconds."""
+
+    def __init__(self, *, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._similar = SimilarEvents()
+        self._waiting: OrderedDict[Occurrence, CorrelatedEvent] = OrderedDict()
+        self._buckets: OrderedDict[tuple[str, str, str], TokenBucket] = OrderedDict()
+
+    def put(self, what: Occurrence, now: float) -> bool:
+        """Something happened; False: it is dropped, for there is too much of it."""
+        if not self._bucket(what).try_take(now):
+            return False
+        message = ""
+        if self._similar.too_many(what, now):
+            message = f"{COMBINED}{what.message}"
+            what = replace(what, message="")
+        waiting = self._waiting.get(what)
+        if waiting is not None:
+            self._waiting[what] = replace(waiting, last=now, count=waiting.count + 1, message=message)
+        elif len(self._waiting) < self._capacity:
+            self._waiting[what] = CorrelatedEvent(now, now, message=message)
+        else:
+            return False
+        return True
+
+    def take(self) -> tuple[Occurrence, CorrelatedEvent] | None:
+        """The one that waits longest, which is then no longer here; None: nothing waits."""
+        return self._waiting.popitem(last=False) if self._waiting else None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def _bucket(self, what: Occurrence) -> TokenBucket:
+        key = (what.kind, what.namespace, what.name)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = TokenBucket(qps=1 / REFILL_S, burst=BURST)
+        self._buckets.move_to_end(key)
+        if len(self._buckets) > OBJECTS:
+            self._buckets.popitem(last=False)
+        return bucket

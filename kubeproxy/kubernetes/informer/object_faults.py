@@ -1,0 +1,39 @@
+"""Objects with something wrong in them: said once, not at every event and every list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import structlog
+
+from kubeproxy.kubernetes.fault import Fault
+from kubeproxy.kubernetes.objects import SOURCE
+
+log = structlog.get_logger(__name__)
+
+
+class Faults:
+    """The faults that stand, by object, of one resource."""
+
+    def __init__(self, resource: str) -> None:
+        self._resource = resource
+        self._standing: dict[str, tuple[str, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._standing)
+
+    def note(self, name: str, faults: Iterable[Fault]) -> None:
+        """The faults that the object has now; none clears it. Logged where they differ from the ones before."""
+        found = tuple(faults)
+        if not found:
+            self._standing.pop(name, None)
+            return
+        texts = tuple(str(fault) for fault in found)
+        if self._standing.get(name) != texts:
+            self._standing[name] = texts
+            tell = log.info if all(fault.unsupported for fault in found) else log.warning
+            tell("parts of an object cannot be served", source=SOURCE, resource=self._resource, name=name, faults=texts)
+
+    def keep(self, names: set[str]) -> None:
+        """A full list came: forget objects that are gone."""
+        self._standing = {name: texts for name, texts in self._standing.items() if name in names}

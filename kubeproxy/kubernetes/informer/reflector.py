@@ -1,0 +1,382 @@
+"""List, then watch, for ever: one resource kept in step with the API server.
+
+A list replaces everything at once, so nothing is withdrawn before a newer whole has arrived, and what was deleted
+unseen is noticed. A watch goes on from the last resourceVersion seen; only where the server no longer knows that one
+(410), or says things that make no sense, is there a new list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+from time import monotonic, time
+from typing import Any
+
+import msgspec
+import structlog
+
+from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.decode import MAX_OBJECT_BYTES, Event, EventType, Page, identity, parse_event
+from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unreachable
+from kubeproxy.kubernetes.client.list_stream import ListSplitter
+from kubeproxy.kubernetes.fault import Fault
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
+from kubeproxy.kubernetes.informer.decode_cache import DecodeCache
+from kubeproxy.kubernetes.informer.list_watch import ListWatchPolicy, Pace
+from kubeproxy.kubernetes.informer.memory_bound import Allowance
+from kubeproxy.kubernetes.informer.object_faults import Faults
+from kubeproxy.kubernetes.informer.resource import Resource
+from kubeproxy.kubernetes.objects import SOURCE
+from kubeproxy.runtime.yielding import TimeSlice
+
+log = structlog.get_logger(__name__)
+
+MAX_NAMELESS = 1000
+"""Objects without a readable name in one list: no API server has any, so what sends more may never end."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Phase(StrEnum):
+    """What a reflector is doing."""
+
+    LISTING = "listing"
+    WATCHING = "watching"
+    WAITING = "waiting"
+    """Something failed; the next try comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReflectorState:
+    """A reflector at one moment. Times are Unix seconds; None: never."""
+
+    resource: str
+    phase: Phase
+    resource_version: str
+    """What was seen last; empty before the first list."""
+    last_list: float | None
+    last_event: float | None
+    lists: int
+    watches: int
+    events: int
+    failures: Mapping[str, int]
+    """By cause."""
+    last_error: str
+    faulty: int
+    """Objects of which some part cannot be served."""
+    left_out: int
+    """Objects that are not served, because all together mean more than is kept (see `allowance`)."""
+    kept_bytes: int
+    """What is kept of all objects, in bytes of JSON."""
+    behind_s: float
+    """For how long it may have missed something; 0 while a watch works."""
+
+
+@dataclass(slots=True)
+class _ReflectorCounters:
+    last_list: float | None = None
+    last_event: float | None = None
+    lists: int = 0
+    watches: int = 0
+    events: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    last_error: str = ""
+
+
+class Reflector:
+    """One resource. `choose` says before every list which one that is: servers change while a node lives."""
+
+    def __init__(
+        self,
+        *,
+        client: Client,
+        name: str,
+        choose: Callable[[], Awaitable[Resource[Any]]],
+        contact: Connectivity,
+        pace: Pace,
+        random: Random,
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._choose = choose
+        self._contact = contact
+        self._pace = pace
+        self._course = ListWatchPolicy(pace=pace, random=random)
+        self._faults = Faults(name)
+        self._recall: DecodeCache[Any] = DecodeCache()
+        self._allowance = Allowance()
+        self._told_left_out = False
+        self._listed_at = float("-inf")
+        self._nameless = 0
+        self._turns = TimeSlice(pace.slice_s)
+        self._tally = _ReflectorCounters()
+        self._resource: Resource[Any] | None = None
+        self._phase = Phase.LISTING
+        self._behind_since: float | None = monotonic()
+
+    def state(self) -> ReflectorState:
+        """How it is going."""
+        tally = self._tally
+        return ReflectorState(
+            resource=self._called,
+            phase=self._phase,
+            resource_version=self._course.version,
+            last_list=tally.last_list,
+            last_event=tally.last_event,
+            lists=tally.lists,
+            watches=tally.watches,
+            events=tally.events,
+            failures=dict(tally.failures),
+            last_error=tally.last_error,
+            faulty=len(self._faults),
+            left_out=self._allowance.left_out,
+            kept_bytes=self._allowance.kept,
+            behind_s=0.0 if self._behind_since is None else monotonic() - self._behind_since,
+        )
+
+    @property
+    def _called(self) -> str:
+        """For people: Endpoints are not called slices where a server has no slices."""
+        return self._resource.name if self._resource else self._name
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                if self._resource is None or self._course.must_list or self._refill_due():
+                    self._phase = Phase.LISTING
+                    await self._list()
+                else:
+                    self._phase = Phase.WATCHING
+                    await self._watch(self._resource)
+                continue
+            except ApiError as error:
+                delay_s = self._failed(error)
+            except Exception as error:  # a fault of ours, or beyond the sink: said in full, then begun anew
+                log.exception("the reflector stumbled", source=SOURCE, resource=self._name)
+                self._course.must_list = True
+                delay_s = self._failed(ApiError(f"internal error: {error!r}", cause="internal"))
+            self._phase = Phase.WAITING
+            await asyncio.sleep(delay_s)
+
+    def _failed(self, error: ApiError) -> float:
+        """Take note of it; the delay before the next try, in seconds."""
+        self._tally.failures[error.cause] += 1
+        self._tally.last_error = str(error)
+        listing = self._phase is Phase.LISTING
+        delay_s = self._course.list_failed(error) if listing else self._course.watch_failed(error)
+        if self._behind_since is None:
+            # A watch that broke is no outage yet: mostly the next one works.
+            self._behind_since = monotonic()
+            self._contact.broke(self._name)
+            tell = log.warning if isinstance(error, Garbage) else log.info
+            step = "list" if self._course.must_list else "watch"
+            tell("a watch broke", source=SOURCE, resource=self._called, seen=str(error), next=step)
+        else:
+            self._contact.failed(self._name, error, called=self._called, since=time() - self.state().behind_s)
+        return delay_s
+
+    def _in_step(self) -> None:
+        """The watch works: what was sent before is here, and what comes will be."""
+        self._behind_since = None
+        self._contact.found(self._name)
+
+    def _settled(self) -> None:
+        """It has worked for a while, so the next failure is a new story."""
+        self._course.settled()
+        self._in_step()
+
+    # Listing
+
+    async def _list(self) -> None:
+        resource = await self._choose()
+        self._resource = resource
+        try:
+            async with asyncio.timeout(self._pace.list_s):
+                found, version = await self._pages(resource)
+        except TimeoutError as error:
+            raise Garbage(
+                f"the list of {resource.name} did not end in {self._pace.list_s} s", cause="timeout"
+            ) from error
+        resource.replace(found)
+        self._course.listed(version)
+        self._contact.listed()
+        self._tally.lists += 1
+        self._tally.last_list = time()
+        self._listed_at = monotonic()
+        self._tell_left_out()
+        log.info("listed", source=SOURCE, resource=resource.name, served=len(found), resource_version=version)
+
+    def _refill_due(self) -> bool:
+        """Whether a new list is due because there is room again for objects that were left out."""
+        return self._allowance.worth_a_list and monotonic() - self._listed_at >= self._pace.refill_s
+
+    def _plan_refill(self, watch: asyncio.Timeout) -> None:
+        """End a watch in time for that list."""
+        if watch.when() is None and self._allowance.worth_a_list:
+            wait_s = max(0.0, self._listed_at + self._pace.refill_s - monotonic())
+            watch.reschedule(asyncio.get_running_loop().time() + wait_s)
+
+    def _tell_left_out(self) -> None:
+        """Log it once when objects are left out, and once when none are any more."""
+        left_out = self._allowance.left_out
+        if bool(left_out) == self._told_left_out:
+            return
+        self._told_left_out = bool(left_out)
+        if not left_out:
+            log.info("all objects are kept again", source=SOURCE, resource=self._called)
+            return
+        log.error(
+            "objects left out; too many to keep",
+            source=SOURCE,
+            resource=self._called,
+            left_out=left_out,
+            kept_bytes=self._allowance.kept,
+            limit_bytes=self._allowance.limit,
+            largest_namespace=self._allowance.largest,
+            remedy="delete objects of that namespace, or limit them by a ResourceQuota",
+        )
+
+    async def _pages(self, resource: Resource[Any]) -> tuple[list[Any], str]:
+        """Everything on the list that is kept, and its version. A page that is no longer to be had ends it: the token
+        that a 410 offers would go on, but leave out what changed meanwhile among the objects already here."""
+        found: list[Any] = []
+        names: set[str] = set()
+        tokens: set[str] = set()
+        query = self._course.list_query()
+        self._allowance.begin()
+        self._nameless = 0
+        while True:
+            page = await self._page(resource, query, found, names)
+            if not page.token:
+                self._faults.keep(names)
+                self._recall.keep(names)
+                self._allowance.keep(names)
+                return found, page.resource_version
+            if page.token in tokens:
+                raise Garbage(f"a list of {resource.name} that goes in circles", cause="endless list")
+            tokens.add(page.token)
+            query = self._course.next_page_query(page.token)
+
+    async def _page(self, resource: Resource[Any], query: Mapping[str, str], found: list[Any], names: set[str]) -> Page:
+        """Read one page, and translate its objects while they arrive."""
+        splitter = ListSplitter()
+        answer = self._client.pieces(resource.path, {**resource.query, **query}, head_s=self._course.patience_s())
+        async with answer as pieces:
+            try:
+                async for data in pieces:
+                    if (part := splitter.feed(data)) is not None:
+                        await self._take(resource, part, found, names)
+                    await self._turns.offer()
+            except Unreachable:
+                self._course.list_broke()
+                raise
+        page = splitter.end()
+        await self._take(resource, page, found, names)
+        return page
+
+    async def _take(self, resource: Resource[Any], page: Page, found: list[Any], names: set[str]) -> None:
+        if page.kind and page.kind != f"{resource.kind}List":
+            raise Garbage(f"{page.kind} where a list of {resource.name} was asked for", cause="wrong kind")
+        for raw in page.items:
+            metadata = identity(raw)
+            if not metadata.name:
+                self._nameless += 1
+                if self._nameless > MAX_NAMELESS:
+                    raise Garbage(f"a list of {resource.name} without names", cause="endless list")
+            name = _name(metadata)
+            meaning = self._translate(resource, name, raw, listed=True)
+            if name in self._allowance:
+                names.add(name)
+                found.extend(meaning or ())
+            await self._turns.offer()
+
+    # Watching
+
+    async def _watch(self, resource: Resource[Any]) -> None:
+        if self._course.doubtful:
+            probe = {**resource.query, **self._course.probe_query()}
+            patience_s = self._course.patience_s()
+            await self._client.get_json(resource.path, probe, max_bytes=MAX_OBJECT_BYTES, head_s=patience_s)
+            self._course.known()
+        query, silence_s = self._course.watch_query()
+        self._tally.watches += 1
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        seen = 0
+        stream = self._client.stream(
+            resource.path, {**resource.query, **query}, silence_s=silence_s, head_s=self._course.patience_s()
+        )
+        async with stream as lines:
+            settling = loop.call_later(self._pace.settle_s, self._settled)
+            try:
+                async with asyncio.timeout(None) as refill:
+                    self._plan_refill(refill)
+                    async for line in lines:
+                        self._apply(resource, parse_event(line))
+                        seen += 1
+                        if seen == 1:
+                            self._in_step()
+                        self._tell_left_out()
+                        self._plan_refill(refill)
+                        await self._turns.offer()
+            except TimeoutError:
+                return
+            finally:
+                settling.cancel()
+        if loop.time() - begun < self._pace.settle_s:
+            where = f"{self._client.server}{resource.path}"
+            raise Unreachable(f"{where}: the watch ended at once, after {seen} events", cause="short watch")
+
+    def _apply(self, resource: Resource[Any], event: Event) -> None:
+        if event.kind != resource.kind:
+            raise Garbage(f"a {event.kind or 'nameless kind'} among the {resource.name}", cause="wrong kind")
+        self._course.seen(event.resource_version)
+        if event.type is not EventType.BOOKMARK:
+            name = _name(event.metadata)
+            self._recall.forget(name)
+            if event.type is EventType.DELETED:
+                self._faults.note(name, ())
+                self._allowance.release(name)
+                resource.remove(event.metadata)
+            else:
+                found = self._translate(resource, name, event.object, listed=False)
+                if name not in self._allowance:
+                    resource.remove(event.metadata)
+                elif found is not None:
+                    resource.put(event.metadata, found)
+            self._tally.events += 1
+            self._tally.last_event = time()
+        self._course.version = event.resource_version
+
+    def _translate(self, resource: Resource[Any], name: str, raw: msgspec.Raw, *, listed: bool) -> list[Any] | None:
+        """What an object means; None when it is not even of the right shape: then a watch lets stand what it meant. It
+        is in the allowance afterwards, or it is not served. One of a list is recalled where an earlier list said the
+        same in the same words."""
+        if listed and (known := self._recall.meaning(name, raw)) is not None:
+            return known
+        try:
+            found, faults = resource.translate(raw)
+        except objects.UNDECODABLE as error:
+            found, faults = None, [Fault("object", f"not of the shape that the API gives it: {error}")]
+        if found is None and name in self._allowance:
+            self._faults.note(name, faults)
+            return None
+        if not self._allowance.admit(name, len(_encode(found)) + sum(len(str(fault)) for fault in faults)):
+            self._faults.note(name, ())
+            self._recall.forget(name)
+            return None
+        self._faults.note(name, faults)
+        if listed and found is not None:
+            self._recall.note(name, raw, found)
+        return found
+
+
+def _name(metadata: objects.ObjectMeta) -> str:
+    """For people; objects of the cluster's own have no namespace."""
+    return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else str(metadata.name)

@@ -1,0 +1,1 @@
+"""Readers of manifests: files, URLs, streams of YAML and JSON documents."""

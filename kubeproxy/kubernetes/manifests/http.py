@@ -1,0 +1,151 @@
+"""Manifests from a web server, asked again and again, at little cost while nothing changes.
+
+The client is imported when the first address is asked: who reads files alone is not to wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from kubeproxy.kubernetes.manifests.files import MAX_BYTES, ReadError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+TOTAL_S, SILENT_S = 120.0, 10.0
+"""How long an answer may take, which is that of 50 MB over a slow link, and how long nothing may come."""
+MAX_REDIRECTS = 5
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_PORTS = {"http": 80, "https": 443}
+_ACCEPT = "application/yaml, application/json, text/plain;q=0.9, */*;q=0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a server answered."""
+
+    data: bytes
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """How to ask a server whether its answer has changed."""
+
+    etag: str = ""
+    last_modified: str = ""
+
+
+def is_url(path: str) -> bool:
+    """Whether a named path is a web address."""
+    return path.startswith(("http://", "https://"))
+
+
+async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
+    """A manifest, or None where it is still of the `last` version. Raises ReadError for every other answer: an error
+    page is no manifest, and nor is an empty body, which would withdraw everything."""
+    import aiohttp
+
+    headers = {"Accept": _ACCEPT}
+    if last.etag:
+        headers["If-None-Match"] = last.etag
+    if last.last_modified:
+        headers["If-Modified-Since"] = last.last_modified
+    try:
+        async with _answer(session.open(), url, headers) as response:
+            if response.status == 304 and headers.keys() != {"Accept"}:
+                return None
+            if response.status != 200:
+                raise ReadError(f"the server answered {response.status} {response.reason or ''}".rstrip())
+            data = await _body(response)
+    except TimeoutError:
+        raise ReadError("the server did not answer in time") from None
+    except (aiohttp.ClientError, ValueError, OSError) as error:
+        raise ReadError(str(error) or type(error).__name__) from None
+    if response.content_type in ("text/html", "application/xhtml+xml") or data.lstrip()[:1] == b"<":
+        raise ReadError("the server answered HTML; allowed: YAML or JSON")
+    if not data.strip():
+        raise ReadError("the server answered nothing")
+    return Fetched(data, Version(response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")))
+
+
+@asynccontextmanager
+async def _answer(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The answer behind at most MAX_REDIRECTS redirects, all within one server: a manifest is not to be taken from
+    where its author did not name, in clear text instead of TLS, or from a service that answers this node alone."""
+    at = url
+    for _ in range(MAX_REDIRECTS + 1):
+        async with session.get(at, headers=headers, allow_redirects=False, proxy=_proxy(at)) as response:
+            location = response.headers.get("Location", "")
+            if response.status not in _REDIRECTS or not location:
+                yield response
+                return
+        to = urljoin(at, location)
+        if _server(to) != _server(url):
+            shown = urlsplit(to)._replace(query="", fragment="").geturl()
+            raise ReadError(f"the server redirects to {shown[:200]!r}; allowed: the same scheme, host and port")
+        at = to
+    raise ReadError(f"the server redirects more than {MAX_REDIRECTS} times")
+
+
+def _server(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port. ValueError where the port is none."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for a URL. aiohttp's own `trust_env` would send what ~/.netrc holds, too."""
+    parts: SplitResult = urlsplit(url)
+    if not parts.hostname or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    return getproxies().get(parts.scheme)
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    if (response.content_length or 0) > MAX_BYTES:
+        raise ReadError(f"{response.content_length} bytes; allowed: up to {MAX_BYTES}")
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in response.content.iter_any():
+        size += len(piece)
+        if size > MAX_BYTES:
+            raise ReadError(f"more than {MAX_BYTES} bytes, which is what is allowed")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+class Session:
+    """One that honours the environment's proxies and keeps no cookies. A context manager; opened when first used."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> aiohttp.ClientSession:
+        """The client's own."""
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                cookie_jar=aiohttp.DummyCookieJar(loop=asyncio.get_running_loop()),
+                timeout=aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=SILENT_S, sock_read=SILENT_S),
+            )
+        return self._session
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()

@@ -1,0 +1,1 @@
+"""Connection tracking: which flows contradict the rules, and their deletion."""

@@ -1,0 +1,196 @@
+"""What ctnetlink is told and says, as bytes (linux/netfilter/nfnetlink_conntrack.h). Pure.
+
+Thousands of flows are read, and few of them are ever deleted: so each is read by one match of the shape in which the
+kernel writes a flow of that protocol, and only a record that is to be deleted is taken apart.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from kubeproxy.model import Address, Family, Protocol, family_of
+from kubeproxy.netfilter.conntrack.reconcile import Flow
+from kubeproxy.netfilter.netlink.messages import attributes, encode
+
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+_NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_DUMP = 0x1, 0x4, 0x300
+_NEW, _GET, _DELETE = 0x100, 0x101, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*
+_NESTED = 0x8000
+
+_TUPLE_ORIG, _TUPLE_REPLY, _STATUS, _PROTOINFO, _ID, _FILTER, _STATUS_MASK = 1, 2, 3, 4, 12, 25, 26  # CTA_*
+_SEEN_REPLY = 1 << 1
+"""IPS_SEEN_REPLY (linux/netfilter/nf_conntrack_common.h)."""
+_PROTOINFO_TCP, _PROTOINFO_TCP_STATE = 1, 1
+_SYN_SENT, _ESTABLISHED, _CLOSE = 1, 3, 8
+"""TCP_CONNTRACK_*: nobody has answered; the first state behind the handshake, and the last before it may begin anew
+(linux/netfilter/nf_conntrack_tcp.h)."""
+_TUPLE_IP, _TUPLE_PROTO = 1, 2
+_PROTO_NUM, _PROTO_SRC_PORT, _PROTO_DST_PORT = 1, 2, 3
+_FILTER_ORIG_FLAGS, _BY_PROTO_NUM = 1, 1 << 3
+
+_NLMSG = struct.Struct("=IHHII")  # length, type, flags, sequence, sender
+_NFGEN = struct.Struct("=BBH")  # family, version, resource
+_ATTRIBUTE = struct.Struct("=HH")  # length, type
+_PAYLOAD_AT = _NLMSG.size + _NFGEN.size
+
+_NUMBERS = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
+_INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_IP_SRC_DST = {Family.IPV4: (1, 2, 4), Family.IPV6: (3, 4, 16)}
+"""CTA_IP_*_SRC, CTA_IP_*_DST, and how long an address is."""
+
+
+class Message(NamedTuple):
+    """One of the kernel's."""
+
+    kind: int
+    sequence: int
+    body: bytes
+    """What comes after the netlink header."""
+
+    @property
+    def error(self) -> int:
+        """The errno that an answer of kind NLMSG_ERROR or NLMSG_DONE tells; 0 for none."""
+        return -int.from_bytes(self.body[:4], sys.byteorder, signed=True)
+
+
+def messages(data: bytes) -> Iterator[Message]:
+    """Those of one read of the socket."""
+    at = 0
+    while at + _NLMSG.size <= len(data):
+        length, kind, _, sequence, _ = _NLMSG.unpack_from(data, at)
+        if length < _NLMSG.size:
+            return
+        yield Message(kind, sequence, data[at + _NLMSG.size : at + length])
+        at += (length + 3) & ~3
+
+
+def dump_request(
+    family: Family, sequence: int, protocol: Protocol = Protocol.UDP, *, unanswered: bool = False
+) -> bytes:
+    """Ask for every flow of a family and protocol, or only for those that nobody has answered yet. Kernels before 5.8
+    do not know the filter by protocol, those before 5.18 not that by answer, and tell of others too."""
+    flows = _nest(_TUPLE_ORIG, _nest(_TUPLE_PROTO, _attribute(_PROTO_NUM, bytes([_NUMBERS[protocol]]))))
+    by_protocol = _nest(_FILTER, _attribute(_FILTER_ORIG_FLAGS, struct.pack("=I", _BY_PROTO_NUM)))
+    by_status = [(_STATUS, 0), (_STATUS_MASK, _SEEN_REPLY)] if unanswered else []
+    status = b"".join(_attribute(kind, struct.pack(">I", bits)) for kind, bits in by_status)
+    return _request(_GET, _NLM_F_DUMP, family, sequence, flows + by_protocol + status)
+
+
+def delete_request(flow: Flow, sequence: int) -> bytes:
+    """Ask to delete just this flow, and (as far as the kernel tells them apart) not one that has come into its place.
+    One that is tracked in another zone than the default is not found by it: whoever made the zone (a virtual switch)
+    does its translations too."""
+    found = dict(_inside(flow.record))
+    family = Family.IPV6 if ":" in flow.address else Family.IPV4
+    original = _nest(_TUPLE_ORIG, found[_TUPLE_ORIG])
+    identity = _attribute(_ID, found[_ID]) if _ID in found else b""
+    return _request(_DELETE, _NLM_F_ACK, family, sequence, original + identity)
+
+
+def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | None:
+    """A flow that was asked for by `dump_request`; None when it is of another protocol (or its tuples of a zone)."""
+    if message.kind != _NEW:
+        return None
+    record = message.body[_NFGEN.size :]
+    match = _SHAPES[protocol, Family.IPV4].match(record) or _SHAPES[protocol, Family.IPV6].match(record)
+    if match is None:
+        return None
+    source, address, source_port, port, target, target_port = match.groups()
+    number = int.from_bytes
+    return Flow(
+        _text(source),
+        number(source_port, "big"),
+        _text(address),
+        number(port, "big"),
+        _text(target),
+        number(target_port, "big"),
+        record,
+    )
+
+
+def has_begun(flow: Flow) -> bool:
+    """Whether a TCP flow has its handshake behind it, as far as the kernel has seen."""
+    return _ESTABLISHED <= _tcp_state(flow) <= _CLOSE
+
+
+def is_asking(flow: Flow) -> bool:
+    """Whether the client of a TCP flow asks for a connection, and nobody has answered."""
+    return _tcp_state(flow) == _SYN_SENT
+
+
+def _tcp_state(flow: Flow) -> int:
+    protocol_info = dict(_inside(flow.record)).get(_PROTOINFO, b"")
+    state = dict(_inside(dict(_inside(protocol_info)).get(_PROTOINFO_TCP, b""))).get(_PROTOINFO_TCP_STATE, b"")
+    return int.from_bytes(state, sys.byteorder)
+
+
+def peer(flow: Flow) -> tuple[Address, int]:
+    """Whom its answers are sent to: the client, or whatever the client was translated to."""
+    reply = dict(_inside(dict(_inside(flow.record))[_TUPLE_REPLY]))
+    _, destination, _ = _IP_SRC_DST[family_of(flow.address)]
+    address = dict(_inside(reply[_TUPLE_IP]))[destination]
+    return _text(address), int.from_bytes(dict(_inside(reply[_TUPLE_PROTO]))[_PROTO_DST_PORT], "big")
+
+
+def _inside(data: bytes) -> Iterator[tuple[int, bytes]]:
+    return ((kind & ~_NESTED, value) for kind, value in attributes(data))
+
+
+@lru_cache(maxsize=8192)
+def _text(packed: bytes) -> Address:
+    return Address(str(ipaddress.ip_address(packed)))
+
+
+def _request(kind: int, flags: int, family: Family, sequence: int, attributes: bytes) -> bytes:
+    length = _PAYLOAD_AT + len(attributes)
+    header = _NLMSG.pack(length, kind, _NLM_F_REQUEST | flags, sequence, 0)
+    return header + _NFGEN.pack(_INET[family], 0, 0) + attributes
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return encode([(kind, value)])
+
+
+def _nest(kind: int, value: bytes) -> bytes:
+    return encode([(kind | _NESTED, value)])
+
+
+def _shape(protocol: Protocol, family: Family) -> re.Pattern[bytes]:
+    """Matches a record that begins with the two tuples of such a flow: its source and destination, their ports, and the
+    source of the answers with its port."""
+    src, dst, size = _IP_SRC_DST[family]
+    ip_length = 2 * (_ATTRIBUTE.size + size)
+    proto_length = 3 * (_ATTRIBUTE.size + 4)
+
+    def head(kind: int, length: int) -> bytes:
+        return re.escape(_ATTRIBUTE.pack(_ATTRIBUTE.size + length, kind))
+
+    def one(kind: int, groups: tuple[bytes, bytes, bytes, bytes]) -> bytes:
+        source, destination, source_port, destination_port = groups
+        return b"".join(
+            [
+                head(kind | _NESTED, 2 * _ATTRIBUTE.size + ip_length + proto_length),
+                head(_TUPLE_IP | _NESTED, ip_length),
+                head(src, size) + source,
+                head(dst, size) + destination,
+                head(_TUPLE_PROTO | _NESTED, proto_length),
+                head(_PROTO_NUM, 1) + re.escape(bytes([_NUMBERS[protocol]])) + b"...",
+                head(_PROTO_SRC_PORT, 2) + source_port + b"..",
+                head(_PROTO_DST_PORT, 2) + destination_port + b"..",
+            ]
+        )
+
+    address, port = b".{%d}" % size, b".."
+    original = one(_TUPLE_ORIG, (b"(%b)" % address, b"(%b)" % address, b"(%b)" % port, b"(%b)" % port))
+    reply = one(_TUPLE_REPLY, (b"(%b)" % address, address, b"(%b)" % port, port))
+    return re.compile(original + reply, re.DOTALL)
+
+
+_SHAPES = {(protocol, family): _shape(protocol, family) for protocol in _NUMBERS for family in Family}

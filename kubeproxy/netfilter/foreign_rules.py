@@ -1,0 +1,81 @@
+"""Rules of kube-proxy's kernel modes that are still here: it was not cleaned up, or runs beside us. They may drop
+clients before ours see them, or lead them to endpoints that are gone. They are another's: told of, never removed.
+
+The names are kube-proxy's (pkg/proxy/{nftables,iptables,ipvs}/proxier.go). Neither its userspace mode nor kubelet makes
+any of them; what that mode left is ours to take over (`kubeproxy.netfilter.iptables.chains`).
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.subprocess import run
+
+IPVS_INTERFACE = "kube-ipvs0"
+"""Where the ipvs mode puts service addresses. Others use IPVS, too, but not with this."""
+
+_NET = Path("/proc/net")
+_TIMEOUT_S = 30.0
+_FAMILIES = ("ip", "ip6")
+_SERVED = re.compile(r"^-A KUBE-SERVICES ", re.MULTILINE)
+_ENTERED = re.compile(r"^-A (?:PREROUTING|OUTPUT) (?:.* )?-[jg] KUBE-SERVICES$", re.MULTILINE)
+_VIRTUAL_SERVICE = re.compile(r"^(?:TCP|UDP|SCTP) ", re.MULTILINE)
+
+
+async def look(*, net: Path = _NET) -> list[str]:
+    """Each of them that is in force, by the name under which an operator finds it. What cannot be asked, for want of a
+    program or of rights, says nothing. Nothing is made or loaded by looking."""
+    tables = (await _printed("nft", "list", "tables")).splitlines()
+    found = [f"nftables: {table}" for table in map("table {} kube-proxy".format, _FAMILIES) if table in tables]
+    for family in _FAMILIES:
+        # Asked for a legacy table that is not there, the kernel would make it.
+        is_there = {
+            "legacy": "nat" in _text(net / f"{family}_tables_names").split(),
+            "nft": f"table {family} nat" in tables,
+        }
+        for program in (f"{family}tables-{kind}" for kind in is_there if is_there[kind]):
+            if catches(await _printed(f"{program}-save", "-t", "nat")):
+                found.append(f"{program}: table nat, chain KUBE-SERVICES")
+    if has_virtual_services(_text(net / "ip_vs"), interfaces=[name for _, name in socket.if_nameindex()]):
+        found.append(f"ipvs: virtual services, interface {IPVS_INTERFACE}")
+    return found
+
+
+def complaint(found: Sequence[str]) -> str | None:
+    """What an operator should know of what `look` found; None: nothing. Pure."""
+    if not found:
+        return None
+    return (
+        f"kube-proxy's own rules are still in force on this node ({'; '.join(found)}) and may drop clients, or lead "
+        "them past us to endpoints that are gone; see that kube-proxy does not run here, then run "
+        "`kube-proxy --cleanup`, or reboot (docs/migration.md)"
+    )
+
+
+def catches(saved: str) -> bool:
+    """Whether table nat, as ``iptables-save`` prints it, leads packets to kube-proxy's rules. An empty chain, or one
+    that nothing jumps to, harms nobody. Pure."""
+    return bool(_ENTERED.search(saved) and _SERVED.search(saved))
+
+
+def has_virtual_services(listed: str, *, interfaces: Iterable[str]) -> bool:
+    """Whether IPVS, as ``/proc/net/ip_vs`` lists it, serves for kube-proxy. Pure."""
+    return IPVS_INTERFACE in interfaces and bool(_VIRTUAL_SERVICE.search(listed))
+
+
+async def _printed(*command: str) -> str:
+    try:
+        return (await run(*command, timeout_s=_TIMEOUT_S)).decode(errors="replace")
+    except KernelError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

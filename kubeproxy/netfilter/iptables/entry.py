@@ -1,0 +1,203 @@
+"""Rules of the legacy tables as the kernel's own bytes (``struct ipt_entry``, ``struct ip6t_entry``). Pure.
+
+python-iptables can build these too, at 0.7 ms a rule, and reads them back through the process's standard output. Their
+layout is kernel ABI (linux/netfilter/x_tables.h, netfilter_ipv4/ip_tables.h, netfilter_ipv6/ip6_tables.h and
+the headers named below), so building them here costs microseconds, and reading them back a comparison of bytes.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from functools import lru_cache
+
+from kubeproxy.model import Address, Family, Protocol
+
+Entry = bytes
+"""A rule in canonical form: counters and kernel's notes zeroed, names padded with zeros, standard targets by name."""
+
+_PROTOCOL_NUMBER = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
+
+# ipt_entry: source, destination, their masks, protocol, flags; nfcache, target_offset, next_offset, comefrom; counters.
+_ENTRY4 = struct.Struct("=4s4s4s4s64xHBx I HH I 16x")
+# ip6t_entry: the same with longer addresses, a type of service and padding.
+_ENTRY6 = struct.Struct("=16s16s16s16s64xHxBx3x I HH I 4x 16x")
+_HEADER = struct.Struct("=H29sB")  # xt_entry_match, xt_entry_target: size, name, revision
+_NOTES = {Family.IPV4: (84, 96, 112), Family.IPV6: (136, 148, 168)}
+"""Where nfcache starts, where comefrom and the counters start, and where the entry ends."""
+
+NEW, INVALID, UNTRACKED, DNAT = 1 << 3, 1 << 0, 1 << 8, 1 << 7
+"""States of a packet (linux/netfilter/xt_conntrack.h)."""
+
+
+def _element(name: str, data: bytes, revision: int = 0) -> bytes:
+    size = _HEADER.size + -(-len(data) // 8) * 8  # XT_ALIGN
+    return (_HEADER.pack(size, name.encode(), revision) + data).ljust(size, b"\0")
+
+
+def match_port(protocol: Protocol, port: int) -> bytes:
+    """``-m tcp --dport`` (xt_tcpudp.h)."""
+    ports = struct.pack("=HHHH", 0, 0xFFFF, port, port)
+    return _element(protocol.lower(), ports + bytes(4 if protocol is Protocol.TCP else 2))
+
+
+def match_state(states: int, *, invert: bool = False) -> bytes:
+    """``-m conntrack --ctstate`` (xt_conntrack.h, xt_conntrack_mtinfo3)."""
+    return _element("conntrack", struct.pack("=146xHHH12x", 1, int(invert), states), revision=3)
+
+
+def match_comment(text: str) -> bytes:
+    """``-m comment --comment`` (xt_comment.h)."""
+    return _element("comment", text.encode().ljust(256, b"\0"))
+
+
+def match_transparent(*, wildcard: bool = False) -> bytes:
+    """``-m socket --transparent`` (xt_socket.h, xt_socket_mtinfo3): the packet is for a socket of this host that has
+    IP_TRANSPARENT; with ``--nowildcard`` (as iptables calls it) also if that listens on every address."""
+    return _element("socket", b"\x03" if wildcard else b"\x01", revision=3)
+
+
+def match_elsewhere() -> bytes:
+    """``-m addrtype ! --dst-type LOCAL`` (xt_addrtype.h, xt_addrtype_info_v1): not addressed to this host."""
+    local, invert_destination = 1 << 2, 1 << 1
+    return _element("addrtype", struct.pack("=HHI", 0, local, invert_destination), revision=1)
+
+
+def match_until(time: int) -> bytes:
+    """``-m time --datestop`` (xt_time.h, xt_time_info): until this moment, in seconds since 1970."""
+    last_second, every_monthday, every_weekday = 24 * 60 * 60 - 1, 0xFFFFFFFE, 0xFE
+    return _element("time", struct.pack("=IIIIIBB", 0, time, 0, last_second, every_monthday, every_weekday, 0))
+
+
+def match_unmarked(bit: int) -> bytes:
+    """``-m mark ! --mark`` (xt_mark.h, xt_mark_mtinfo1): a packet without this bit in its mark."""
+    return _element("mark", struct.pack("=IIB3x", bit, bit, 1), revision=1)
+
+
+def jump(chain: str) -> bytes:
+    """``-j`` to a chain of this table, ``DROP`` or ``RETURN``."""
+    return _element(chain, bytes(4))
+
+
+def redirect(family: Family, port: int) -> bytes:
+    """``-j REDIRECT --to-ports`` (nf_nat.h: nf_nat_ipv4_multi_range_compat, for IPv6 nf_nat_range)."""
+    big = port.to_bytes(2, "big") * 2
+    if family is Family.IPV4:
+        return _element("REDIRECT", struct.pack("=II8x4s", 1, _PORT_GIVEN, big))
+    return _element("REDIRECT", struct.pack("=I32x4s", _PORT_GIVEN, big))
+
+
+def dnat(to: Address, port: int) -> bytes:
+    """``-j DNAT --to-destination`` (nf_nat.h: nf_nat_range2, either family)."""
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in to else socket.AF_INET, to)
+    big = port.to_bytes(2, "big") * 2
+    return _element("DNAT", struct.pack("=I16s16s4s4x", _ADDRESS_GIVEN | _PORT_GIVEN, packed, packed, big), revision=2)
+
+
+def mark(bit: int) -> bytes:
+    """``-j MARK --or-mark``, which iptables shows as ``--set-xmark`` (xt_mark.h, xt_mark_tginfo2)."""
+    return _element("MARK", struct.pack("=II", bit, bit), revision=2)
+
+
+def reject(family: Family, protocol: Protocol) -> bytes:
+    """``-j REJECT --reject-with tcp-reset`` for TCP, else port unreachable (ipt_REJECT.h, ip6t_REJECT.h)."""
+    reset, unreachable = (7, 3) if family is Family.IPV4 else (6, 4)
+    return _element("REJECT", struct.pack("=I", reset if protocol is Protocol.TCP else unreachable))
+
+
+_ADDRESS_GIVEN, _PORT_GIVEN = 1, 2
+
+
+@lru_cache(maxsize=1 << 15)
+def rule(
+    family: Family,
+    target: bytes,
+    *matches: bytes,
+    protocol: Protocol | None = None,
+    destination: Address | None = None,
+    source: str | None = None,
+) -> Entry:
+    """A rule of these matches and target; `source` is an address or a CIDR."""
+    source_address, source_mask = _packed(family, source)
+    address, mask = _packed(family, destination)
+    # IPv6 rules say that a protocol is given (IP6T_F_PROTO), IPv4 rules do not.
+    flags = int(protocol is not None and family is Family.IPV6)
+    layout = _ENTRY4 if family is Family.IPV4 else _ENTRY6
+    target_offset = layout.size + sum(map(len, matches))
+    head = layout.pack(
+        source_address,
+        address,
+        source_mask,
+        mask,
+        _PROTOCOL_NUMBER[protocol] if protocol else 0,
+        flags,
+        0,
+        target_offset,
+        target_offset + len(target),
+        0,
+    )
+    return b"".join((head, *matches, target))
+
+
+def _packed(family: Family, cidr: str | None) -> tuple[bytes, bytes]:
+    size = 4 if family is Family.IPV4 else 16
+    if cidr is None:
+        return bytes(size), bytes(size)
+    address, _, length = cidr.partition("/")
+    bits = int(length) if length else 8 * size
+    mask = ((1 << bits) - 1) << (8 * size - bits)
+    return socket.inet_pton(socket.AF_INET if size == 4 else socket.AF_INET6, address), mask.to_bytes(size, "big")
+
+
+def target_of(family: Family, entry: Entry) -> str:
+    """The name of an entry's target."""
+    name: bytes = _HEADER.unpack_from(entry, _target_offset(family, entry))[1]
+    return name.partition(b"\0")[0].decode()
+
+
+def turned(family: Family, entry: Entry, target: bytes) -> Entry:
+    """An entry with another target, for packets from anywhere."""
+    at = _target_offset(family, entry)
+    size = 4 if family is Family.IPV4 else 16
+    notes = _NOTES[family][0]
+    made = bytearray(entry[:at] + target)
+    made[0:size] = made[2 * size : 3 * size] = bytes(size)
+    made[notes + 6 : notes + 8] = len(made).to_bytes(2, sys.byteorder)
+    return bytes(made)
+
+
+def _target_offset(family: Family, entry: Entry) -> int:
+    notes = _NOTES[family][0]
+    return int.from_bytes(entry[notes + 4 : notes + 6], sys.byteorder)
+
+
+def size_of(family: Family, head: bytes) -> int:
+    """The length of a whole entry, read from its first `head_size` bytes."""
+    return int.from_bytes(head[_NOTES[family][0] + 6 : _NOTES[family][0] + 8], sys.byteorder)
+
+
+def head_size(family: Family) -> int:
+    """The length of an entry without its matches and target."""
+    return _NOTES[family][2]
+
+
+def canonical(family: Family, raw: bytes, target: str) -> Entry:
+    """An entry as the kernel gave it, in canonical form; `target` is the name of the chain or verdict that it jumps
+    to, for entries with a standard target."""
+    notes, counters, end = _NOTES[family]
+    entry = bytearray(raw)
+    entry[notes : notes + 4] = bytes(4)
+    entry[counters - 4 : end] = bytes(end - counters + 4)
+    target_offset = _target_offset(family, raw)
+    at = end
+    while at + _HEADER.size <= len(entry):
+        size, name, revision = _HEADER.unpack_from(entry, at)
+        if at == target_offset and not name.partition(b"\0")[0]:
+            return bytes(entry[:at]) + jump(target)
+        # The kernel writes a name without what lies behind it.
+        _HEADER.pack_into(entry, at, size, name.partition(b"\0")[0], revision)
+        if size < _HEADER.size:
+            break
+        at += size
+    return bytes(entry)

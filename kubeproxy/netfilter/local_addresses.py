@@ -1,0 +1,112 @@
+"""The node's own addresses: where redirected traffic lands, and which addresses are local.
+
+Asked of the kernel by rtnetlink (rtnetlink(7), RTM_GETADDR, RTM_GETLINK), which needs no privilege.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from kubeproxy.model import Address, Family, parse_address
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.netlink.messages import attributes, dump, open_netlink
+
+_RTM_GETLINK, _RTM_GETADDR = 18, 22
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
+_IFLA_IFNAME = 3
+_IFF_UP = 0x1
+_RT_SCOPE_UNIVERSE = 0
+_UNUSABLE = 0x40 | 0x08 | 0x20  # IFA_F_TENTATIVE, IFA_F_DADFAILED, IFA_F_DEPRECATED
+
+_IFADDR = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, interface
+_IFINFO = struct.Struct("=BxHiII")  # family, type, interface, flags, change
+
+_INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_ELSEWHERE = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}
+"""Documentation addresses (RFC 5737, RFC 3849): only the default route leads there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAddress:
+    """An address of this node."""
+
+    address: Address
+    interface: str
+    is_global: bool
+    """Of universal scope: neither loopback nor link-local."""
+    usable: bool
+    """Its interface is up, and the kernel would choose it for new connections."""
+
+    @property
+    def family(self) -> Family:
+        """Its family."""
+        return Family.IPV6 if ":" in self.address else Family.IPV4
+
+
+def local_addresses() -> tuple[LocalAddress, ...]:
+    """Every address of this network namespace, in the kernel's order; KernelError when it does not tell."""
+    try:
+        with open_netlink() as netlink:
+            links = dict(_parse_links(dump(netlink, _RTM_GETLINK)))
+            return tuple(_parse_addresses(dump(netlink, _RTM_GETADDR), links))
+    except OSError as error:
+        raise KernelError(f"cannot list the node's addresses by netlink: {error.strerror}") from error
+
+
+def landing_addresses() -> Mapping[Family, Address]:
+    """For each family the node address that `RuleSet.landing` asks for: the one from which the default route leaves,
+    else the first global one in use. A family without any is missing."""
+    found = {family: _source_of_default_route(family) for family in Family}
+    if None in found.values():
+        addresses = local_addresses()
+        found = {family: address or first_global(addresses, family) for family, address in found.items()}
+    return {family: address for family, address in found.items() if address is not None}
+
+
+def first_global(addresses: Iterable[LocalAddress], family: Family) -> Address | None:
+    """The first of these that other hosts can reach. Pure."""
+    return next((it.address for it in addresses if it.family is family and it.is_global and it.usable), None)
+
+
+def _source_of_default_route(family: Family) -> Address | None:
+    try:
+        with socket.socket(_INET[family], socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+            # Connecting a datagram socket asks the routing table and sends nothing.
+            probe.connect((_ELSEWHERE[family], 9))
+            address = parse_address(probe.getsockname()[0].partition("%")[0])
+    except OSError:  # no such route, a route that prohibits, no such family: no address by this way
+        return None
+    return address if not address.startswith(("127.", "fe80:")) and address not in ("0.0.0.0", "::", "::1") else None
+
+
+def _parse_links(payloads: Iterable[bytes]) -> Iterator[tuple[int, tuple[str, bool]]]:
+    """Interface number -> its name, and whether it is up."""
+    for payload in payloads:
+        _, _, index, flags, _ = _IFINFO.unpack_from(payload)
+        names = [value for kind, value in attributes(payload[_IFINFO.size :]) if kind == _IFLA_IFNAME]
+        yield index, (names[0].rstrip(b"\0").decode(errors="replace") if names else str(index), bool(flags & _IFF_UP))
+
+
+def _parse_addresses(payloads: Iterable[bytes], links: Mapping[int, tuple[str, bool]]) -> Iterator[LocalAddress]:
+    for payload in payloads:
+        inet, _, short_flags, scope, index = _IFADDR.unpack_from(payload)
+        if inet not in (socket.AF_INET, socket.AF_INET6):
+            continue
+        found = dict(attributes(payload[_IFADDR.size :]))
+        # On a point-to-point link IFA_ADDRESS is the other end.
+        packed = found.get(_IFA_LOCAL) or found.get(_IFA_ADDRESS)
+        if packed is None:
+            continue
+        flags = int.from_bytes(found[_IFA_FLAGS], sys.byteorder) if _IFA_FLAGS in found else short_flags
+        interface, is_up = links.get(index, (str(index), False))
+        yield LocalAddress(
+            address=Address(str(ipaddress.ip_address(packed))),
+            interface=interface,
+            is_global=scope == _RT_SCOPE_UNIVERSE,
+            usable=is_up and not flags & _UNUSABLE,
+        )

@@ -1,0 +1,48 @@
+"""The adapter for ``--netfilter none``: somebody else brings the packets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kubeproxy.netfilter.interface import GAP_S
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
+
+
+class NoNetfilter:
+    """Touches nothing. Proxy ports serve whoever connects to them: nothing guards them either."""
+
+    name = "none"
+
+    def __init__(self) -> None:
+        self._applied = RuleSet()
+
+    async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
+        """See `Netfilter.apply`: True when the rule set is another than before."""
+        changed, self._applied = wanted != self._applied, wanted
+        return changed
+
+    async def why_not_transparent(self) -> str | None:
+        """See `Netfilter.why_not_transparent`."""
+        return "without a packet filter nobody leads the endpoints' answers back"
+
+    async def why_not_guarding_sockets(self) -> str | None:
+        """See `Netfilter.why_not_guarding_sockets`."""
+        return "without a packet filter nobody looks at sockets"
+
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        return Reach(0, 0)
+
+    async def pause(self, for_s: float = GAP_S) -> bool:
+        """See `Netfilter.pause`."""
+        return False
+
+    def on_foreign_change(self, callback: Callable[[], None]) -> None:
+        """See `Netfilter.on_foreign_change`: nothing here is ours."""
+
+    async def cleanup(self) -> bool:
+        """See `Netfilter.cleanup`."""
+        return False
+
+    async def close(self) -> None:
+        """See `Netfilter.close`."""

@@ -1,0 +1,1 @@
+"""Routing rules for answers to preserved client addresses."""

@@ -1,0 +1,182 @@
+"""How the answers of endpoints that were dialed from a client's address find back to our sockets.
+
+Such an answer is addressed to the client. The packet filter recognizes it by our socket and marks it (`MARK`), and
+these rules, of ip-rule(8), have what is marked delivered on this host:
+
+    107: from all iif lo goto 109
+    108: from all fwmark 0x1000/0x1000 lookup 27504        table 27504: local default dev lo
+    109: from all nop
+
+The detour around 108 is for lookups that are not about a packet on its way in: those of the node's own packets, and the
+one by which the kernel asks whether a packet's sender would be reached by the interface that it came from (rp_filter),
+which heeds the mark where src_valid_mark is set, and would take every sender for this host.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kubeproxy.model import MARK, Family
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.netlink.messages import attributes, dump, encode, notifications, open_netlink, order
+
+TABLE = 27504
+"""Our routing table: "kp" in ASCII."""
+
+PRIORITY = 107
+"""Of the first of our three rules: before the main table and whoever else has an opinion on where clients are."""
+
+PROTOCOL = 107
+"""Who made a rule or route, as ip(8) shows it (``proto 107``): by this ours are known. Its own list
+(/etc/iproute2/rt_protos) has nobody there."""
+
+_RTM_NEWROUTE, _RTM_DELROUTE, _RTM_GETROUTE = 24, 25, 26
+_RTM_NEWRULE, _RTM_DELRULE, _RTM_GETRULE = 32, 33, 34
+_NLM_F_EXCL, _NLM_F_CREATE = 0x200, 0x400
+
+# linux/fib_rules.h: family, lengths of addresses, type of service, table, -, -, action; flags
+_RULE = struct.Struct("=BBBBBxxBI")
+_FRA_IIFNAME, _FRA_GOTO, _FRA_PRIORITY, _FRA_FWMARK, _FRA_TABLE, _FRA_FWMASK = 3, 4, 6, 10, 15, 16
+_FRA_SUPPRESS_PREFIXLEN, _FRA_PROTOCOL = 14, 21
+_TO_TABLE, _GOTO, _NOP = 1, 2, 3
+
+# linux/rtnetlink.h: family, lengths of addresses, type of service, table, protocol, scope, type; flags
+_ROUTE = struct.Struct("=BBBBBBBBI")
+_RTA_OIF, _RTA_TABLE = 4, 15
+_SCOPE_HOST, _LOCAL = 254, 2
+
+_INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EACCES)
+"""What the kernel says of IPv6 where it was disabled: as a whole, or (EACCES) on the interface lo."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Thing:
+    """A rule or route: its header without what the kernel notes in it, and its attributes."""
+
+    is_rule: bool
+    header: bytes
+    values: frozenset[tuple[int, bytes]]
+
+
+def add() -> bool:
+    """Make what is missing, and remove what is ours but not like this; True if there was anything to do. KernelError,
+    also where CAP_NET_ADMIN is missing."""
+    return _settle(wanted=True)
+
+
+def remove() -> bool:
+    """Remove all of it; True if there was anything."""
+    return _settle(wanted=False)
+
+
+def is_removal_of_ours(message: bytes) -> bool:
+    """Whether this notification of the kernel says that one of our rules has gone."""
+    return any(
+        kind == _RTM_DELRULE and dict(attributes(payload[_RULE.size :])).get(_FRA_PROTOCOL) == bytes([PROTOCOL])
+        for kind, payload in notifications(message)
+    )
+
+
+def _settle(*, wanted: bool) -> bool:
+    changed = False
+    try:
+        with open_netlink() as netlink:
+            for family in Family:
+                want = _things(family) if wanted else []
+                try:
+                    changed |= _settle_family(netlink, family, want)
+                except OSError as error:
+                    if family is Family.IPV4 or error.errno not in _NO_SUCH_FAMILY:
+                        raise
+    except OSError as error:
+        hint = "; it needs CAP_NET_ADMIN" if error.errno == errno.EPERM else ""
+        raise KernelError(f"cannot change routing rules by netlink: {error.strerror}{hint}") from error
+    return changed
+
+
+def _settle_family(netlink: socket.socket, family: Family, want: list[_Thing]) -> bool:
+    have = [*_rules(netlink, family), *_routes(netlink, family)]
+    surplus = [it for it in have if it not in want]
+    missing = [it for it in want if it not in have]
+    # A marked packet must find the table filled, and its rule is the first to go.
+    for it in sorted(surplus, key=lambda it: not it.is_rule):
+        order(netlink, _RTM_DELRULE if it.is_rule else _RTM_DELROUTE, it.header + encode(it.values))
+    for it in missing:
+        kind = _RTM_NEWRULE if it.is_rule else _RTM_NEWROUTE
+        order(netlink, kind, it.header + encode(it.values), flags=_NLM_F_CREATE | _NLM_F_EXCL)
+    return bool(surplus or missing)
+
+
+def _things(family: Family) -> list[_Thing]:
+    """What is wanted, in the order in which it is to be made."""
+
+    def rule(priority: int, action: int, table: int = 0, **values: bytes) -> _Thing:
+        kinds = {"iif": _FRA_IIFNAME, "goto": _FRA_GOTO, "mark": _FRA_FWMARK, "mask": _FRA_FWMASK}
+        return _Thing(
+            is_rule=True,
+            header=_RULE.pack(_INET[family], 0, 0, 0, _short(table), action, 0),
+            values=frozenset(
+                {
+                    (_FRA_PRIORITY, _number(priority)),
+                    (_FRA_TABLE, _number(table)),
+                    (_FRA_PROTOCOL, bytes([PROTOCOL])),
+                    *((kinds[name], value) for name, value in values.items()),
+                }
+            ),
+        )
+
+    return [
+        _Thing(
+            is_rule=False,
+            header=_ROUTE.pack(_INET[family], 0, 0, 0, _short(TABLE), PROTOCOL, _scope(family), _LOCAL, 0),
+            values=frozenset({(_RTA_TABLE, _number(TABLE)), (_RTA_OIF, _number(socket.if_nametoindex("lo")))}),
+        ),
+        rule(PRIORITY + 2, _NOP),
+        rule(PRIORITY, _GOTO, iif=b"lo\0", goto=_number(PRIORITY + 2)),
+        rule(PRIORITY + 1, _TO_TABLE, TABLE, mark=_number(MARK), mask=_number(MARK)),
+    ]
+
+
+def _rules(netlink: socket.socket, family: Family) -> Iterator[_Thing]:
+    """Our rules in the kernel."""
+    for payload in dump(netlink, _RTM_GETRULE, _INET[family]):
+        header = _RULE.unpack_from(payload)
+        values = dict(attributes(payload[_RULE.size :]))
+        if header[0] != _INET[family] or values.get(_FRA_PROTOCOL) != bytes([PROTOCOL]):
+            continue
+        if values.get(_FRA_SUPPRESS_PREFIXLEN) == b"\xff" * 4:  # not set
+            del values[_FRA_SUPPRESS_PREFIXLEN]
+        yield _Thing(is_rule=True, header=_RULE.pack(*header[:-1], 0), values=frozenset(values.items()))
+
+
+def _routes(netlink: socket.socket, family: Family) -> Iterator[_Thing]:
+    """The routes in our table."""
+    for payload in dump(netlink, _RTM_GETROUTE, _INET[family]):
+        header = _ROUTE.unpack_from(payload)
+        values = dict(attributes(payload[_ROUTE.size :]))
+        if header[0] != _INET[family] or values.get(_RTA_TABLE) != _number(TABLE):
+            continue
+        kept = {kind: value for kind, value in values.items() if kind in _TOLD}
+        yield _Thing(is_rule=False, header=_ROUTE.pack(*header[:-1], 0), values=frozenset(kept.items()))
+
+
+_TOLD = frozenset({1, 2, 4, 5, 7, 8, 9, 15})
+"""The attributes that say where a route leads; the others are measurements, and a metric that the kernel adds."""
+
+
+def _scope(family: Family) -> int:
+    return _SCOPE_HOST if family is Family.IPV4 else 0
+
+
+def _number(value: int) -> bytes:
+    return struct.pack("=I", value)
+
+
+def _short(table: int) -> int:
+    """A table's number as it stands in a header, which has room for a byte only."""
+    return table if table < 256 else 252

@@ -1,0 +1,34 @@
+"""Who else removes our routing rules: the kernel tells of each that goes. Network managers that start anew are known to
+remove all that they have not made."""
+
+from __future__ import annotations
+
+import socket
+
+from kubeproxy.netfilter.netlink.multicast import heard, subscribe
+from kubeproxy.netfilter.routing.rules import is_removal_of_ours
+
+_GROUPS = (8, 19)  # linux/rtnetlink.h: RTNLGRP_IPV4_RULE, RTNLGRP_IPV6_RULE
+
+
+class RuleWatch:
+    """A subscription to the routing rules of this network namespace."""
+
+    def __init__(self) -> None:
+        """OSError when the kernel has no such notifications."""
+        self._socket = subscribe(socket.NETLINK_ROUTE, *_GROUPS)
+
+    def fileno(self) -> int:
+        """Readable when there is something to `look` at."""
+        return self._socket.fileno()
+
+    def look(self) -> bool:
+        """Whether rules of ours have been removed, by whomever, since the last look; or may have been."""
+        found = False
+        for message in heard(self._socket):
+            found |= message is None or is_removal_of_ours(message)
+        return found
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._socket.close()

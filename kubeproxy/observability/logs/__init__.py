@@ -1,0 +1,1 @@
+"""Logging: setup, writing, rate limits, the access log."""

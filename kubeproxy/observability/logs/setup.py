@@ -1,0 +1,274 @@
+"""One rendering for our log and those of the libraries: text on a terminal and in a pipe, JSON, the systemd journal.
+
+Everything goes through the standard library's root logger, so that a line of aiohttp looks like one of ours. What may
+change while the process runs (verbosity, format) lives in the one handler and in logger levels; `configure` can be
+called again at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TextIO, cast
+
+import structlog
+from structlog.stdlib import ProcessorFormatter
+
+from kubeproxy.observability.logs.writer import LogWriter
+
+Format = Literal["text", "json"]
+
+OURS: Final = "kubeproxy"
+"""Below this logger are our own; all others belong to libraries."""
+
+_JOURNAL_PRIORITY: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
+"""syslog(3) priorities, which sd-daemon(3) reads from a ``<N>`` before each line."""
+
+_VERBOSITY: Final = {"info": 0, "debug": 4}
+"""kube-proxy's ``-v`` from which on it says so."""
+
+_COLOUR: Final = {"critical": "\x1b[1;31m", "error": "\x1b[31m", "warning": "\x1b[33m", "info": "\x1b[32m", "debug": ""}
+_DIM: Final = "\x1b[2m"
+_BOLD: Final = "\x1b[1m"
+_RESET: Final = "\x1b[0m"
+
+_BARE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+"""A value that needs no quotes."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""What could forge a line or speak to the terminal; names in a message come from whoever may write to the API."""
+
+
+def levels(verbosity: int) -> tuple[int, int]:
+    """The lowest level shown of our own loggers and of the libraries'.
+
+    After kube-proxy's ``-v``: 0 tells what an operator needs, 2 adds what libraries have to say, 4 is for debugging.
+    Only from 8 on do libraries debug as well, as client-go shows bodies of requests from there.
+    """
+    ours = logging.DEBUG if verbosity >= 4 else logging.INFO
+    libraries = logging.DEBUG if verbosity >= 8 else logging.INFO if verbosity >= 2 else logging.WARNING
+    return ours, libraries
+
+
+def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | None = None) -> None:
+    """Log to `stream` (stderr) in `fmt` (text), with kube-proxy's `verbosity`. Replaces what an earlier call set up."""
+    stream = sys.stderr if stream is None else stream
+    journal = _is_journal(stream)
+    root = logging.getLogger()
+    before = [old for old in root.handlers if isinstance(old, _Handler)]
+    # What an earlier handler has not got rid of yet comes first.
+    handler = _Handler(
+        next((old.log_writer for old in before if old.log_writer.stream is stream), None) or LogWriter(stream)
+    )
+    handler.setFormatter(
+        ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, structlog.stdlib.add_log_level],
+            processors=[
+                _timestamp,
+                *([_origin] if fmt == "json" else []),
+                structlog.processors.StackInfoRenderer(),
+                structlog.processors.format_exc_info,
+                ProcessorFormatter.remove_processors_meta,
+                JsonLine(priority=journal)
+                if fmt == "json"
+                else TextLine(colours=_takes_colours(stream), priority=journal, timestamp=not journal),
+            ],
+        )
+    )
+    for old in before:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    ours, libraries = levels(verbosity)
+    root.setLevel(libraries)
+    logging.getLogger(OURS).setLevel(ours)
+    logging.captureWarnings(True)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.contextvars.merge_contextvars,
+            structlog.stdlib.add_logger_name,
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        # A cached logger would keep to the configuration that it met first. Where much is moved nothing is logged.
+        cache_logger_on_first_use=False,
+    )
+
+
+def complaint() -> str | None:
+    """What has been wrong with the way out of the log since this was last asked; None: nothing."""
+    complaints = (it.log_writer.complaint() for it in logging.getLogger().handlers if isinstance(it, _Handler))
+    return next(filter(None, complaints), None)
+
+
+class TextLine:
+    """``2026-01-02T03:04:05.678901Z warning watch ended source=kubernetes reason="connection reset"``
+
+    One line per event whatever its values hold; only a traceback follows on lines of its own, indented. In the journal,
+    which keeps its own clock and priorities, the time is left out and every line carries its priority.
+    """
+
+    def __init__(self, *, colours: bool, priority: bool, timestamp: bool) -> None:
+        self._colours = colours
+        self._priority = priority
+        self._timestamp = timestamp
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+        level = str(event.pop("level", method))
+        moment = event.pop("timestamp")
+        name = str(event.pop("logger", "") or "")
+        text = _CONTROL.sub(_escape, str(event.pop("event", "")))
+        attachments = [str(event.pop(key)) for key in ("exception", "stack") if event.get(key)]
+        if not _is_ours(name):
+            event["logger"] = name
+        words = [self._paint(_DIM, moment)] if self._timestamp else []
+        if not self._priority:
+            words.append(self._paint(_COLOUR.get(level, ""), f"{level:<7}"))
+        words.append(self._paint(_BOLD, text))
+        words += [f"{self._paint(_DIM, _bare(key) + '=')}{bare_value(value)}" for key, value in event.items()]
+        lines = [" ".join(words)]
+        for attachment in attachments:
+            lines += ["    " + _CONTROL.sub(_escape, line) for line in attachment.split("\n")]
+        prefix = f"<{_JOURNAL_PRIORITY.get(level, 6)}>" if self._priority else ""
+        return "\n".join(prefix + line for line in lines)
+
+    def _paint(self, colour: str, text: str) -> str:
+        return f"{colour}{text}{_RESET}" if self._colours and colour else text
+
+
+class JsonLine:
+    """``{"ts": …, "caller": …, "msg": …, "v": …, "level": …, "logger": …, …}``.
+
+    ``ts``, ``caller`` (file and line), ``msg``, ``v`` (not of warnings and errors) and ``err`` (of an exception, whose
+    traceback is in ``exception``) are the keys of Kubernetes' own JSON logs. The time is RFC 3339, which log collectors
+    read without being told.
+    """
+
+    def __init__(self, *, priority: bool) -> None:
+        self._priority = priority
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+        level = str(event.pop("level", method))
+        head = {
+            "ts": event.pop("timestamp"),
+            "caller": event.pop("caller", None),
+            "msg": str(event.pop("event", "")),
+            **({"v": _VERBOSITY[level]} if level in _VERBOSITY else {}),
+            "level": level,
+            "logger": event.pop("logger", None),
+        }
+        line = json.dumps({**head, **{key: _plain(value) for key, value in event.items()}}, ensure_ascii=False)
+        return f"<{_JOURNAL_PRIORITY.get(level, 6)}>{line}" if self._priority else line
+
+
+class _Handler(logging.Handler):
+    """Ours, to be told from handlers that somebody else has put on the root logger."""
+
+    def __init__(self, log_writer: LogWriter) -> None:
+        super().__init__()
+        self.log_writer = log_writer
+        self._told = log_writer.lost
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record) + "\n"
+            if lost := self.log_writer.lost - self._told:
+                line = self.format(_loss(lost)) + "\n" + line
+            if self.log_writer.write(line):
+                self._told += lost
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        self.log_writer.flush()
+
+
+def _loss(lines: int) -> logging.LogRecord:
+    """What is said where lines are missing."""
+    said = f"{lines} log lines are missing here: nobody took them"
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, said, None, None)
+
+
+def _timestamp(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    created = datetime.fromtimestamp(event["_record"].created, UTC)
+    event["timestamp"] = created.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return event
+
+
+def _origin(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    record: logging.LogRecord = event["_record"]
+    event["caller"] = f"{record.filename}:{record.lineno}"
+    match event.get("exc_info") or record.exc_info:
+        case BaseException() as error:
+            event["err"] = repr(error)
+        case (_, BaseException() as error, _):
+            event["err"] = repr(error)
+        case True:
+            event["err"] = repr(sys.exc_info()[1])
+    return event
+
+
+def _is_ours(name: str) -> bool:
+    return name == OURS or name.startswith(OURS + ".")
+
+
+def _is_journal(stream: TextIO) -> bool:
+    """Whether the stream leads to the journal: systemd puts the journal's device and inode into the environment
+    (systemd.exec(5)), so that a process whose stderr was redirected since can tell."""
+    expected = os.environ.get("JOURNAL_STREAM", "")
+    if not expected:
+        return False
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return expected == f"{status.st_dev}:{status.st_ino}"
+
+
+def _takes_colours(stream: TextIO) -> bool:
+    """A terminal that can, of a user who has not said no (no-color.org)."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
+
+
+def _escape(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1] if match[0] != "\x7f" else "\\u007f"
+
+
+def _bare(key: str) -> str:
+    return "".join(_BARE.findall(key)) or "_"
+
+
+def bare_value(value: object) -> str:
+    """A value as it stands in a line of text: quoted where it has to be, and with nothing in it that could forge a
+    line."""
+    plain = _plain(value)
+    if isinstance(plain, bool) or plain is None:
+        text = json.dumps(plain)
+    elif isinstance(plain, list):
+        text = ",".join(map(str, plain))
+    else:
+        text = str(plain)
+    return text if _BARE.fullmatch(text) else _CONTROL.sub(_escape, json.dumps(text, ensure_ascii=False))
+
+
+def _plain(value: object) -> object:
+    """As JSON has it. Names, addresses and errors are told in their own words (`str`), not as their parts."""
+    if value is None or isinstance(value, bool) or type(value) in (int, str):
+        return value
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return [_plain(part) for part in cast(Sequence[object], value)]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    return str(value)

@@ -1,0 +1,249 @@
+"""The control plane's instruments: kube-proxy's names, types, labels and buckets where it has them, then our own.
+
+Those of kube-proxy that have no meaning here are left out: the counts of iptables rules (``…_iptables_total``,
+``…_iptables_last``: a service costs map elements, not rules), the packets counted by nfacct, Go's runtime, and
+``kubernetes_build_info``, which tells a release of Kubernetes and by which dashboards find nodes that were forgotten in
+an upgrade.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+
+from kubeproxy.model import Family
+from kubeproxy.model.version import __version__
+from kubeproxy.observability.metrics.slis import ServiceLevels
+from kubeproxy.observability.metrics.state import StateCollector
+from kubeproxy.observability.metrics.workers import Workers
+
+SYNC_BUCKETS: Final = tuple(0.001 * 2**power for power in range(15))
+"""Go's ExponentialBuckets(0.001, 2, 15), as in pkg/proxy/metrics."""
+
+PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
+"""As in pkg/proxy/metrics: 0, 0.25, 0.5; then every second, every 5 s from 60 s on, every 30 s from 120 s to 300 s."""
+
+LAG_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""From what a busy loop may owe to what an operator would see."""
+
+# kube-proxy has no ``_created`` series, and dashboards no use for them.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """What the control plane tells of itself, each method one event; what merely is, `state` holds.
+
+    One sync programs all IP families at once, so each observation is made under every family's ``ip_family``, as
+    kube-proxy's two proxiers would make it. `clock` gives Unix seconds.
+    """
+
+    def __init__(self, *, families: Iterable[Family] = (Family.IPV4,), clock: Callable[[], float] = time.time) -> None:
+        self.registry = CollectorRegistry()
+        self._clock = clock
+        self._started = clock()
+        self._families = tuple(str(family) for family in families)
+        self._register_kube_proxy()
+        self._register_own()
+        self.state = StateCollector()
+        self.registry.register(self.state)
+        self.workers = Workers()
+        self.registry.register(self.workers)
+        self.slis = ServiceLevels()
+        ProcessCollector(registry=self.registry)
+
+    def _register_kube_proxy(self) -> None:
+        family, registry = ("ip_family",), self.registry
+        self._sync = Histogram(
+            "kubeproxy_sync_proxy_rules_duration_seconds",
+            "How long the kernel's packet filter took for a sync",
+            family,
+            buckets=SYNC_BUCKETS,
+            registry=registry,
+        )
+        self._full_sync = Histogram(
+            "kubeproxy_sync_full_proxy_rules_duration_seconds",
+            "How long a sync took that compared with what the kernel holds",
+            family,
+            buckets=SYNC_BUCKETS,
+            registry=registry,
+        )
+        self._partial_sync = Histogram(
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            "How long a sync took that applied a difference only",
+            family,
+            buckets=SYNC_BUCKETS,
+            registry=registry,
+        )
+        self._last_sync = Gauge(
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+            "When a sync last succeeded",
+            family,
+            registry=registry,
+        )
+        self._last_queued = Gauge(
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+            "When a sync was last asked for",
+            family,
+            registry=registry,
+        )
+        self._programming = Histogram(
+            "kubeproxy_network_programming_duration_seconds",
+            "From the change in the cluster (last-change-trigger-time) to the endpoint in use",
+            family,
+            buckets=PROGRAMMING_BUCKETS,
+            registry=registry,
+        )
+        self._conntrack = Histogram(
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+            "How long it took to find and delete the flows that contradict the rules",
+            family,
+            buckets=SYNC_BUCKETS,
+            registry=registry,
+        )
+        self._nftables_failures = Counter(
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+            "Syncs that nftables refused",
+            family,
+            registry=registry,
+        )
+        self._iptables_failures = Counter(
+            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+            "Syncs that iptables refused",
+            family,
+            registry=registry,
+        )
+        self._healthz = Counter("kubeproxy_proxy_healthz_total", "Answers of /healthz", ("code",), registry=registry)
+        self._livez = Counter("kubeproxy_proxy_livez_total", "Answers of /livez", ("code",), registry=registry)
+        for name in self._families:
+            for instrument in (
+                self._sync,
+                self._full_sync,
+                self._partial_sync,
+                self._last_sync,
+                self._last_queued,
+                self._programming,
+                self._conntrack,
+                self._nftables_failures,
+                self._iptables_failures,
+            ):
+                instrument.labels(name)
+        for counter in (self._healthz, self._livez):
+            for code in ("200", "503"):
+                counter.labels(code)
+
+    def _register_own(self) -> None:
+        registry = self.registry
+        build = Gauge("kubeproxy_build_info", "Always 1", ("version", "python_version"), registry=registry)
+        build.labels(__version__, platform.python_version()).set(1)
+        self._apply = Histogram(
+            "kubeproxy_netfilter_apply_duration_seconds",
+            "How long a transaction took that the kernel's packet filter accepted",
+            ("adapter",),
+            buckets=SYNC_BUCKETS,
+            registry=registry,
+        )
+        self._deleted_flows = Counter(
+            "kubeproxy_conntrack_deleted_flows_total",
+            "Flows deleted because they contradicted the rules",
+            registry=registry,
+        )
+        self._conntrack_failures = Counter(
+            "kubeproxy_conntrack_failures_total",
+            "How often the kernel's flows could not be looked at or deleted",
+            registry=registry,
+        )
+        self._access_log_lost = Counter(
+            "kubeproxy_access_log_lost_lines_total",
+            "Lines of the access log that could not be written",
+            registry=registry,
+        )
+        self._http_refused = Counter(
+            "kubeproxy_http_connections_refused_total",
+            "Connections to the HTTP servers that were refused, because their address made too many per second",
+            ["server"],
+            registry=registry,
+        )
+        for server in ("health", "metrics"):
+            self._http_refused.labels(server)
+        self._lag = Histogram(
+            "kubeproxy_loop_lag_seconds",
+            "How late the control process's event loop comes to what is due",
+            buckets=LAG_BUCKETS,
+            registry=registry,
+        )
+        self._apply_failures = Counter(
+            "kubeproxy_netfilter_apply_failures_total",
+            "Transactions that the kernel's packet filter refused",
+            ("adapter",),
+            registry=registry,
+        )
+
+    def sync_queued(self) -> None:
+        """A sync was asked for."""
+        for name in self._families:
+            self._last_queued.labels(name).set(self._clock())
+
+    def synced(self, duration_s: float, *, full: bool, adapter: str) -> None:
+        """A transaction succeeded; `full` if it compared with what the kernel holds."""
+        self._apply.labels(adapter).observe(duration_s)
+        for name in self._families:
+            self._sync.labels(name).observe(duration_s)
+            (self._full_sync if full else self._partial_sync).labels(name).observe(duration_s)
+            self._last_sync.labels(name).set(self._clock())
+
+    def programmed(self, trigger_time: str) -> None:
+        """A change of endpoints that was triggered at `trigger_time` (RFC 3339) is in use now.
+
+        As in kube-proxy, triggers from before this process started say nothing about it and do not count; neither does
+        a time that cannot be read, for whoever may annotate an EndpointSlice may write anything.
+        """
+        try:
+            triggered = datetime.fromisoformat(trigger_time)
+        except ValueError:
+            return
+        if triggered.tzinfo is not None and triggered.timestamp() >= self._started:
+            for name in self._families:
+                self._programming.labels(name).observe(max(0.0, self._clock() - triggered.timestamp()))
+
+    def apply_failed(self, adapter: str) -> None:
+        """The packet filter refused a transaction."""
+        self._apply_failures.labels(adapter).inc()
+        counter = {"nftables": self._nftables_failures, "iptables": self._iptables_failures}.get(adapter)
+        if counter is not None:
+            for name in self._families:
+                counter.labels(name).inc()
+
+    def reconciled(self, duration_s: float, *, deleted: int) -> None:
+        """The kernel's flows agree with the rules; so many had to be deleted for it."""
+        for name in self._families:
+            self._conntrack.labels(name).observe(duration_s)
+        self._deleted_flows.inc(deleted)
+
+    def conntrack_failed(self) -> None:
+        """They could not be looked at or deleted."""
+        self._conntrack_failures.inc()
+
+    def lagged(self, lag_s: float) -> None:
+        """The control process's loop was so late once."""
+        self._lag.observe(lag_s)
+
+    def access_log_lost(self, lines: int) -> None:
+        """So many lines of the access log are lost."""
+        self._access_log_lost.inc(lines)
+
+    def http_refused(self, server: str) -> None:
+        """An HTTP server (`health`, `metrics`) has refused a connection."""
+        self._http_refused.labels(server).inc()
+
+    def healthz_answered(self, code: int) -> None:
+        """/healthz gave an answer."""
+        self._healthz.labels(str(code)).inc()
+
+    def livez_answered(self, code: int) -> None:
+        """/livez gave an answer."""
+        self._livez.labels(str(code)).inc()

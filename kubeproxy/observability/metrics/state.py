@@ -1,0 +1,186 @@
+"""Metrics of what merely is: read from the others when somebody scrapes, not counted here as it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from kubeproxy.model import Family, Scope
+from kubeproxy.observability.views import (
+    LATENCY_BUCKETS_S,
+    EventsView,
+    ManifestsView,
+    Picture,
+    ProxierView,
+    RequestsView,
+    WatchView,
+)
+
+
+class StateCollector(Collector):
+    """Tells what `read` was last shown. Reading belongs to the event loop's thread, collecting to any."""
+
+    def __init__(self) -> None:
+        self._families: Sequence[Metric] = ()
+
+    def read(self, picture: Picture) -> None:
+        """Take over the numbers; nothing of the picture is kept."""
+        families = [*_proxier(picture.proxier)]
+        if picture.watches:
+            families += _watches(picture.watches)
+        if picture.manifests is not None:
+            families += _manifests(picture.manifests)
+        if picture.requests is not None:
+            families += _requests(picture.requests)
+        if picture.events is not None:
+            families += _events(picture.events)
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """As prometheus_client asks for it."""
+        return self._families
+
+
+def _proxier(proxier: ProxierView) -> Iterator[Metric]:
+    prefix = "kubeproxy_sync_proxy_rules_"
+    yield CounterMetricFamily(
+        f"{prefix}service_changes_total", "Changes of Services received", proxier.service_changes_total
+    )
+    yield GaugeMetricFamily(
+        f"{prefix}service_changes_pending", "Changes of Services not in effect yet", proxier.service_changes_pending
+    )
+    yield CounterMetricFamily(
+        f"{prefix}endpoint_changes_total", "Changes of endpoints received", proxier.endpoint_changes_total
+    )
+    yield GaugeMetricFamily(
+        f"{prefix}endpoint_changes_pending", "Changes of endpoints not in effect yet", proxier.endpoint_changes_pending
+    )
+    yield GaugeMetricFamily(
+        "kubeproxy_services_degraded", "Services that are not, or not wholly, served", len(proxier.problems)
+    )
+    ports = [status.proxy_port for status in proxier.frontends]
+    waiting = ports.count(None)
+    frontends = GaugeMetricFamily(
+        "kubeproxy_frontends", "Listeners wanted, by whether they serve or have no port yet", labels=("state",)
+    )
+    frontends.add_metric(("serving",), len(ports) - waiting)
+    frontends.add_metric(("waiting",), waiting)
+    yield frontends
+    yield _without_local_endpoints(proxier)
+    listed = GaugeMetricFamily(
+        "kubeproxy_source_listed", "Whether a source has told all that it has", labels=("source",)
+    )
+    for source, complete in proxier.sources.items():
+        listed.add_metric((source,), complete)
+    yield listed
+
+
+def _without_local_endpoints(proxier: ProxierView) -> Metric:
+    """kube-proxy's, of each service port that policy keeps to this node's endpoints, of which there are none."""
+    counts = {(str(family), policy): 0 for family in Family for policy in _POLICIES.values()}
+    for status in proxier.frontends:
+        frontend = status.frontend
+        if not frontend.endpoints and frontend.name.scope is not Scope.CLUSTER:
+            counts[str(frontend.name.family), _POLICIES[frontend.name.scope]] += 1
+    found = GaugeMetricFamily(
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+        "Service ports under a Local traffic policy without an endpoint on this node",
+        labels=("ip_family", "traffic_policy"),
+    )
+    for labels, count in counts.items():
+        found.add_metric(labels, count)
+    return found
+
+
+_POLICIES: Final = {Scope.LOCAL: "internal", Scope.EXTERNAL: "external"}
+
+
+def _watches(watches: Sequence[WatchView]) -> Iterator[Metric]:
+    behind = GaugeMetricFamily(
+        "kubeproxy_watch_behind_seconds",
+        "For how long changes of a resource may have been missed; 0 while a watch works",
+        labels=("resource",),
+    )
+    last_event = GaugeMetricFamily(
+        "kubeproxy_watch_last_event_timestamp_seconds",
+        "When the API server last said anything about a resource",
+        labels=("resource",),
+    )
+    faulty = GaugeMetricFamily(
+        "kubeproxy_watch_faulty_objects", "Objects of which some part cannot be served", labels=("resource",)
+    )
+    left_out = GaugeMetricFamily(
+        "kubeproxy_watch_left_out_objects",
+        "Objects that are not served, because all together mean more than is kept; at most 10,000 are counted",
+        labels=("resource",),
+    )
+    kept = GaugeMetricFamily(
+        "kubeproxy_watch_kept_bytes", "What is kept of all objects, in bytes of JSON", labels=("resource",)
+    )
+    lists = CounterMetricFamily("kubeproxy_watch_lists_total", "Full lists taken", labels=("resource",))
+    starts = CounterMetricFamily("kubeproxy_watch_starts_total", "Watches begun", labels=("resource",))
+    events = CounterMetricFamily("kubeproxy_watch_events_total", "Events received", labels=("resource",))
+    failures = CounterMetricFamily(
+        "kubeproxy_watch_failures_total", "Lists and watches that failed", labels=("resource", "cause")
+    )
+    for watch in watches:
+        resource = (watch.resource,)
+        behind.add_metric(resource, watch.behind_s)
+        last_event.add_metric(resource, watch.last_event or 0.0)
+        faulty.add_metric(resource, watch.faulty)
+        left_out.add_metric(resource, watch.left_out)
+        kept.add_metric(resource, watch.kept_bytes)
+        lists.add_metric(resource, watch.lists)
+        starts.add_metric(resource, watch.watches)
+        events.add_metric(resource, watch.events)
+        for cause, times in watch.failures.items():
+            failures.add_metric((watch.resource, cause), times)
+    yield from (behind, last_event, faulty, left_out, kept, lists, starts, events, failures)
+
+
+def _manifests(manifests: ManifestsView) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "kubeproxy_manifests_last_change_timestamp_seconds",
+        "When the manifests last said something new",
+        manifests.last_change,
+    )
+    yield GaugeMetricFamily(
+        "kubeproxy_manifests_faults",
+        "Manifests and documents that cannot be taken as they are; the last good version serves on",
+        sum(not problem.skipped for problem in manifests.problems),
+    )
+
+
+def _requests(requests: RequestsView) -> Iterator[Metric]:
+    """client-go's, by which dashboards tell how the API server answers."""
+    answers = CounterMetricFamily(
+        "rest_client_requests_total",
+        "Requests to the API server",
+        labels=("code", "method", "host"),
+    )
+    for (method, code), times in requests.answers.items():
+        answers.add_metric((code, method, requests.host), times)
+    yield answers
+    latency = HistogramMetricFamily(
+        "rest_client_request_duration_seconds",
+        "From a request to the head of its answer",
+        labels=("verb", "host"),
+    )
+    for method, found in requests.latency.items():
+        buckets, count = list[tuple[str, float]](), 0
+        for bound, number in zip((*map(str, LATENCY_BUCKETS_S), "+Inf"), found.counts, strict=True):
+            count += number
+            buckets.append((bound, count))
+        latency.add_metric((method, requests.host), buckets, found.seconds)
+    yield latency
+
+
+def _events(events: EventsView) -> Iterator[Metric]:
+    yield CounterMetricFamily("kubeproxy_events_sent_total", "Kubernetes Events that the API server took", events.sent)
+    yield CounterMetricFamily(
+        "kubeproxy_events_dropped_total", "Kubernetes Events that were too many, or not taken", events.dropped
+    )

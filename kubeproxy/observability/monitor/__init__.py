@@ -1,0 +1,1 @@
+"""Periodic checks of the control process's loop, the workers and the endpoints."""

@@ -1,0 +1,1 @@
+"""The status document, its text, its page and the trace."""

@@ -1,0 +1,224 @@
+"""What was seen, put in order by Service: who fares how, and how much goes on there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from kubeproxy.model import FrontendName, ServiceName, Verdict
+from kubeproxy.observability.status.document import State, Traffic
+from kubeproxy.observability.status.history import History
+from kubeproxy.observability.status.observation import Observation
+from kubeproxy.observability.views import FrontendView
+
+SLICE: Final = 250
+"""Services or frontends between two yields: about a millisecond."""
+
+
+class Order(StrEnum):
+    """How a list of Services may be sorted."""
+
+    PROBLEMS = "problems"
+    """The worst state first, those that fail clients before those that do not."""
+    NAME = "name"
+    ACTIVE = "active"
+    """Open connections."""
+    CONNECTIONS = "connections"
+    """New connections a second, by the last interval; then all accepted."""
+    BYTES = "bytes"
+    """Bytes a second, by the last interval; then all forwarded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Which Services are asked for."""
+
+    service: str = ""
+    """``namespace/name``, ``name``, either with ``:port``: exactly these."""
+    search: str = ""
+    """Part of a name, an address or an endpoint's address."""
+    state: State | None = None
+    order: Order = Order.PROBLEMS
+    offset: int = 0
+    limit: int | None = None
+    """None: all."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One Service."""
+
+    name: ServiceName
+    frontends: list[FrontendView] = field(default_factory=list)
+    state: State = State.OK
+    ejected: int = 0
+    """Endpoints that are passed over."""
+    traffic: Traffic = Traffic()  # noqa: RUF009 - frozen
+
+
+class Index:
+    """All Services of one sight. `fill` is to be run to the end first."""
+
+    def __init__(self, sight: Observation) -> None:
+        self.sight = sight
+        self.rows: dict[ServiceName, Row] = {}
+        self.by_state: dict[State, int] = dict.fromkeys(State, 0)
+        self.ejected_endpoints = 0
+        self.traffic = Traffic()
+
+    def fill(self, names: list[ServiceName] | None = None) -> Iterator[None]:
+        """Read the sight, in slices. `names` is what `names` of an earlier index gave, which spares sorting them."""
+        proxier = self.sight.proxier
+        known = proxier.owners.keys() | proxier.problems.keys()
+        if names is None or len(names) != len(known) or not known.issuperset(names):
+            names = sorted(known)
+        yield
+        self.rows = {name: Row(name) for name in names}
+        yield
+        for number, view in enumerate(proxier.frontends, 1):
+            service = view.frontend.name.service_port.service
+            row = self.rows.get(service)
+            if row is None:
+                row = self.rows[service] = Row(service)
+            row.frontends.append(view)
+            if number % SLICE == 0:
+                yield
+        for number, row in enumerate(self.rows.values(), 1):
+            self._assess(row)
+            if number % SLICE == 0:
+                yield
+
+    @property
+    def names(self) -> list[ServiceName]:
+        """All Services, sorted."""
+        return list(self.rows)
+
+    def _assess(self, row: Row) -> None:
+        sight = self.sight
+        accepted = active = failed = inward = outward = 0
+        for view in row.frontends:
+            name = view.frontend.name
+            if name in sight.ejected:
+                row.ejected += len({ejected.target for ejected in sight.ejected[name]})
+            counters = sight.counters.get(name)
+            if counters is not None:
+                accepted += counters.accepted
+                active += counters.active
+                failed += counters.failed
+                inward += counters.bytes_in
+                outward += counters.bytes_out
+        row.traffic = Traffic(accepted, active, failed, inward, outward)
+        row.state = self._state(row)
+        self.by_state[row.state] += 1
+        self.ejected_endpoints += row.ejected
+        total = self.traffic
+        self.traffic = Traffic(
+            total.accepted + accepted,
+            total.active + active,
+            total.failed + failed,
+            total.bytes_in + inward,
+            total.bytes_out + outward,
+        )
+
+    def _state(self, row: Row) -> State:
+        if row.name in self.sight.proxier.problems:
+            return State.PROBLEM
+        if row.ejected:
+            return State.EJECTED
+        if not all(view.frontend.endpoints or view.frontend.when_empty is Verdict.DROP for view in row.frontends):
+            return State.EMPTY
+        if any(view.proxy_port is None for view in row.frontends):
+            return State.WAITING
+        return State.OK
+
+    def select(self, query: Query, history: History) -> Iterator[list[Row] | None]:
+        """The rows that fit, in order; given last, with None for every slice of work before."""
+        fitting: list[Row] = []
+        fits = _fits(query)
+        for number, row in enumerate(self.rows.values(), 1):
+            if fits(row):
+                fitting.append(row)
+            if number % SLICE == 0:
+                yield None
+        key = _KEYS[query.order]
+        if key is not None:
+            fitting.sort(key=lambda row: key(row, history))
+        yield fitting
+
+
+def _fits(query: Query) -> Callable[[Row], bool]:
+    wanted, search = query.service, query.search.lower()
+    if wanted:
+        name, _, port = wanted.partition(":")
+
+        def is_wanted(row: Row) -> bool:
+            if name not in (str(row.name), row.name.name):
+                return False
+            return not port or any(view.frontend.name.service_port.port == port for view in row.frontends)
+
+    def fits(row: Row) -> bool:
+        if query.state is not None and row.state is not query.state:
+            return False
+        if wanted and not is_wanted(row):
+            return False
+        return not search or search in str(row.name).lower() or _mentions(row, search)
+
+    return fits
+
+
+def _mentions(row: Row, search: str) -> bool:
+    """Whether an address, with its port, of the Service or its endpoints contains a text."""
+    if not any(character.isdigit() for character in search) and ":" not in search:
+        return False
+    for view in row.frontends:
+        frontend = view.frontend
+        for address, _, port in frontend.destinations | frontend.own_destinations:
+            if search in f"{address}:{port}":
+                return True
+        if any(search in str(target) for target in frontend.endpoints):
+            return True
+    return False
+
+
+_RANK: Final = {state: rank for rank, state in enumerate(State)}
+
+
+def _by_problems(row: Row, history: History) -> tuple[int, bool]:
+    rates = history.rates(row.name)
+    return _RANK[row.state], not (rates and rates.failures)
+
+
+def _by_active(row: Row, history: History) -> tuple[int, int]:
+    return -row.traffic.active, -row.traffic.accepted
+
+
+def _by_connections(row: Row, history: History) -> tuple[float, int]:
+    rates = history.rates(row.name)
+    return -(rates.connections if rates else 0.0), -row.traffic.accepted
+
+
+def _by_bytes(row: Row, history: History) -> tuple[float, int]:
+    rates = history.rates(row.name)
+    moved = row.traffic.bytes_in + row.traffic.bytes_out
+    return -(rates.bytes_in + rates.bytes_out if rates else 0.0), -moved
+
+
+_KEYS: Final[Mapping[Order, Callable[[Row, History], Any] | None]] = {
+    Order.PROBLEMS: _by_problems,
+    Order.NAME: None,
+    Order.ACTIVE: _by_active,
+    Order.CONNECTIONS: _by_connections,
+    Order.BYTES: _by_bytes,
+}
+
+
+def frontends_of(row: Row, port: str) -> list[FrontendView]:
+    """Those of one port (empty: of all), by port, family and scope."""
+    chosen = [view for view in row.frontends if not port or view.frontend.name.service_port.port == port]
+    return sorted(chosen, key=_place)
+
+
+def _place(view: FrontendView) -> FrontendName:
+    return view.frontend.name

@@ -1,0 +1,131 @@
+"""What would become of a connection, and why: the question, the answer, and the answer as text. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from kubeproxy.model import Address, Destination, Protocol, Target, family_of, parse_address
+from kubeproxy.observability.status import wording as words
+from kubeproxy.observability.status.document import FrontendStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A client's first packet."""
+
+    to: Destination
+    source: Address | None = None
+    """None: this node itself."""
+
+    @classmethod
+    def of(cls, *, to: str, source: str = "", protocol: str = "") -> Self:
+        """From ``IP:PORT`` or ``[IP]:PORT``, an address or nothing, ``tcp`` or ``udp``; ValueError with what was found
+        and what is allowed."""
+        host, colon, port = to.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise ValueError(f'found "{to}"; write an IPv6 address in brackets, as in [fd00::1]:80')
+        if not colon or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError(f'found "{to}"; allowed: IP:PORT, such as 10.96.0.10:53 or [fd00::1]:80')
+        transport = protocol.upper() or Protocol.TCP
+        if transport not in (Protocol.TCP, Protocol.UDP):
+            raise ValueError(f'found protocol "{protocol}"; allowed: tcp or udp')
+        destination = Destination(_address(host), Protocol(transport), int(port))
+        client = _address(source) if source else None
+        if client is not None and family_of(client) is not family_of(destination.address):
+            raise ValueError(f"found {client} asking {destination.address}; both must be of one IP family")
+        return cls(destination, client)
+
+
+def _address(text: str) -> Address:
+    try:
+        return parse_address(text)
+    except ValueError:
+        raise ValueError(f'found "{text}"; allowed: an IP address') from None
+
+
+class Outcome(StrEnum):
+    """What becomes of the connection."""
+
+    PROXIED = "proxied"
+    REFUSED = "refused"
+    DROPPED = "dropped"
+    PASSED = "not ours"
+    """The kernel routes it as if this proxy were not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOutlook:
+    """What one worker would do with the client."""
+
+    worker: int
+    order: tuple[str, ...]
+    """The endpoints as they would be tried now."""
+    bound: str | None
+    """The endpoint that the client stays with, by affinity; None: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceReport:
+    """The whole answer."""
+
+    to: str
+    protocol: str
+    source: str
+    client: str
+    """``this node``, ``a pod``, ``another host``."""
+    hook: str
+    """Which of netfilter's hooks it meets: ``output``, ``prerouting``."""
+    outcome: Outcome
+    because: str
+    steps: tuple[str, ...]
+    """How that was found, in the order in which things are looked at."""
+    service: str | None
+    """``namespace/name:port``; None: none."""
+    frontend: FrontendStatus | None
+    """The listener that it is led to; None: to none."""
+    outlooks: tuple[WorkerOutlook, ...]
+
+
+def lines(report: TraceReport) -> Iterator[str]:
+    """As text."""
+    yield f"{report.protocol} from {report.source} ({report.client}) to {report.to}: {report.outcome}"
+    yield f"  {report.because}"
+    yield ""
+    for number, step in enumerate(report.steps, 1):
+        yield f"  {number}. {step}"
+    frontend = report.frontend
+    if frontend is None or report.outcome is not Outcome.PROXIED:
+        return
+    yield ""
+    states = {endpoint.address: endpoint for endpoint in frontend.endpoints}
+    alike: dict[tuple[tuple[str, ...], str | None], list[int]] = {}
+    for outlook in report.outlooks:
+        alike.setdefault((outlook.order, outlook.bound), []).append(outlook.worker)
+    for (order, bound), workers in alike.items():
+        yield f"  worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))} would try now"
+        for place, address in enumerate(order, 1):
+            endpoint = states.get(address)
+            remarks = [] if endpoint is None else [words.endpoint(endpoint)]
+            if address == bound:
+                remarks.insert(0, "the client is bound to it")
+            if endpoint is not None and endpoint.preserved:
+                remarks.append("dialed from the client's address")
+            told = "; ".join(filter(None, remarks))
+            yield f"    {place}. {address}{f': {told}' if told else ''}"
+        if not order:
+            yield "    nobody"
+    unused = [endpoint for endpoint in frontend.endpoints if not endpoint.used]
+    if unused:
+        yield "  not asked"
+        for endpoint in unused:
+            yield f"    {endpoint.address}: {words.endpoint(endpoint)}"
+
+
+def describe(destination: Destination) -> str:
+    """``10.96.0.1:80/TCP``."""
+    return f"{Target(destination.address, destination.port)}/{destination.protocol}"

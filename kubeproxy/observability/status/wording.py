@@ -1,0 +1,135 @@
+"""Numbers and lengths of time as people read them, and what a state means in words. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from kubeproxy.observability.status.document import (
+    EndpointStatus,
+    FrontendStatus,
+    ServiceStatus,
+    SourceStatus,
+    Standing,
+    State,
+)
+
+MEANING: Final = {
+    State.PROBLEM: "not, or not wholly, served",
+    State.EJECTED: "an endpoint does not answer",
+    State.EMPTY: "no endpoints",
+    State.WAITING: "does not listen yet",
+    State.OK: "served",
+}
+
+
+def discreet(text: str) -> str:
+    """Without what a URL may hold in secret: a user and password, or a token behind the question mark."""
+    return _QUERY.sub(r"\1?…", _USER.sub(r"\1…@", text))
+
+
+_USER: Final = re.compile(r"(\w://)[^\s/@]+@")
+_QUERY: Final = re.compile(r"(\w://[^\s?\"']+)\?[^\s\"']+")
+
+
+def duration(seconds: float) -> str:
+    """``0.4s``, ``12s``, ``3m20s``, ``5h03m``, ``12d4h``."""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600}h"
+
+
+def size(count: float) -> str:
+    """``512 B``, ``1.2 MB``: powers of ten, as networks count."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def several(count: int, one: str, more: str) -> str:
+    """``1 change``, ``2 changes``."""
+    return f"{count} {one if count == 1 else more}"
+
+
+def rate(per_second: float | None) -> str:
+    """``12``, ``0.5``, ``-`` where it is not known."""
+    if per_second is None:
+        return "-"
+    return f"{per_second:.1f}" if 0 < per_second < 9.95 else f"{per_second:.0f}"
+
+
+def endpoint(status: EndpointStatus) -> str:
+    """Why an endpoint is as it is; empty for one of which there is nothing to say."""
+    match status.standing:
+        case Standing.EJECTED:
+            return f"{_why(status)}; tried again in {duration(status.retry_in_s)}"
+        case Standing.PROBING:
+            return f"{_why(status)}; the next client tries it"
+        case Standing.TERMINATING if status.used:
+            return "terminates, and serves while nobody is ready"
+        case Standing.TERMINATING:
+            return "terminates; gets no new clients"
+        case Standing.UNREADY:
+            return "says that it is not ready"
+        case Standing.ELSEWHERE:
+            return "ready, but policy or topology gives these clients to others"
+    return ""
+
+
+_REASONS: Final = {"timeout": "did not answer in time", "refused": "refuses", "unreachable": "is unreachable"}
+
+
+def _why(status: EndpointStatus) -> str:
+    times = f" ({status.failures} times in a row)" if status.failures > 1 else ""
+    return f"{_REASONS.get(status.reason, status.reason)}{times}"
+
+
+def note(service: ServiceStatus) -> str:
+    """The one thing to know about a Service, in a few words; empty where all is well."""
+    if service.problems:
+        more = f" (and {len(service.problems) - 1} more)" if len(service.problems) > 1 else ""
+        return service.problems[0] + more
+    for frontend in service.frontends:
+        for it in frontend.endpoints:
+            if it.standing in (Standing.EJECTED, Standing.PROBING):
+                return f"{it.address} {endpoint(it)}"
+    for frontend in service.frontends:
+        if frontend.when_empty == "refuse" and not any(it.used for it in frontend.endpoints):
+            port = f"port {frontend.port}: " if frontend.port else ""
+            return f"{port}no endpoints; clients are refused"
+    return MEANING[State.WAITING] if service.state is State.WAITING else ""
+
+
+def endpoint_count(service: ServiceStatus) -> str:
+    """``3``, or ``2/3`` where some do not answer."""
+    used = {it.address: it for frontend in service.frontends for it in frontend.endpoints if it.used}
+    well = sum(it.standing in (Standing.READY, Standing.TERMINATING) for it in used.values())
+    return str(well) if well == len(used) else f"{well}/{len(used)}"
+
+
+def listener(status: FrontendStatus) -> str:
+    """What kind of listener: ``http TCP IPv4``, ``dns UDP IPv6 (external)``."""
+    scope = "" if status.scope == "cluster" else f" ({status.scope})"
+    return f"{status.port + ' ' if status.port else ''}{status.protocol} IPv{status.family}{scope}"
+
+
+def source(status: SourceStatus) -> str:
+    """``follows``, ``behind by 12s``, ``not listed yet``, and its faults."""
+    if not status.listed:
+        text = "has not told yet what it has"
+    else:
+        text = f"behind by {duration(status.behind_s)}" if status.behind_s > 0 else "follows"
+    if status.faults:
+        text += f", {status.faults} faulty"
+    if status.left_out:
+        text += f", {status.left_out} left out"
+    return text

@@ -1,0 +1,155 @@
+"""One Service and its EndpointSlices -> the frontends that it asks for. Pure.
+
+A service port has up to three frontends in each family, one per scope; a scope that nobody can reach has none:
+
+                              cluster IPs        external IPs, load balancer addresses, node port
+    policy Cluster            CLUSTER            CLUSTER
+    policy Local              LOCAL              EXTERNAL; from this node and from pods: CLUSTER
+
+The two policies are internalTrafficPolicy for the left column and externalTrafficPolicy for the right one. Clients on
+this node and pods are inside the cluster whatever address they dial, so externalTrafficPolicy does not narrow their
+choice (kube-proxy calls this the short circuit).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator, Sequence
+
+from kubeproxy.model import (
+    NODE_PORTS,
+    Address,
+    Claim,
+    Destination,
+    EndpointSlice,
+    Family,
+    Frontend,
+    FrontendName,
+    Scope,
+    Service,
+    ServicePort,
+    ServicePortName,
+    Target,
+    TrafficPolicy,
+    Verdict,
+    family_of,
+)
+from kubeproxy.proxier.endpoint_selection import Choice, candidates, choose, is_here
+from kubeproxy.proxier.node import NOWHERE, NodeFacts, Preserve
+
+
+def resolve(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts = NOWHERE) -> tuple[Frontend, ...]:
+    """The frontends of every service port, in every family in which it has an address."""
+    return tuple(
+        frontend
+        for port in service.ports
+        for family in Family
+        for frontend in _frontends(service, port, family, slices, facts)
+    )
+
+
+def _frontends(
+    service: Service, port: ServicePort, family: Family, slices: Sequence[EndpointSlice], facts: NodeFacts
+) -> Iterator[Frontend]:
+    internal = _destinations(service.cluster_ips, port, family)
+    balanced = _destinations(service.load_balancer_ips, port, family)
+    ranges = _of_family(service.load_balancer_source_ranges, family)
+    external = _destinations(service.external_ips, port, family) | balanced | _node_port(service, port, family)
+    if service.load_balancer_source_ranges and not ranges:
+        external -= balanced
+    if not (internal or external):
+        return
+    claims = _claims(service, port, family)
+    choice = choose(candidates(slices, port, family), facts)
+    nothing: frozenset[Destination] = frozenset()
+    internal_local = service.internal_policy is TrafficPolicy.LOCAL
+    external_local = service.external_policy is TrafficPolicy.LOCAL
+    taken_by = {
+        Scope.CLUSTER: (nothing if internal_local else internal) | (nothing if external_local else external),
+        Scope.LOCAL: internal if internal_local else nothing,
+        Scope.EXTERNAL: external if external_local else nothing,
+    }
+    for scope, destinations in taken_by.items():
+        own = external if scope is Scope.CLUSTER and external_local else nothing
+        if not (destinations or own):
+            continue
+        endpoints = choice.everywhere if scope is Scope.CLUSTER else choice.here
+        ranged = balanced & (destinations | own)
+        yield Frontend(
+            name=FrontendName(ServicePortName(*service.name, port.name), family, scope),
+            protocol=port.protocol,
+            destinations=destinations,
+            own_destinations=own,
+            source_ranges=ranges if ranged else frozenset(),
+            ranged=ranged if ranges else nothing,
+            endpoints=endpoints,
+            claims={d: claim for d, claim in claims.items() if d in destinations or d in own},
+            created=service.created,
+            preserve=_preserved(endpoints, scope, choice, facts),
+            affinity_timeout_s=service.affinity_timeout_s,
+            when_empty=Verdict.DROP if choice.anybody and not endpoints else Verdict.REFUSE,
+        )
+
+
+def _destinations(addresses: Iterable[Address], port: ServicePort, family: Family) -> frozenset[Destination]:
+    return frozenset(
+        Destination(address, port.protocol, port.port) for address in addresses if family_of(address) is family
+    )
+
+
+def _claims(service: Service, port: ServicePort, family: Family) -> dict[Destination, Claim]:
+    """How the Service comes by its addresses from outside. One that it has in several ways counts by the best."""
+    allocated = _destinations(service.cluster_ips, port, family)
+    claims = dict.fromkeys(_destinations(service.external_ips, port, family), Claim.EXTERNAL)
+    claims |= dict.fromkeys(_destinations(service.load_balancer_ips, port, family), Claim.LOAD_BALANCER)
+    return {destination: claim for destination, claim in claims.items() if destination not in allocated}
+
+
+def _node_port(service: Service, port: ServicePort, family: Family) -> frozenset[Destination]:
+    """A node port exists in the families of the cluster IPs. A Service without one, as manifests may have it, has its
+    node ports in both."""
+    if not port.node_port:
+        return frozenset()
+    if service.cluster_ips and family not in map(family_of, service.cluster_ips):
+        return frozenset()
+    return frozenset({Destination(NODE_PORTS[family], port.protocol, port.node_port)})
+
+
+def _of_family(cidrs: Iterable[str], family: Family) -> frozenset[str]:
+    return frozenset(cidr for cidr in cidrs if ipaddress.ip_network(cidr).version == family)
+
+
+def _preserved(endpoints: tuple[Target, ...], scope: Scope, choice: Choice, facts: NodeFacts) -> frozenset[Target]:
+    """Those dialed from the client's address. A process of this host itself never is: its answers to the client would
+    leave the host without passing us."""
+    asked = facts.preserve is Preserve.LOCAL or (facts.preserve is Preserve.EXTERNAL_LOCAL and scope is Scope.EXTERNAL)
+    return choice.on_this_node.intersection(endpoints) if asked else frozenset()
+
+
+def barred(service: Service) -> tuple[Address, ...]:
+    """Load balancer addresses that nobody may reach: loadBalancerSourceRanges are given, but none of their family.
+
+    kube-proxy looks at each family alone and takes this for "no restriction". Who lists the clients that may come in
+    does not mean to admit everybody else by another family, so here the address is not served, and that is reported.
+    """
+    ranges = service.load_balancer_source_ranges
+    if not ranges:
+        return ()
+    return tuple(a for a in service.load_balancer_ips if not _of_family(ranges, family_of(a)))
+
+
+def health(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts) -> tuple[int, int] | None:
+    """The health check node port and how many ready endpoints this node has; None: there is no such port.
+
+    As kube-proxy counts: addresses, not ports; those that terminate do not count, although they may still serve. Each
+    family is counted for itself and the greater number taken, so that a dual-stack pod is one endpoint.
+    """
+    if not service.health_check_node_port:
+        return None
+    found: dict[Family, set[Address]] = {family: set() for family in Family}
+    for endpoint_slice in slices:
+        if endpoint_slice.ports:
+            found[endpoint_slice.family].update(
+                endpoint.address for endpoint in endpoint_slice.endpoints if endpoint.ready and is_here(endpoint, facts)
+            )
+    return service.health_check_node_port, max(map(len, found.values()))

@@ -1,0 +1,148 @@
+"""Proxy ports: taken from a range or from the kernel, and given to one frontend at a time."""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from typing import NamedTuple
+
+from kubeproxy.dataplane.interface import PortReserver, Reservation
+from kubeproxy.model import Address, Protocol
+from kubeproxy.model.errors import KernelError
+
+_RECENT = 512
+"""Ports given back that the kernel's choice avoids: far fewer than its ephemeral range holds (28,232 by default)."""
+
+_ATTEMPTS = 16
+"""How often the kernel is asked for another port before a recent one is good enough."""
+
+_STEP_OVER = frozenset({errno.EADDRINUSE, errno.EACCES})
+"""What says that this port is somebody else's, rather than that no port can be had at all."""
+
+
+class PortRange(NamedTuple):
+    """Ports `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+class NoPort(KernelError):
+    """No proxy port can be had now."""
+
+
+class Ports:
+    """Hands out reservations.
+
+    A port number is held once per protocol, also across address families, because the rules know ports by protocol and
+    number. A number that was given back is used again as late as possible: connections that the kernel still tracks
+    must not meet somebody else behind it. From a range, ports are handed out in ascending order at first, so that a
+    restart with the same Services gives them the same ports.
+    """
+
+    def __init__(self, reserver: PortReserver, port_range: PortRange | None) -> None:
+        self._reserver = reserver
+        self._range = port_range
+        self._held: set[tuple[Protocol, int]] = set()
+        self._pools: dict[Protocol, _Pool] = {}
+        self._recent: deque[tuple[Protocol, int]] = deque(maxlen=_RECENT)
+
+    @property
+    def port_range(self) -> PortRange | None:
+        """Where new ports come from; None: the kernel's choice."""
+        return self._range
+
+    def use_range(self, port_range: PortRange | None) -> None:
+        """From now on take ports from here. Those held stay as they are: a listener never changes its port."""
+        if port_range != self._range:
+            self._range = port_range
+            self._pools.clear()
+
+    def holds(self, protocol: Protocol, port: int) -> bool:
+        """Whether a number is one of ours."""
+        return (protocol, port) in self._held
+
+    def reserve(self, protocol: Protocol, address: Address) -> Reservation:
+        """A port for a listener at `address`; NoPort says why there is none."""
+        if self._range is None:
+            reservation = self._from_kernel(protocol, address)
+        else:
+            reservation = self._from_range(self._range, protocol, address)
+        self._held.add((protocol, reservation.port))
+        return reservation
+
+    def release(self, protocol: Protocol, reservation: Reservation) -> None:
+        """Give a port back."""
+        port = reservation.port
+        reservation.release()
+        self._held.discard((protocol, port))
+        if self._range is None:
+            self._recent.append((protocol, port))
+        elif protocol in self._pools:
+            self._pools[protocol].put_back(port)
+
+    def _from_range(self, port_range: PortRange, protocol: Protocol, address: Address) -> Reservation:
+        pool = self._pools.setdefault(protocol, _Pool(port_range))
+        stepped_over: list[int] = []
+        try:
+            while (port := pool.take()) is not None:
+                if (protocol, port) in self._held:  # since before the range was this one; `release` brings it back
+                    continue
+                try:
+                    return self._reserver.reserve(protocol, address, port)
+                except OSError as error:
+                    stepped_over.append(port)
+                    if error.errno not in _STEP_OVER:
+                        raise NoPort(f"cannot bind a proxy port at {address}: {error}") from error
+        finally:
+            for port in stepped_over:
+                pool.put_back(port)
+        raise NoPort(
+            f"all {protocol} ports of --proxy-port-range {port_range} are taken ({len(stepped_over)} of them by other"
+            " processes); widen the range or free ports"
+        )
+
+    def _from_kernel(self, protocol: Protocol, address: Address) -> Reservation:
+        unsuitable: list[Reservation] = []
+        refusal: OSError | None = None
+        try:
+            while refusal is None and len(unsuitable) < _ATTEMPTS:
+                try:
+                    reservation = self._reserver.reserve(protocol, address, 0)
+                except OSError as error:
+                    refusal = error
+                    continue
+                key = (protocol, reservation.port)
+                if key not in self._held and key not in self._recent:
+                    return reservation
+                unsuitable.append(reservation)
+            for i, reservation in enumerate(unsuitable):
+                if (protocol, reservation.port) not in self._held:
+                    return unsuitable.pop(i)
+        finally:
+            for reservation in unsuitable:
+                reservation.release()
+        why = refusal or "all that it offers are held for the other family; widen net.ipv4.ip_local_port_range"
+        raise NoPort(f"the kernel gives no {protocol} port at {address}: {why}") from refusal
+
+
+class _Pool:
+    """Free ports of a range: those never used first, then in the order in which they came back."""
+
+    def __init__(self, port_range: PortRange) -> None:
+        self._range = port_range
+        self._unused = port_range.first
+        self._returned: deque[int] = deque()
+
+    def take(self) -> int | None:
+        if self._unused <= self._range.last:
+            self._unused += 1
+            return self._unused - 1
+        return self._returned.popleft() if self._returned else None
+
+    def put_back(self, port: int) -> None:
+        if self._range.first <= port < self._unused:
+            self._returned.append(port)

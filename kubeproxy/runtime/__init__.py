@@ -1,0 +1,1 @@
+"""What every process needs and no component owns: tasks, threads, restart, back-off, privileges."""

@@ -1,0 +1,106 @@
+"""The capabilities that our processes give up, and never get again: workers nearly all, the control process most."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Collection
+from enum import IntEnum
+from itertools import count
+
+
+class Capability(IntEnum):
+    """Those that we have a use for (linux/capability.h)."""
+
+    DAC_OVERRIDE = 1
+    """Files of other users: manifests, certificates and keys, the access log, the lock of iptables."""
+    NET_BIND_SERVICE = 10
+    """Ports below 1024."""
+    NET_ADMIN = 12
+    """Rules, routes, dialing from a client's address."""
+    NET_RAW = 13
+    """The legacy tables; dialing from a client's address, too."""
+
+
+FOR_DIALING = (Capability.NET_RAW,)
+"""What a worker keeps: to mark its dials, and to dial from clients' addresses. Never CAP_NET_ADMIN, with which it could
+rewrite every rule of the node."""
+CONTROL = frozenset(Capability)
+"""What the control process needs for as long as it lives."""
+
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 23, 24, 38
+"""linux/prctl.h."""
+_VERSION_3 = 0x20080522
+"""linux/capability.h: sets of 64 bits, in two halves."""
+_SETS = struct.Struct("=6I")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = _libc.prctl
+_prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+
+
+def held() -> int:
+    """The capabilities that are permitted to this process, as a set of bits."""
+    permitted: int = _SETS.unpack(_call_with_sets("capget", bytes(_SETS.size)))[1]
+    return permitted
+
+
+def drop(keep: Collection[Capability] = ()) -> None:
+    """Give up every capability but the first of these that is there, in all sets, and gain none by exec for ever.
+    OSError if the kernel says no to giving up."""
+    kept = _first_held(keep)
+    _restrict(kept, inheritable=0)
+
+
+def restrict(keep: Collection[Capability] = CONTROL) -> None:
+    """Give up every capability but these, in all sets, and gain none by exec for ever. Programs that this process
+    starts, and its own next image, have what it has: as root by the bounding set, as another user by the ambient set.
+
+    For the calling thread and those that it starts, so to be called before there are others. OSError if the kernel says
+    no to giving up."""
+    kept = held() & sum(1 << capability for capability in keep)
+    _restrict(kept, inheritable=kept & _inheritable())
+
+
+def _inheritable() -> int:
+    sets: int = _SETS.unpack(_call_with_sets("capget", bytes(_SETS.size)))[2]
+    return sets
+
+
+def _restrict(kept: int, *, inheritable: int) -> None:
+    # Asks for CAP_SETPCAP, so it comes first. Who has not got that cannot use the bounding set either.
+    for number in count():
+        if _prctl(_PR_CAPBSET_READ, number, 0, 0, 0) < 0:
+            break
+        if not kept >> number & 1 and _prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+            _forgive(errno.EPERM)
+    # The kernel takes out of the ambient set what is not permitted and inheritable.
+    _call_with_sets("capset", _SETS.pack(kept, kept, inheritable, 0, 0, 0))
+    if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
+        _forgive()
+
+
+def use_alone(keep: Collection[Capability]) -> None:
+    """Have this thread do with the first of these capabilities that is there, to see what is possible with it. OSError
+    if the kernel says no."""
+    _call_with_sets("capset", _SETS.pack(_first_held(keep), held(), 0, 0, 0, 0))
+
+
+def _first_held(some: Collection[Capability]) -> int:
+    return next((1 << capability for capability in some if held() >> capability & 1), 0)
+
+
+def _call_with_sets(name: str, sets: bytes) -> bytes:
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
+    data = ctypes.create_string_buffer(sets, len(sets))
+    if getattr(_libc, name)(header, data) < 0:
+        _forgive()
+    return data.raw
+
+
+def _forgive(*forgiven: int) -> None:
+    error = ctypes.get_errno()
+    if error not in forgiven:
+        raise OSError(error, os.strerror(error))

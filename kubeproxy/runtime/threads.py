@@ -1,0 +1,65 @@
+"""Work in a thread that does not delay the end of the process."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+BEGIN_S = 10.0
+"""Seconds that a thread may take to begin; a slower one will never begin."""
+
+
+class NotBegun(MemoryError):
+    """No thread could start, for lack of memory or by a limit on processes; no work was done."""
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """The result of `work`, done in a thread of its own; NotBegun when that could not begin.
+
+    Not asyncio.to_thread: Python waits for an executor's threads at exit, and neither a read of standard input nor the
+    parsing of fifty megabytes can be interrupted.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # None only where T has it
+
+    begun = False
+
+    def run() -> None:
+        nonlocal begun
+        begun = True
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    # Not threading.Thread: its start() waits until the thread reports that it runs; a thread without memory for that
+    # would block the whole process for ever.
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError as error:
+        raise NotBegun(f"{error}; raise the limit on processes (ulimit -u, TasksMax=) or on memory") from None
+    try:
+        await asyncio.wait((future,), timeout=BEGIN_S)
+    except asyncio.CancelledError:
+        future.cancel()  # its result is no longer needed
+        raise
+    if not begun:
+        future.cancel()
+        raise NotBegun("no memory for a new thread")
+    return await future

@@ -1,0 +1,171 @@
+"""What is watched: where a kind of object lives in the API, and what becomes of it in the sink. No network here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import structlog
+
+from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.fault import Fault
+from kubeproxy.kubernetes.informer.resource import Resource
+from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
+from kubeproxy.sources import translate
+from kubeproxy.sources.sink import NodeSink, Sink, SourceName
+
+SOURCE = SourceName(objects.SOURCE)
+
+SELECTOR = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
+"""kube-proxy's label selector. Newer ones ask for Services by the field selector ``spec.clusterIP!=None`` instead of
+the headless label; servers before that field existed refuse it with a 400. The labels work on every version, and
+headless Services that come along all the same become nothing in `translate`."""
+
+log = structlog.get_logger(__name__)
+
+
+class Services(Resource[Service]):
+    """v1 Services."""
+
+    name = "services"
+    kind = "Service"
+    path = "/api/v1/services"
+    query: Mapping[str, str] = {"labelSelector": SELECTOR}
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._decode = msgspec.json.Decoder(objects.Service).decode
+
+    def translate(self, raw: msgspec.Raw) -> tuple[list[Service], list[Fault]]:
+        service, faults = translate.service(self._decode(raw))
+        return [service] if service is not None else [], faults
+
+    def replace(self, found: Iterable[Service]) -> None:
+        self._sink.replace_services(SOURCE, found)
+
+    def put(self, metadata: objects.ObjectMeta, found: list[Service]) -> None:
+        for service in found:
+            self._sink.put_service(SOURCE, service)
+        if not found:
+            self.remove(metadata)
+
+    def remove(self, metadata: objects.ObjectMeta) -> None:
+        self._sink.remove_service(SOURCE, ServiceName(metadata.namespace or "", metadata.name or ""))
+
+
+class Slices(Resource[EndpointSlice]):
+    """discovery.k8s.io/v1 EndpointSlices."""
+
+    name = "endpointslices"
+    kind = "EndpointSlice"
+    path = "/apis/discovery.k8s.io/v1/endpointslices"
+    query: Mapping[str, str] = {"labelSelector": SELECTOR}
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._decode = msgspec.json.Decoder(objects.EndpointSlice).decode
+
+    def translate(self, raw: msgspec.Raw) -> tuple[list[EndpointSlice], list[Fault]]:
+        endpoint_slice, faults = translate.endpoint_slice(self._decode(raw))
+        return [endpoint_slice] if endpoint_slice is not None else [], faults
+
+    def replace(self, found: Iterable[EndpointSlice]) -> None:
+        self._sink.replace_slices(SOURCE, found)
+
+    def put(self, metadata: objects.ObjectMeta, found: list[EndpointSlice]) -> None:
+        for endpoint_slice in found:
+            self._sink.put_slice(SOURCE, endpoint_slice)
+        if not found:
+            self.remove(metadata)
+
+    def remove(self, metadata: objects.ObjectMeta) -> None:
+        self._sink.remove_slice(SOURCE, SliceName(metadata.namespace or "", metadata.name or ""))
+
+
+class Endpoints(Resource[EndpointSlice]):
+    """v1 Endpoints, for servers without discovery.k8s.io/v1. One object becomes several slices, so those of each are
+    remembered by name: a change may leave fewer than there were."""
+
+    name = "endpoints"
+    kind = "Endpoints"
+    path = "/api/v1/endpoints"
+    query: Mapping[str, str] = {"labelSelector": SELECTOR}
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._decode = msgspec.json.Decoder(objects.Endpoints).decode
+        self._slices: dict[ServiceName, frozenset[SliceName]] = {}
+
+    def translate(self, raw: msgspec.Raw) -> tuple[list[EndpointSlice], list[Fault]]:
+        return translate.endpoints(self._decode(raw))
+
+    def replace(self, found: Iterable[EndpointSlice]) -> None:
+        slices = list(found)
+        names: dict[ServiceName, set[SliceName]] = {}
+        for endpoint_slice in slices:
+            names.setdefault(endpoint_slice.service, set()).add(endpoint_slice.name)
+        self._slices = {service: frozenset(of_service) for service, of_service in names.items()}
+        self._sink.replace_slices(SOURCE, slices)
+
+    def put(self, metadata: objects.ObjectMeta, found: list[EndpointSlice]) -> None:
+        service = ServiceName(metadata.namespace or "", metadata.name or "")
+        before = self._slices.pop(service, frozenset())
+        now = frozenset(endpoint_slice.name for endpoint_slice in found)
+        if now:
+            self._slices[service] = now
+        for endpoint_slice in found:
+            self._sink.put_slice(SOURCE, endpoint_slice)
+        for name in before - now:
+            self._sink.remove_slice(SOURCE, name)
+
+    def remove(self, metadata: objects.ObjectMeta) -> None:
+        self.put(metadata, [])
+
+
+class OwnNode(Resource[Node]):
+    """The one v1 Node that this proxy runs on. It is listed and watched rather than read, so that it may come, change
+    and go; kube-proxy's role allows all three."""
+
+    name = "nodes"
+    kind = "Node"
+    path = "/api/v1/nodes"
+    query: Mapping[str, str]
+
+    def __init__(self, sink: NodeSink, node_name: str) -> None:
+        self._sink = sink
+        self._decode = msgspec.json.Decoder(objects.Node).decode
+        self._node_name = node_name
+        self._told = ""
+        self.query = {"fieldSelector": f"metadata.name={node_name}"}
+
+    def translate(self, raw: msgspec.Raw) -> tuple[list[Node], list[Fault]]:
+        node, faults = translate.node(self._decode(raw))
+        return [node] if node is not None else [], faults
+
+    def replace(self, found: Iterable[Node]) -> None:
+        node = next(iter(found), None)
+        self._tell(node)
+        self._sink.set_node(node)
+
+    def put(self, metadata: objects.ObjectMeta, found: list[Node]) -> None:
+        self.replace(found)
+
+    def remove(self, metadata: objects.ObjectMeta) -> None:
+        self.replace(())
+
+    def _tell(self, node: Node | None) -> None:
+        """Why /healthz is about to say something else."""
+        standing = _ABSENT if node is None else "" if node.eligible else _LEAVING
+        if standing == self._told:
+            return
+        self._told = standing
+        if standing == _ABSENT:
+            log.warning(
+                _ABSENT, source=SOURCE, node=self._node_name, hint="if its name is another, set --hostname-override"
+            )
+        else:
+            log.info(standing or "this node may be counted on again", source=SOURCE, node=self._node_name)
+
+
+_ABSENT = "the API server has no such node; /healthz says 503, and Services are served all the same"
+_LEAVING = "this node is about to be deleted; /healthz says 503, so that load balancers go elsewhere"

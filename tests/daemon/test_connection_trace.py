@@ -1,0 +1,251 @@
+"""What the trace says, on a node among fakes; and that it says what the kernel does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kubeproxy.daemon.connection_trace import Tracer, client_of
+from kubeproxy.model import Address, Endpoint, Protocol, ServicePort, TrafficPolicy
+from kubeproxy.netfilter.packet_trace import Fate
+from kubeproxy.observability.status.document import EndpointStatus, FrontendStatus, Standing, StatusCounters
+from kubeproxy.observability.status.trace import Asked, Outcome, TraceReport, WorkerOutlook, lines
+from kubeproxy.proxier import NodeFacts
+from tests.proxier.builders import endpoint_slice, service
+from tests.proxier.node import SOURCE, Node
+
+HERE = Address("10.2.0.1")
+FACTS = NodeFacts(
+    name="node-1",
+    node_addresses=frozenset({HERE, Address("127.0.0.1")}),
+    own_addresses=frozenset({HERE, Address("127.0.0.1"), Address("198.51.100.9")}),
+    internal_sources=frozenset({"10.3.0.0/16"}),
+)
+EVERYBODY = (
+    Endpoint(Address("10.3.0.2"), node="node-1"),
+    Endpoint(Address("10.3.1.2"), node="node-2"),
+    Endpoint(Address("10.3.2.2"), ready=False, node="node-2"),
+)
+
+
+async def shop() -> Node:
+    """Five Services: plain, Local, admitting few, empty, and one whose clients stay."""
+    node = Node(facts=FACTS)
+    node.proxier.set_landing({4: HERE}, {})  # type: ignore[dict-item]
+    web = replace(service("web", "10.96.0.1"), ports=(ServicePort("http", Protocol.TCP, 80, 30080),))
+    local = replace(
+        service("local", "10.96.0.2"),
+        external_ips=(Address("198.51.100.2"),),
+        external_policy=TrafficPolicy.LOCAL,
+        internal_policy=TrafficPolicy.LOCAL,
+    )
+    few = replace(
+        service("few", "10.96.0.3"),
+        load_balancer_ips=(Address("203.0.113.3"),),
+        load_balancer_source_ranges=("192.0.2.0/24",),
+    )
+    tracker = node.tracker
+    empty, loyal = service("empty", "10.96.0.4"), service("loyal", "10.96.0.5", affinity_timeout_s=600)
+    tracker.replace_services(SOURCE, (web, local, few, empty, loyal))
+    tracker.replace_slices(SOURCE, [endpoint_slice(name, EVERYBODY) for name in ("web", "local", "few", "loyal")])
+    assert await node.proxier.sync_now()
+    return node
+
+
+async def ask(node: Node, to: str, source: str = "", protocol: str = "tcp") -> TraceReport:
+    tracer = Tracer(proxier=node.proxier, data_plane=node.data_plane, facts=lambda: FACTS)
+    report = await tracer(Asked.of(to=to, source=source, protocol=protocol))
+    assert "None" not in "\n".join(lines(report))
+    return report
+
+
+@pytest.mark.parametrize(
+    ("to", "source", "outcome", "said"),
+    [
+        ("10.96.0.1:80", "10.2.0.2", Outcome.PROXIED, "a cluster IP of default/web:http"),
+        ("10.96.0.1:80", "", Outcome.PROXIED, "this node itself: its packet meets the hook output"),
+        ("10.96.0.1:80", "10.3.7.7", Outcome.PROXIED, "clusterCIDR"),
+        ("10.96.0.1:81", "10.2.0.2", Outcome.PASSED, "10.96.0.1 is a service address, but serves only 80/TCP"),
+        ("10.2.0.1:30080", "10.2.0.2", Outcome.PROXIED, "node port 30080 of default/web:http"),
+        ("198.51.100.9:30080", "10.2.0.2", Outcome.PASSED, "no address of this node that takes node ports"),
+        ("198.51.100.2:80", "10.2.0.2", Outcome.PROXIED, "externalTrafficPolicy is Local: only endpoints on this node"),
+        ("198.51.100.2:80", "", Outcome.PROXIED, "may use any endpoint"),
+        ("10.96.0.2:80", "10.2.0.2", Outcome.PROXIED, "internalTrafficPolicy is Local"),
+        ("203.0.113.3:80", "192.0.2.7", Outcome.PROXIED, "192.0.2.7 is admitted by the source ranges 192.0.2.0/24"),
+        ("203.0.113.3:80", "10.2.0.2", Outcome.DROPPED, "10.2.0.2 is in none of the source ranges"),
+        ("203.0.113.3:80", "10.2.0.2", Outcome.DROPPED, "loadBalancerSourceRanges of default/few:http do not admit"),
+        ("10.96.0.4:80", "10.2.0.2", Outcome.REFUSED, "default/empty:http has no endpoints"),
+        ("10.96.0.5:80", "10.2.0.2", Outcome.PROXIED, "stays with its endpoint for 600 s"),
+        ("8.8.8.8:53", "10.2.0.2", Outcome.PASSED, "no Service has this address"),
+    ],
+)
+async def test_what_is_said(to: str, source: str, outcome: Outcome, said: str) -> None:
+    node = await shop()
+    report = await ask(node, to, source)
+    assert report.outcome is outcome
+    assert said in "\n".join(lines(report))
+    await node.close()
+
+
+async def test_a_proxy_port_takes_nothing_directly() -> None:
+    node = await shop()
+    port = next(iter(node.data_plane.listening.values())).port
+    report = await ask(node, f"{HERE}:{port}", "10.2.0.2")
+    assert report.outcome is Outcome.DROPPED
+    assert report.because == "a proxy port takes only what was redirected to it"
+    await node.close()
+
+
+async def test_the_endpoints_in_their_order_and_those_not_asked() -> None:
+    node = await shop()
+    report = await ask(node, "10.96.0.1:80", "10.2.0.2")
+    assert report.frontend is not None
+    assert [outlook.order for outlook in report.outlooks] == [("10.3.0.2:8080", "10.3.1.2:8080")]
+    states = {it.address: (it.standing, it.used) for it in report.frontend.endpoints}
+    assert states["10.3.2.2:8080"] == (Standing.UNREADY, False)
+    assert states["10.3.0.2:8080"] == (Standing.READY, True)
+    here = await ask(node, "10.96.0.2:80", "10.2.0.2")
+    assert here.frontend is not None
+    assert {it.address: it.standing for it in here.frontend.endpoints}["10.3.1.2:8080"] is Standing.ELSEWHERE
+    await node.close()
+
+
+async def test_before_any_rule_is_in_force_it_says_so() -> None:
+    node = Node()
+    report = await ask(node, "10.96.0.1:80", "10.2.0.2")
+    assert report.outcome is Outcome.PASSED
+    assert report.steps[0].startswith("no rules are in force yet")
+    await node.close()
+
+
+OUTCOMES = {
+    Fate.PASSED: Outcome.PASSED,
+    Fate.PROXIED: Outcome.PROXIED,
+    Fate.REFUSED: Outcome.REFUSED,
+    Fate.DROPPED: Outcome.DROPPED,
+}
+ADDRESSES = (*(f"10.96.0.{n}" for n in range(1, 5)), "198.51.100.2", "203.0.113.3", HERE, "127.0.0.1", "8.8.8.8")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    address=st.sampled_from(ADDRESSES),
+    port=st.sampled_from(["80", "81", "30080", "proxy port"]),
+    source=st.sampled_from(["", "10.2.0.2", "10.3.5.5", "192.0.2.7", HERE]),
+    protocol=st.sampled_from(["tcp", "udp"]),
+)
+async def test_it_says_what_the_kernel_does(address: str, port: str, source: str, protocol: str) -> None:
+    node = await shop()
+    number = next(iter(node.data_plane.listening.values())).port if port == "proxy port" else port
+    asked = Asked.of(to=f"{address}:{number}", source=source, protocol=protocol)
+    report = await ask(node, f"{address}:{number}", source, protocol)
+    client = client_of(asked, node.netfilter.kernel, FACTS)
+    assert client.is_this_node == (source in ("", HERE))
+    met = node.netfilter.trace(
+        asked.to,
+        source=client.address,
+        from_this_host=source in ("", HERE),
+        for_this_host=address in FACTS.own_addresses,
+    )
+    assert report.outcome is OUTCOMES[met.fate]
+    if met.proxy_port is not None:
+        assert report.frontend is not None
+        assert report.frontend.proxy_port == met.proxy_port
+    await node.close()
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ({"to": "10.96.0.1"}, "allowed: IP:PORT"),
+        ({"to": "fd00::1"}, "in brackets"),
+        ({"to": "10.96.0.1:0"}, "allowed: IP:PORT"),
+        ({"to": "10.96.0.1:65536"}, "allowed: IP:PORT"),
+        ({"to": "web:80"}, "an IP address"),
+        ({"to": "10.96.0.1:80", "source": "me"}, "an IP address"),
+        ({"to": "10.96.0.1:80", "source": "fd00::1"}, "one IP family"),
+        ({"to": "10.96.0.1:80", "protocol": "sctp"}, "tcp or udp"),
+    ],
+)
+def test_what_cannot_be_asked(question: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Asked.of(**question)
+
+
+def test_ipv6_in_brackets() -> None:
+    assert Asked.of(to="[FD00::0:1]:80", protocol="udp").to == ("fd00::1", "UDP", 80)
+
+
+def test_workers_that_would_do_the_same_are_told_together() -> None:
+    frontend = FrontendStatus(
+        port="http",
+        protocol="TCP",
+        family=4,
+        scope="cluster",
+        proxy_port=40001,
+        addresses=("10.96.0.1:80",),
+        own_addresses=(),
+        source_ranges=(),
+        affinity_s=600,
+        when_empty="refuse",
+        counters=StatusCounters(),
+        endpoints=(
+            EndpointStatus(
+                address="a:1", standing=Standing.EJECTED, used=True, reason="timeout", failures=2, retry_in_s=3.0
+            ),
+            EndpointStatus(address="b:1", standing=Standing.READY, used=True, preserved=True),
+            EndpointStatus(address="c:1", standing=Standing.UNREADY, used=False),
+        ),
+    )
+    report = TraceReport(
+        to="10.96.0.1:80",
+        protocol="TCP",
+        source="10.2.0.2",
+        client="another host",
+        hook="prerouting",
+        outcome=Outcome.PROXIED,
+        because="web has 2 endpoints",
+        steps=("first", "second"),
+        service="default/web",
+        frontend=frontend,
+        outlooks=(
+            WorkerOutlook(0, ("b:1", "a:1"), "b:1"),
+            WorkerOutlook(1, ("b:1", "a:1"), None),
+            WorkerOutlook(2, ("b:1", "a:1"), None),
+        ),
+    )
+    assert (
+        list(lines(report))
+        == """\
+TCP from 10.2.0.2 (another host) to 10.96.0.1:80: proxied
+  web has 2 endpoints
+
+  1. first
+  2. second
+
+  worker 0 would try now
+    1. b:1: the client is bound to it; dialed from the client's address
+    2. a:1: did not answer in time (2 times in a row); tried again in 3.0s
+  workers 1, 2 would try now
+    1. b:1: dialed from the client's address
+    2. a:1: did not answer in time (2 times in a row); tried again in 3.0s
+  not asked
+    c:1: says that it is not ready""".splitlines()
+    )
+
+
+async def test_a_node_port_that_could_not_be_had_is_named() -> None:
+    node = Node(facts=FACTS)
+    node.reserver.taken.add((Protocol.TCP, 30080))
+    web = replace(service("web", "10.96.0.1"), ports=(ServicePort("http", Protocol.TCP, 80, 30080),))
+    node.tracker.replace_services(SOURCE, (web,))
+    node.tracker.replace_slices(SOURCE, [endpoint_slice("web", EVERYBODY)])
+    await node.proxier.sync_now()
+    report = await ask(node, f"{HERE}:30080", "10.2.0.2")
+    assert report.outcome is Outcome.PASSED
+    assert report.because.startswith("it belongs to default/web, but node port 30080")
+    assert (await ask(node, f"{HERE}:30081", "10.2.0.2")).because.startswith("no Service has this address")
+    await node.close()

@@ -1,0 +1,47 @@
+"""What is told of this host while it lasts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.host import LEFTOVERS_LOOK, HostState
+from kubeproxy.netfilter import foreign_rules
+
+
+class Enough(Exception):
+    """The test has seen what it came for."""
+
+
+async def test_while_something_is_left_looks_are_closer(monkeypatch: pytest.MonkeyPatch) -> None:
+    configuration = Configuration()
+    here = HostState(configuration, node=lambda: None)
+    complain = here.complaints["leftovers"]
+    assert complain() is None
+    found = [["nftables: table ip kube-proxy"], ["nftables: table ip kube-proxy"], []]
+    seen: list[tuple[bool, float]] = []
+
+    async def look() -> list[str]:
+        return found[len(seen)]
+
+    async def sleep(delay_s: float) -> None:
+        seen.append((complain() is not None, delay_s))
+        if len(seen) == len(found):
+            raise Enough
+
+    monkeypatch.setattr(foreign_rules, "look", look)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(Enough):
+        await here.follow_leftovers("nftables")
+    period_s = configuration.sync_period_s
+    assert seen == [(True, period_s), (True, period_s), (False, LEFTOVERS_LOOK * period_s)]
+
+
+async def test_who_makes_no_rules_leaves_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look() -> list[str]:
+        raise AssertionError("looked all the same")
+
+    monkeypatch.setattr(foreign_rules, "look", look)
+    await HostState(Configuration(), node=lambda: None).follow_leftovers("none")

@@ -1,0 +1,62 @@
+"""This node, as configuration, Node object and kernel tell it together."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.node_facts import node_facts, node_of
+from kubeproxy.model import Address, Node
+from kubeproxy.netfilter.local_addresses import LocalAddress
+from kubeproxy.proxier.node import Preserve
+from tests.config.files import of_flags
+
+OWN = ("127.0.0.1", "10.2.0.1", "192.0.2.7", "::1", "fd00:2::1", "fe80::1")
+LOCAL = [LocalAddress(Address(text), "eth0", is_global=True, usable=True) for text in OWN]
+NODE = Node("here", addresses=(Address("192.0.2.7"), Address("fd00:2::1"), Address("203.0.113.9")), zone="z1")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"127.0.0.1", "::1", "10.2.0.1", "192.0.2.7", "fd00:2::1"}),
+        (["all"], {"127.0.0.1", "::1", "10.2.0.1", "192.0.2.7", "fd00:2::1"}),
+        (["primary"], {"192.0.2.7", "fd00:2::1"}),
+        (["primary", "localhost"], {"192.0.2.7", "fd00:2::1", "127.0.0.1", "::1"}),
+        (["10.0.0.0/8"], {"10.2.0.1"}),
+        (["127.0.0.0/8", "fd00::/8"], {"127.0.0.1", "fd00:2::1"}),
+        (["198.51.100.0/24"], set()),
+    ],
+)
+def test_which_addresses_take_node_ports(words: list[str], expected: set[str]) -> None:
+    configuration = of_flags(nodeport_addresses=",".join(words)).configuration if words else Configuration()
+    facts = node_facts(configuration, NODE, LOCAL, can_preserve=True)
+    assert facts.node_addresses == expected
+    assert facts.own_addresses == set(OWN) - {"fe80::1"}
+
+
+def test_localhost_may_be_left_out() -> None:
+    configuration = of_flags(iptables_localhost_nodeports="false").configuration
+    assert not {"127.0.0.1", "::1"} & node_facts(configuration, NODE, LOCAL, can_preserve=True).node_addresses
+
+
+def test_without_a_node_object_the_first_address_of_each_family_is_primary() -> None:
+    configuration = of_flags(nodeport_addresses="primary").configuration
+    facts = node_facts(configuration, node_of(configuration, "here", None), LOCAL, can_preserve=True)
+    assert facts.node_addresses == {"10.2.0.1", "fd00:2::1"}
+    assert (facts.name, facts.zone) == ("here", "")
+
+
+def test_what_is_configured_stands_in_for_a_node_object() -> None:
+    configuration = of_flags(node_addresses="198.51.100.1", node_zone="z2").configuration
+    node = node_of(configuration, "here", None)
+    assert (node.addresses, node.zone, node.eligible) == (("198.51.100.1",), "z2", True)
+    assert node_of(configuration, "here", NODE) == NODE
+
+
+def test_addresses_are_preserved_only_where_the_kernel_lets_us() -> None:
+    configuration = of_flags(preserve_client_address="local", cluster_cidr="10.0.0.0/8,fd00::/8").configuration
+    able = node_facts(configuration, NODE, LOCAL, can_preserve=True)
+    assert able.preserve is Preserve.LOCAL
+    assert able.internal_sources == {"10.0.0.0/8", "fd00::/8"}
+    assert node_facts(configuration, NODE, LOCAL, can_preserve=False).preserve is Preserve.NEVER

@@ -1,0 +1,78 @@
+"""What is decided about the end; what clients see of it is in `tests/system/e2e/test_succession.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from kubeproxy.daemon import shutdown
+from kubeproxy.daemon.shutdown import RulesAtExit, Shutdown, arrival_s, last_s, rules_at_exit
+from kubeproxy.daemon.signals import Signals
+from kubeproxy.runtime.tasks import TaskSet
+
+
+@pytest.mark.parametrize(("ours", "cleanup_on_exit", "rules"), [
+    (True, False, RulesAtExit.PAUSE),
+    (True, True, RulesAtExit.REMOVE),
+    (False, False, RulesAtExit.LEAVE),
+    (False, True, RulesAtExit.LEAVE),
+])  # fmt: skip
+def test_the_rules_of_others_are_left_alone(ours: bool, cleanup_on_exit: bool, rules: RulesAtExit) -> None:
+    assert rules_at_exit(ours=ours, cleanup_on_exit=cleanup_on_exit) is rules
+
+
+@pytest.mark.parametrize(("grace_s", "last", "arrival"), [
+    (10.0, 1.0, 0.5),
+    (1.0, 0.5, 0.5),
+    (0.5, 0.25, 0.25),
+    (0.0, 0.0, 0.0),
+])  # fmt: skip
+def test_what_is_kept_for_the_last_is_part_of_the_grace(grace_s: float, last: float, arrival: float) -> None:
+    assert last_s(grace_s) == last
+    assert arrival_s(grace_s) == arrival
+
+
+class Others:
+    """All that takes part in the end, with a packet filter that hangs."""
+
+    open_connections = 0
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def stop(self, *, cleanup: bool, pause: bool) -> None:
+        await asyncio.Event().wait()
+
+    async def retire(self) -> None:
+        pass
+
+    async def drain(self, grace_s: float) -> int:
+        return 0
+
+    async def flush(self) -> None:
+        pass
+
+    def close(self) -> asyncio.Future[None]:
+        self.closed = True
+        return asyncio.ensure_future(asyncio.sleep(0))
+
+
+@pytest.mark.timeout(30)
+async def test_a_packet_filter_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown, "RULES_S", 0.01)
+    others = cast(Any, Others())
+    leaving = Shutdown(
+        signals=Signals(),
+        takeover=others,
+        proxier=others,
+        data_plane=others,
+        access_log=others,
+        tasks=TaskSet(lambda name, error: None),
+    )
+    with capture_logs() as logs:
+        await leaving.leave(RulesAtExit.PAUSE, within_s=0.0)
+    assert others.closed
+    assert [line["reason"] for line in logs] == ["it was not done within 0.01 s"]

@@ -1,0 +1,84 @@
+"""What is kept back for when there is no memory any more."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+
+from kubeproxy.dataplane.loop.reactor import Reactor
+from kubeproxy.dataplane.resources import memory_reserve
+from kubeproxy.dataplane.resources.fd_budget import AT_LEAST, DescriptorBudget, Share
+from kubeproxy.dataplane.resources.memory_reserve import MemoryReserve
+from tests.support.clock import Clock
+
+LIMIT = 400
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """While something is in it, the kernel has no memory."""
+    refused: list[int] = []
+    kept = mmap.mmap
+
+    def make(*arguments: int, **named: int) -> mmap.mmap:
+        if refused:
+            raise OSError(12, "Cannot allocate memory")
+        return kept(*arguments, **named)
+
+    monkeypatch.setattr("mmap.mmap", make)
+    return refused
+
+
+def test_what_is_short_is_shared(reactor: Reactor) -> None:
+    """A flood that has used the memory up gets no more; the others do."""
+    budget, flood, other = DescriptorBudget(LIMIT), Share(), Share()
+    for _ in range(75):
+        assert budget.take(2, flood)
+    assert MemoryReserve(budget=budget, reactor=reactor).spend()
+    assert not budget.take(2, flood)
+    taken = 0
+    while budget.take(2, other):
+        taken += 2
+    assert 20 <= taken <= 25
+    assert budget.used <= budget.limit == 200
+
+
+def test_somebody_is_served_even_if_nobody_was(reactor: Reactor) -> None:
+    budget = DescriptorBudget(LIMIT)
+    MemoryReserve(budget=budget, reactor=reactor).spend()
+    assert budget.limit == AT_LEAST
+    assert budget.take(2, Share())
+
+
+def test_there_is_never_more_than_there_was(reactor: Reactor) -> None:
+    budget, flood = DescriptorBudget(LIMIT), Share()
+    while budget.take(2, flood):
+        pass
+    MemoryReserve(budget=budget, reactor=reactor).spend()
+    assert budget.limit == LIMIT
+
+
+def test_it_is_spent_once_until_there_is_enough_again(reactor: Reactor, clock: Clock, refusing: list[int]) -> None:
+    budget = DescriptorBudget(LIMIT)
+    reserve = MemoryReserve(budget=budget, reactor=reactor)
+    refusing.append(1)
+    assert reserve.spend()
+    assert not reserve.spend()
+    for _ in range(3):
+        clock.now += memory_reserve.LOOK_S
+        reactor.turn()
+        assert budget.limit == AT_LEAST
+    refusing.clear()
+    clock.now += memory_reserve.LOOK_S
+    reactor.turn()
+    assert budget.limit == LIMIT
+    assert reserve.spend()
+    assert reserve.shortages == 1 + 3 + 1
+
+
+def test_where_there_was_none_at_first(reactor: Reactor, refusing: list[int]) -> None:
+    refusing.append(1)
+    budget = DescriptorBudget(LIMIT)
+    assert not MemoryReserve(budget=budget, reactor=reactor).spend()
+    assert budget.limit == LIMIT

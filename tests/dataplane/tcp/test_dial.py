@@ -1,0 +1,231 @@
+"""Which endpoint answers, when some do not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import Counter
+
+import pytest
+
+from kubeproxy.dataplane.loop.reactor import Reactor
+from kubeproxy.dataplane.loop.write_queue import DIALS, WriteQueue
+from kubeproxy.dataplane.messages import SetEndpoints, Tune
+from tests.dataplane.conftest import (
+    Bench,
+    ask,
+    echo,
+    endpoint,
+    eventually,
+    frontend,
+    refusing_target,
+    says,
+    silent_target,
+)
+
+QUICK = Tune(dial_steps_s=(0.05, 0.1, 0.2, 0.4))
+
+
+async def test_round_robin_is_exact(bench: Bench) -> None:
+    async with endpoint(says("a")) as a, endpoint(says("b")) as b, endpoint(says("c")) as c:
+        address = await bench.serve(a, b, c)
+        answers = Counter([await ask(address) for _ in range(30)])
+    assert answers == {"a": 10, "b": 10, "c": 10}
+
+
+async def test_a_refusing_endpoint_is_never_seen_by_a_client(bench: Bench) -> None:
+    with refusing_target() as dead:
+        async with endpoint(says("alive")) as alive:
+            address = await bench.serve(dead, alive)
+            assert [await ask(address) for _ in range(10)] == ["alive"] * 10
+    counters = bench.plane.engine.counters()[frontend()]
+    assert counters.failed == 0
+    assert counters.dial_retries >= 1
+
+
+async def test_a_silent_endpoint_is_passed_by_after_its_step(bench: Bench) -> None:
+    await bench.plane.send([QUICK])
+    with silent_target() as dead:
+        async with endpoint(says("alive")) as alive:
+            address = await bench.serve(dead, alive)
+            assert await asyncio.gather(*(ask(address) for _ in range(20))) == ["alive"] * 20
+    assert bench.plane.engine.counters()[frontend()].failed == 0
+
+
+async def test_a_silent_endpoint_costs_its_step_once_and_then_nothing(bench: Bench) -> None:
+    with silent_target() as dead:
+        async with endpoint(says("alive")) as alive:
+            address = await bench.serve(dead, alive)
+            for _ in range(10):
+                assert await ask(address) == "alive"
+            assert dead in bench.plane.engine._listeners[frontend()].balancer.ejected
+    assert bench.plane.engine.counters()[frontend()].dial_retries == 1
+
+
+async def test_a_silent_endpoint_stalls_nobody_else(bench: Bench) -> None:
+    """The old userspace proxy dialed inside accept: three clients waited 3.8, 7.5 and 11.3 s."""
+    with silent_target() as dead:
+        async with endpoint(says("other")) as alive:
+            stuck_address = await bench.serve(dead, name="stuck")
+            address = await bench.serve(alive, name="fine")
+            stuck = [asyncio.open_connection(*stuck_address) for _ in range(3)]
+            writers = [writer for _, writer in await asyncio.gather(*stuck)]
+            assert await ask(address) == "other"
+            assert bench.plane.engine.counters()[frontend("stuck")].failed == 0
+            for writer in writers:
+                writer.close()
+
+
+async def test_when_the_ladder_ends_the_client_is_reset(bench: Bench) -> None:
+    await bench.plane.send([QUICK])
+    with silent_target() as dead:
+        address = await bench.serve(dead)
+        with pytest.raises(ConnectionResetError):
+            await ask(address)
+    await eventually(lambda: bench.plane.engine.counters()[frontend()].failed == 1)
+    assert bench.plane._context.live == set()
+
+
+async def test_an_endpoint_that_is_being_restarted_is_waited_for(bench: Bench) -> None:
+    await bench.plane.send([Tune(dial_steps_s=(0.2, 0.4, 0.8, 1.6))])
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        with refusing_target() as other:
+            address = await bench.serve(type(other)(other.address, port))
+        asking = asyncio.create_task(ask(address))
+        await eventually(lambda: bench.plane.engine.counters()[frontend()].dial_retries >= 1)
+        sock.listen()
+        sock.setblocking(False)
+        accepted, _ = await asyncio.get_running_loop().sock_accept(sock)
+        accepted.send(b"back")
+        accepted.close()
+        assert await asking == "back"
+
+
+async def test_the_first_to_answer_wins(bench: Bench) -> None:
+    """A slow network is not a dead endpoint: the silent attempt stays open beside the next one, and is closed after."""
+    await bench.plane.send([QUICK])
+    with silent_target() as slow:
+        async with endpoint(echo) as alive:
+            address = await bench.serve(slow, alive)
+            for _ in range(4):
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(b"hi")
+                assert await reader.readexactly(2) == b"hi"
+                writer.close()
+    context = bench.plane._context
+    await eventually(lambda: not context.live)
+    assert context.budget.used == 1  # the held port
+
+
+async def test_no_endpoints_resets_at_once(bench: Bench) -> None:
+    address = await bench.serve()
+    with pytest.raises(ConnectionResetError):
+        await ask(address, timeout_s=1)
+
+
+async def test_a_client_that_is_gone_is_not_dialed_for_any_more(bench: Bench) -> None:
+    with silent_target() as dead:
+        address = await bench.serve(dead)
+        sock = socket.create_connection(address)
+        await eventually(lambda: bench.plane.engine.counters()[frontend()].accepted == 1)
+        assert len(bench.plane._context.live) == 1
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        await eventually(lambda: not bench.plane._context.live, within_s=0.2)
+    assert bench.plane.engine.counters()[frontend()].failed == 0
+
+
+async def test_a_client_that_spoke_and_said_fin_while_we_dialed_is_served(bench: Bench) -> None:
+    await bench.plane.send([QUICK])
+
+    async def question(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.read()).upper())
+        await writer.drain()
+
+    with silent_target() as slow:
+        async with endpoint(question) as alive:
+            address = await bench.serve(slow, alive)
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(b"early")
+                writer.write_eof()
+                assert await reader.read() == b"EARLY"
+                writer.close()
+
+
+@pytest.mark.parametrize("size", [1, 65_536, 300_000])
+async def test_what_a_client_says_before_it_is_dialed_for_reaches_the_endpoint_that_answers(
+    bench: Bench, size: int
+) -> None:
+    """Once, and whole, whoever was tried before."""
+    await bench.plane.send([QUICK])
+    words = bytes(range(256)) * (size // 256) or b"x"
+    with refusing_target() as refusing, silent_target() as silent:
+        async with endpoint(echo) as alive:
+            address = await bench.serve(refusing, silent, alive)
+            for _ in range(3):
+                sock = socket.socket()
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
+                # What is sent before the data plane has its first turn is there when the client is accepted.
+                sock.connect(address)
+                sock.setblocking(False)
+                sent = sock.send(words)
+                sock.shutdown(socket.SHUT_WR)
+                reader, writer = await asyncio.open_connection(sock=sock)
+                assert await asyncio.wait_for(reader.read(), 10) == words[:sent]
+                writer.close()
+    await eventually(lambda: not bench.plane._context.live)
+    counters = bench.plane.engine.counters()[frontend()]
+    assert counters.bytes_in == counters.bytes_out > 0
+
+
+async def test_endpoints_change_under_running_connections(bench: Bench) -> None:
+    async with endpoint(echo) as old, endpoint(says("new")) as new:
+        address = await bench.serve(old)
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"1")
+        assert await reader.readexactly(1) == b"1"
+        await bench.plane.send([SetEndpoints(frontend(), (new,))])
+        assert await ask(address) == "new"
+        writer.write(b"2")
+        assert await reader.readexactly(1) == b"2"
+        writer.close()
+
+
+async def test_a_client_stays_with_its_endpoint(bench: Bench) -> None:
+    async with endpoint(says("a")) as a, endpoint(says("b")) as b:
+        address = await bench.serve(a, b, affinity_timeout_s=600)
+        assert len({await ask(address) for _ in range(6)}) == 1
+
+
+async def test_affinity_gives_way_to_an_endpoint_that_answers(bench: Bench) -> None:
+    with refusing_target() as dead:
+        async with endpoint(says("alive")) as alive:
+            address = await bench.serve(dead, alive, affinity_timeout_s=600)
+            assert {await ask(address) for _ in range(6)} == {"alive"}
+    assert bench.plane.engine.counters()[frontend()].dial_retries <= 1
+
+
+def test_those_who_came_at_once_are_dialed_for_a_few_in_a_turn() -> None:
+    class Waiting:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def begin(self) -> None:
+            begun.append(self.number)
+
+    begun: list[int] = []
+    reactor = Reactor()
+    write_queue = WriteQueue(reactor, send=lambda flows: None)
+    for number in range(2 * DIALS + 1):
+        write_queue.dial(Waiting(number))
+    seen = []
+    for _ in range(4):
+        reactor.turn()
+        seen.append(len(begun))
+    assert seen == [DIALS, 2 * DIALS, 2 * DIALS + 1, 2 * DIALS + 1]
+    assert begun == sorted(begun)
+    reactor.shut()

@@ -1,0 +1,53 @@
+"""Who is probed for being gone: clients from the start, endpoints once their connections have lived a while."""
+
+from __future__ import annotations
+
+import socket
+
+from kubeproxy.dataplane.messages import Tune
+from kubeproxy.dataplane.tcp.connection import Connection
+from tests.dataplane.conftest import Bench, echo, endpoint, eventually
+
+
+def probed(fd: int) -> tuple[bool, int, int]:
+    """Whether the peer is, after how many seconds, and how often."""
+    sock = socket.socket(fileno=fd)
+    try:
+        return (
+            bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)),
+            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
+        )
+    finally:
+        sock.detach()
+
+
+async def test_both_legs_are_probed_the_endpoints_after_a_while(bench: Bench) -> None:
+    await bench.plane.send([Tune(keepalive_s=3600)])
+    live = bench.plane._context.live
+    async with endpoint(echo) as target:
+        with socket.create_connection(await bench.serve(target)):
+            await eventually(lambda: any(isinstance(each, Connection) for each in live))
+            (connection,) = live
+            assert isinstance(connection, Connection)
+            assert probed(connection._client) == (True, 3600, 3600)
+            assert not probed(connection._endpoint)[0]
+            await bench.plane.send([Tune(keepalive_s=1)])
+            await eventually(lambda: probed(connection._endpoint) == (True, 1, 1))
+
+
+async def test_a_connection_is_asked_for_once(bench: Bench) -> None:
+    await bench.plane.send([Tune(keepalive_s=1)])
+    live = bench.plane._context.live
+    async with endpoint(echo) as target:
+        address = await bench.serve(target)
+        with socket.create_connection(address):
+            await eventually(lambda: any(isinstance(each, Connection) and each.kept_alive for each in live))
+            (first,) = live
+            assert isinstance(first, Connection)
+            sock = socket.socket(fileno=first._endpoint)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 77)
+            sock.detach()
+            with socket.create_connection(address):
+                await eventually(lambda: len(live) == 2 and all(getattr(each, "kept_alive", False) for each in live))
+            assert probed(first._endpoint) == (True, 77, 1)

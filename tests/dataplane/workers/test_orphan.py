@@ -1,0 +1,358 @@
+"""Workers whose control process was killed: they serve on, find whoever follows, and end when they are told to or when
+nobody comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kubeproxy.daemon.takeover.control_socket import ControlSocket
+from kubeproxy.daemon.takeover.protocol import heard, receive_first
+from kubeproxy.dataplane.messages import Binding
+from kubeproxy.model import Target
+from kubeproxy.runtime import net_admin
+from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, says
+
+CONTROL = """if True:
+    import asyncio, json, sys
+    from kubeproxy.dataplane.messages import Listen, SetEndpoints, Tune
+    from kubeproxy.dataplane.workers.pool import WorkerDataPlane
+    from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
+
+    async def main(count, owner, grace_s, shutdown_grace_s, port, affinity_timeout_s):
+        plane = WorkerDataPlane(count, on_end=print, on_crash=print, run="that run", owner_prefix=owner)
+        held = plane.reserve(Protocol.TCP, Address("127.0.0.1"), 0)
+        name = FrontendName(ServicePortName("default", "web", ""), Family.IPV4)
+        await plane.send([
+            Tune(orphan_grace_s=grace_s, shutdown_grace_s=shutdown_grace_s),
+            Listen(name, Protocol.TCP, Address("127.0.0.1"), held.port),
+            SetEndpoints(name, (Target(Address("127.0.0.1"), port),), affinity_timeout_s),
+        ])
+        while len(workers := await plane.worker_status()) < count:
+            await asyncio.sleep(0.01)
+        print(json.dumps({"port": held.port, "pids": [each.pid for each in workers]}), flush=True)
+        await asyncio.sleep(3600)
+
+    asyncio.run(main(*json.loads(sys.argv[1])))
+"""
+
+
+@dataclass
+class Orphans:
+    """Workers, and where they listen."""
+
+    address: tuple[str, int]
+    pids: list[int]
+
+    @property
+    def alive(self) -> list[int]:
+        """Those that still run; a zombie does not."""
+        return [pid for pid in self.pids if _state(pid) not in ("", "Z")]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+@contextlib.asynccontextmanager
+async def orphans(
+    target: Target,
+    *,
+    owner: str = "",
+    grace_s: float = 60.0,
+    shutdown_grace_s: float = 10.0,
+    count: int = 2,
+    affinity_timeout_s: int | None = None,
+) -> AsyncIterator[Orphans]:
+    """Workers that serve this target, bereft of their control process a moment ago."""
+    arguments = json.dumps([count, owner, grace_s, shutdown_grace_s, target.port, affinity_timeout_s])
+    control = await asyncio.create_subprocess_exec(sys.executable, "-c", CONTROL, arguments, stdout=subprocess.PIPE)
+    assert control.stdout is not None
+    said = json.loads(await asyncio.wait_for(control.stdout.readline(), 30))
+    control.kill()
+    await control.wait()
+    left = Orphans(("127.0.0.1", said["port"]), said["pids"])
+    try:
+        yield left
+    finally:
+        for pid in left.alive:
+            os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: not left.alive)
+
+
+@dataclass
+class Owner:
+    """Whoever follows: those who came, and a word for each."""
+
+    name: str
+    came: list[dict[str, object]]
+    writers: list[asyncio.StreamWriter]
+    readers: list[asyncio.StreamReader]
+    tasks: list[asyncio.Future[None]]
+    server: ControlSocket | None = None
+    proves: bool = True
+    """Whether it proves that it may send them away."""
+
+    async def listen(self) -> None:
+        self.server = ControlSocket(self.name)
+        self.server.listen(lambda sock: self.tasks.append(asyncio.ensure_future(self.welcome(sock))))
+
+    async def welcome(self, sock: socket.socket) -> None:
+        message, descriptors = await receive_first(sock)
+        assert message is not None
+        assert len(descriptors) == 1
+        for descriptor in descriptors:
+            if self.proves:
+                net_admin.answer(descriptor)
+            else:
+                os.close(descriptor)
+        reader, writer = await asyncio.open_unix_connection(sock=sock)
+        self.came.append(dict(message))
+        self.writers.append(writer)
+        self.readers.append(reader)
+
+    def say(self, line: bytes) -> None:
+        for writer in self.writers:
+            writer.write(line)
+
+    def hang_up(self) -> None:
+        for writer in self.writers:
+            writer.close()
+        self.writers.clear()
+        self.readers.clear()
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+        self.hang_up()
+
+
+@pytest.fixture
+async def owner() -> AsyncIterator[Owner]:
+    owner = Owner(f"kubeproxy-test-{uuid.uuid4()}/", [], [], [], [])
+    yield owner
+    owner.close()
+
+
+async def refused(address: tuple[str, int]) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(*address)
+    except ConnectionRefusedError:
+        return True
+    except ConnectionResetError:
+        return False  # It was queued at a listener that was just being closed.
+    writer.transport.abort()
+    return False
+
+
+async def until_refused(address: tuple[str, int]) -> None:
+    async with asyncio.timeout(30):
+        while not await refused(address):
+            await asyncio.sleep(0.01)
+
+
+async def connected(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"x")
+    assert await reader.readexactly(1) == b"x"
+    return reader, writer
+
+
+async def test_they_serve_on_and_end_when_nobody_comes() -> None:
+    async with endpoint(says("hello")) as target, orphans(target, grace_s=1.0) as left:
+        for _ in range(10):
+            assert await ask(left.address) == "hello"
+        assert left.alive == left.pids
+        await eventually(lambda: not left.alive)
+        assert await refused(left.address)
+
+
+async def test_whoever_follows_relieves_them(owner: Owner) -> None:
+    async with endpoint(echo) as target, orphans(target, owner=owner.name) as left:
+        reader, writer = await connected(left.address)
+        await owner.listen()
+        await eventually(lambda: len(owner.came) == 2)
+        assert sorted(owner.came, key=lambda came: left.pids.index(int(str(came["orphan"])))) == [
+            {"orphan": pid, "run": "that run", "recalls": True} for pid in left.pids
+        ]
+        others = await connected(left.address)
+        owner.say(b'{"retire": false, "hello": 1}\n{"ret')
+        others[1].write(b"y")
+        assert await others[0].readexactly(1) == b"y", "they serve on until they are told"
+        owner.say(b'ire": true}\n')
+        await until_refused(left.address)
+        writer.write(b"z")
+        assert await reader.readexactly(1) == b"z", "what was open goes on"
+        assert len(left.alive) >= 1
+        writer.close()
+        others[1].close()
+        await eventually(lambda: not left.alive)
+
+
+async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) -> None:
+    """As many as do not fit into a socket at once; and they serve meanwhile, and hear more."""
+    clients = {f"127.2.{number // 250}.{number % 250 + 1}" for number in range(4000)}
+
+    async def come(client: str) -> None:
+        reader, writer = await asyncio.open_connection(*left.address, local_addr=(client, 0))
+        await reader.read()
+        writer.close()
+
+    async def told(reader: asyncio.StreamReader) -> list[Binding]:
+        found: list[Binding] = []
+        while "told" not in (message := json.loads(await reader.readline())):
+            piece = heard(message)
+            assert piece is not None
+            assert piece.frontend == frontend("web")
+            found += piece.bindings
+        return found
+
+    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name, affinity_timeout_s=600) as left:
+        for some in chunked(sorted(clients), 100):
+            await asyncio.gather(*map(come, some))
+        await owner.listen()
+        await eventually(lambda: len(owner.readers) == 2)
+        for _ in range(2):
+            owner.say(b'{"recall": true}\n')
+            await asyncio.wait_for(come("127.2.0.1"), 30)
+            found = [await asyncio.wait_for(told(reader), 30) for reader in owner.readers]
+            assert sorted(binding.client for each in found for binding in each) == sorted(clients)
+            for each in found:
+                assert each
+                assert {binding.target for binding in each} == {target}
+                assert [binding.age_s for binding in each] == sorted((b.age_s for b in each), reverse=True)
+        owner.say(b'{"retire": true}\n')
+        await eventually(lambda: not left.alive)
+
+
+def chunked(clients: list[str], size: int) -> Iterator[list[str]]:
+    """So many at a time."""
+    for at in range(0, len(clients), size):
+        yield clients[at : at + size]
+
+
+async def test_who_is_relieved_waits_no_longer_than_the_grace_time(owner: Owner) -> None:
+    async with endpoint(echo) as target, orphans(target, owner=owner.name, shutdown_grace_s=0.5) as left:
+        reader, writer = await connected(left.address)
+        await owner.listen()
+        await eventually(lambda: len(owner.came) == 2)
+        owner.say(b'{"retire": true}\n')
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        await eventually(lambda: not left.alive)
+
+
+@pytest.mark.parametrize(
+    "end", [Owner.hang_up, lambda owner: owner.say(b"garbage\n" + b"x" * 5000)], ids=["hangs up", "talks nonsense"]
+)
+async def test_an_owner_that_is_none_is_left_and_another_sought(owner: Owner, end: Callable[[Owner], None]) -> None:
+    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+        await owner.listen()
+        await eventually(lambda: len(owner.came) == 2)
+        end(owner)
+        await eventually(lambda: len(owner.came) == 4)
+        assert await ask(left.address) == "hello"
+        owner.say(b'{"retire": true}\n')
+        await eventually(lambda: not left.alive)
+
+
+async def test_an_owner_may_take_its_time_but_not_go(owner: Owner) -> None:
+    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name, grace_s=1.0) as left:
+        await owner.listen()
+        await eventually(lambda: len(owner.came) == 2)
+        async with orphans(target, grace_s=1.0) as lonely:
+            await eventually(lambda: not lonely.alive)
+        assert await ask(left.address) == "hello"
+        assert left.alive == left.pids
+        owner.close()
+        await eventually(lambda: not left.alive)
+
+
+async def test_sigterm_ends_them() -> None:
+    async with endpoint(says("hello")) as target, orphans(target) as left:
+        for pid in left.pids:
+            os.kill(pid, signal.SIGTERM)
+        await eventually(lambda: not left.alive)
+        assert await refused(left.address)
+
+
+async def test_an_owner_that_proves_nothing_does_not_send_them_away(owner: Owner) -> None:
+    """Finding 3: a process of the same user without CAP_NET_ADMIN."""
+    owner.proves = False
+    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+        await owner.listen()
+        await eventually(lambda: len(owner.came) == 2)
+        owner.say(b'{"retire": true}\n')
+        await eventually(lambda: len(owner.came) == 4)
+        assert await ask(left.address) == "hello"
+        assert left.alive == left.pids
+        owner.proves = True
+        owner.hang_up()
+        await eventually(lambda: len(owner.writers) == 2)
+        owner.say(b'{"retire": true}\n')
+        await eventually(lambda: not left.alive)
+
+
+async def test_a_false_owner_does_not_keep_them_from_the_true_one(owner: Owner) -> None:
+    """It listens under an older name, and says nothing."""
+    false = ControlSocket(owner.name)
+    false.listen(lambda sock: held.append(sock))
+    held: list[socket.socket] = []
+    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+        await eventually(lambda: len(held) == 2)
+        await owner.listen()
+        await eventually(lambda: len(owner.writers) == 2)
+        owner.say(b'{"retire": true}\n')
+        await eventually(lambda: not left.alive)
+    false.close()
+    for sock in held:
+        sock.close()
+
+
+IMPOSTOR = """if True:
+    import contextlib, os, socket, sys
+    os.setuid(65534)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind("\\0" + sys.argv[1])
+    listening.listen()
+    print(flush=True)
+    while True:
+        client, _ = listening.accept()
+        with contextlib.suppress(BrokenPipeError):
+            client.sendall(b'{"retire": true}\\n')
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which takes root")
+async def test_another_users_word_counts_nothing() -> None:
+    name = f"kubeproxy-test-{uuid.uuid4()}"
+    impostor = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-S", "-c", IMPOSTOR, name), stdout=subprocess.PIPE
+    )
+    assert impostor.stdout is not None
+    try:
+        await asyncio.wait_for(impostor.stdout.readline(), 30)
+        async with endpoint(says("hello")) as target, orphans(target, owner=name, grace_s=2.0) as left:
+            began = asyncio.get_running_loop().time()
+            await eventually(lambda: not left.alive)
+            assert asyncio.get_running_loop().time() - began > 1.0, "they were sent away"
+    finally:
+        impostor.kill()
+        await impostor.wait()

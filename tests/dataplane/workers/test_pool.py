@@ -1,0 +1,691 @@
+"""Several processes serve: what each of them is told, what becomes of one that dies, what none of them may do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubeproxy.dataplane.balancing.affinity import merged
+from kubeproxy.dataplane.in_process import LocalDataPlane
+from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.workers import pool
+from kubeproxy.dataplane.workers.channel import Channel
+from kubeproxy.dataplane.workers.count import MOST_BY_ITSELF, workers_for
+from kubeproxy.dataplane.workers.pool import WorkerDataPlane
+from kubeproxy.dataplane.workers.process import command
+from kubeproxy.dataplane.workers.protocol import Frame, Report
+from kubeproxy.model import Address, Protocol, Target
+from kubeproxy.model.errors import KernelError
+from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, refusing_target, says
+from tests.dataplane.workers.harness import ParserPool, crew, listening, status, udp_client, until
+
+WORKERS = 3
+
+
+async def accepted(crew: ParserPool, name: str = "web") -> int:
+    return (await crew.plane.counters())[frontend(name)].accepted
+
+
+async def test_every_worker_serves() -> None:
+    async with crew(WORKERS) as it, endpoint(says("hello")) as target:
+        address = await it.serve(target)
+        assert listening(address[1]) == WORKERS, "the reservation does not listen"
+        for _ in range(60):
+            assert await ask(address) == "hello"
+        worker_status = await it.plane.worker_status()
+        assert [each.number for each in worker_status] == list(range(WORKERS))
+        assert [each.pid for each in worker_status] == [worker.pid for worker in it.workers]
+        assert all(sum(each.dials) > 0 for each in worker_status), "the kernel deals out"
+        assert sum(sum(each.dials) for each in worker_status) == 60
+        assert await accepted(it) == 60
+        assert (it.plane.restarts, it.plane.problem) == (0, None)
+
+
+async def test_only_what_changed_crosses_again() -> None:
+    async with crew(1) as it, endpoint(says("hello")) as target:
+        address = await it.serve(target)
+        await it.serve(target, name="other")
+        assert set(await it.plane.counters()) == {frontend(), frontend("other")}
+        worker = it.workers[0]
+        worker.counters.clear()
+        assert await ask(address) == "hello"
+        await until(lambda: _has_ended(it))
+        assert set(worker.counters) == {frontend()}
+
+
+async def _has_ended(it: ParserPool) -> bool:
+    found = (await it.plane.counters())[frontend()]
+    return (found.accepted, found.active) == (1, 0)
+
+
+async def test_a_frontend_comes_changes_and_goes() -> None:
+    async with crew(WORKERS) as it, endpoint(says("one")) as one, endpoint(says("two")) as two:
+        address = await it.serve(one)
+        assert await ask(address) == "one"
+        await it.plane.send([SetEndpoints(frontend(), (two,))])
+        assert {await ask(address) for _ in range(12)} == {"two"}
+        await it.plane.send([Retire(frontend())])
+        with pytest.raises(ConnectionRefusedError):
+            await ask(address)
+        assert await it.plane.counters() == {}
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(address)  # it is still held
+        it.held[frontend()].release()
+        it.plane.reserve(Protocol.TCP, LOOPBACK, address[1])
+
+
+async def test_what_was_not_reserved_is_said_and_the_others_are_served() -> None:
+    async with crew(WORKERS) as it, endpoint(says("hello")) as target:
+        held = it.plane.reserve(Protocol.TCP, LOOPBACK, 0)
+        messages: list[Message] = [
+            Listen(frontend("lost"), Protocol.TCP, LOOPBACK, 1),
+            SetEndpoints(frontend("lost"), (target,)),
+            Listen(frontend("web"), Protocol.TCP, LOOPBACK, held.port),
+            SetEndpoints(frontend("web"), (target,)),
+        ]
+        failures = await it.plane.send(messages)
+        assert failures == {frontend("lost"): "cannot listen on 127.0.0.1 port 1: it was not reserved"}
+        assert await ask(("127.0.0.1", held.port)) == "hello"
+        assert set(await it.plane.counters()) == {frontend("web")}
+
+
+async def test_a_foreign_holder_is_noticed() -> None:
+    async with crew(WORKERS) as it:
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            other.bind(("127.0.0.1", 0))
+            with pytest.raises(OSError, match="in use"):
+                it.plane.reserve(Protocol.TCP, LOOPBACK, other.getsockname()[1])
+
+
+@pytest.mark.parametrize("count", [1, WORKERS])
+async def test_a_worker_that_is_killed_is_replaced_and_its_neighbours_notice_nothing(count: int) -> None:
+    async with crew(count) as it, endpoint(echo) as target:
+        address = await it.serve(target)
+        connections = [await asyncio.open_connection(*address) for _ in range(8 * count)]
+        for _, writer in connections:
+            writer.write(b"x")
+        for reader, _ in connections:
+            await reader.readexactly(1)
+        before = await it.plane.counters()
+        victim, *neighbours = it.workers
+        doomed = next(
+            worker_status.connections
+            for worker_status in await it.plane.worker_status()
+            if worker_status.pid == victim.pid
+        )
+        os.kill(victim.pid, signal.SIGKILL)
+        lost = 0
+        for reader, writer in connections:
+            writer.write(b"y")
+            try:
+                lost += await asyncio.wait_for(reader.read(1), 10) != b"y"
+            except ConnectionError:
+                lost += 1
+        assert lost == doomed
+        await it.complete(count)
+        assert [worker for worker in it.workers if worker in neighbours] == neighbours
+        assert it.workers[0].pid != victim.pid
+        assert [(end.number, end.pid, end.reason) for end in it.ends] == [(0, victim.pid, "killed by SIGKILL")]
+        assert (it.plane.restarts, it.plane.problem) == (1, None)
+        after = await it.plane.counters()
+        assert after[frontend()].accepted == before[frontend()].accepted == len(connections)
+        assert after[frontend()].active == len(connections) - lost
+        for _, writer in connections:
+            writer.close()
+        met = set()
+        for _ in range(20 * count):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"z")
+            assert await reader.read(1) == b"z"
+            writer.close()
+            met |= {worker_status.pid for worker_status in await it.plane.worker_status() if sum(worker_status.dials)}
+        assert it.workers[0].pid in met, "the new one serves"
+
+
+async def test_new_clients_find_somebody_while_workers_are_killed() -> None:
+    async with crew(WORKERS) as it, endpoint(says("hello")) as target:
+        address = await it.serve(target)
+        stop = False
+        outcomes: Counter[str] = Counter()
+
+        async def clients() -> None:
+            while not stop:
+                try:
+                    outcomes[await ask(address)] += 1
+                except ConnectionError:
+                    outcomes["lost"] += 1
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(clients())
+            for number in range(WORKERS):
+                await asyncio.sleep(0.2)
+                os.kill(it.workers[number].pid, signal.SIGKILL)
+                await eventually(lambda: len(it.workers) < WORKERS)
+                await it.complete(WORKERS)
+            stop = True
+        # Only those whom the dead ones had accepted, or had in their queues.
+        assert outcomes["lost"] <= 4 * WORKERS
+        assert outcomes["hello"] > 20
+        assert it.plane.restarts == WORKERS
+
+
+async def test_what_is_sent_while_one_is_dying_is_known_to_all_in_the_end() -> None:
+    async with crew(2) as it, endpoint(says("hello")) as target:
+        names = [f"s{number}" for number in range(40)]
+        for number, name in enumerate(names):
+            if number % 10 == 5:
+                await eventually(lambda: bool(it.workers))
+                os.kill(it.workers[-1].pid, signal.SIGKILL)
+            await it.serve(target, name=name, affinity_timeout_s=60 if number % 2 else None)
+        await it.complete(2)
+        await it.plane.send([Retire(frontend(name)) for name in names[:10]])
+        for name in names[10:]:
+            port = it.held[frontend(name)].port
+            await eventually(lambda: listening(port) == 2)  # noqa: B023
+            assert await ask(("127.0.0.1", port)) == "hello"
+        await eventually(lambda: len({worker_frontends(worker.pid) for worker in it.workers}) == 1)
+
+
+def worker_frontends(pid: int) -> int:
+    """How many sockets a worker has open; those of connections come and go."""
+    return sum(1 for fd in Path(f"/proc/{pid}/fd").iterdir() if "socket" in _link(fd))
+
+
+def _link(path: Path) -> str:
+    with suppress(FileNotFoundError):
+        return str(path.readlink())
+    return ""
+
+
+async def test_one_that_keeps_dying_is_trouble() -> None:
+    async with crew(2) as it, endpoint(says("hello")) as target:
+        address = await it.serve(target)
+        for deaths in range(1, 4):
+            await it.complete(2)
+            assert it.plane.problem is None
+            os.kill(it.workers[0].pid, signal.SIGSEGV)
+            await eventually(lambda: len(it.ends) == deaths)  # noqa: B023
+        assert it.plane.problem == "workers keep dying: 3 within 60 s, the last (number 0): killed by SIGSEGV"
+        assert [end.restarts_in_s for end in it.ends] == [0.0, 0.1, 0.2]
+        assert await ask(address) == "hello"
+
+
+async def test_nobody_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubeproxy.dataplane.workers.supervisor.START_S", 0.5)
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    ends: list[object] = []
+    plane = WorkerDataPlane(2, on_end=ends.append, on_crash=lambda *crash: pytest.fail(str(crash)))
+    with pytest.raises(KernelError, match=r"no worker process is in service within 0.5 s.*No such file"):
+        await plane.send([Tune()])
+    assert ends
+    monkeypatch.undo()
+    await eventually(lambda: any(worker.in_service for worker in plane._workers.values()))
+    assert await plane.send([Tune()]) == {}
+    await plane.close()
+
+
+async def test_a_worker_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked or not, and whoever asks waits no longer than that."""
+    async with crew(2) as it, endpoint(says("here")) as target:
+        await it.serve(target)
+        await eventually(lambda: all(worker._has_spoken for worker in it.workers))
+        monkeypatch.setattr("kubeproxy.dataplane.workers.process.SILENT_BEATS", 1)
+        os.kill(it.workers[0].pid, signal.SIGSTOP)
+        assert await it.plane.send([SetEndpoints(frontend(), (target,))]) == {}
+        monkeypatch.undo()
+        await it.complete(2)
+        assert [end.reason for end in it.ends] == ["it has said nothing for 1 s"]
+
+
+async def test_an_idle_worker_is_not_taken_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubeproxy.dataplane.workers.process.BEAT_S", 0.6)
+    async with crew(1) as it:
+        heard: list[int] = []
+        take = it.workers[0]._take
+
+        def count(report: Report) -> None:
+            heard.append(report.open)
+            take(report)
+
+        monkeypatch.setattr(it.workers[0], "_take", count)
+        await eventually(lambda: len(heard) == 3)
+        assert it.ends == []
+
+
+async def test_time_in_which_the_control_process_is_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubeproxy.dataplane.workers.process.BEAT_S", 0.1)
+    monkeypatch.setattr("kubeproxy.dataplane.workers.process.SILENT_BEATS", 15)
+    async with crew(1) as it:
+        asked = asyncio.ensure_future(it.plane.worker_status())
+        await asyncio.sleep(0)
+        time.sleep(2)  # as if stopped
+        assert len(await asked) == 1
+        assert it.ends == []
+
+
+async def test_a_worker_is_not_to_blame_that_the_control_process_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubeproxy.dataplane.workers.process.BEAT_S", 100.0)
+    receive, silent = Channel.receive, []
+
+    async with crew(1) as it:
+        worker = it.workers[0]
+
+        def receive_the_third_time(self: Channel[Report]) -> Iterator[tuple[Report, tuple[int, ...]]]:
+            silent.append(worker._silent)
+            if len(silent) < 3:
+                raise MemoryError
+            return receive(self)
+
+        with monkeypatch.context() as poor:
+            poor.setattr(Channel, "receive", receive_the_third_time)
+            worker._silent = 5  # the next beat would be its last
+            assert len(await it.plane.worker_status()) == 1
+        assert silent[:3] == [5, 0, 0]
+        assert it.ends == []
+
+
+async def test_a_worker_without_memory_for_what_it_is_told_hears_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        "import sys; from kubeproxy.dataplane.workers import main as worker, protocol\n"
+        "decode, left = protocol.Decoder._decode, [3]\n"
+        "def poor(self, *where):\n"
+        "    left[0] -= 1\n"
+        "    if left[0] >= 0: raise MemoryError\n"
+        "    return decode(self, *where)\n"
+        "protocol.Decoder._decode = poor\n"
+        "sys.exit(worker.main(sys.argv[1:]))"
+    )
+
+    def poorly(fd: int, **named: Any) -> list[str]:
+        python, isolated, _, _, *arguments = command(fd, **named)
+        return [python, isolated, "-c", script, *arguments]
+
+    monkeypatch.setattr("kubeproxy.dataplane.workers.pool.command", poorly)
+    async with crew(1) as it:
+        (worker_status,) = await it.plane.worker_status()
+        assert worker_status.memory_shortages > 0
+        assert it.ends == []
+
+
+async def test_a_question_that_there_is_no_memory_for_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(frame: Frame, descriptors: int = 0) -> bytes:
+        raise MemoryError
+
+    async with crew(1) as it:
+        worker = it.workers[0]
+        with monkeypatch.context() as poor:
+            poor.setattr("kubeproxy.dataplane.workers.channel.encode", encode)
+            with pytest.raises(MemoryError):
+                await it.plane.worker_status()
+        assert worker._pending == {}
+        assert len(await it.plane.worker_status()) == 1
+
+
+async def test_garbage_on_the_channel_replaces_the_one_that_sent_it() -> None:
+    async with crew(2) as it:
+        channel = it.workers[1]._channel
+        assert channel is not None
+        channel.sock.send(
+            b"GET / HTTP/1.1\r\n\r\n"
+        )  # the worker gives up its channel, and having nothing to serve, ends
+        await eventually(lambda: len(it.ends) == 1)
+        await it.complete(2)
+        assert it.ends[0].reason == "exit status 0"
+
+
+async def test_signals_that_are_for_the_control_process_are_left_to_it() -> None:
+    async with crew(1) as it, endpoint(says("hello")) as target:
+        address = await it.serve(target)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            os.kill(it.workers[0].pid, number)
+        assert await ask(address) == "hello"
+        assert it.ends == []
+
+
+# What workers are.
+
+
+async def test_workers_have_no_privileges_but_to_dial() -> None:
+    async with crew(1) as it:
+        said = status(it.workers[0].pid)
+        ours = int(status(os.getpid())["CapPrm"], 16)
+        kept = (1 << 13) & ours or (1 << 12) & ours
+        assert said["NoNewPrivs"] == "1"
+        assert int(said["CapPrm"], 16) == int(said["CapEff"], 16) == int(said["CapBnd"], 16) == kept
+        assert int(said["CapInh"], 16) == int(said["CapAmb"], 16) == 0
+        assert said["Name"] == "kubeproxy-0"
+
+
+def test_workers_import_little() -> None:
+    script = "import sys, kubeproxy.dataplane.workers.main; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"asyncio", "uvloop", "structlog", "kubernetes_asyncio", "click", "logging", "ssl", "aiohttp", "yaml"}
+    assert heavy.isdisjoint(modules)
+    ours = {name for name in modules if name.startswith("kubeproxy.")}
+    assert all(
+        name.startswith(
+            (
+                "kubeproxy.dataplane",
+                "kubeproxy.model",
+                "kubeproxy.runtime",
+            )
+        )
+        for name in ours
+    )
+
+
+async def test_workers_are_small() -> None:
+    async with crew(2) as it, endpoint(says("hello")) as target:
+        for number in range(10):
+            await it.serve(target, name=f"s{number}")
+        for worker in it.workers:
+            lines = Path(f"/proc/{worker.pid}/smaps_rollup").read_text().splitlines()
+            pss = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            assert pss < 25 * 1024
+
+
+# Who meets whom.
+
+
+@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UDP])
+async def test_a_client_that_must_meets_the_same_worker_and_what_it_sent_outlives_that(protocol: Protocol) -> None:
+    async with crew(WORKERS) as it:
+        with socket.socket(type=socket.SOCK_DGRAM) as pod, udp_client() as client:
+            pod.bind(("127.0.0.1", 0))
+            pod.setblocking(False)
+            target = Target(LOOPBACK, pod.getsockname()[1])
+            if protocol is Protocol.TCP:
+                async with endpoint(says("hello")) as tcp_target:
+                    address = await it.serve(tcp_target, affinity_timeout_s=60)
+                    for _ in range(20):
+                        assert await ask(address) == "hello"
+                    assert len([1 for worker_status in await it.plane.worker_status() if sum(worker_status.dials)]) == 1
+                    assert (await it.plane.counters())[frontend()].affinity_entries == 1
+                    busy = next(
+                        worker_status for worker_status in await it.plane.worker_status() if sum(worker_status.dials)
+                    )
+                    os.kill(busy.pid, signal.SIGSTOP)
+                    waiting = asyncio.gather(*(ask(address) for _ in range(5)))
+                    await asyncio.sleep(0.1)
+                    os.kill(busy.pid, signal.SIGKILL)
+                    assert await waiting == ["hello"] * 5, "they waited in the socket for the next worker"
+                return
+            loop = asyncio.get_running_loop()
+            address = await it.serve(target, protocol=Protocol.UDP)
+            client.connect(address)
+            for word in (b"one", b"two"):
+                client.send(word)
+                assert await asyncio.wait_for(loop.sock_recv(pod, 10), 5) == word
+            busy = next(worker_status for worker_status in await it.plane.worker_status() if worker_status.udp_sessions)
+            os.kill(busy.pid, signal.SIGSTOP)
+            client.send(b"three")
+            os.kill(busy.pid, signal.SIGKILL)
+            assert await asyncio.wait_for(loop.sock_recv(pod, 10), 20) == b"three"
+
+            async def counted() -> bool:  # the newcomer serves before it is asked
+                return (await it.plane.counters())[frontend()].active == 1
+
+            await until(counted)
+
+
+async def test_affinity_that_comes_later() -> None:
+    async with crew(WORKERS) as it, endpoint(says("a")) as one, endpoint(says("b")) as two:
+        address = await it.serve(one, two)
+        assert {await ask(address) for _ in range(40)} == {"a", "b"}
+        busy = True
+        failures: list[BaseException] = []
+
+        async def clients() -> None:
+            while busy:
+                try:
+                    assert await ask(address) in ("a", "b")
+                except OSError as error:
+                    failures.append(error)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(clients())
+            await it.plane.send([SetEndpoints(frontend(), (one, two), 60)])
+            await eventually(lambda: listening(address[1]) == WORKERS, within_s=20)
+            busy = False
+        assert failures == []
+        before = Counter(
+            {worker_status.number: sum(worker_status.dials) for worker_status in await it.plane.worker_status()}
+        )
+        assert len({await ask(address) for _ in range(30)}) == 1
+        after = Counter(
+            {worker_status.number: sum(worker_status.dials) for worker_status in await it.plane.worker_status()}
+        )
+        assert sorted((after - before).values()) == [30], "one worker"
+        assert (await it.plane.counters())[frontend()].accepted == sum(after.values())
+        # And it survives the death of a worker.
+        os.kill(it.workers[0].pid, signal.SIGKILL)
+        await eventually(lambda: len(it.workers) < WORKERS)
+        await it.complete(WORKERS)
+        assert len({await ask(address) for _ in range(10)}) == 1
+        await it.plane.send([SetEndpoints(frontend(), (one, two), None)])
+        assert {await ask(address) for _ in range(20)} == {"a", "b"}
+
+
+# Whom affinity binds, and what becomes of that.
+
+CLIENTS = [f"127.1.0.{number}" for number in range(1, 41)]
+
+
+async def paired(address: tuple[str, int]) -> dict[str, str]:
+    """Who answers each client, from an address of its own."""
+
+    async def answer(client: str) -> str:
+        async with asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection(*address, local_addr=(client, 0))
+            said = (await reader.read()).decode()
+            writer.close()
+            return said
+
+    return dict(zip(CLIENTS, await asyncio.gather(*map(answer, CLIENTS)), strict=True))
+
+
+@pytest.mark.parametrize("count", [1, WORKERS])
+async def test_clients_keep_their_endpoints_when_a_worker_dies(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "LEARN_S", 0.05)
+    async with crew(count) as it, AsyncExitStack() as stack:
+        pods = [await stack.enter_async_context(endpoint(says(name))) for name in "abcd"]
+        address = await it.serve(*pods, affinity_timeout_s=60)
+        before = await paired(address)
+        assert set(before.values()) == set("abcd")
+        await eventually(lambda: known(it) == set(CLIENTS))
+        for worker in it.workers:
+            os.kill(worker.pid, signal.SIGSTOP)
+        waiting = asyncio.ensure_future(paired(address))
+        await asyncio.sleep(0.1)
+        for worker in it.workers:
+            os.kill(worker.pid, signal.SIGKILL)
+        assert await waiting == before, "those, too, who waited for the next ones"
+        assert it.plane.restarts == count
+        await it.complete(count)
+        assert (await it.plane.counters())[frontend()].affinity_entries == len(CLIENTS), "nobody is known to two"
+
+
+def known(it: ParserPool) -> set[str]:
+    """The clients that the control process knows of."""
+    return {
+        binding.client
+        for sockets in it.plane._frontends.values()
+        for number in range(len(it.workers))
+        for piece in sockets.remembered(number, 0.0)
+        for binding in piece.bindings
+    }
+
+
+@asynccontextmanager
+async def served_by(count: int) -> AsyncIterator[ParserPool | Bench]:
+    """By so many workers, or (0) by this process."""
+    if count:
+        async with crew(count) as it:
+            yield it
+        return
+    plane = LocalDataPlane()
+    yield Bench(plane)
+    await plane.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, WORKERS), (WORKERS, 2), (0, 2), (2, 0)])
+async def test_clients_keep_their_endpoints_with_other_workers(before: int, after: int) -> None:
+    async with AsyncExitStack() as stack:
+        pods = [await stack.enter_async_context(endpoint(says(name))) for name in "abcd"]
+        first, second = [await stack.enter_async_context(served_by(count)) for count in (before, after)]
+        old, new = [await each.serve(*pods, affinity_timeout_s=60) for each in (first, second)]
+        seen = await paired(old)
+        assert set(seen.values()) == set("abcd")
+        told = merged(await first.plane.bindings())
+        earlier = [
+            RestoreBindings(piece.frontend, tuple(each._replace(age_s=each.age_s + 30) for each in piece.bindings))
+            for piece in told
+        ]
+        assert await second.plane.send(earlier) == {}
+        assert (await second.plane.counters())[frontend()].affinity_entries == len(CLIENTS), "nobody is known to two"
+        told_on = [binding for piece in await second.plane.bindings() for binding in piece.bindings]
+        assert sorted(binding.client for binding in told_on) == sorted(CLIENTS)
+        assert all(30.0 <= binding.age_s < 60.0 for binding in told_on), "a successor's successor would know, too"
+        assert await paired(new) == seen
+
+
+# Asking.
+
+
+async def test_endpoints_that_are_passed_over_are_told_by_worker() -> None:
+    async with crew(2) as it, endpoint(says("hello")) as target:
+        with refusing_target() as bad:
+            address = await it.serve(bad, target)
+            while len((await it.plane.ejected()).get(frontend(), ())) < 2:
+                assert await ask(address) == "hello"
+        found = (await it.plane.ejected())[frontend()]
+        assert [(ejected.target, ejected.reason) for ejected in found] == [(bad, "refused")] * 2
+        assert {ejected.worker for ejected in found} == {0, 1}
+        previews = await it.plane.previews(frontend(), Address("10.0.0.1"))
+        assert [preview.worker for preview in previews] == [0, 1]
+        assert all(preview.order[0] == target for preview in previews)
+        assert await it.plane.previews(frontend("no_endpoint"), Address("10.0.0.1")) == []
+
+
+async def test_many_messages_do_not_stop_connections() -> None:
+    """Ten thousand changes are seen to in slices: those who talk meanwhile hear answers in between."""
+    async with crew(1) as it, endpoint(echo) as target:
+        address = await it.serve(target)
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"x")
+        await reader.readexactly(1)  # it has its endpoint, before the crowd comes, of whom nobody answers
+        crowd = tuple(Target(LOOPBACK, 1 + number) for number in range(50))
+        sending = asyncio.ensure_future(
+            it.plane.send([SetEndpoints(frontend(), crowd)] * 10_000 + [SetEndpoints(frontend(), (target,))])
+        )
+        exchanges = 0
+        while not sending.done():
+            writer.write(b"x")
+            await reader.readexactly(1)
+            exchanges += 1
+        assert await sending == {}
+        assert exchanges > 10
+        writer.close()
+        assert max(worker_status.lag_s for worker_status in await it.plane.worker_status()) < 1.0
+
+
+# The end.
+
+
+async def test_draining_waits_for_what_was_open_and_retiring_takes_nobody_new() -> None:
+    async with crew(2) as it, endpoint(echo) as target:
+        address = await it.serve(target)
+        connections = [await asyncio.open_connection(*address) for _ in range(6)]
+        for reader, writer in connections:
+            writer.write(b"x")
+            await reader.readexactly(1)
+        await eventually(lambda: it.plane.open_connections == 6)
+        assert await it.plane.drain(0.1) == 6
+        draining = asyncio.ensure_future(it.plane.drain(30))
+        await it.plane.retire()
+        with pytest.raises(ConnectionRefusedError):
+            await ask(address)
+        for reader, writer in connections:
+            writer.write(b"y")
+            assert await reader.readexactly(1) == b"y"
+        assert not draining.done()
+        for _, writer in connections:
+            writer.close()
+        assert await asyncio.wait_for(draining, 10) == 0
+        assert it.plane.open_connections == 0
+        os.kill(it.workers[0].pid, signal.SIGKILL)
+        await eventually(lambda: len(it.workers) == 1)
+        assert it.plane.restarts == 0, "nobody is needed any more"
+
+
+async def test_closing_cuts_off_and_leaves_nothing() -> None:
+    async with crew(2) as it, endpoint(echo) as target:
+        address = await it.serve(target)
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"x")
+        await reader.readexactly(1)
+        pids = [worker.pid for worker in it.workers]
+        await it.plane.close()
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        with socket.socket() as free:
+            free.bind(address)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [({}, 4), ({"": "max 100000"}, 4), ({"pod": "150000 100000"}, 2), ({"": "50000 100000", "pod": "max 100000"}, 1)],
+)
+def test_as_many_workers_as_suit_the_machine(
+    tmp_path: Path, limits: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/elsewhere\n0::/pod/container\n")
+    (tmp_path / "sys/fs/cgroup/pod/container").mkdir(parents=True)
+    for group, text in limits.items():
+        (tmp_path / "sys/fs/cgroup" / group / "cpu.max").write_text(f"{text}\n")
+    assert workers_for(None, root=tmp_path) == expected
+    assert workers_for(None, root=tmp_path / "nowhere") == MOST_BY_ITSELF
+    assert (workers_for(0), workers_for(7)) == (0, 7)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    assert workers_for(None, root=tmp_path) == 1
+
+
+def test_an_internal_error_is_one_line_and_a_status() -> None:
+    ours, theirs = socket.socketpair()
+    script = (
+        "import sys; from kubeproxy.dataplane.workers import main as worker\n"
+        "def fail(self): raise RuntimeError('two\\nlines')\n"
+        "worker.Worker.live = fail\n"
+        "sys.exit(worker.main(sys.argv[1:]))"
+    )
+    with ours, theirs:
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(theirs.fileno()), "2", "", ""],
+            pass_fds=[theirs.fileno()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 70
+    assert done.stderr.count("\n") == 1
+    assert "internal error: RuntimeError: two lines < fail (<string>:2) < main (main.py:" in done.stderr
+    assert done.stderr.startswith("kubeproxy worker 2 (pid ")

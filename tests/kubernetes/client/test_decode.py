@@ -1,0 +1,141 @@
+"""What a server says, understood: lines, events, pages, errors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubeproxy.kubernetes.client.decode import (
+    EventType,
+    LineSplitter,
+    error_of,
+    parse_event,
+    parse_page,
+    parse_status,
+)
+from kubeproxy.kubernetes.client.errors import (
+    Ahead,
+    ApiError,
+    Expired,
+    Forbidden,
+    Garbage,
+    Overloaded,
+    Unauthorized,
+)
+from tests.support.apiserver.recordings import Exchange, Stream, exchanges, streams
+
+ALL_STREAMS = [found for found in streams("v1.*/watch/*") if found.status == 200]
+REFUSALS = [found for found in exchanges("v1.*/*/*") if found.status >= 400]
+
+
+@given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"")), max_size=20), st.data())
+def test_lines_come_out_however_the_stream_is_cut(lines: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(line + b"\n" for line in lines) + b"rest"
+    splitter = LineSplitter()
+    found = []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        found += splitter.feed(stream[:size])
+        stream = stream[size:]
+    assert found == [line for line in lines if line.strip()]
+    assert splitter.rest == b"rest"
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory() -> None:
+    splitter = LineSplitter(max_line_bytes=1000)
+    splitter.feed(b"x" * 999)
+    with pytest.raises(Garbage, match="more than 1000 bytes"):
+        splitter.feed(b"xx")
+
+
+@pytest.mark.parametrize("recorded", ALL_STREAMS, ids=lambda recorded: recorded.name)
+def test_every_recorded_event_is_understood(recorded: Stream) -> None:
+    for line in recorded.lines:
+        spoken = json.loads(line)
+        if spoken["type"] == "ERROR":
+            with pytest.raises(ApiError) as caught:
+                parse_event(line)
+            assert caught.value.status == spoken["object"]["code"]
+            assert isinstance(caught.value, Expired) is (caught.value.status == 410)
+            assert spoken["object"]["message"] in str(caught.value)
+            continue
+        event = parse_event(line)
+        assert event.type == spoken["type"]
+        assert event.resource_version == spoken["object"]["metadata"]["resourceVersion"]
+        assert event.metadata.name == spoken["object"]["metadata"].get("name")
+        assert (event.type is EventType.BOOKMARK) is (event.metadata.name is None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"not JSON",
+        b"{}",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"type":"ADDED"}',
+        b'{"type":"ADDED","object":null}',
+        b'{"type":"ADDED","object":{}}',
+        b'{"type":"ADDED","object":{"metadata":{"name":"a"}}}',
+        b'{"type":"ADDED","object":{"metadata":{"resourceVersion":"1"}}}',
+        b'{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":1}}}',
+        b'{"type":"ADDED","object":{"metadata":{"name":"a","resourceVer',
+        b'{"type":"RENAMED","object":{"metadata":{"name":"a","resourceVersion":"1"}}}',
+        b'{"type":"BOOKMARK","object":{"metadata":{}}}',
+        b'{"type":"","object":{"metadata":{"name":"a","resourceVersion":"1"}}}',
+    ],
+)
+def test_what_is_no_event_is_garbage(line: bytes) -> None:
+    with pytest.raises(Garbage):
+        parse_event(line)
+
+
+@given(st.binary(max_size=200))
+def test_no_line_does_worse_than_an_error(line: bytes) -> None:
+    with contextlib.suppress(ApiError):
+        parse_event(line)
+
+
+def test_an_error_event_without_sense_is_an_error_all_the_same() -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_event(b'{"type":"ERROR","object":{"nothing":"known"}}')
+    assert caught.value.status == 500
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.name)
+def test_every_recorded_refusal_becomes_an_error_that_says_it(refusal: Exchange) -> None:
+    error = error_of(parse_status(refusal.body), code=refusal.status, seen="answered")
+    assert error.status == refusal.status
+    kinds = {401: Unauthorized, 403: Forbidden, 410: Expired, 429: Overloaded, 503: Overloaded}
+    ahead = Ahead if "ResourceVersionTooLarge" in refusal.body.decode() else ApiError
+    assert type(error) is kinds.get(refusal.status, ahead)
+    said = refusal.json.get("message") if refusal.body.startswith(b"{") else refusal.body.decode().strip()
+    assert " ".join(str(said).split())[:150] in " ".join(str(error).split())
+
+
+def test_an_expired_token_comes_with_one_to_go_on() -> None:
+    refusal = next(found for found in REFUSALS if "410-expired-continue" in found.name)
+    error = error_of(parse_status(refusal.body), code=410, seen="answered")
+    assert isinstance(error, Expired)
+    assert error.token == refusal.json["metadata"]["continue"]
+
+
+def test_pages_carry_version_and_token() -> None:
+    page = parse_page(b'{"kind":"ServiceList","metadata":{"resourceVersion":"7","continue":"x"},"items":[{},{}]}')
+    assert (len(page.items), page.resource_version, page.token) == (2, "7", "x")
+    page = parse_page(b'{"kind":"ServiceList","metadata":{"resourceVersion":"7"},"items":null}')
+    assert (page.items, page.token) == ([], "")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"{}", b"[]", b'{"kind":"ServiceList","metadata":{}}', b'{"kind":"Status","metadata":{}}']
+)
+def test_what_is_no_list_is_garbage(body: bytes) -> None:
+    with pytest.raises(Garbage):
+        parse_page(body)

@@ -1,0 +1,97 @@
+"""One story of one server, in as few lines as tell it. The answers are a kube-apiserver's own (1.20.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from kubeproxy.kubernetes.client.errors import Ahead, Expired, Forbidden, Unreachable
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
+
+REFUSED = Unreachable("https://10.2.0.2:6443/api/v1/services: connection refused", cause="refused")
+EXPIRED = Expired("an ERROR event 410: Expired: too old resource version: 360 (426)")
+AHEAD = Ahead(
+    "https://10.2.0.2:6443/api/v1/endpoints answered 504: Timeout: Too large resource version: 495, current: 428",
+    cause="ahead",
+)
+
+
+def forbidden(resource: str, user: str = "system:serviceaccount:kube-system:kube-proxy") -> Forbidden:
+    return Forbidden(
+        f'{resource} is forbidden: User "{user}" cannot list resource "{resource}" in API group ""',
+        cause="forbidden",
+        status=403,
+    )
+
+
+@pytest.fixture
+def logs() -> Iterator[list[Any]]:
+    with capture_logs() as found:
+        yield found
+
+
+def in_step() -> Connectivity:
+    contact = Connectivity(server="https://10.2.0.2:6443", clock=lambda: 20.0, optional="nodes")
+    for resource in ("services", "endpointslices", "nodes"):
+        contact.found(resource)
+    return contact
+
+
+def test_a_server_that_no_longer_knows_what_it_said_is_not_lost(logs: list[Any]) -> None:
+    contact = in_step()
+    contact.broke("services")
+    contact.failed("services", EXPIRED, since=10.0)
+    contact.found("services")
+    assert not contact.lost
+    assert [line["log_level"] for line in logs] == ["info"]
+    assert "listed anew" in logs[0]["event"]
+
+
+def test_unless_a_list_does_not_help(logs: list[Any]) -> None:
+    contact = in_step()
+    contact.failed("services", EXPIRED, since=10.0)
+    contact.failed("services", EXPIRED, since=10.0)
+    assert contact.lost
+    assert logs[-1]["log_level"] == "warning"
+    contact.found("services")
+    contact.failed("services", EXPIRED, since=15.0)
+    assert not contact.lost
+
+
+def test_a_restart_in_the_middle_of_an_outage_is_one_outage(logs: list[Any]) -> None:
+    contact = in_step()
+    contact.failed("services", REFUSED, since=10.0)
+    contact.failed("services", EXPIRED, since=10.0)
+    contact.found("services")
+    assert [line["event"].split(",")[0].split(";")[0] for line in logs] == [
+        "API server lost",
+        "the server no longer knows what came last",
+        "API server back",
+    ]
+    assert logs[-1]["away_s"] == 10.0
+
+
+def test_while_all_is_forbidden_nothing_is_said_of_the_node(logs: list[Any]) -> None:
+    """A server that starts forbids everything until its RBAC rules are loaded; the node may be the first to hear."""
+    contact = in_step()
+    for resource in ("services", "nodes"):
+        contact.broke(resource)
+    contact.failed("nodes", forbidden("nodes"), since=10.0)
+    contact.failed("services", forbidden("services"), since=10.0)
+    assert [line["event"] for line in logs] == ["API server lost; serving on with what is known"]
+    contact.found("services")
+    contact.failed("nodes", forbidden("nodes"), since=10.0)
+    assert "this node's object may not be read" in logs[-1]["event"]
+    assert "bind system:node-proxier" in logs[-1]["hint"]
+
+
+def test_what_an_operator_is_told_to_do(logs: list[Any]) -> None:
+    contact = in_step()
+    contact.failed("services", forbidden("services", "system:anonymous"), since=10.0)
+    assert "no credentials" in logs[-1]["hint"]
+    contact.failed("endpointslices", AHEAD, since=10.0, called="endpoints")
+    assert "restored from a backup" in logs[-1]["hint"]
+    assert logs[-1]["resource"] == "endpoints"

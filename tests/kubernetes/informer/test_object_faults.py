@@ -1,0 +1,278 @@
+"""An API server in every kind of trouble: what is known stays, nothing grows, and in step again soon after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from kubeproxy.kubernetes.client import credentials
+from kubeproxy.kubernetes.client.backoff import Backoff
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.credentials import ClientSettings
+from kubeproxy.kubernetes.client.decode import MAX_RETRY_AFTER_S, error_of, parse_event, parse_page, retry_after
+from kubeproxy.kubernetes.client.errors import CAUSES, Garbage
+from kubeproxy.kubernetes.fault import MOST_FAULTS
+from kubeproxy.kubernetes.informer.list_watch import ListWatchPolicy, Pace
+from kubeproxy.kubernetes.objects import Status
+from kubeproxy.model.errors import ConfigError
+from kubeproxy.runtime.yielding import TimeSlice
+from kubeproxy.sources.kubernetes.source import KubernetesSource
+from tests.kubernetes.harness import QUICK, connected, kubeconfig, until, watching
+from tests.sources.kubernetes.test_source import at_work, cluster, equal, in_step, state_of
+from tests.support.apiserver import ApiServer, Break, Fault
+from tests.support.apiserver.generate import service
+
+
+def failed(source: KubernetesSource, cause: str) -> int:
+    return state_of(source, "services").failures.get(cause, 0)
+
+
+async def test_storage_restored_from_a_backup_is_noticed() -> None:
+    """Its versions are older than ours, and a watch from one of the future is not refused: it is silent."""
+    async with ApiServer(cluster(), future_wait_s=0.05) as server, at_work(server) as (source, sink):
+        backup = server.cluster.version
+        server.cluster.put("services", service(8))
+        server.cluster.delete("services", "demo", "service-0")
+        await until(lambda: equal(server, sink))
+        await server.stop()
+        server.cluster.restore(backup)
+        await server.start()
+        await until(lambda: equal(server, sink) and in_step(source))
+        assert len(sink.services) == 3
+        assert failed(source, "ahead") == 1
+        server.cluster.put("services", service(9))
+        await until(lambda: equal(server, sink))
+
+
+async def test_after_an_absence_one_small_question_replaces_the_list() -> None:
+    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+        for number in range(3):
+            await server.stop()
+            server.cluster.put("services", service(20 + number))
+            await server.start()
+            await until(lambda: equal(server, sink) and in_step(source))
+        assert server.counts["list services"] == server.counts["list endpointslices"] == 1
+        assert server.counts["probe services"] >= 3
+
+
+async def test_an_event_from_the_past_changes_nothing_but_the_trust() -> None:
+    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+        before = dict(sink.services)
+        server.break_watches(Break.OLD_EVENT, "services")
+        await until(lambda: state_of(source, "services").lists == 2 and in_step(source))
+        assert sink.services == before
+        assert state_of(source, "services").failures == {"back in time": 1}
+        assert not [told for told in sink.told if told.startswith(("put demo", "remove demo"))]
+
+
+@pytest.mark.parametrize(("how", "cause"), [(Break.WRONG_KIND, "wrong kind"), (Break.DEEP, "garbage")])
+async def test_events_of_nonsense_mean_a_new_list(how: Break, cause: str) -> None:
+    with capture_logs() as logs:
+        async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+            server.break_watches(how, "services")
+            await until(lambda: state_of(source, "services").lists == 2 and in_step(source))
+            assert equal(server, sink)
+            assert state_of(source, "services").failures == {cause: 1}
+    assert not [log for log in logs if "exc_info" in log]
+
+
+async def test_a_list_of_another_kind_is_not_taken_for_an_empty_one() -> None:
+    pods = '{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"999"},"items":[]}'
+    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+        server.inject(Fault(path="/api/v1/services", watch=False, status=200, body=pods, times=3))
+        server.break_watches(Break.ERROR_410, "services")
+        await until(lambda: failed(source, "wrong kind") == 3 and in_step(source))
+        assert len(sink.services) == 3
+        assert equal(server, sink)
+
+
+@pytest.mark.parametrize("kind", ["pages", "endless"])
+async def test_a_list_without_an_end_has_one(kind: str) -> None:
+    """Nothing but the time ends it, and nothing of it is kept meanwhile but up to a bound."""
+    async with ApiServer(cluster()) as server, at_work(server, pace=replace(QUICK, list_s=0.5)) as (source, sink):
+        server.keep_requests = False
+        server.inject(Fault(path="/api/v1/services", watch=False, kind=kind, times=-1))
+        server.break_watches(Break.ERROR_410, "services")
+        await until(lambda: failed(source, "timeout") >= 2)
+        assert len(sink.services) == 3
+        server.clear_faults()
+        server.cluster.delete("services", "demo", "service-1")
+        await until(lambda: equal(server, sink) and in_step(source))
+
+
+async def test_a_storm_of_410_is_met_by_ever_rarer_lists() -> None:
+    """Every watch is too old: so lists are all there is, and each waits longer than the one before."""
+    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+        server.inject(Fault(watch=True, status=410, times=-1))
+        server.break_watches(Break.CUT)
+        lists = server.counts["list services"]
+        delays = [ListWatchPolicy(pace=Pace(), random=Random(seed)) for seed in range(50)]
+        for _ in range(6):
+            longest = max(course.watch_failed(error_of(Status(), code=410, seen="x")) for course in delays)
+        assert 2.0 < longest <= 3.0
+        await until(lambda: server.counts["list services"] > lists + 3)
+        server.cluster.put("services", service(7))
+        await until(lambda: equal(server, sink))
+        server.clear_faults()
+        await until(lambda: in_step(source))
+
+
+async def test_watches_that_say_something_and_end_at_once_are_not_asked_for_in_a_hot_loop() -> None:
+    pace = replace(QUICK, retry_s=(0.1, 0.5), settle_s=0.5)
+    async with (
+        ApiServer(cluster()) as server,
+        connected(server.url) as client,
+        watching(client, pace=pace) as (_, sink),
+    ):
+        await until(lambda: sink.complete and len(server.watches) == 2)
+        before = server.counts["watch services"]
+        end = asyncio.get_running_loop().time() + 1.0
+        while asyncio.get_running_loop().time() < end:
+            turn = {"turn": str(server.cluster.version)}
+            server.cluster.put("services", {**(it := service(5)), "metadata": {**it["metadata"], "annotations": turn}})
+            server.break_watches(Break.END, "services")
+            await asyncio.sleep(0.005)
+        assert server.counts["watch services"] - before < 12
+
+
+async def test_an_expired_token_that_is_renewed_in_its_file_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "FORCED_FILES_S", 0.02)
+    token = tmp_path / "token"
+    token.write_text("first")
+    async with ApiServer(cluster(), tokens={"first"}) as server:
+        settings = ClientSettings(kubeconfig=kubeconfig(tmp_path, server.url, {"tokenFile": str(token)}), qps=0)
+        client = await Client.connect(settings)
+        async with watching(client) as (source, sink):
+            await until(lambda: in_step(source))
+            server.tokens = {"second"}
+            server.break_watches(Break.CUT)
+            await until(lambda: failed(source, "unauthorized") >= 2)
+            server.cluster.delete("services", "demo", "service-1")
+            token.write_text("second")
+            await until(lambda: equal(server, sink) and in_step(source))
+            assert state_of(source, "services").lists == 1
+        await client.close()
+
+
+async def test_only_programs_make_forced_renewals_rare(tmp_path: Path) -> None:
+    user: dict[str, Any] = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/nonexistent"}}
+    for given, pause_s in (({"token": "x"}, credentials.FORCED_FILES_S), (user, credentials.FORCED_PLUGIN_S)):
+        path = kubeconfig(tmp_path, "http://127.0.0.1:1", given)
+        reading = credentials.Access.load(ClientSettings(kubeconfig=path))
+        try:
+            await reading.configuration()
+        except ConfigError:
+            assert given is user
+            continue
+        assert reading.forced_renewal_s == pause_s
+
+
+async def test_who_has_listed_does_not_say_that_there_was_no_server_yet() -> None:
+    with capture_logs() as logs:
+        async with ApiServer(cluster()) as server, connected(server.url) as client:
+            server.inject(Fault(watch=True, status=500, times=-1))
+            async with watching(client) as (source, sink):
+                await until(lambda: sink.complete and failed(source, "status 500") > 3)
+                server.clear_faults()
+                await until(lambda: in_step(source))
+    said = [log["event"] for log in logs if log["log_level"] == "warning"]
+    assert said == ["API server lost; serving on with what is known"]
+
+
+def test_a_thousand_nodes_do_not_come_back_together() -> None:
+    """All lose the server at the same instant, for 30 seconds; on its return no tenth of a second sees a tenth of
+    them, and all are there within the longest delay."""
+    pace, returns, drawn = Pace(), Counter[int](), Counter[float]()
+    for seed in range(1000):
+        backoff = Backoff(base_s=pace.retry_s[0], cap_s=pace.retry_s[1], random=Random(seed))
+        at = 0.0
+        while at < 30.0:
+            at += (delay_s := backoff.next())
+            drawn[round(delay_s, 1)] += 1
+        returns[int((at - 30.0) * 10)] += 1
+        assert at - 30.0 <= pace.retry_s[1]
+    assert max(returns.values()) < 100
+    assert len(returns) > 20
+    assert max(drawn.values()) < 0.1 * drawn.total(), "no delay is everybody's"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *(
+            (None, None),
+            ("", None),
+            ("3", 3.0),
+            (" 3 ", 3.0),
+            ("-3", None),
+            ("²", None),
+            ("soon", None),
+            ("1e400", None),
+        ),
+        ("9" * 5000, 999_999_999.0),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 40.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_retry_after_in_all_its_forms(text: str | None, seconds: float | None) -> None:
+    assert retry_after(text, 60.0) == seconds
+
+
+def test_what_a_status_claims_is_bounded() -> None:
+    from kubeproxy.kubernetes.client.decode import parse_status
+
+    body = b'{"message":"%s","details":{"retryAfterSeconds":%s}}' % (b"x" * 100_000, b"9" * 400)
+    error = error_of(parse_status(body), code=503, seen="answered")
+    assert error.retry_after_s == MAX_RETRY_AFTER_S
+    assert len(str(error)) < 1000
+    for code in (0, -5, 200, 599, 600, 10**30):
+        assert error_of(Status(), code=code, seen="x").cause in CAUSES
+
+
+@pytest.mark.parametrize("version", ["", "7" * 129, "7\\n", "7\\u0000", "é"])
+def test_versions_that_no_url_should_hold_are_garbage(version: str) -> None:
+    with pytest.raises(Garbage):
+        parse_event(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"%s"}}}' % version.encode())
+    with pytest.raises(Garbage):
+        parse_page(b'{"kind":"ServiceList","metadata":{"resourceVersion":"%s"}}' % version.encode())
+
+
+async def test_an_object_of_a_hundred_thousand_mistakes_is_told_in_a_few_lines() -> None:
+    broken = service(6)
+    broken["spec"]["ports"] = [{"name": "x", "port": 0}] * 100_000
+    with capture_logs() as logs:
+        async with ApiServer(cluster()) as server, at_work(server) as (source, _):
+            server.cluster.put("services", broken)
+            await until(lambda: state_of(source, "services").faulty == 1)
+    (told,) = [log for log in logs if log["event"] == "parts of an object cannot be served"]
+    assert len(told["faults"]) == MOST_FAULTS + 1
+    assert told["faults"][-1] == "object: and 99980 more faults"
+
+
+async def test_others_get_their_turn_while_events_pour_in() -> None:
+    turns = TimeSlice(0.001)
+    seen = 0
+
+    async def other() -> None:
+        nonlocal seen
+        while True:
+            seen += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(other())
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 0.05
+    while loop.time() < end:
+        await turns.offer()
+    task.cancel()
+    assert seen >= 10

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import structlog
+from msgspec.structs import replace
+from structlog.testing import capture_logs
+
+from kubeproxy.dataplane.interface import Ended
+from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
+from kubeproxy.model.errors import KernelError
+from kubeproxy.observability.logs.access_log import AccessLog, json_line, text_line
+from tests.observability.conftest import WEB_IPV4
+
+DEADLINE_S = 30.0
+
+
+SERVED = Ended(
+    frontend=WEB_IPV4,
+    protocol=Protocol.TCP,
+    client=Target(Address("192.0.2.9"), 50123),
+    endpoint=Target(Address("10.0.0.1"), 8080),
+    attempts=2,
+    began=1_800_000_000.0,
+    dial_s=0.2500004,
+    duration_s=1.5,
+    bytes_in=120,
+    bytes_out=4096,
+    reason="closed",
+)
+FAILED = replace(
+    SERVED, endpoint=None, dial_s=None, attempts=3, bytes_in=0, bytes_out=0, reason="every endpoint refused"
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_structlog() -> Iterator[None]:
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+
+
+class Source:
+    """Connections that have ended, each told once."""
+
+    def __init__(self) -> None:
+        self.ended: list[Ended] = []
+        self.broken = False
+        self.lost = 0
+
+    async def __call__(self) -> Sequence[Ended]:
+        if self.broken:
+            raise KernelError("worker 1 gives no answer")
+        ended, self.ended = self.ended, []
+        return ended
+
+    def lose(self, lines: int) -> None:
+        self.lost += lines
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def log(source: Source) -> AccessLog:
+    return AccessLog(source, on_lost=source.lose, fetch_s=0.01)
+
+
+def test_a_line_says_who_was_served_by_whom_how_much_and_how_it_ended() -> None:
+    assert text_line(SERVED) == (
+        "2027-01-15T08:00:01.500000Z service=default/web port=http protocol=TCP client=192.0.2.9:50123 "
+        "endpoint=10.0.0.1:8080 attempts=2 bytes_in=120 bytes_out=4096 dial_s=0.25 duration_s=1.5 end=closed\n"
+    )
+    assert text_line(FAILED).endswith(
+        'endpoint=- attempts=3 bytes_in=0 bytes_out=0 dial_s=- duration_s=1.5 end="every endpoint refused"\n'
+    )
+    odd = replace(
+        SERVED,
+        frontend=FrontendName(ServicePortName("a", "b\nc", ""), Family.IPV6),
+        client=Target(Address("2001:db8::1"), 1),
+    )
+    assert ' service="a/b\\nc" port=- protocol=TCP client=[2001:db8::1]:1 ' in text_line(odd)
+    assert text_line(odd).count("\n") == 1
+
+
+def test_the_same_as_json() -> None:
+    assert json.loads(json_line(FAILED)) == {
+        "ts": "2027-01-15T08:00:01.500000Z",
+        "service": "default/web",
+        "port": "http",
+        "protocol": "TCP",
+        "client": "192.0.2.9:50123",
+        "endpoint": None,
+        "attempts": 3,
+        "bytes_in": 0,
+        "bytes_out": 0,
+        "dial_s": None,
+        "duration_s": 1.5,
+        "end": "every endpoint refused",
+    }
+
+
+async def test_lines_are_added_to_the_file_that_has_the_name(log: AccessLog, source: Source, tmp_path: Path) -> None:
+    path, rotated = tmp_path / "access.log", tmp_path / "access.log.1"
+    path.write_text("what was there\n")
+    log.use(str(path), as_json=False)
+    source.ended = [SERVED, FAILED]
+    await log.flush()
+    assert path.read_text() == "what was there\n" + text_line(SERVED) + text_line(FAILED)
+    path.rename(rotated)
+    source.ended = [FAILED]
+    await log.flush()
+    assert path.read_text() == text_line(FAILED)
+    assert path.stat().st_mode & 0o777 & ~0o640 == 0
+    assert rotated.read_text().count("\n") == 3
+    assert source.lost == 0
+
+
+async def test_many_lines_are_all_there_and_in_order(log: AccessLog, source: Source, tmp_path: Path) -> None:
+    log.use(str(tmp_path / "access.log"), as_json=True)
+    source.ended = [replace(SERVED, bytes_in=number) for number in range(2500)]
+    await log.flush()
+    lines = (tmp_path / "access.log").read_text().splitlines()
+    assert [json.loads(line)["bytes_in"] for line in lines] == list(range(2500))
+
+
+async def test_what_several_processes_tell_is_put_in_order(log: AccessLog, source: Source, tmp_path: Path) -> None:
+    log.use(str(tmp_path / "access.log"), as_json=True)
+    source.ended = [replace(SERVED, duration_s=float(number), bytes_in=number) for number in (3, 1, 2)]
+    await log.flush()
+    lines = (tmp_path / "access.log").read_text().splitlines()
+    assert [json.loads(line)["bytes_in"] for line in lines] == [1, 2, 3]
+
+
+async def test_it_runs_while_it_is_wanted(log: AccessLog, source: Source, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    running = asyncio.create_task(log.run())
+    source.ended = [SERVED]
+    await asyncio.sleep(0.1)
+    assert source.ended, "nobody has asked for them"
+    log.use(str(first), as_json=False)
+    await until(lambda: first.exists() and first.read_text().count("\n") == 1)
+    log.use(str(second), as_json=False)
+    source.ended = [SERVED]
+    await until(lambda: second.exists() and second.read_text().count("\n") == 1)
+    log.use("", as_json=False)
+    await until(lambda: not log._turn.locked())
+    await asyncio.sleep(0.05)
+    source.ended = [SERVED]
+    await asyncio.sleep(0.1)
+    assert source.ended
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_file_that_cannot_be_written_is_told_once_and_its_lines_are_counted(
+    log: AccessLog, source: Source, tmp_path: Path
+) -> None:
+    path = tmp_path / "missing" / "access.log"
+    log.use(str(path), as_json=False)
+    with capture_logs() as logs:
+        for _ in range(3):
+            source.ended = [SERVED, SERVED]
+            await log.flush()
+        assert source.lost == 6
+        path.parent.mkdir()
+        source.ended = [SERVED]
+        await log.flush()
+    assert path.read_text() == text_line(SERVED)
+    assert [(entry["log_level"], entry["reason"], entry["lines_lost"]) for entry in logs] == [
+        ("error", "No such file or directory", 2)
+    ]
+
+
+async def test_a_pipe_that_nobody_reads_holds_nobody_up(log: AccessLog, source: Source, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    log.use(str(tmp_path / "pipe"), as_json=False)
+    source.ended = [SERVED]
+    with capture_logs() as logs:
+        async with asyncio.timeout(DEADLINE_S):
+            await log.flush()
+    assert source.lost == 1
+    assert logs[0]["reason"] == "No such device or address"
+
+
+async def test_among_the_other_logs(log: AccessLog, source: Source) -> None:
+    log.use("-", as_json=False)
+    source.ended = [SERVED]
+    with capture_logs() as logs:
+        await log.flush()
+    assert logs == [
+        {
+            "event": "connection ended",
+            "log_level": "info",
+            "service": "default/web",
+            "port": "http",
+            "protocol": "TCP",
+            "client": "192.0.2.9:50123",
+            "endpoint": "10.0.0.1:8080",
+            "attempts": 2,
+            "bytes_in": 120,
+            "bytes_out": 4096,
+            "dial_s": 0.25,
+            "duration_s": 1.5,
+            "end": "closed",
+        }
+    ]
+
+
+async def test_a_data_plane_without_an_answer_is_told_of_and_asked_again(log: AccessLog, source: Source) -> None:
+    log.use("-", as_json=False)
+    source.broken = True
+    with capture_logs() as logs:
+        await log.flush()
+        await log.flush()
+        assert [entry["reason"] for entry in logs] == ["worker 1 gives no answer"]
+        source.broken, source.ended = False, [SERVED]
+        await log.flush()
+    assert logs[-1]["event"] == "connection ended"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kubeproxy.kubernetes.client import request_metrics as requests_module
+from kubeproxy.kubernetes.client.request_metrics import Requests
+from kubeproxy.kubernetes.informer.reflector import Phase, ReflectorState
+from kubeproxy.model import Family, Frontend, FrontendName, Protocol, Scope, ServiceName, ServicePortName
+from kubeproxy.observability.metrics.state import StateCollector
+from kubeproxy.observability.views import LATENCY_BUCKETS_S, Picture
+from kubeproxy.proxier import FrontendStatus, Snapshot
+from kubeproxy.sources.manifests.inventory import ManifestProblem as FileTrouble
+from kubeproxy.sources.manifests.source import ManifestState
+from tests.observability.conftest import WEB, Listening, ManifestProblem, Manifests, State, Watch, frontend
+
+
+@dataclass
+class Told:
+    sent: int
+    dropped: int
+
+
+@pytest.fixture
+def collector() -> StateCollector:
+    return StateCollector()
+
+
+def values(collector: StateCollector) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return {
+        sample.name + "".join(f" {key}={value}" for key, value in sample.labels.items()): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+    }
+
+
+def test_nothing_was_read_yet(collector: StateCollector) -> None:
+    assert values(collector) == {}
+
+
+def test_the_proxier(collector: StateCollector, state: State) -> None:
+    internal = frontend(FrontendName(WEB, Family.IPV4, Scope.LOCAL), answered=False)
+    external = frontend(FrontendName(WEB, Family.IPV6, Scope.EXTERNAL), answered=False)
+    served = frontend(FrontendName(WEB, Family.IPV6, Scope.LOCAL))
+    empty = frontend(FrontendName(WEB, Family.IPV6), answered=False)
+    frontends = (None, internal), (40001, internal), (40002, external), (None, served), (None, empty)
+    state.frontends = [Listening(port, wanted) for port, wanted in frontends]
+    state.problems = {ServiceName("default", "web"): ["port 80: SCTP is not served"]}
+    state.sources = {"kubernetes": False, "manifests": True}
+    state.service_changes_total, state.service_changes_pending = 12, 2
+    state.endpoint_changes_total, state.endpoint_changes_pending = 34, 3
+    collector.read(Picture(state))
+    expected = {
+        "kubeproxy_sync_proxy_rules_service_changes_total": 12,
+        "kubeproxy_sync_proxy_rules_service_changes_pending": 2,
+        "kubeproxy_sync_proxy_rules_endpoint_changes_total": 34,
+        "kubeproxy_sync_proxy_rules_endpoint_changes_pending": 3,
+        "kubeproxy_services_degraded": 1,
+        "kubeproxy_frontends state=serving": 2,
+        "kubeproxy_frontends state=waiting": 3,
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv4 traffic_policy=internal": 2,
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv4 traffic_policy=external": 0,
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv6 traffic_policy=internal": 0,
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv6 traffic_policy=external": 1,
+        "kubeproxy_source_listed source=kubernetes": 0,
+        "kubeproxy_source_listed source=manifests": 1,
+    }
+    assert values(collector) == expected
+    assert values(collector) == expected
+    state.frontends = []
+    collector.read(Picture(state))
+    assert values(collector)["kubeproxy_frontends state=serving"] == 0
+
+
+def test_watches(collector: StateCollector, state: State) -> None:
+    watches = [
+        Watch(
+            behind_s=1.5,
+            last_event=1.8e9,
+            lists=2,
+            watches=3,
+            events=4,
+            failures={"expired": 5},
+            faulty=6,
+            left_out=7,
+            kept_bytes=800,
+        ),
+        Watch(resource="endpointslices"),
+    ]
+    collector.read(Picture(state, watches=watches))
+    found = {name: value for name, value in values(collector).items() if name.startswith("kubeproxy_watch")}
+    assert found == {
+        "kubeproxy_watch_behind_seconds resource=services": 1.5,
+        "kubeproxy_watch_behind_seconds resource=endpointslices": 0,
+        "kubeproxy_watch_last_event_timestamp_seconds resource=services": 1.8e9,
+        "kubeproxy_watch_last_event_timestamp_seconds resource=endpointslices": 0,
+        "kubeproxy_watch_lists_total resource=services": 2,
+        "kubeproxy_watch_lists_total resource=endpointslices": 0,
+        "kubeproxy_watch_starts_total resource=services": 3,
+        "kubeproxy_watch_starts_total resource=endpointslices": 0,
+        "kubeproxy_watch_events_total resource=services": 4,
+        "kubeproxy_watch_events_total resource=endpointslices": 0,
+        "kubeproxy_watch_failures_total resource=services cause=expired": 5,
+        "kubeproxy_watch_faulty_objects resource=services": 6,
+        "kubeproxy_watch_faulty_objects resource=endpointslices": 0,
+        "kubeproxy_watch_left_out_objects resource=services": 7,
+        "kubeproxy_watch_left_out_objects resource=endpointslices": 0,
+        "kubeproxy_watch_kept_bytes resource=services": 800,
+        "kubeproxy_watch_kept_bytes resource=endpointslices": 0,
+    }
+
+
+def test_manifests(collector: StateCollector, state: State) -> None:
+    collector.read(
+        Picture(
+            state, manifests=Manifests([ManifestProblem(), ManifestProblem(skipped=True), ManifestProblem()], 1.8e9)
+        )
+    )
+    found = {name: value for name, value in values(collector).items() if name.startswith("kubeproxy_manifests")}
+    assert found == {"kubeproxy_manifests_last_change_timestamp_seconds": 1.8e9, "kubeproxy_manifests_faults": 2}
+
+
+def test_the_other_rooms_values_fit(collector: StateCollector) -> None:
+    unserved = Frontend(FrontendName(ServicePortName("a", "b", ""), Family.IPV4), Protocol.TCP, frozenset())
+    snapshot = Snapshot(
+        ready=True,
+        frontends=(FrontendStatus(unserved, None),),
+        problems={},
+        service_health={},
+        sources={"kubernetes": True},
+        owners={},
+        netfilter="fake",
+        failing=None,
+        failures=0,
+        pending_since=None,
+        programmed_at=None,
+        service_changes_pending=0,
+        service_changes_total=9,
+        endpoint_changes_pending=0,
+        endpoint_changes_total=0,
+    )
+    reflector = ReflectorState(
+        resource="services",
+        phase=Phase.LISTING,
+        resource_version="",
+        last_list=None,
+        last_event=None,
+        lists=0,
+        watches=0,
+        events=0,
+        failures={"tls": 2},
+        last_error="",
+        faulty=0,
+        left_out=3,
+        kept_bytes=1000,
+        behind_s=7.0,
+    )
+    manifests = ManifestState(problems=(FileTrouble("a.yaml", 1, "spec", "odd"),))
+    collector.read(Picture(snapshot, (reflector,), manifests))
+    found = values(collector)
+    assert found["kubeproxy_frontends state=waiting"] == 1
+    assert found["kubeproxy_watch_failures_total resource=services cause=tls"] == 2
+    assert found["kubeproxy_watch_left_out_objects resource=services"] == 3
+    assert found["kubeproxy_watch_kept_bytes resource=services"] == 1000
+    assert found["kubeproxy_manifests_faults"] == 1
+
+
+def test_requests_to_the_api_server(collector: StateCollector, state: State) -> None:
+    requests = Requests(host="10.96.0.1:443")
+    requests.answered("GET", 200, 0.3)
+    requests.answered("GET", 410, 0.0)
+    requests.answered("POST", None, 100.0)
+    collector.read(Picture(state, requests=requests))
+    found = {name: value for name, value in values(collector).items() if name.startswith("rest_client_")}
+    host = "host=10.96.0.1:443"
+    assert found[f"rest_client_requests_total code=200 method=GET {host}"] == 1
+    assert found[f"rest_client_requests_total code=410 method=GET {host}"] == 1
+    assert found[f"rest_client_requests_total code=<error> method=POST {host}"] == 1
+    latency = "rest_client_request_duration_seconds"
+    assert found[f"{latency}_bucket verb=GET {host} le=0.25"] == 1
+    assert found[f"{latency}_bucket verb=GET {host} le=0.5"] == 2
+    assert found[f"{latency}_bucket verb=POST {host} le=60.0"] == 0
+    assert found[f"{latency}_bucket verb=POST {host} le=+Inf"] == found[f"{latency}_count verb=POST {host}"] == 1
+    assert found[f"{latency}_sum verb=GET {host}"] == 0.3
+    assert LATENCY_BUCKETS_S == requests_module.LATENCY_BUCKETS_S
+
+
+def test_events(collector: StateCollector, state: State) -> None:
+    collector.read(Picture(state, events=Told(sent=3, dropped=1)))
+    assert values(collector)["kubeproxy_events_sent_total"] == 3
+    assert values(collector)["kubeproxy_events_dropped_total"] == 1

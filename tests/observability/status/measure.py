@@ -1,0 +1,90 @@
+"""`python -m tests.observability.status.measure [SERVICES]`: what looking at the status costs the control process.
+
+Without a data plane: that the workers are asked comes on top. Each line tells how long an answer takes while another
+task wants every turn of the loop, and how long that one had to wait at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import msgspec
+import uvloop
+
+from kubeproxy.dataplane.interface import Counters
+from kubeproxy.observability.status.history import History
+from kubeproxy.observability.status.index import Order, Query
+from kubeproxy.observability.status.observation import Observation
+from kubeproxy.observability.status.service import EVERY_S, StatusService
+from tests.observability.status.observation import candidates, town
+
+
+class TimeSlice:
+    """Wants every turn of the loop, and notes the longest wait for one."""
+
+    longest_s = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        before = time.perf_counter()
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            self.longest_s = max(self.longest_s, now - before)
+            before = now
+
+    @contextmanager
+    def measured(self, what: str) -> Iterator[None]:
+        """Print what it took."""
+        began, self.longest_s = time.perf_counter(), 0.0
+        yield
+        took_s = time.perf_counter() - began
+        print(f"{what:<34} {1000 * took_s:7.0f} ms   longest turn {1000 * self.longest_s:5.1f} ms")
+
+
+async def main(services: int) -> None:
+    """Measure, and print."""
+    sight, now = town(services), 0.0
+
+    async def look() -> Observation:
+        return sight
+
+    # As the daemon does: what is there when it starts is spared by the collector.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    board = StatusService(look=look, candidates=candidates, recent_warnings=lambda: (), clock=lambda: now)
+    turns = TimeSlice()
+    other = asyncio.create_task(turns.run())
+    await asyncio.sleep(0.1)
+    for what, query in {
+        "a page of 50": Query(limit=50),
+        "a page, searched for an address": Query(search="10.3.7.1", limit=50),
+        "a page, sorted by bytes/s": Query(order=Order.BYTES, limit=50),
+        "everything": Query(),
+    }.items():
+        now += 60
+        with turns.measured(what):
+            _, found = await board.ask(query)
+            async for service in found:
+                msgspec.json.encode(service)
+    history = History(gap_s=2 * EVERY_S)
+    for sample in range(4):
+        counters = {name: Counters(accepted=1000 * sample + number) for number, name in enumerate(sight.counters)}
+        sight = replace(sight, counters=counters, now=sight.now + EVERY_S)
+        await asyncio.sleep(0)  # that was not what is measured
+        with turns.measured("a sample, every Service busy"):
+            for _ in history.add(counters, sight.now):
+                await asyncio.sleep(0)
+    other.cancel()
+
+
+if __name__ == "__main__":
+    uvloop.install()
+    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000))

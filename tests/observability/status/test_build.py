@@ -1,0 +1,334 @@
+"""From what was seen to the status, and from that to text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from kubeproxy.dataplane.interface import EjectedEndpoint
+from kubeproxy.model import Scope, ServiceName, Verdict
+from kubeproxy.observability.status import build
+from kubeproxy.observability.status import text as status_text
+from kubeproxy.observability.status import wording as words
+from kubeproxy.observability.status.document import Incident, ServiceStatus, Standing, State, Status
+from kubeproxy.observability.status.history import History
+from kubeproxy.observability.status.index import Index, Order, Query, Row
+from kubeproxy.observability.status.observation import Observation
+from kubeproxy.proxier import FrontendStatus, Snapshot
+from tests.observability.status.observation import (
+    BROKEN,
+    EJECTED,
+    MAIL,
+    NOW,
+    REPORTS,
+    WALL,
+    WEB,
+    Watch,
+    candidates,
+    health,
+    name,
+    shop,
+    snapshot,
+    town,
+)
+
+
+def index_of(sight: Observation) -> Index:
+    index = Index(sight)
+    for _ in index.fill():
+        pass
+    return index
+
+
+def select(index: Index, history: History | None = None, **query: Any) -> list[str]:
+    chosen: list[Row] = []
+    for found in index.select(Query(**query), history or History(gap_s=10)):
+        chosen = found or chosen
+    return [str(row.name) for row in chosen]
+
+
+def whole(sight: Observation, *, history: History | None = None, **query: object) -> Status:
+    history = history or History(gap_s=10)
+    index, asked = index_of(sight), Query(**query)  # type: ignore[arg-type]
+    rows = [index.rows[ServiceName(*text.split("/"))] for text in select(index, history, **query)]
+    head = build.status(index, asked, matched=len(rows), history=history, recent_warnings=(INCIDENT,), every_s=2.0)
+    port = asked.service.partition(":")[2]
+    services = [build.service(row, sight, port=port, history=history, candidates=candidates) for row in rows]
+    return replace(head, services=tuple(services))
+
+
+INCIDENT = Incident(at=WALL - 3, level="warning", text="watch ended", details="source=kubernetes", times=2)
+
+
+def one(status: Status, wanted: ServiceName) -> ServiceStatus:
+    return next(it for it in status.services if (it.namespace, it.name) == wanted)
+
+
+def test_the_worst_come_first() -> None:
+    status = whole(shop())
+    assert [(f"{it.namespace}/{it.name}", it.state) for it in status.services] == [
+        (str(BROKEN), State.PROBLEM),
+        (str(WEB), State.EJECTED),
+        (str(REPORTS), State.EMPTY),
+        (str(MAIL), State.OK),
+    ]
+    assert status.totals.by_state == {
+        State.PROBLEM: 1,
+        State.EJECTED: 1,
+        State.EMPTY: 1,
+        State.WAITING: 0,
+        State.OK: 1,
+    }
+    assert status.totals.ejected_endpoints == 1
+    assert (status.totals.traffic.accepted, status.totals.traffic.active, status.totals.traffic.failed) == (110, 8, 1)
+
+
+def test_endpoints_tell_how_they_fare_and_why() -> None:
+    (frontend,) = one(whole(shop()), WEB).frontends
+    told = [(it.address, it.standing, it.used) for it in frontend.endpoints]
+    assert told == [
+        ("10.3.1.2:8080", Standing.EJECTED, True),
+        ("10.3.2.2:8080", Standing.TERMINATING, True),
+        ("10.3.0.2:8080", Standing.READY, True),
+        ("10.3.3.2:8080", Standing.UNREADY, False),
+    ]
+    ejected = frontend.endpoints[0]
+    assert (ejected.reason, ejected.failures, ejected.retry_in_s) == ("refused", 3, 4.0)
+    assert (ejected.workers, ejected.node) == ((0,), "node-2")
+    assert frontend.addresses == ("node port 30080", "10.96.0.1:80")
+    assert frontend.counters.dial_retries == 7
+
+
+def test_what_several_workers_say_of_an_endpoint_is_one_word() -> None:
+    two = (
+        EjectedEndpoint(target=EJECTED, worker=1, reason="timeout", failures=1, retry_in_s=0.0),
+        EjectedEndpoint(target=EJECTED, worker=0, reason="refused", failures=4, retry_in_s=9.0),
+    )
+    status = whole(shop(ejected={name(WEB): two}))
+    assert status.totals.ejected_endpoints == 1
+    ejected = one(status, WEB).frontends[0].endpoints[0]
+    assert (ejected.standing, ejected.reason, ejected.failures, ejected.workers) == (
+        Standing.EJECTED,
+        "refused",
+        4,
+        (0, 1),
+    )
+    probe = whole(shop(ejected={name(WEB): two[:1]}))
+    assert one(probe, WEB).frontends[0].endpoints[0].standing is Standing.PROBING
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"service": "web"}, [WEB]),
+        ({"service": "shop/web"}, [WEB]),
+        ({"service": "shop/web:http"}, [WEB]),
+        ({"service": "web:dns"}, []),
+        ({"service": "billing/web"}, []),
+        ({"search": "SHOP/"}, [WEB, MAIL]),
+        ({"search": "10.96.0.3"}, [REPORTS]),
+        ({"search": "30080"}, [WEB]),
+        ({"search": "10.3.1.2:8080"}, [WEB]),
+        ({"search": "10.3.0.2"}, [BROKEN, WEB, MAIL]),
+        ({"search": "nothing"}, []),
+        ({"state": State.EMPTY}, [REPORTS]),
+        ({"order": Order.NAME}, [BROKEN, REPORTS, MAIL, WEB]),
+        ({"order": Order.ACTIVE}, [MAIL, WEB, BROKEN, REPORTS]),
+        ({"order": Order.CONNECTIONS}, [WEB, MAIL, BROKEN, REPORTS]),
+        ({"order": Order.BYTES}, [WEB, MAIL, BROKEN, REPORTS]),
+    ],
+)
+def test_who_is_found_and_in_which_order(query: dict[str, Any], found: list[ServiceName]) -> None:
+    assert select(index_of(shop()), **query) == [str(it) for it in found]
+
+
+def test_those_that_fail_clients_now_come_before_those_that_do_not() -> None:
+    sight = town(300)
+    history = History(gap_s=10)
+    for accepted in (0, 4):
+        late = {key: type(it)(accepted=accepted, refused=accepted) for key, it in list(sight.counters.items())[250:251]}
+        list(history.add({**sight.counters, **late}, NOW + accepted))
+    assert select(index_of(sight), history)[:4] == [
+        "ns-00/service-00000",
+        "ns-00/service-00100",
+        "ns-00/service-00200",
+        "ns-50/service-00250",
+    ]
+
+
+def test_a_thousand_are_read_in_slices_and_names_need_no_second_sorting() -> None:
+    sight = town(1000)
+    index = Index(sight)
+    assert len(list(index.fill())) >= 8
+    again = Index(sight)
+    assert len(list(again.fill(index.names))) >= 8
+    assert again.names == index.names == sorted(index.names)
+    fewer = Index(town(999))
+    list(fewer.fill(index.names))
+    assert fewer.names == index.names[:10] + fewer.names[10:]
+    assert len(fewer.names) == 999
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"problem": "worker 1 keeps dying"}, "data plane: worker 1 keeps dying"),
+        ({"health": health(draining=True).at(NOW)}, "draining"),
+        ({"proxier": snapshot((), failing="netfilter: no nft", failures=2)}, "netfilter: no nft"),
+        ({"health": health(eligible=False).at(NOW)}, "the node is being deleted, or about to be"),
+        ({"health": health(eligible=False, exists=False).at(NOW)}, "the cluster has no Node "),
+    ],
+)
+def test_what_is_wrong_with_the_daemon_is_said(changes: dict[str, object], said: str) -> None:
+    status = whole(shop(**changes))
+    assert not status.healthy
+    assert said in " ".join(status.complaints)
+    assert said in "\n".join(status_text.summary(status))
+    assert said in (status_text.verdict(status) or "")
+
+
+def test_a_healthy_daemon_with_an_ill_endpoint_is_healthy() -> None:
+    status = whole(shop())
+    assert status.healthy
+    assert status_text.verdict(status) is None
+
+
+def test_sources_tell_their_lag() -> None:
+    watches = (Watch(left_out=9), Watch("endpointslices", behind_s=12.0, failures={"connection": 3}, faulty=2))
+    proxier = snapshot((), sources={"kubernetes": True, "manifests": False})
+    told = [(it.name, words.source(it), it.remarks) for it in whole(shop(proxier=proxier, watches=watches)).sources]
+    assert told == [
+        ("kubernetes services", "follows, 9 left out", ("9 objects are left out: too many to keep",)),
+        ("kubernetes endpointslices", "behind by 12s, 2 faulty", ("connection: failed 3 times",)),
+        ("manifests", "has not told yet what it has", ()),
+    ]
+
+
+def test_it_crosses_as_json_and_is_the_same() -> None:
+    history = History(gap_s=10)
+    sight = shop()
+    list(history.add({}, NOW - 2))
+    list(history.add(sight.counters, NOW))
+    status = whole(sight, history=history)
+    assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
+
+
+def test_the_summary_as_text() -> None:
+    assert (
+        list(status_text.summary(whole(shop())))[1:]
+        == """\
+netfilter   nftables; last transaction 3.0s ago; everything is in effect
+source      manifests: follows
+worker      0: pid 42, up 1m00s; 3 connections, 1 UDP sessions; 50 of 1000 descriptors; longest turn 1.5 ms
+traffic     8 open, 110 accepted, 1 failed, 2.1 kB in, 3.0 MB out
+services    4: 1 problem, 1 ejected, 1 empty, 1 ok
+
+STATE    SERVICE          ACTIVE  ACCEPTED  FAILED  CONN/S  BYTES/S  ENDPOINTS  NOTE
+problem  billing/broken        0         0       0       -        -          1  node port 30090 is not served: it is in use
+ejected  shop/web              3       100       1       -        -        2/3  10.3.1.2:8080 refuses (3 times in a row); \
+tried again in 4.0s
+empty    billing/reports       0         0       0       -        -          0  port http: no endpoints; clients are refused
+ok       shop/mail             5        10       0       -        -          1
+
+last warnings and errors
+  2027-01-15T07:59:57Z warning watch ended source=kubernetes (2 times)""".splitlines()  # noqa: E501
+    )
+
+
+@pytest.mark.parametrize(("pending_s", "changes", "failures", "said"), [
+    (None, 0, 0, "everything is in effect"),
+    (9.1, 1, 0, "1 change pending, for 9.1s"),
+    (9.1, 12, 1, "12 changes pending, for 9.1s; 1 failure in a row"),
+    (9.1, 0, 3, "not everything is in effect, for 9.1s; 3 failures in a row"),
+])  # fmt: skip
+def test_what_is_not_in_effect_yet(pending_s: float | None, changes: int, failures: int, said: str) -> None:
+    status = whole(shop())
+    filter_ = replace(status.netfilter, pending_s=pending_s, changes_pending=changes, failures=failures)
+    told = status_text.netfilter(replace(status, netfilter=filter_))
+    assert told == f"nftables; last transaction 3.0s ago; {said}"
+
+
+def test_the_headline() -> None:
+    status = replace(whole(shop()), version="1.2.3")
+    assert status_text.headline(status) == "kubeproxy 1.2.3 on node-1: healthy, up 3h02m (pid 42)"
+    assert "NOT HEALTHY" in status_text.headline(replace(status, healthy=False))
+    assert "draining" in status_text.headline(replace(status, draining=True))
+
+
+def test_one_service_as_text() -> None:
+    assert (
+        list(status_text.details(one(whole(shop()), WEB)))
+        == """\
+shop/web: ejected (an endpoint does not answer)
+  from        manifests
+  traffic     3 open, 100 accepted, 1 failed, 2.0 kB in, 3.0 MB out
+
+  http TCP IPv4: proxy port 40001
+    takes       node port 30080, 10.96.0.1:80
+    counters    3 open, 100 accepted, 7 retries; 1 failed (1 refused, 0 silent, 0 nobody there, 0 unable, 0 looped)
+    ejected     10.3.1.2:8080 on node-2: refuses (3 times in a row); tried again in 4.0s
+    terminating 10.3.2.2:8080: terminates, and serves while nobody is ready
+    ready       10.3.0.2:8080 on node-1
+    unready     10.3.3.2:8080: says that it is not ready""".splitlines()
+    )
+
+
+def test_more_than_is_shown_is_counted() -> None:
+    status = whole(shop())
+    assert "... and 2 more" in list(status_text.summary(replace(status, services=status.services[:2])))
+    assert "... and 1 more" in list(status_text.summary(replace(status, services=status.services[2:3], offset=2)))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0s"), (9.94, "9.9s"), (59.4, "59s"), (60, "1m00s"), (3600, "1h00m"), (90000, "1d1h"), (864000, "10d0h")],
+)
+def test_lengths_of_time(seconds: float, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (99_949, "99.9 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),
+        (1.5e15, "1500 TB"),
+    ],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert words.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cannot read https://me:secret@host/a.yaml: 401", "cannot read https://…@host/a.yaml: 401"),
+        ("http://host/a?token=secret&x=1 document 2", "http://host/a?… document 2"),
+        ('url="https://token@host:6443/a?b=c" retry', 'url="https://…@host:6443/a?…" retry'),
+        ("10.3.0.2:8080 refuses; is it up?", "10.3.0.2:8080 refuses; is it up?"),
+        ("https://host/a.yaml", "https://host/a.yaml"),
+    ],
+)
+def test_what_urls_hold_in_secret_is_left_out(text: str, told: str) -> None:
+    assert words.discreet(text) == told
+    failing = whole(shop(proxier=snapshot((), failing=text)))
+    assert "secret" not in msgspec.json.encode(failing).decode()
+
+
+def test_that_nobody_is_on_this_node_is_nothing_to_worry_about() -> None:
+    sight = shop()
+    assert isinstance(sight.proxier, Snapshot)
+    *others, status = sight.proxier.frontends
+    local = replace(status.frontend, name=status.frontend.name._replace(scope=Scope.EXTERNAL), endpoints=())
+    for verdict, state in ((Verdict.DROP, State.OK), (Verdict.REFUSE, State.EMPTY)):
+        both = (*others, status, FrontendStatus(replace(local, when_empty=verdict), 40009))
+        seen = one(whole(shop(proxier=snapshot(both))), BROKEN)
+        assert seen.state is state
+        assert ("none on this node; clients are dropped" in "\n".join(status_text.details(seen))) == (state is State.OK)

@@ -1,0 +1,248 @@
+"""`/statusz` and `/trace` over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import ClientResponse
+
+from kubeproxy.model import Destination
+from kubeproxy.observability.http.server import HttpServer
+from kubeproxy.observability.status import service
+from kubeproxy.observability.status.document import Incident, Status
+from kubeproxy.observability.status.observation import Observation
+from kubeproxy.observability.status.routes import query_of, status_routes, wanted_format
+from kubeproxy.observability.status.service import StatusService
+from kubeproxy.observability.status.trace import Asked, Outcome, TraceReport
+from tests.observability.status.observation import candidates, shop, town
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+@dataclass
+class FrontendSockets:
+    """The pages, of a daemon that may be exchanged for another."""
+
+    see: Callable[[], Observation] = shop
+    looks: int = 0
+    asked: list[Asked] = field(default_factory=list)
+    recent_warnings: tuple[Incident, ...] = ()
+    base: str = ""
+    session: aiohttp.ClientSession = field(init=False)
+    board: StatusService = field(init=False)
+
+    async def look(self) -> Observation:
+        self.looks += 1
+        return self.see()
+
+    async def trace(self, asked: Asked) -> TraceReport:
+        self.asked.append(asked)
+        return TraceReport(
+            to="10.96.0.1:80",
+            protocol="TCP",
+            source="10.2.0.2",
+            client="another host",
+            hook="prerouting",
+            outcome=Outcome.PASSED,
+            because="no Service has this address",
+            steps=(),
+            service=None,
+            frontend=None,
+            outlooks=(),
+        )
+
+    async def get(self, path: str, accept: str = "*/*", method: str = "GET") -> tuple[ClientResponse, str]:
+        async with self.session.request(method, self.base + path, headers={"Accept": accept}) as answer:
+            return answer, await answer.text()
+
+    async def json(self, query: str = "") -> dict[str, Any]:
+        answer, text = await self.get(f"/statusz?format=json{query}")
+        assert answer.status == 200, text
+        decoded: dict[str, Any] = msgspec.json.decode(text)
+        msgspec.json.decode(text, type=Status)
+        return decoded
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[FrontendSockets]:
+    made = FrontendSockets()
+    made.board = StatusService(look=made.look, candidates=candidates, recent_warnings=lambda: made.recent_warnings)
+    server = HttpServer(
+        name="metrics",
+        host="127.0.0.1",
+        port=0,
+        setting="metricsBindAddress",
+        routes=status_routes(made.board, made.trace),
+    )
+    await server.start()
+    made.base = f"http://127.0.0.1:{server.port}"
+    async with aiohttp.ClientSession() as made.session:
+        yield made
+    await server.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "accept", "kind"),
+    [
+        ("/statusz", "*/*", "text/plain"),
+        ("/statusz", BROWSER, "text/html"),
+        ("/statusz", "application/json", "application/json"),
+        ("/statusz", "text/plain", "text/plain"),
+        ("/statusz?format=json", BROWSER, "application/json"),
+        ("/statusz?format=text", BROWSER, "text/plain"),
+        ("/statusz?format=html", "*/*", "text/html"),
+        ("/statusz.json", "*/*", "application/json"),
+        ("/statusz/page.css", "*/*", "text/css"),
+        ("/statusz/page.js", "*/*", "text/javascript"),
+        ("/trace?to=10.96.0.1:80", "*/*", "application/json"),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_every_answer_can_only_be_read(
+    served: FrontendSockets, path: str, accept: str, kind: str, method: str
+) -> None:
+    answer, text = await served.get(path, accept, method)
+    assert answer.status == 200
+    assert answer.content_type == kind
+    assert bool(text) == (method == "GET")
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["X-Frame-Options"] == "DENY"
+    assert answer.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+@pytest.mark.parametrize("path", ["/statusz", "/statusz.json", "/trace"])
+async def test_nothing_can_be_sent(served: FrontendSockets, path: str, method: str) -> None:
+    assert (await served.get(path, method=method))[0].status == 405
+
+
+@pytest.mark.parametrize(
+    "path", ["/statusz/", "/statusz/page.html", "/statusz/../status.py", "/statusz/%2e%2e/status.py"]
+)
+async def test_nothing_else_is_served(served: FrontendSockets, path: str) -> None:
+    assert (await served.get(path))[0].status == 404
+
+
+async def test_the_page_names_nothing_from_elsewhere(served: FrontendSockets) -> None:
+    for path in ("/statusz?format=html", "/statusz/page.css", "/statusz/page.js"):
+        _, text = await served.get(path)
+        assert "https://" not in text
+        assert text.replace("http://www.w3.org/2000/svg", "").find("http://") == -1, path
+        assert "innerHTML =" not in text
+
+
+async def test_pages_and_filters(served: FrontendSockets) -> None:
+    everything = await served.json()
+    assert [it["name"] for it in everything["services"]] == ["broken", "web", "reports", "mail"]
+    page = await served.json("&limit=2&offset=1&sort=name")
+    assert [it["name"] for it in page["services"]] == ["reports", "mail"]
+    assert (page["matched"], page["offset"]) == (4, 1)
+    assert [it["name"] for it in (await served.json("&search=10.96.0.3"))["services"]] == ["reports"]
+    assert [it["name"] for it in (await served.json("&state=ejected"))["services"]] == ["web"]
+    assert [it["name"] for it in (await served.json("&service=shop/web:http"))["services"]] == ["web"]
+    assert (await served.json("&limit=0"))["services"] == []
+    assert (await served.json("&offset=9"))["services"] == []
+
+
+async def test_one_service_as_text(served: FrontendSockets) -> None:
+    answer, text = await served.get("/statusz?service=web")
+    assert answer.status == 200
+    assert text.startswith("shop/web: ejected")
+    answer, text = await served.get("/statusz?service=nothing")
+    assert (answer.status, text) == (404, "no service nothing\n")
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=-1", "limit=x", "offset=1e3", "limit=99999999999", "sort=age", "state=sad", "limit=٣"]
+)
+async def test_a_faulty_question_is_refused_with_what_is_allowed(served: FrontendSockets, query: str) -> None:
+    answer, text = await served.get(f"/statusz?{query}")
+    assert answer.status == 400
+    assert "allowed" in text
+
+
+async def test_a_trace(served: FrontendSockets) -> None:
+    answer, text = await served.get("/trace?to=10.96.0.1:80&from=10.2.0.2&protocol=udp")
+    assert answer.status == 200
+    assert served.asked == [Asked(Destination("10.96.0.1", "UDP", 80), "10.2.0.2")]  # type: ignore[arg-type]
+    assert msgspec.json.decode(text, type=TraceReport).outcome is Outcome.PASSED
+    answer, text = await served.get("/trace")
+    assert (answer.status, text) == (400, 'found ""; allowed: IP:PORT, such as 10.96.0.10:53 or [fd00::1]:80\n')
+
+
+async def test_ten_thousand_at_once_while_the_loop_turns(served: FrontendSockets) -> None:
+    sight = town(10_000)
+    served.see = lambda: sight
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(turn())
+    whole = await served.json()
+    assert len(whole["services"]) == whole["matched"] == 10_000
+    assert whole["totals"]["by_state"]["ejected"] == 100
+    assert [it["state"] for it in whole["services"][99:101]] == ["ejected", "ok"]
+    assert turns > 10_000 / service.SLICE
+    page = await served.json("&limit=50&offset=9990")
+    assert len(page["services"]) == 10
+    text = (await served.get("/statusz"))[1]
+    assert "... and 9800 more" in text
+    other.cancel()
+
+
+async def test_a_sight_serves_several_questions_but_not_for_long(served: FrontendSockets) -> None:
+    await asyncio.gather(*(served.json() for _ in range(5)))
+    assert served.looks == 1
+    now = 0.0
+    board = StatusService(look=served.look, candidates=candidates, recent_warnings=lambda: (), clock=lambda: now)
+    for moment, looks in ((0.0, 2), (0.8, 2), (0.9, 3), (1.7, 3), (60.0, 4)):
+        now = moment
+        await board.whole(query_of({}))
+        assert served.looks == looks
+
+
+async def test_samples_are_taken_only_while_somebody_asks(
+    monkeypatch: pytest.MonkeyPatch, served: FrontendSockets
+) -> None:
+    monkeypatch.setattr(service, "EVERY_S", 0.001)
+    now = 0.0
+    board = StatusService(look=served.look, candidates=candidates, recent_warnings=lambda: (), clock=lambda: now)
+    running = asyncio.create_task(board.run())
+    await asyncio.sleep(0.02)
+    assert served.looks == 0
+    await board.whole(query_of({}))
+    async with asyncio.timeout(30):
+        while served.looks < 5:
+            await asyncio.sleep(0.001)
+    now = service.INTEREST_S + 1
+    async with asyncio.timeout(30):
+        while True:
+            before = served.looks
+            await asyncio.sleep(0.02)
+            if served.looks == before:
+                break
+    running.cancel()
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [("", "text"), ("*/*", "text"), (BROWSER, "html"), ("APPLICATION/JSON", "json"), ("text/plain, text/html", "text")],
+)
+def test_what_a_client_wants(accept: str, kind: str) -> None:
+    assert wanted_format({}, {"Accept": accept}) == kind
+    assert wanted_format({"format": "json"}, {"Accept": accept}) == "json"
+    assert wanted_format({"format": "nonsense"}, {"Accept": accept}) == kind

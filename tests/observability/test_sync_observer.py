@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from kubeproxy.model.errors import ClusterError, KernelError
+from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.sync_observer import SyncObserver
+from kubeproxy.proxier import ProxierObserver
+
+
+def test_what_the_proxier_tells_becomes_health_and_metrics() -> None:
+    now = 0.0
+    health, metrics = ProxyHealth(timeout_s=60.0), Metrics()
+    observer = SyncObserver(health, metrics, adapter="nftables", clock=lambda: now)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    observer.queued()
+    assert health.at(now).unready is not None
+    observer.programmed(duration_s=0.01, full=True, changed=True)
+    observer.settled(["2999-01-01T00:00:00Z"])
+    assert health.at(now).unready is None
+    assert value("kubeproxy_sync_proxy_rules_duration_seconds_count", ip_family="IPv4") == 1
+    assert value("kubeproxy_network_programming_duration_seconds_count", ip_family="IPv4") == 1
+
+    now = 10.0
+    observer.queued()
+    observer.failed(KernelError("nft: Could not process rule: Device or resource busy"))
+    assert health.at(now).failing == "nft: Could not process rule: Device or resource busy"
+    assert health.at(69.0).healthy
+    assert not health.at(70.0).healthy
+    assert value("kubeproxy_netfilter_apply_failures_total", adapter="nftables") == 1
+
+    observer.failed(ClusterError("not the kernel's fault"))
+    assert value("kubeproxy_netfilter_apply_failures_total", adapter="nftables") == 1
+
+    now = 80.0
+    observer.programmed(duration_s=0.01, full=False, changed=True)
+    observer.settled([])
+    observer.services_degraded({})
+    assert health.at(now).failing is None
+    assert health.at(now).healthy
+
+
+def test_where_changes_never_cease_progress_keeps_the_node_healthy() -> None:
+    now = 0.0
+    health = ProxyHealth(timeout_s=60.0)
+    observer = SyncObserver(health, Metrics(), adapter="nftables", clock=lambda: now)
+    observer.settled([])
+    observer.queued()
+    for _ in range(300):
+        now += 1.0
+        observer.programmed(duration_s=0.01, full=False, changed=True)
+        assert health.at(now).healthy
+
+
+def test_a_transaction_is_no_progress_while_something_else_fails() -> None:
+    now = 0.0
+    health = ProxyHealth(timeout_s=60.0)
+    observer = SyncObserver(health, Metrics(), adapter="nftables", clock=lambda: now)
+    observer.settled([])
+    observer.queued()
+    for _ in range(3):
+        now += 30.0
+        observer.failed(KernelError("the data plane does not answer"))
+        observer.programmed(duration_s=0.01, full=True, changed=False)
+        assert health.at(now).failing == "the data plane does not answer"
+    assert not health.at(now).healthy
+    observer.settled([])
+    assert health.at(now).failing is None
+    assert health.at(now).healthy
+
+
+def test_flows_are_told_to_the_metrics_and_make_nobody_ill() -> None:
+    health, metrics = ProxyHealth(timeout_s=60.0), Metrics()
+    observer = SyncObserver(health, metrics, adapter="nftables")
+    observer.reconciled(duration_s=0.5, deleted=2)
+    observer.conntrack_failed(KernelError("conntrack: Operation not permitted"))
+    assert metrics.registry.get_sample_value("kubeproxy_conntrack_deleted_flows_total") == 2
+    assert metrics.registry.get_sample_value("kubeproxy_conntrack_failures_total") == 1
+    assert health.at(0.0).failing is None
+
+
+def test_it_fits_the_proxier() -> None:
+    observer: ProxierObserver = SyncObserver(ProxyHealth(timeout_s=60.0), Metrics(), adapter="none")
+    observer.queued()

@@ -1,0 +1,164 @@
+"""The rule set: scopes, source ranges, node ports, and destinations that several Services claim."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Frontend, Protocol, Scope, Verdict
+from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.proxier.node import NodeFacts, Preserve
+from kubeproxy.proxier.ruleset_builder import Rules
+from tests.proxier.builders import destination, frontend_name, targets
+
+VIP = destination("198.51.100.1:80")
+NODE_PORT = Destination(NODE_PORTS[Family.IPV4], Protocol.TCP, 30080)
+ENDPOINTS = targets("10.0.0.1:8080")
+
+
+def frontend(
+    service: str,
+    *destinations: Destination,
+    scope: Scope = Scope.CLUSTER,
+    own: tuple[Destination, ...] = (),
+    ranged: tuple[Destination, ...] = (),
+    ranges: tuple[str, ...] = (),
+) -> Frontend:
+    return Frontend(
+        name=frontend_name(service)._replace(scope=scope),
+        protocol=Protocol.TCP,
+        destinations=frozenset(destinations),
+        own_destinations=frozenset(own),
+        ranged=frozenset(ranged),
+        source_ranges=frozenset(ranges),
+        endpoints=ENDPOINTS,
+    )
+
+
+def apart(service: str) -> tuple[Frontend, Frontend]:
+    """What a Service under externalTrafficPolicy Local asks for."""
+    return frontend(service, own=(VIP,)), frontend(service, VIP, scope=Scope.EXTERNAL)
+
+
+def test_scopes_lead_to_proxy_ports_of_their_own() -> None:
+    cluster, external = apart("web")
+    rules = Rules()
+    rules.put(cluster, 40001)
+    rules.put(external, 40002)
+    ruleset = rules.ruleset()
+    assert ruleset.redirects == {VIP: 40002}
+    assert ruleset.own_redirects == {VIP: 40001}
+    assert ruleset.proxy_ports == {ProxyPort(Protocol.TCP, 40001), ProxyPort(Protocol.TCP, 40002)}
+    assert not rules.contests()
+
+
+def test_refused_and_dropped_are_told_apart() -> None:
+    rules = Rules()
+    rules.put(replace(frontend("web", VIP), endpoints=()), 40001)
+    rules.put(replace(apart("shop")[1], endpoints=(), when_empty=Verdict.DROP), 40002)
+    assert rules.ruleset().refused == {ProxyPort(Protocol.TCP, 40001)}
+    assert rules.ruleset().dropped == {ProxyPort(Protocol.TCP, 40002)}
+
+
+def test_the_first_service_keeps_a_destination_in_every_scope() -> None:
+    rules = Rules()
+    rules.put(frontend("web", VIP), 40001)
+    cluster, external = apart("shop")
+    rules.put(cluster, 40002)
+    rules.put(external, 40003)
+    assert (rules.ruleset().redirects, rules.ruleset().own_redirects) == ({VIP: 40001}, {})
+    (contest,) = rules.contests()
+    assert (contest.holder.service_port.name, [n.service_port.name for n in contest.others]) == ("web", ["shop"])
+    rules.remove(frontend("web", VIP).name)
+    assert (rules.ruleset().redirects, rules.ruleset().own_redirects) == ({VIP: 40003}, {VIP: 40002})
+    assert not rules.contests()
+
+
+def test_the_holder_stays_when_its_policy_changes() -> None:
+    cluster, external = apart("web")
+    for order in itertools.permutations([(cluster, 40001), (external, 40002)]):
+        rules = Rules()
+        rules.put(frontend("web", VIP), 40001)
+        rules.put(frontend("shop", VIP), 40009)
+        for one, port in order:
+            rules.put(one, port)
+        assert (rules.ruleset().redirects, rules.ruleset().own_redirects) == ({VIP: 40002}, {VIP: 40001})
+        rules.put(frontend("web", VIP), 40001)
+        rules.remove(external.name)
+        assert (rules.ruleset().redirects, rules.ruleset().own_redirects) == ({VIP: 40001}, {})
+        assert [contest.holder.service_port.name for contest in rules.contests()] == ["web"]
+
+
+def test_overlapping_node_ports_go_to_the_first() -> None:
+    rules = Rules()
+    rules.put(frontend("web", NODE_PORT), 40001)
+    rules.put(frontend("shop", NODE_PORT, VIP), 40002)
+    assert rules.ruleset().redirects == {NODE_PORT: 40001, VIP: 40002}
+    assert [contest.destination for contest in rules.contests()] == [NODE_PORT]
+
+
+def test_source_ranges_come_and_go_with_the_holder() -> None:
+    rules = Rules()
+    ranged = frontend("web", VIP, NODE_PORT, ranged=(VIP,), ranges=("192.0.2.0/24",))
+    rules.put(ranged, 40001)
+    rules.put(frontend("shop", VIP), 40002)
+    assert rules.ruleset().allowed_sources == {VIP: {"192.0.2.0/24"}}
+    rules.put(replace(ranged, source_ranges=frozenset({"192.0.2.0/25"})), 40001)
+    assert rules.ruleset().allowed_sources == {VIP: {"192.0.2.0/25"}}
+    rules.remove(ranged.name)
+    assert not rules.ruleset().allowed_sources
+
+
+def test_source_ranges_hold_for_our_own_packets_alone_too() -> None:
+    rules = Rules()
+    rules.put(frontend("web", own=(VIP,), ranged=(VIP,), ranges=("192.0.2.0/24",)), 40001)
+    assert rules.ruleset().allowed_sources == {VIP: {"192.0.2.0/24"}}
+
+
+def test_the_node_is_part_of_the_rules() -> None:
+    rules = Rules()
+    facts = NodeFacts(
+        name="us", node_addresses=frozenset({Address("192.0.2.1")}), internal_sources=frozenset({"10.0.0.0/8"})
+    )
+    rules.use_facts(facts)
+    assert rules.generation == 1
+    assert rules.ruleset().node_addresses == facts.node_addresses
+    assert rules.ruleset().internal_sources == facts.internal_sources
+    rules.use_facts(replace(facts, zone="z1"))
+    assert rules.generation == 1
+
+
+def test_the_way_back_is_there_before_anybody_dials_from_a_clients_address() -> None:
+    cluster, external = apart("web")
+    expected = {
+        Preserve.NEVER: (False, False, False),
+        Preserve.EXTERNAL_LOCAL: (False, False, True),
+        Preserve.LOCAL: (False, True, True),
+    }
+    for preserve, transparent in expected.items():
+        rules = Rules()
+        rules.use_facts(NodeFacts(preserve=preserve))
+        seen = [rules.ruleset().transparent]
+        for one in (cluster, external):
+            rules.put(one, 40001)
+            seen.append(rules.ruleset().transparent)
+        assert tuple(seen) == transparent
+        rules.remove(external.name)
+        rules.remove(cluster.name)
+        # And it stays: connections outlive their frontend.
+        assert rules.ruleset().transparent == transparent[-1]
+        rules.use_facts(NodeFacts(preserve=Preserve.NEVER))
+        assert not rules.ruleset().transparent
+
+
+def test_when_all_have_gone_nothing_is_left() -> None:
+    rules = Rules()
+    everybody = [*apart("web"), frontend("shop", VIP, NODE_PORT, ranged=(VIP,), ranges=("192.0.2.0/24",))]
+    for order in itertools.permutations(everybody):
+        for number, one in enumerate(everybody):
+            rules.put(one, 40001 + number)
+        for one in order:
+            rules.remove(one.name)
+        assert rules.ruleset() == RuleSet()
+        assert not rules.leads(VIP)
+        assert not rules.contests()

@@ -1,0 +1,109 @@
+"""When claims are given back, and what follows when that costs another its own."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+
+import pytest
+
+from kubeproxy.model import NODE_PORTS, Address, Family, Protocol, Service, ServicePort
+from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.proxier.node_ports import NodePortClaims
+from kubeproxy.proxier.port_allocator import Ports
+from kubeproxy.proxier.state import ProxierState
+from kubeproxy.proxier.tracker import NOTHING, Change, View
+from tests.proxier.builders import destination, frontend_name, name
+from tests.support.doubles.data_plane import FakePortReserver
+
+OWN = Address("192.0.2.1")
+WILDCARD = NODE_PORTS[Family.IPV4]
+WEB = Service(name("web"), (Address("10.96.0.1"),), (ServicePort("http", Protocol.TCP, 80, 30080),))
+SHOP = Service(
+    name("shop"),
+    (Address("10.96.0.2"),),
+    (ServicePort("http", Protocol.TCP, 30080),),
+    external_ips=(OWN,),
+)
+
+
+@pytest.fixture
+def reserver() -> FakePortReserver:
+    return FakePortReserver()
+
+
+@pytest.fixture
+def state(reserver: FakePortReserver) -> ProxierState:
+    ports = Ports(reserver, None)
+    claims = NodePortClaims(reserver, is_proxy_port=ports.holds)
+    state = ProxierState(ports=ports, claims=claims, families=tuple(Family), protocols=(Protocol.TCP,))
+    state.use_facts(NodeFacts(own_addresses=frozenset({OWN})))
+    return state
+
+
+def put(state: ProxierState, *services: Service) -> None:
+    state.absorb([Change(service.name, NOTHING, View(service, (), "kubernetes")) for service in services])
+
+
+def remove(state: ProxierState, service: Service) -> None:
+    state.absorb([Change(service.name, View(service, (), "kubernetes"), NOTHING)])
+
+
+def settle(state: ProxierState) -> None:
+    """Until all is done, by a data plane and a kernel that never refuse."""
+    while not state.settled:
+        while (step := state.next_step(256)) is not None:
+            state.done(step, {})
+        state.applied(state.rules.generation)
+
+
+def test_a_claim_outlives_the_rules_that_need_it(state: ProxierState, reserver: FakePortReserver) -> None:
+    put(state, WEB)
+    settle(state)
+    remove(state, WEB)
+    state.applied(state.rules.generation)
+    assert (Protocol.TCP, WILDCARD, 30080) in reserver.held
+    settle(state)
+    assert not reserver.held
+
+
+def test_an_external_address_waits_for_a_node_port_and_then_for_descriptors(
+    state: ProxierState, reserver: FakePortReserver
+) -> None:
+    put(state, WEB, SHOP)
+    settle(state)
+    assert destination("192.0.2.1:30080") not in state.wanted[frontend_name("shop")].destinations
+    assert any("the node port of default/web" in text for text in state.problems()[SHOP.name])
+    reserver.error = OSError(errno.EMFILE, "Too many open files")
+    remove(state, WEB)
+    settle(state)
+    assert destination("192.0.2.1:30080") not in state.wanted[frontend_name("shop")].destinations
+    assert destination("192.0.2.1:30080") not in state.rules.ruleset().redirects
+    assert any("Too many open files" in text for text in state.problems()[SHOP.name])
+    reserver.error = None
+    state.retry()
+    settle(state)
+    assert destination("192.0.2.1:30080") in state.rules.ruleset().redirects
+    assert not state.problems()
+
+
+def test_a_cluster_ip_that_this_host_has_is_not_claimed(state: ProxierState, reserver: FakePortReserver) -> None:
+    state.use_facts(NodeFacts(own_addresses=frozenset({Address("10.96.0.1")})))
+    reserver.taken.add((Protocol.TCP, 80))
+    put(state, WEB)
+    settle(state)
+    assert destination("10.96.0.1:80") in state.rules.ruleset().redirects
+    assert not state.problems()
+
+
+def test_only_what_facts_concern_is_resolved_again(state: ProxierState) -> None:
+    put(state, WEB, SHOP)
+    settle(state)
+    facts = NodeFacts(own_addresses=frozenset({OWN}))
+    moved = replace(facts, own_addresses=frozenset({OWN, Address("fe80::1")}))
+    for after, concerned in ((moved, 0), (replace(moved, own_addresses=frozenset()), 1), (NodeFacts(name="us"), 2)):
+        state.use_facts(after)
+        assert state.refresh(10) == concerned
+        assert state.refresh(10) == 0
+    state.use_facts(NodeFacts(name="them"))
+    assert state.refresh(1) == state.refresh(1) == 1

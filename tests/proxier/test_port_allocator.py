@@ -1,0 +1,140 @@
+"""Proxy ports: never in two hands, stepped over when somebody else has them, used again late."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from kubeproxy.dataplane.interface import Reservation
+from kubeproxy.model import Address, Protocol
+from kubeproxy.proxier.port_allocator import NoPort, PortRange, Ports
+from tests.support.doubles.data_plane import FakePortReserver
+
+ANY4, ANY6 = Address("0.0.0.0"), Address("::")
+TCP, UDP = Protocol.TCP, Protocol.UDP
+
+
+def take(ports: Ports, count: int, protocol: Protocol = TCP) -> list[Reservation]:
+    """Reservations in a row."""
+    return [ports.reserve(protocol, ANY4) for _ in range(count)]
+
+
+class TestRange:
+    def test_a_range_of_one_is_handed_out_once_and_again_after_its_release(self) -> None:
+        """kube-proxy's TestRangeAllocatorFullyAllocated."""
+        ports = Ports(FakePortReserver(), PortRange(1, 1))
+        (only,) = take(ports, 1)
+        with pytest.raises(NoPort, match="range 1-1 are taken"):
+            ports.reserve(TCP, ANY4)
+        ports.release(TCP, only)
+        assert ports.reserve(TCP, ANY4).port == 1
+
+    def test_all_of_a_range_are_handed_out_each_once(self) -> None:
+        """kube-proxy's TestRangeAllocator_RandomishAllocation."""
+        ports = Ports(FakePortReserver(), PortRange(1, 100))
+        assert sorted(reservation.port for reservation in take(ports, 100)) == list(range(1, 101))
+        with pytest.raises(NoPort):
+            ports.reserve(TCP, ANY4)
+
+    def test_a_freed_port_comes_back_last(self) -> None:
+        ports = Ports(FakePortReserver(), PortRange(1, 4))
+        first, second = take(ports, 2)
+        ports.release(TCP, second)
+        ports.release(TCP, first)
+        assert [reservation.port for reservation in take(ports, 4)] == [3, 4, 2, 1]
+
+    def test_ports_of_others_are_stepped_over_and_taken_when_freed(self) -> None:
+        reserver = FakePortReserver()
+        reserver.taken = {(TCP, 1), (TCP, 3)}
+        ports = Ports(reserver, PortRange(1, 4))
+        assert [reservation.port for reservation in take(ports, 2)] == [2, 4]
+        with pytest.raises(NoPort, match="2 of them by other processes"):
+            ports.reserve(TCP, ANY4)
+        reserver.taken.clear()
+        assert {reservation.port for reservation in take(ports, 2)} == {1, 3}
+
+    def test_one_number_serves_both_protocols_but_not_both_families(self) -> None:
+        ports = Ports(FakePortReserver(), PortRange(1, 2))
+        assert ports.reserve(TCP, ANY4).port == ports.reserve(UDP, ANY4).port == 1
+        assert ports.reserve(TCP, ANY6).port == 2
+
+    @pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
+    def test_what_no_other_port_would_mend_is_said_and_loses_none(self, number: int) -> None:
+        reserver = FakePortReserver()
+        reserver.error = OSError(number, "no")
+        ports = Ports(reserver, PortRange(1, 2))
+        with pytest.raises(NoPort, match=r"cannot bind a proxy port at 0\.0\.0\.0"):
+            ports.reserve(TCP, ANY4)
+        reserver.error = None
+        assert {reservation.port for reservation in take(ports, 2)} == {1, 2}
+
+
+class TestChangeOfRange:
+    def test_ports_in_use_stay_and_do_not_come_back_when_they_are_outside(self) -> None:
+        ports = Ports(FakePortReserver(), PortRange(1, 1))
+        (old,) = take(ports, 1)
+        ports.use_range(PortRange(5, 5))
+        assert ports.reserve(TCP, ANY4).port == 5
+        ports.release(TCP, old)
+        with pytest.raises(NoPort):
+            ports.reserve(TCP, ANY4)
+
+    def test_ports_in_use_are_not_handed_out_again_when_they_are_inside(self) -> None:
+        reserver = FakePortReserver()
+        ports = Ports(reserver, PortRange(1, 2))
+        first, _ = take(ports, 2)
+        ports.use_range(PortRange(1, 3))
+        assert ports.reserve(TCP, ANY6).port == 3
+        with pytest.raises(NoPort):
+            ports.reserve(TCP, ANY6)
+        ports.release(TCP, first)
+        assert ports.reserve(TCP, ANY6).port == 1
+        with pytest.raises(NoPort):
+            ports.reserve(TCP, ANY6)
+
+    def test_a_port_freed_before_its_turn_is_handed_out_once(self) -> None:
+        ports = Ports(FakePortReserver(), PortRange(1, 3))
+        _, _, third = take(ports, 3)
+        ports.use_range(PortRange(2, 4))
+        four = ports.reserve(TCP, ANY4)
+        ports.release(TCP, third)
+        assert four.port == 4
+        assert ports.reserve(TCP, ANY4).port == 3
+        with pytest.raises(NoPort):
+            ports.reserve(TCP, ANY4)
+
+
+class TestKernelsChoice:
+    def test_the_kernel_chooses(self) -> None:
+        ports = Ports(FakePortReserver(kernel_choice=iter([40000, 50000])), None)
+        assert [reservation.port for reservation in take(ports, 2)] == [40000, 50000]
+
+    def test_a_number_held_in_the_other_family_is_not_taken(self) -> None:
+        reserver = FakePortReserver(kernel_choice=iter([40000, 40000, 50000]))
+        ports = Ports(reserver, None)
+        assert ports.reserve(TCP, ANY4).port == 40000
+        assert ports.reserve(TCP, ANY6).port == 50000
+        assert len(reserver.held) == 2
+
+    def test_a_number_just_freed_is_avoided_while_there_are_others(self) -> None:
+        reserver = FakePortReserver(kernel_choice=iter([40000, 40000, 50000]))
+        ports = Ports(reserver, None)
+        ports.release(TCP, ports.reserve(TCP, ANY4))
+        assert ports.reserve(TCP, ANY4).port == 50000
+
+    def test_but_taken_when_there_are_none(self) -> None:
+        reserver = FakePortReserver(kernel_choice=iter([40000, 40000]))
+        ports = Ports(reserver, None)
+        ports.release(TCP, ports.reserve(TCP, ANY4))
+        assert ports.reserve(TCP, ANY4).port == 40000
+        with pytest.raises(NoPort, match="the kernel gives no TCP port"):
+            ports.reserve(TCP, ANY4)
+
+    def test_only_numbers_of_the_other_family_are_none(self) -> None:
+        reserver = FakePortReserver(kernel_choice=iter([40000, 40000]))
+        ports = Ports(reserver, None)
+        ports.reserve(TCP, ANY4)
+        with pytest.raises(NoPort):
+            ports.reserve(TCP, ANY6)
+        assert list(reserver.held) == [(TCP, ANY4, 40000)]

@@ -1,0 +1,40 @@
+"""Parts that fail are started again, and it is said whose fault it was."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from kubeproxy.model.errors import KernelError
+from kubeproxy.runtime import restart
+from kubeproxy.runtime.restart import kept_running
+
+NO_THREAD = RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KernelError("nft is not there"), "part failed"),
+        (MemoryError(), "part lacks memory or threads"),
+        (NO_THREAD, "part lacks memory or threads"),
+        (
+            ExceptionGroup("tasks", [MemoryError(), ExceptionGroup("more", [NO_THREAD])]),
+            "part lacks memory or threads",
+        ),
+        (ExceptionGroup("tasks", [MemoryError(), ValueError()]), "part failed by internal error"),
+        (RuntimeError("no running event loop"), "part failed by internal error"),
+    ],
+    ids=repr,
+)
+async def test_whose_fault_it_was(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restart, "RESTART_S", 0.001)
+    fails = [error, error]
+
+    async def part() -> None:
+        if fails:
+            raise fails.pop()
+
+    with capture_logs() as logs:
+        await kept_running("part", part)
+    assert [(line["event"], line["part"]) for line in logs] == [(said, "part")] * 2

@@ -1,0 +1,68 @@
+"""Threads that nobody waits for at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+
+import pytest
+
+from kubeproxy.runtime import threads
+from kubeproxy.runtime.threads import NotBegun, in_thread
+
+
+async def test_the_result_is_that_of_another_thread() -> None:
+    assert await in_thread(threading.get_ident) != threading.get_ident()
+
+
+async def test_an_error_is_the_callers() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 // 0)
+
+
+async def test_one_that_finds_no_memory_to_begin_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "BEGIN_S", 0.05)
+    monkeypatch.setattr("_thread.start_new_thread", lambda call, arguments: 1)
+    with pytest.raises(MemoryError, match="no memory for a new thread"):
+        await in_thread(threading.get_ident)
+
+
+async def test_one_that_the_kernel_refuses_has_done_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(call: object, arguments: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    with pytest.raises(NotBegun, match="can't start new thread"):
+        await in_thread(threading.get_ident)
+
+
+async def test_one_that_takes_its_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "BEGIN_S", 0.05)
+    let_go = threading.Event()
+    threading.Timer(0.2, let_go.set).start()
+    assert await in_thread(lambda: let_go.wait(10))
+
+
+async def test_what_nobody_waits_for_any_more_may_fail_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    begun, let_go, over = threading.Event(), threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def fail() -> None:
+        begun.set()
+        let_go.wait(30)
+        loop.call_soon_threadsafe(loop.call_soon, over.set)  # behind what is settled
+        raise ZeroDivisionError
+
+    task = asyncio.ensure_future(in_thread(fail))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    let_go.set()
+    async with asyncio.timeout(30):
+        await over.wait()
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert not caplog.records

@@ -1,0 +1,215 @@
+"""The objects of a cluster with their history: what etcd and the watch cache hold. No network."""
+
+from __future__ import annotations
+
+import base64
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import msgspec
+
+from tests.support.apiserver.selector import Selector
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A resource of the API."""
+
+    resource: str
+    kind: str
+    group_version: str
+    namespaced: bool = True
+
+    @property
+    def path(self) -> str:
+        """Where it is listed."""
+        prefix = "/apis/" if "/" in self.group_version else "/api/"
+        return f"{prefix}{self.group_version}/{self.resource}"
+
+
+KINDS = {
+    kind.resource: kind
+    for kind in (
+        Kind("services", "Service", "v1"),
+        Kind("endpoints", "Endpoints", "v1"),
+        Kind("endpointslices", "EndpointSlice", "discovery.k8s.io/v1"),
+        Kind("nodes", "Node", "v1", namespaced=False),
+        Kind("events", "Event", "v1"),
+    )
+}
+
+
+class Stored(NamedTuple):
+    """One state of one object."""
+
+    object: Mapping[str, Any]
+    version: int
+    json: bytes
+    """Without kind and apiVersion, as lists have it."""
+
+
+class Change(NamedTuple):
+    """What one write did."""
+
+    version: int
+    key: str
+    before: Stored | None
+    after: Stored | None
+
+
+class Cluster:
+    """All objects. Every write takes the next resourceVersion, as in etcd."""
+
+    def __init__(self, *, version: int = 1) -> None:
+        self.version = version
+        self.compacted = 0
+        """Lists at exactly this version or an older one are gone."""
+        self.cached_from = version
+        """A watch can begin at this version or a newer one."""
+        self._now: dict[str, dict[str, Stored]] = {resource: {} for resource in KINDS}
+        self._history: dict[str, list[Change]] = {resource: [] for resource in KINDS}
+        self._listeners: list[Callable[[], None]] = []
+
+    def put(self, resource: str, item: Mapping[str, Any], *, version: int | None = None) -> int:
+        """Create or change an object; its new resourceVersion. An identical one is not written. With `version` it is
+        stored as it stands, as if written then."""
+        metadata = dict(item.get("metadata") or {})
+        key = _key(resource, metadata.get("namespace", ""), metadata["name"])
+        before = self._now[resource].get(key)
+        if version is None:
+            kept = before.object["metadata"] if before else {}
+            created = kept.get("creationTimestamp") or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            metadata["uid"] = kept.get("uid") or str(uuid4())
+            metadata["creationTimestamp"] = created
+            if before is not None:
+                metadata["resourceVersion"] = str(before.version)
+                if _bare({**item, "metadata": metadata}) == before.object:
+                    return before.version
+            version = self.version + 1
+            metadata["resourceVersion"] = str(version)
+        self.version = max(self.version, version)
+        stored = _stored({**item, "metadata": metadata}, version)
+        self._now[resource][key] = stored
+        self._record(resource, Change(version, key, before, stored))
+        return version
+
+    def delete(self, resource: str, namespace: str, name: str) -> int:
+        """Delete an object (KeyError: there is none); the resourceVersion of the deletion."""
+        before = self._now[resource].pop(_key(resource, namespace, name))
+        self.version += 1
+        self._record(resource, Change(self.version, _key(resource, namespace, name), before, None))
+        return self.version
+
+    def get(self, resource: str, namespace: str, name: str) -> Mapping[str, Any] | None:
+        """An object as it is now."""
+        stored = self._now[resource].get(_key(resource, namespace, name))
+        return stored.object if stored else None
+
+    def compact(self) -> None:
+        """Forget history up to now, as etcd's compaction; the watch cache keeps its own."""
+        self.compacted = self.version
+
+    def restart(self) -> None:
+        """The server's watch cache begins anew."""
+        self.cached_from = self.version
+
+    def expire(self) -> None:
+        """Make everything up to now too old: a write, a compaction and a restart."""
+        self.version += 1
+        self.compact()
+        self.restart()
+
+    def restore(self, version: int) -> None:
+        """Put everything back to what it was at a version, and forget what came after: storage from a backup."""
+        for resource, objects in self._now.items():
+            objects_then = self.at(resource, version)
+            objects.clear()
+            objects.update(objects_then)
+            history = self._history[resource]
+            del history[bisect_right(history, version, key=lambda change: change.version) :]
+        self.version = self.compacted = self.cached_from = version
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` after every write; the returned function ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def at(self, resource: str, version: int) -> dict[str, Stored]:
+        """The objects as they were at a version, by key."""
+        state = dict(self._now[resource])
+        for change in reversed(self._history[resource]):
+            if change.version <= version:
+                break
+            if change.before is None:
+                state.pop(change.key, None)
+            else:
+                state[change.key] = change.before
+        return state
+
+    def events(self, resource: str, after: int, selected: Selector) -> Iterator[tuple[int, str, bytes]]:
+        """What a watch behind version `after` is told: version, type and the object's JSON."""
+        history = self._history[resource]
+        for change in history[bisect_right(history, after, key=lambda change: change.version) :]:
+            was = change.before is not None and selected(change.before.object)
+            now = change.after is not None and selected(change.after.object)
+            if now and change.after is not None:
+                yield change.version, "MODIFIED" if was else "ADDED", event_json(resource, change.after)
+            elif was and change.before is not None:
+                last = dict(change.before.object)
+                last["metadata"] = {**last["metadata"], "resourceVersion": str(change.version)}
+                yield change.version, "DELETED", event_json(resource, _stored(last, change.version))
+
+    def last_change(self, resource: str) -> int:
+        """The version of the newest change of any object of a resource."""
+        history = self._history[resource]
+        return history[-1].version if history else 0
+
+    def _record(self, resource: str, change: Change) -> None:
+        self._history[resource].append(change)
+        for listener in list(self._listeners):
+            listener()
+
+
+class ContinueToken(NamedTuple):
+    """Where a list goes on. Version -1: at whatever is newest."""
+
+    version: int
+    after: str
+
+    def __str__(self) -> str:
+        text = json.dumps(
+            {"v": "meta.k8s.io/v1", "rv": self.version, "start": f"{self.after}\0"}, separators=(",", ":")
+        )
+        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+    @classmethod
+    def parse(cls, text: str) -> ContinueToken:
+        """ValueError when it is none."""
+        found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        return cls(int(found["rv"]), str(found["start"]).rstrip("\0"))
+
+
+def event_json(resource: str, stored: Stored) -> bytes:
+    """An object's JSON with kind and apiVersion, as watches have it."""
+    kind = KINDS[resource]
+    return b'{"kind":"%s","apiVersion":"%s",' % (kind.kind.encode(), kind.group_version.encode()) + stored.json[1:]
+
+
+def _key(resource: str, namespace: str, name: str) -> str:
+    return f"{namespace}/{name}" if KINDS[resource].namespaced else name
+
+
+def _bare(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in item.items() if key not in ("kind", "apiVersion")}
+
+
+def _stored(item: Mapping[str, Any], version: int) -> Stored:
+    bare = _bare(item)
+    metadata = bare.pop("metadata")
+    ordered = {"metadata": metadata, **bare}
+    return Stored(ordered, version, msgspec.json.encode(ordered))

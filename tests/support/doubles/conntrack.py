@@ -1,0 +1,43 @@
+"""A table of flows in memory, for tests of those who reconcile one."""
+
+from __future__ import annotations
+
+from kubeproxy.model import Address
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.conntrack.reconcile import Flow, Transition
+from kubeproxy.netfilter.ruleset import RuleSet
+
+
+class FakeConntrack:
+    """Holds the flows it is given, deletes what is stale, and fails when told to."""
+
+    def __init__(self, *, local: frozenset[Address] = frozenset()) -> None:
+        self.local = local
+        """The node's addresses."""
+        self.flows: list[Flow] = []
+        self.deleted: list[Flow] = []
+        """Oldest first."""
+        self.calls: list[tuple[RuleSet | None, RuleSet]] = []
+        """What each call was given, those that failed included."""
+        self.dumps = 0
+        """How often the kernel would have been asked."""
+        self.failures: list[str] = []
+        """Each makes one call fail with this text and delete nothing, first first."""
+
+    def fail(self, text: str = "the kernel said no", *, times: int = 1) -> None:
+        """Let the next calls fail."""
+        self.failures += [text] * times
+
+    async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
+        """See `Conntrack.reconcile`."""
+        self.calls.append((before, now))
+        if self.failures:
+            raise KernelError(self.failures.pop(0))
+        transition = Transition(before, now)
+        if not transition.families:
+            return 0
+        self.dumps += 1
+        gone = transition.stale(self.flows, local=self.local)
+        self.flows = [flow for flow in self.flows if flow not in gone]
+        self.deleted += gone
+        return len(gone)

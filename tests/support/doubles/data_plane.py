@@ -1,0 +1,178 @@
+"""A data plane without sockets, for tests of whatever speaks to one: it keeps what it is told, holds its callers to the
+rules of the channel, and fails when asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from kubeproxy.dataplane.interface import PREVIEWS_MAX, BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
+from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.model import NODE_PORTS, Address, Family, FrontendName, family_of
+from kubeproxy.model import Protocol as Transport
+from kubeproxy.model.errors import KernelError
+
+
+class FakeDataPlane:
+    """Remembers instead of serving."""
+
+    def __init__(self) -> None:
+        self.listening: dict[FrontendName, Listen] = {}
+        self.endpoints: dict[FrontendName, SetEndpoints] = {}
+        self.tune = Tune()
+        self.sent: list[Message] = []
+        """Everything that was ever in effect, in order."""
+        self.refuse: dict[FrontendName, str] = {}
+        """Frontends for which whatever is asked fails with this text."""
+        self.broken: str | None = None
+        """Why nothing can be handed over at all: the next `send` fails with this once."""
+        self.closed = False
+        self._holders: dict[tuple[Transport, int], FrontendName] = {}
+        """Who listened at a port last."""
+
+    async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
+        """Take the messages to heart, after a breath in which the caller may be cancelled."""
+        await asyncio.sleep(0)
+        if self.broken is not None:
+            error, self.broken = KernelError(self.broken), None
+            raise error
+        failures: dict[FrontendName, str] = {}
+        for message in messages:
+            if isinstance(message, Tune):
+                self.tune = message
+            elif fault := self._fault(message):
+                failures.setdefault(message.frontend, fault)
+                continue
+            else:
+                self._take(message)
+            self.sent.append(message)
+        await asyncio.sleep(0)
+        return failures
+
+    def _fault(self, message: Listen | SetEndpoints | Retire | RestoreBindings) -> str | None:
+        if message.frontend in self.refuse:
+            return self.refuse[message.frontend]
+        listening = self.listening.get(message.frontend)
+        if isinstance(message, SetEndpoints) and listening is None:
+            return f"{message.frontend} is not listened for"
+        if isinstance(message, Listen):
+            if listening is not None and listening != message:
+                return f"{message.frontend} is listened for already, at port {listening.port}"
+            port = message.protocol, message.port
+            other = self.listening.get(self._holders.get(port, message.frontend))
+            if other is not None and other.frontend != message.frontend and (other.protocol, other.port) == port:
+                return f"{message.protocol} port {message.port} is in use by {other.frontend}"
+        return None
+
+    def _take(self, message: Listen | SetEndpoints | Retire | RestoreBindings) -> None:
+        if isinstance(message, Listen):
+            self.listening[message.frontend] = message
+            self._holders[message.protocol, message.port] = message.frontend
+        elif isinstance(message, SetEndpoints):
+            self.endpoints[message.frontend] = message
+        elif isinstance(message, Retire):
+            self.listening.pop(message.frontend, None)
+            self.endpoints.pop(message.frontend, None)
+
+    async def counters(self) -> Mapping[FrontendName, Counters]:
+        """Nobody ever came."""
+        return {name: Counters() for name in self.listening}
+
+    async def worker_status(self) -> Sequence[WorkerStatus]:
+        """Nothing serves."""
+        return ()
+
+    async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
+        """Nobody was dialed."""
+        return {}
+
+    async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
+        """The endpoints in the order in which they were told; nobody is bound."""
+        told = self.endpoints.get(frontend)
+        return () if told is None else (BalancePreview(0, told.endpoints[:PREVIEWS_MAX]),)
+
+    async def bindings(self) -> Sequence[RestoreBindings]:
+        """Nobody ever came."""
+        return ()
+
+    async def ended(self) -> Sequence[Ended]:
+        """Nobody ever came."""
+        return ()
+
+    restarts = 0
+    problem: str | None = None
+    open_connections = 0
+
+    async def retire(self) -> None:
+        """Nobody comes anyway."""
+
+    async def drain(self, grace_s: float) -> int:
+        """Nobody is here."""
+        return 0
+
+    async def close(self) -> None:
+        """Forget everything."""
+        self.closed = True
+        self.listening.clear()
+        self.endpoints.clear()
+
+
+class FakePortReserver:
+    """Port numbers without sockets."""
+
+    def __init__(self, *, kernel_choice: Iterator[int] | None = None) -> None:
+        self.held: dict[tuple[Transport, Address, int], FakeReservation] = {}
+        self._addresses: dict[tuple[Transport, Family, int], list[Address]] = {}
+        """At which addresses a port is held."""
+        self.taken: set[tuple[Transport, int]] = set()
+        """Ports of other processes."""
+        self.error: OSError | None = None
+        """What every reservation fails with; None: nothing."""
+        self._kernel_choice = iter(range(32768, 61000)) if kernel_choice is None else kernel_choice
+
+    def reserve(self, protocol: Transport, address: Address, port: int, *, claim: bool = False) -> FakeReservation:
+        """As the kernel would."""
+        if self.error is not None:
+            raise self.error
+        offers = iter((port,)) if port else self._kernel_choice
+        chosen = next((port for port in offers if self._is_free(protocol, address, port)), 0)
+        if not chosen:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        reservation = FakeReservation(self, protocol, address, chosen)
+        self.held[protocol, address, chosen] = reservation
+        self._addresses.setdefault((protocol, family_of(address), chosen), []).append(address)
+        return reservation
+
+    def share(self, on: bool) -> None:
+        """There is no other process."""
+
+    def _is_free(self, protocol: Transport, address: Address, port: int) -> bool:
+        """The wildcard address stands for all of its family."""
+        family = family_of(address)
+        rivals = self._addresses.get((protocol, family, port), [])
+        clash = address in rivals or (rivals and NODE_PORTS[family] in (address, *rivals))
+        return (protocol, port) not in self.taken and not clash
+
+    def give_back(self, protocol: Transport, address: Address, port: int) -> None:
+        """Nobody holds it any more; KeyError when nobody did."""
+        del self.held[protocol, address, port]
+        self._addresses[protocol, family_of(address), port].remove(address)
+
+
+class FakeReservation:
+    """A held number."""
+
+    def __init__(self, reserver: FakePortReserver, protocol: Transport, address: Address, port: int) -> None:
+        self._reserver = reserver
+        self._key = (protocol, address, port)
+
+    @property
+    def port(self) -> int:
+        """The number."""
+        return self._key[2]
+
+    def release(self) -> None:
+        """Give it back; KeyError when that was done before."""
+        self._reserver.give_back(*self._key)

@@ -1,0 +1,113 @@
+"""An adapter in memory, for tests of those who use one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kubeproxy.model import Address, Destination
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.interface import GAP_S
+from kubeproxy.netfilter.packet_trace import Fate, Trace, trace
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
+
+
+class FakeNetfilter:
+    """A kernel with one rule set. Remembers what was applied, fails when told to, and can lose its rules."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.kernel = RuleSet()
+        """What is in effect."""
+        self.believed: RuleSet | None = None
+        """What the adapter thinks is in effect; None: unknown."""
+        self.history: list[RuleSet] = []
+        """Every rule set that came into effect by a change, oldest first."""
+        self.failures: list[str] = []
+        """Each makes one apply, pause or cleanup fail with this text and change nothing, first first."""
+        self.not_transparent: str | None = None
+        """What `why_not_transparent` says."""
+        self.not_guarding_sockets: str | None = None
+        """What `why_not_guarding_sockets` says."""
+        self.gap: frozenset[Destination] = frozenset()
+        """Where clients are kept waiting."""
+        self._on_foreign_change: Callable[[], None] = lambda: None
+        self.closed = False
+
+    def fail(self, text: str = "the kernel said no", *, times: int = 1) -> None:
+        """Let the next calls fail."""
+        self.failures += [text] * times
+
+    def lose(self, *, noticed: bool = False) -> None:
+        """Somebody flushes our rules, and nobody tells the adapter, unless it is `noticed`."""
+        self.kernel = RuleSet()
+        if noticed:
+            self._on_foreign_change()
+
+    def trace(
+        self,
+        destination: Destination,
+        *,
+        source: Address | None = None,
+        from_this_host: bool = False,
+        for_this_host: bool = False,
+    ) -> Trace:
+        """What meets a client that sends to `destination` now; see `kubeproxy.netfilter.packet_trace.trace`."""
+        if destination in self.gap:
+            return Trace(Fate.DROPPED)
+        return trace(
+            self.kernel, destination, source=source, from_this_host=from_this_host, for_this_host=for_this_host
+        )
+
+    async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
+        """See `Netfilter.apply`."""
+        self._maybe_fail()
+        have = self.kernel if verify or self.believed is None else self.believed
+        self.believed = wanted
+        if have == wanted and not self.gap:
+            return False
+        self.kernel, self.gap = wanted, frozenset()
+        self.history.append(wanted)
+        return True
+
+    async def why_not_transparent(self) -> str | None:
+        """See `Netfilter.why_not_transparent`."""
+        return self.not_transparent
+
+    async def why_not_guarding_sockets(self) -> str | None:
+        """See `Netfilter.why_not_guarding_sockets`."""
+        return self.not_guarding_sockets
+
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        self._maybe_fail()
+        wanted = {*ours.redirects.items(), *ours.own_redirects.items()}
+        have = {*self.kernel.redirects.items(), *self.kernel.own_redirects.items()}
+        return Reach(len(have & wanted), len(have - wanted))
+
+    async def pause(self, for_s: float = GAP_S) -> bool:
+        """See `Netfilter.pause`. Time does not pass here: it lasts until the next apply."""
+        self._maybe_fail()
+        destinations = frozenset((*self.kernel.redirects, *self.kernel.own_redirects))
+        if destinations:
+            self.kernel, self.believed, self.gap = RuleSet(), None, destinations
+        return bool(destinations)
+
+    def on_foreign_change(self, callback: Callable[[], None]) -> None:
+        """See `Netfilter.on_foreign_change`: told by `lose`, when it notices."""
+        self._on_foreign_change = callback
+
+    async def cleanup(self) -> bool:
+        """See `Netfilter.cleanup`."""
+        self._maybe_fail()
+        had, self.kernel, self.believed = self.kernel != RuleSet() or bool(self.gap), RuleSet(), None
+        self.gap = frozenset()
+        return had
+
+    async def close(self) -> None:
+        """See `Netfilter.close`."""
+        self.closed = True
+
+    def _maybe_fail(self) -> None:
+        if self.failures:
+            raise KernelError(self.failures.pop(0))

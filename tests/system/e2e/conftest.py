@@ -1,0 +1,54 @@
+"""A stage for each module, swept before each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.lab import Daemon
+from tests.system.e2e import kernel
+from tests.system.e2e.stage import QUICK, Stage, make_stage
+from tests.system.e2e.whole import Whole
+
+ADAPTERS = ("nftables", "iptables")
+
+
+@pytest.fixture(scope="module")
+def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Hosts and backends; what daemons left of an earlier test may still be there."""
+    with make_stage(tmp_path_factory.mktemp("manifests")) as stage:
+        yield stage
+
+
+@pytest.fixture
+def stage(theatre: Stage) -> Iterator[Stage]:
+    """The same, without daemons, rules, connections and manifests."""
+    kernel.forget_connections(theatre.node)
+    yield theatre
+    try:
+        theatre.clear()
+    finally:
+        kernel.reset_rules(theatre.node)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Where a configuration file may stand."""
+    return tmp_path / "config.yaml"
+
+
+def lasting(mirrors: Stage, whole: Whole, netfilter: str) -> Iterator[Daemon]:
+    """A daemon for all tests of a module with an adapter, and a Service that stays; a fixture yields from it."""
+    kernel.forget_connections(mirrors.node)
+    mirrors.write(whole.name, *whole.objects(0, 1))
+    daemon = mirrors.daemon(QUICK, netfilter=netfilter)
+    yield daemon
+    try:
+        assert daemon.process.poll() is None, daemon.log()
+        assert " error " not in daemon.log(), daemon.log()
+        assert "Traceback" not in daemon.log(), daemon.log()
+    finally:
+        mirrors.clear()
+        kernel.reset_rules(mirrors.node)

@@ -1,0 +1,149 @@
+"""A crowd of clients: so many new connections every second, and long ones that talk all the time. Every byte is
+checked. `crowd.py ADDRESS PORT RATE LONG` runs until its standard input ends, then prints what happened as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from subprocess import PIPE
+from types import TracebackType
+from typing import Any, Self
+
+PATIENCE_S = 20.0
+"""How long a client waits for its answer; far beyond what any promise allows, so that a delay is seen as one."""
+TALK_S = 0.1
+"""The pause between two words on a long connection."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What the clients saw. Times are seconds; `failures` begin with the time since the start."""
+
+    answered: int = 0
+    failures: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
+    longest_gap_s: float = 0.0
+    """Between two answers, whoever got them."""
+    long_broken: list[str] = field(default_factory=list)
+    long_words: int = 0
+    """Answered on long connections."""
+    delays_s: list[float] = field(default_factory=list)
+    """Of every answer that took longer than half a second."""
+
+
+class Clients:
+    """All of them, in one process."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self._address = (address, port)
+        self._began = self._last = time.monotonic()
+        self._leaving = asyncio.Event()
+        self.report = Report()
+
+    async def run(self, rate: int, long: int) -> Report:
+        """Until standard input ends; those who are being served then are waited for."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            for number in range(long):
+                group.create_task(self._talk(number))
+            loop.run_in_executor(None, sys.stdin.read).add_done_callback(lambda done: self._leaving.set())
+            self._last = due = time.monotonic()
+            while not self._leaving.is_set():
+                due += 1 / rate
+                group.create_task(self._ask())
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+        return self.report
+
+    async def _ask(self) -> None:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                reader, writer = await asyncio.open_connection(*self._address)
+                try:
+                    writer.write(b"name\n")
+                    said = (await reader.read()).decode()
+                finally:
+                    writer.close()
+            failure = "" if said.startswith("pod-") and len(said) == 5 else f"answered {said!r}"
+        except (OSError, TimeoutError) as error:
+            failure = repr(error)
+        now = time.monotonic()
+        report = self.report
+        if failure:
+            report.failures.append(f"{began - self._began:.3f} to {now - self._began:.3f}: {failure}")
+            return
+        report.answered += 1
+        report.slowest_s = max(report.slowest_s, now - began)
+        if now - began > 0.5:
+            report.delays_s.append(round(now - began, 3))
+        report.longest_gap_s = max(report.longest_gap_s, now - self._last)
+        self._last = now
+
+    async def _talk(self, number: int) -> None:
+        noise = random.Random(number)
+        try:
+            reader, writer = await asyncio.open_connection(*self._address)
+            writer.write(b"echo\n")
+            while not self._leaving.is_set():
+                word = noise.randbytes(noise.randrange(1, 2000))
+                writer.write(word)
+                async with asyncio.timeout(PATIENCE_S):
+                    said = await reader.readexactly(len(word))
+                if said != word:
+                    raise ValueError("other bytes came back")
+                self.report.long_words += 1
+                await asyncio.sleep(TALK_S)
+            writer.write_eof()
+            async with asyncio.timeout(PATIENCE_S):
+                if rest := await reader.read():
+                    raise ValueError(f"{len(rest)} bytes too many came back")
+            writer.close()
+        except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+            self.report.long_broken.append(f"{time.monotonic() - self._began:.3f}: connection {number}: {error!r}")
+
+
+class Crowd:
+    """The clients, on a host of the laboratory; a context manager. `report` is there at its end."""
+
+    def __init__(self, host: Any, address: tuple[str, int], *, rate: int = 300, long: int = 50) -> None:
+        self._process = host.popen(
+            [sys.executable, "-m", "tests.system.e2e.crowd", address[0], str(address[1]), str(rate), str(long)],
+            stdin=PIPE,
+            stdout=PIPE,
+            text=True,
+            cwd=Path(__file__).parents[3],
+        )
+        self.report = Report()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            said, _ = self._process.communicate("", timeout=60)
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
+        self.report = Report(**json.loads(said))
+
+    def show(self, what: str) -> None:
+        """The figures, for whoever reads the tests' output."""
+        report = self.report
+        print(
+            f"\n{what}: {report.answered} connections answered, {len(report.failures)} failed; slowest"
+            f" {report.slowest_s * 1000:.0f} ms, longest gap {report.longest_gap_s * 1000:.0f} ms; late by 0.5 s:"
+            f" {len(report.delays_s)}; long connections broken: {len(report.long_broken)}"
+        )
+
+
+if __name__ == "__main__":
+    clients = Clients(sys.argv[1], int(sys.argv[2]))
+    print(json.dumps(asdict(asyncio.run(clients.run(int(sys.argv[3]), int(sys.argv[4]))))))

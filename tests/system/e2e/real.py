@@ -1,0 +1,255 @@
+"""A real control plane on one of the laboratory's hosts: etcd, kube-apiserver and kube-controller-manager, built by
+whoever wants to see what they really say. docs/reliability.md tells how to come by them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any, Final, Self
+
+from tests.support.lab import Host
+from tests.system.e2e.stage import Object, until
+
+BINARIES: Final = "KUBERNETES_BINARIES"
+"""The environment variable that names the directory of `PROGRAMS`."""
+PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-controller-manager")
+ADDRESS = ("10.2.0.2", 6443)
+CONTROLLERS = "endpoint,endpointslice,endpointslicemirroring,namespace,serviceaccount,garbagecollector"
+ACCOUNT = ("kube-system", "kube-proxy")
+"""The ServiceAccount bound to system:node-proxier."""
+_ETCD = "http://127.0.0.1:2379"
+_MASTERS = "masters"
+"""The token of cluster administrators."""
+_COLLECTIONS: Final = {
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "EndpointSlice": "/apis/discovery.k8s.io/v1beta1/namespaces/{}/endpointslices",
+    "Endpoints": "/api/v1/namespaces/{}/endpoints",
+    "Node": "/api/v1/nodes",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "Service": "/api/v1/namespaces/{}/services",
+    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+}
+
+
+def binaries() -> Path | None:
+    """Where the programs are; None if nobody said so."""
+    named = os.environ.get(BINARIES)
+    return Path(named) if named else None
+
+
+class Refused(Exception):
+    """The API server said no."""
+
+    def __init__(self, status: int, body: Any) -> None:
+        super().__init__(f"{status}: {body}")
+        self.status = status
+
+
+class RealCluster:
+    """TLS, RBAC and the controllers that write Endpoints; its state is in `directory`. A context manager.
+
+    `flags` are further ones of kube-apiserver, also at its next starts.
+    """
+
+    def __init__(self, host: Host, directory: Path, programs: Path, *flags: str) -> None:
+        self.host = host
+        self.flags = list(flags)
+        self.url = f"https://{ADDRESS[0]}:{ADDRESS[1]}"
+        self.storage = directory / "etcd"
+        """What etcd keeps."""
+        self._directory = directory
+        self._programs = programs
+        self._processes: dict[str, subprocess.Popen[Any]] = {}
+        self.make_certificates()
+        self._write("tokens.csv", f"{_MASTERS},admin,admin,system:masters\n")
+        self._write("admin.conf", self.kubeconfig(token=_MASTERS))
+
+    def make_certificates(self, *, days: int = 7) -> None:
+        """A CA, the server's certificate, and the key that signs ServiceAccount tokens, anew."""
+        here = self._directory
+        here.mkdir(parents=True, exist_ok=True)
+        self._write("san", f"subjectAltName=IP:{ADDRESS[0]},IP:127.0.0.1,IP:10.96.0.1\n")
+        for command in (
+            f"req -x509 -newkey rsa:2048 -nodes -subj /CN=ca -days {days} -keyout ca.key -out ca.crt",
+            "req -newkey rsa:2048 -nodes -subj /CN=kube-apiserver -keyout server.key -out server.csr",
+            f"x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days {days} -extfile san"
+            " -out server.crt",
+            "genrsa -out accounts.key 2048",
+        ):
+            subprocess.run(["openssl", *command.split()], cwd=here, check=True, capture_output=True)
+
+    def kubeconfig(self, *, token: str | None = None, token_file: Path | None = None) -> str:
+        """One for this server, by that token."""
+        user = {"token": token} if token_file is None else {"tokenFile": str(token_file)}
+        cluster = {"server": self.url, "certificate-authority": str(self._directory / "ca.crt")}
+        return json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "it",
+                "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+                "clusters": [{"name": "it", "cluster": cluster}],
+                "users": [{"name": "it", "user": user}],
+            }
+        )
+
+    # Processes
+
+    def start_etcd(self) -> None:
+        """With what it knew, if it ran before."""
+        self._start("etcd", f"--data-dir={self.storage}", f"--listen-client-urls={_ETCD}", *_QUIET_ETCD)
+
+    def start_server(self) -> None:
+        """kube-apiserver; back when it is ready."""
+        here = self._directory
+        self._start(
+            "kube-apiserver",
+            f"--etcd-servers={_ETCD}",
+            f"--bind-address={ADDRESS[0]}",
+            f"--advertise-address={ADDRESS[0]}",
+            f"--secure-port={ADDRESS[1]}",
+            f"--tls-cert-file={here}/server.crt",
+            f"--tls-private-key-file={here}/server.key",
+            f"--token-auth-file={here}/tokens.csv",
+            f"--service-account-key-file={here}/accounts.key",
+            f"--service-account-signing-key-file={here}/accounts.key",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--authorization-mode=RBAC",
+            "--disable-admission-plugins=ServiceAccount",
+            *self.flags,
+        )
+        self.await_ready()
+
+    def start_controllers(self) -> None:
+        """kube-controller-manager."""
+        self._start(
+            "kube-controller-manager",
+            f"--kubeconfig={self._directory}/admin.conf",
+            f"--controllers={CONTROLLERS}",
+            "--leader-elect=false",
+            "--bind-address=127.0.0.1",
+            "--port=0",
+        )
+
+    def await_ready(self) -> None:
+        """Back when the server says that it is."""
+
+        def ready() -> bool:
+            try:
+                return bool(self.ask("GET", "/readyz") == "ok")
+            except (OSError, HTTPException, Refused):
+                return False
+
+        until(ready, "kube-apiserver is ready", within_s=60)
+
+    def signal(self, program: str, number: signal.Signals, *, within_s: float | None = 90.0) -> None:
+        """Send a signal; back when the process has ended, unless `within_s` is None."""
+        process = self._processes[program]
+        process.send_signal(number)
+        if within_s is not None:
+            process.wait(within_s)
+
+    def log(self, program: str) -> str:
+        """What it has logged."""
+        return (self._directory / f"{program}.log").read_text(errors="replace")
+
+    def _start(self, program: str, *arguments: str) -> None:
+        with (self._directory / f"{program}.log").open("ab") as log:
+            command = [str(self._programs / program), *arguments]
+            self._processes[program] = self.host.popen(command, stdout=log, stderr=log)
+
+    # Objects
+
+    def ask(self, method: str, path: str, body: Any = None, *, content_type: str = "application/json") -> Any:
+        """One request of an administrator's; the answer, decoded where it is JSON. `Refused` if it is no."""
+        tls = ssl.create_default_context(cafile=str(self._directory / "ca.crt"))
+        with self.host.connect(ADDRESS) as plain, tls.wrap_socket(plain, server_hostname=ADDRESS[0]) as sock:
+            connection = HTTPConnection(*ADDRESS)
+            connection.sock = sock
+            headers = {"Authorization": f"Bearer {_MASTERS}", "Content-Type": content_type}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            said = answer.read()
+            is_json = answer.headers.get_content_type() == "application/json"
+            found = json.loads(said) if is_json else said.decode(errors="replace")
+            if answer.status >= 300:
+                raise Refused(answer.status, found)
+            return found
+
+    def put(self, *objects: Object) -> None:
+        """They are created, or those of their names changed to be like them; status included, where there is one."""
+        for item in objects:
+            path = _path(item)
+            try:
+                self.ask("PATCH", path, item, content_type="application/merge-patch+json")
+            except Refused as refused:
+                if refused.status != 404:
+                    raise
+                self.ask("POST", path.rpartition("/")[0], item)
+            if "status" in item:
+                status = {"status": item["status"]}
+                self.ask("PATCH", f"{path}/status", status, content_type="application/merge-patch+json")
+
+    def delete(self, item: Object) -> None:
+        """It is deleted, at once."""
+        self.ask("DELETE", _path(item), {"gracePeriodSeconds": 0})
+
+    def bind_proxier(self) -> None:
+        """`ACCOUNT` is there and may do what kube-proxy may."""
+        self.put(_ACCOUNT, BINDING)
+
+    def renew_account(self) -> None:
+        """`ACCOUNT` is deleted and made anew, so that tokens of the old one are no longer good."""
+        self.delete(_ACCOUNT)
+        self.put(_ACCOUNT)
+
+    def token(self, *, seconds: int = 3600) -> str:
+        """A new token of `ACCOUNT`."""
+        path = f"/api/v1/namespaces/{ACCOUNT[0]}/serviceaccounts/{ACCOUNT[1]}/token"
+        asked = {"spec": {"expirationSeconds": seconds}}
+        return str(self.ask("POST", path, asked)["status"]["token"])
+
+    def events(self, namespace: str = "default") -> list[Object]:
+        """Those of a namespace."""
+        return list(self.ask("GET", f"/api/v1/namespaces/{namespace}/events")["items"])
+
+    def _write(self, name: str, text: str) -> None:
+        (self._directory / name).write_text(text)
+
+    def __enter__(self) -> Self:
+        self.start_etcd()
+        self.start_server()
+        self.start_controllers()
+        self.bind_proxier()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self._processes.values():
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+BINDING: Final[Object] = {
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": "kube-proxy"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:node-proxier"},
+    "subjects": [{"kind": "ServiceAccount", "namespace": ACCOUNT[0], "name": ACCOUNT[1]}],
+}
+_ACCOUNT: Final[Object] = {"kind": "ServiceAccount", "metadata": {"namespace": ACCOUNT[0], "name": ACCOUNT[1]}}
+_QUIET_ETCD: Final = (
+    f"--advertise-client-urls={_ETCD}",
+    "--listen-peer-urls=http://127.0.0.1:2380",
+    "--unsafe-no-fsync",
+)
+
+
+def _path(item: Mapping[str, Any]) -> str:
+    metadata = item["metadata"]
+    return f"{_COLLECTIONS[item['kind']].format(metadata.get('namespace', 'default'))}/{metadata['name']}"

@@ -1,0 +1,236 @@
+"""Where it plays: a node, a client in front of it, a backend in each pod, a directory of manifests."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from tests.support.lab import Daemon, Host, Network, make_network, write_manifest
+from tests.system.e2e import backend, kernel
+from tests.system.e2e.backend import CHUNK, noise
+
+T = TypeVar("T")
+Object = dict[str, Any]
+
+TARGET = 8080
+"""The port of every backend."""
+VIP = "10.96.0.10"
+TURNS = 8
+"""How often each endpoint ought to have had its turn when we look who answers: every worker takes turns of its own."""
+QUICK = "--iptables-min-sync-period=20ms"
+"""Changes follow one another faster than by default, so that the tests do too."""
+
+
+def until(condition: Callable[[], T], what: str, *, within_s: float = 40.0) -> T:
+    """What `condition` says as soon as it says something true; AssertionError when that does not come."""
+    deadline = time.monotonic() + within_s
+    while not (seen := condition()):
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what} (seen: {seen!r})"
+        time.sleep(0.02)
+    return seen
+
+
+def service(
+    name: str = "web",
+    vip: str = VIP,
+    ports: Mapping[str, int] | None = None,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Object:
+    """A Service: `ports` is name -> port; `more` stands beside its spec."""
+    listed = [{"name": port, "port": number, "targetPort": TARGET} for port, number in (ports or {"http": 80}).items()]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "default", **(metadata or {})},
+        "spec": {"clusterIP": vip, "clusterIPs": [vip], "ports": listed},
+        **more,
+    }
+
+
+def endpoints(name: str, pods: Sequence[int | str], ports: Sequence[str] = ("http",)) -> Object:
+    """An EndpointSlice: pods by number, or by address."""
+    addresses = [Network.pod_v4(pod) if isinstance(pod, int) else pod for pod in pods]
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": f"{name}-1",
+            "namespace": "default",
+            "labels": {"kubernetes.io/service-name": name},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": port, "port": TARGET, "protocol": "TCP"} for port in ports],
+        "endpoints": [{"addresses": [address], "conditions": {"ready": True}} for address in addresses],
+    }
+
+
+def ask(host: Host, address: tuple[str, int], line: str = "name", *, timeout_s: float = 10.0) -> str:
+    """Say one line to a service, on a connection of its own; all that it answers. OSError if it does not."""
+    with host.connect(address, timeout=timeout_s) as sock:
+        sock.sendall(f"{line}\n".encode())
+        said = b""
+        while data := sock.recv(CHUNK):
+            said += data
+    return said.decode()
+
+
+def ask_often(
+    host: Host, address: tuple[str, int], times: int, *, at_once: int = 1, timeout_s: float = 10.0
+) -> Counter[str]:
+    """So many questions; who answered how often."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return Counter(pool.map(lambda _: ask(host, address, timeout_s=timeout_s), range(times)))
+
+
+def exchange(host: Host, address: tuple[str, int], size: int, seed: str) -> None:
+    """`size` bytes each way at once, with a half-close in the middle; AssertionError if any of them went astray."""
+    pieces = [(start, min(CHUNK, size - start)) for start in range(0, size, CHUNK)]
+    expected, said, heard = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
+    for start, length in pieces:
+        expected.update(noise(length, f"{seed} {start}"))
+    with host.connect(address, timeout=30) as sock:
+        sock.sendall(f"both {size} {seed}\n".encode())
+
+        def say() -> None:
+            for start, length in pieces:
+                data = noise(length, f"mine {seed} {start}")
+                said.update(data)
+                sock.sendall(data)
+            sock.shutdown(1)
+
+        saying = threading.Thread(target=say)
+        saying.start()
+        left, tail = size, b""
+        while data := sock.recv(CHUNK):
+            heard.update(data[:left])
+            tail += data[left:]
+            left -= min(left, len(data))
+        saying.join()
+    assert left == 0
+    assert heard.digest() == expected.digest()
+    assert tail == said.digest()
+
+
+@dataclass(slots=True)
+class Stage:
+    """Everybody, with the manifest directory that daemons read."""
+
+    network: Network
+    manifests: Path
+    running: list[Daemon] = field(default_factory=list)
+
+    @property
+    def client(self) -> Host:
+        """A host in front of the node."""
+        return self.network.client
+
+    @property
+    def node(self) -> Host:
+        """Where daemons run."""
+        return self.network.node
+
+    @property
+    def asking(self) -> tuple[Host, Host]:
+        """From where Services are asked."""
+        return self.client, self.node
+
+    def write(self, name: str, *objects: Object) -> None:
+        """The manifest of that name now holds these objects."""
+        write_manifest(self.manifests / f"{name}.yaml", yaml.safe_dump_all(objects))
+
+    def write_service(self, pods: Sequence[int | str], *, name: str = "web", vip: str = VIP) -> None:
+        """A Service on port 80, and its endpoints."""
+        self.write(name, service(name, vip), endpoints(name, pods))
+
+    def remove(self, name: str) -> None:
+        """There is no such manifest any more."""
+        (self.manifests / f"{name}.yaml").unlink()
+
+    def daemon(self, *options: str, netfilter: str = "nftables", **more: Any) -> Daemon:
+        """`kubeproxy run` on the node, ready. Ended with the test at the latest."""
+        settings: dict[str, Any] = {"manifests": self.manifests, "netfilter": netfilter, "options": options, **more}
+        daemon = Daemon(self.node, **settings)
+        self.running.append(daemon)
+        return daemon
+
+    def await_answers(self, *pods: int, address: tuple[str, int] = (VIP, 80)) -> None:
+        """Back as soon as the client is answered by exactly these pods, each in its turn."""
+
+        # Before there is a rule the client would wait for nothing.
+        until(lambda: address in kernel.redirects(self.node), f"a rule for {address}")
+
+        def answered() -> bool:
+            try:
+                seen = ask_often(self.client, address, max(3, TURNS * len(pods)), timeout_s=2.0)
+            except OSError:
+                return False
+            return set(seen) == {f"pod-{pod}" for pod in pods}
+
+        until(answered, f"{address} answered by the pods {pods}")
+
+    def await_refusal(self, address: tuple[str, int] = (VIP, 80)) -> None:
+        """Back as soon as the client is refused."""
+        until(lambda: refused(self.client, address), f"{address} refused")
+
+    def clear(self) -> None:
+        """No daemons, no rules, no manifests."""
+        for daemon in self.running:
+            daemon.close()
+        self.running.clear()
+        for path in self.manifests.iterdir():
+            path.unlink()
+
+
+def refused(host: Host, address: tuple[str, int]) -> bool:
+    """Whether the very first packet is refused."""
+    try:
+        with host.connect(address, timeout=3):
+            return False
+    except ConnectionRefusedError:
+        return True
+
+
+def silent(host: Host, address: tuple[str, int]) -> bool:
+    """Whether nobody says anything to a client, not even no."""
+    try:
+        with host.connect(address, timeout=0.4):
+            return False
+    except TimeoutError:
+        return True
+
+
+@contextmanager
+def make_stage(manifests: Path, *, pods: int = 4) -> Iterator[Stage]:
+    """Hosts with backends that answer."""
+    with make_network(pods=pods) as network:
+        kernel.reset_rules(network.node)
+        for index, pod in enumerate(network.pods):
+            address = (Network.pod_v4(index), TARGET)
+            pod.popen([sys.executable, "-S", "-E", backend.__file__, f"pod-{index}", address[0], str(address[1])])
+        for index in range(pods):
+            until(lambda: _answers(network.node, (Network.pod_v4(index), TARGET)), f"pod {index} answers")  # noqa: B023
+        stage = Stage(network, manifests)
+        try:
+            yield stage
+        finally:
+            stage.clear()
+
+
+def _answers(host: Host, address: tuple[str, int]) -> bool:
+    try:
+        return bool(ask(host, address))
+    except OSError:
+        return False

@@ -1,0 +1,233 @@
+"""The client's own address, which externalTrafficPolicy Local promises to backends, on a node that filters by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.lab import Daemon, Host
+from tests.support.lab.node import NODE_V4
+from tests.system.e2e import kernel
+from tests.system.e2e.backend import noise
+from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.stage import QUICK, VIP, Stage, endpoints, exchange, service, until
+from tests.system.e2e.whole import (
+    CELLS,
+    CLIENT,
+    ELSEWHERE,
+    EXTERNAL,
+    NODE_NAME,
+    PROTOCOLS,
+    V4,
+    V6,
+    Cell,
+    Said,
+    Whole,
+    answers,
+    await_all,
+    hear,
+    of_cells,
+    pod,
+    quiet,
+    start_mirrors,
+    udp,
+)
+
+pytestmark = pytest.mark.netns
+
+WHOLE = Whole(1)
+NAMED = f"--hostname-override={NODE_NAME}"
+OUTSIDE = [cell for cell in CELLS if cell.who == "client" and cell.kind in EXTERNAL]
+OTHERS = [cell for cell in CELLS if cell not in OUTSIDE]
+
+
+def routing(host: Host) -> str:
+    """Rules, and the routes of every table that is not the kernel's own."""
+    return host.ip("rule") + host.ip("-6 rule") + host.ip("route show table all") + host.ip("-6 route show table all")
+
+
+@pytest.fixture(scope="module")
+def mirrors(theatre: Stage) -> Stage:
+    """With pods that say who asks, and a node that drops packets from where their senders are not."""
+    start_mirrors(theatre)
+    for name in theatre.node.run(["ls", "/proc/sys/net/ipv4/conf"]).stdout.split():
+        theatre.node.sysctl(f"net/ipv4/conf/{name}/rp_filter", 1)
+    return theatre
+
+
+@pytest.fixture(params=ADAPTERS)
+def adapter(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[str]:
+    """One by one, nothing of the last left."""
+    kernel.forget_connections(mirrors.node)
+    yield str(request.param)
+    for daemon in mirrors.running:
+        assert " error " not in daemon.log(), daemon.log()
+        assert "Traceback" not in daemon.log(), daemon.log()
+    mirrors.clear()
+    kernel.reset_rules(mirrors.node)
+
+
+def start(stage: Stage, adapter: str, *options: str) -> Daemon:
+    """The daemon, on a node of that name."""
+    return stage.daemon(QUICK, NAMED, *options, netfilter=adapter)
+
+
+def test_a_local_backend_sees_the_client(mirrors: Stage, adapter: str) -> None:
+    before = routing(mirrors.node)
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), pod(1, node=ELSEWHERE), externalTrafficPolicy="Local"))
+    daemon = start(mirrors, adapter)
+    await_all(mirrors, WHOLE, 0, 1)
+    for _ in range(3):
+        seen = answers(mirrors, WHOLE, OUTSIDE, timeout_s=5.0)
+        assert seen == {str(cell): Said("pod-0", CLIENT[cell.family]) for cell in OUTSIDE}
+    # The cluster's own clients may be served by anybody.
+    by_others = {said.pod for _ in range(4) for said in answers(mirrors, WHOLE, OTHERS, timeout_s=5.0).values() if said}
+    assert by_others == {"pod-0", "pod-1"}
+    assert routing(mirrors.node) != before
+    assert daemon.terminate() == 0
+    assert daemon.cleanup().returncode == 0
+    assert routing(mirrors.node) == before
+    assert kernel.ours(mirrors.node) == []
+
+
+def test_routing_rules_that_somebody_removes_are_back_at_once(mirrors: Stage, adapter: str) -> None:
+    """Long before the next full sync: without them whoever asks a local backend from outside hears nothing."""
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy="Local"))
+    daemon = start(mirrors, adapter, "--iptables-sync-period=1h")
+    await_all(mirrors, WHOLE, 0)
+    whole = sorted(routing(mirrors.node).splitlines())
+    for damage in ("rule del pref 108", "-6 rule del pref 107"):
+        mirrors.node.ip(damage)
+        until(lambda: sorted(routing(mirrors.node).splitlines()) == whole, f"repaired after {damage}")
+    assert "somebody else has changed our packet filter or routing rules" in daemon.log()
+    mirrors.node.ip("rule add pref 300 fwmark 0x1 lookup 9")
+    mirrors.node.ip("rule del pref 300")
+    assert daemon.log().count("somebody else") == 2, "rules of others are none of our business"
+
+
+def test_where_it_is_not_wanted_it_is_not_done(mirrors: Stage, adapter: str) -> None:
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy="Local"))
+    start(mirrors, adapter, "--preserve-client-address=never")
+    await_all(mirrors, WHOLE, 0)
+    for said in answers(mirrors, WHOLE).values():
+        assert said is not None
+        assert said.client not in CLIENT.values()
+    until(lambda: " fwmark " not in routing(mirrors.node), "no rules of ours")
+
+
+def test_every_local_backend_sees_the_client_where_that_is_asked_for(mirrors: Stage, adapter: str) -> None:
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), pod(1, node=ELSEWHERE)))
+    start(mirrors, adapter, "--preserve-client-address=local")
+    await_all(mirrors, WHOLE, 0, 1)
+    clients = [cell for cell in CELLS if cell.who == "client"]
+    for _ in range(3):
+        for cell, said in zip(clients, answers(mirrors, WHOLE, clients, timeout_s=5.0).values(), strict=True):
+            assert said is not None, cell
+            assert (said.client == CLIENT[cell.family]) is (said.pod == "pod-0"), cell
+
+
+def test_without_a_local_endpoint_outsiders_hear_nothing(mirrors: Stage, adapter: str) -> None:
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(1, node=ELSEWHERE), externalTrafficPolicy="Local"))
+    start(mirrors, adapter)
+    await_all(mirrors, WHOLE, 1, cells=OTHERS)
+
+    def is_quiet(cell: Cell) -> bool:
+        return quiet(mirrors.client, WHOLE.address(cell.kind, cell.family), cell.protocol)
+
+    assert all(of_cells(is_quiet, OUTSIDE).values())
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy="Local"))
+    await_all(mirrors, WHOLE, 0)
+    mirrors.write(WHOLE.name, *WHOLE.objects(externalTrafficPolicy="Local"))
+    place = WHOLE.address("node port", 4)
+
+    def refused() -> bool:
+        try:
+            hear(mirrors.client, place, "TCP", timeout_s=1.0)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    until(refused, "where nobody serves in the whole cluster, it is said")
+
+
+@pytest.mark.parametrize("src_valid_mark", [0, 1])
+def test_everything_passes_from_the_clients_address(mirrors: Stage, adapter: str, src_valid_mark: int) -> None:
+    mirrors.node.sysctl("net.ipv4.conf.all.src_valid_mark", src_valid_mark)
+    bulk, bulk_endpoints = service("bulk", VIP), endpoints("bulk", [0])
+    bulk["spec"].update(type="LoadBalancer", externalTrafficPolicy="Local", externalIPs=["192.0.2.99"])
+    bulk_endpoints["endpoints"][0]["nodeName"] = NODE_NAME
+    mirrors.write("bulk", bulk, bulk_endpoints)
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy="Local"))
+    daemon = start(mirrors, adapter)
+    await_all(mirrors, WHOLE, 0)
+    for host in mirrors.asking:
+        exchange(host, ("192.0.2.99", 80), 5_000_000, seed=host.name)
+
+    def echoed(cell: Cell) -> bool:
+        for size in (1, 9000, 60_000):
+            sent = noise(size, str(cell))
+            with udp(cell.host(mirrors), WHOLE.address(cell.kind, cell.family)) as sock:
+                sock.send(sent)
+                if sock.recv(65_536) != sent:
+                    return False
+        return True
+
+    assert all(of_cells(echoed, [cell for cell in CELLS if cell.protocol == "UDP"]).values())
+    # A pod that is answered by itself is asked by the node, or it would take the answer for its own question.
+    itself, other = mirrors.network.pods[0], mirrors.network.pods[1]
+    for family in (V4, V6):
+        for kind in EXTERNAL:
+            for protocol in PROTOCOLS:
+                place = WHOLE.address(kind, family)
+                assert hear(itself, place, protocol).pod == "pod-0"
+                assert hear(other, place, protocol).pod == "pod-0"
+    # Killed, it leaves what cleanup removes.
+    daemon.process.kill()
+    daemon.process.wait()
+    assert mirrors.node.ip("rule").count(" fwmark ") == 1
+    assert daemon.cleanup().returncode == 0
+    assert " fwmark " not in mirrors.node.ip("rule") + mirrors.node.ip("-6 rule")
+
+
+def test_it_follows_the_policy(mirrors: Stage, adapter: str) -> None:
+    mirrors.write(WHOLE.name, *WHOLE.objects(pod(0)))
+    start(mirrors, adapter)
+    await_all(mirrors, WHOLE, 0)
+    # Whatever an earlier run has left.
+    until(lambda: " fwmark " not in routing(mirrors.node), "no rules of ours")
+
+    def seen() -> set[bool]:
+        said = answers(mirrors, WHOLE, OUTSIDE)
+        return {it is not None and it.client in CLIENT.values() for it in said.values()}
+
+    for policy, preserved in (("Local", True), ("Cluster", False)):
+        mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy=policy))
+        until(lambda: seen() == {preserved}, f"under {policy}")  # noqa: B023
+
+
+@pytest.mark.parametrize("end", ["the policy changes", "the Service goes"])
+def test_a_running_connection_keeps_its_way_back(mirrors: Stage, adapter: str, end: str) -> None:
+    """Dialed from the client's address, by the last Service that has that promise."""
+
+    def write(policy: str) -> None:
+        drip, pods = service("drip", VIP), endpoints("drip", [0])
+        drip["spec"].update(type="NodePort", externalTrafficPolicy=policy)
+        drip["spec"]["ports"][0]["nodePort"] = 30500
+        pods["endpoints"][0]["nodeName"] = NODE_NAME
+        mirrors.write("drip", drip, pods)
+
+    write("Local")
+    start(mirrors, adapter)
+    with mirrors.client.connect((NODE_V4, 30500)) as connection:
+        connection.sendall(b"drip 15 0.1\n")
+        lines = connection.recv(100).count(b"\n")
+        if end == "the policy changes":
+            write("Cluster")
+        else:
+            mirrors.remove("drip")
+        while data := connection.recv(1000):
+            lines += data.count(b"\n")
+    assert lines >= 15

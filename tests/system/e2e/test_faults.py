@@ -1,0 +1,281 @@
+"""Endpoints that are dead, descriptors that run out, clients that mean ill: what the others feel of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.lab import Daemon
+from tests.support.lab.daemon import KUBEPROXY
+from tests.system.e2e import kernel
+from tests.system.e2e.first_bytes import FirstBytes, first_bytes, percentile, told
+from tests.system.e2e.stage import QUICK, TARGET, VIP, Stage, ask, ask_often, endpoints, service, until
+
+pytestmark = pytest.mark.netns
+
+WEB = (VIP, 80)
+OTHER_VIP = "10.96.0.11"
+OTHER = (OTHER_VIP, 80)
+RESET = struct.pack("ii", 1, 0)
+STEP_S = 0.25
+"""The first step of the ladder of dials."""
+LADDER_S = 3.75
+"""All of its steps."""
+
+# What becomes of connections to a pod's backend.
+HOLE, REFUSAL = "drop", "reject with tcp reset"
+
+
+@contextmanager
+def broken(stage: Stage, fault: str, *pods: int) -> Iterator[None]:
+    """These pods' backends are dead: packets to them are lost, or refused."""
+    hosts = [stage.network.pods[pod] for pod in pods]
+    try:
+        for host in hosts:
+            host.run(["nft", "add table inet fault"])
+            host.run(["nft", "add chain inet fault input { type filter hook input priority 0; }"])
+            host.run(["nft", f"add rule inet fault input tcp dport {TARGET} {fault}"])
+        yield
+    finally:
+        for host in hosts:
+            host.run(["nft", "delete table inet fault"], check=False)
+
+
+def family(daemon: Daemon) -> list[int]:
+    """The daemon's processes."""
+    pids = [daemon.process.pid]
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            pids += map(int, (task / "children").read_text().split())
+    return pids
+
+
+def cpu_s(daemon: Daemon) -> float:
+    """What they have used so far."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in family(daemon)]
+    return sum(int(it[11]) + int(it[12]) for it in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def rss_mib(daemon: Daemon) -> float:
+    """What they have in memory."""
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in family(daemon))
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def descriptors(daemon: Daemon) -> int:
+    """What they have open."""
+    return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in family(daemon))
+
+
+def two_services(stage: Stage, workers: int = 1) -> Daemon:
+    """A daemon with two Services, each with four endpoints."""
+    stage.write_service(range(4))
+    stage.write_service(range(4), name="other", vip=OTHER_VIP)
+    daemon = stage.daemon(QUICK, f"--workers={workers}")
+    stage.await_answers(0, 1, 2, 3)
+    stage.await_answers(0, 1, 2, 3, address=OTHER)
+    return daemon
+
+
+@pytest.fixture
+def served(stage: Stage) -> Iterator[tuple[Stage, Daemon]]:
+    """Two Services, each with four endpoints."""
+    daemon = two_services(stage)
+    yield stage, daemon
+    assert daemon.process.poll() is None, daemon.log()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("fault", "pods"),
+    [(HOLE, (2,)), (REFUSAL, (2,)), (HOLE, (0, 1, 3))],
+    ids=["one of four is black-holed", "one of four refuses", "three of four are black-holed"],
+)
+def test_no_client_sees_a_dead_endpoint(stage: Stage, fault: str, pods: tuple[int, ...], workers: int) -> None:
+    """And only those of the first moment wait for one."""
+    two_services(stage, workers)
+    with broken(stage, fault, *pods):
+        seen = first_bytes(stage.client, WEB, 2000, at_once=50, per_s=1000)
+    later = seen.times(since_s=1.0)
+    print(f"\n{told(seen.times())}, {len(seen.failed)} failed; after the first second {told(later)}")
+    assert not seen.failed
+    if fault == HOLE:
+        assert percentile(seen.times(), 100) > STEP_S, "or nobody has met the black hole"
+    # A quarter of them, if they still met it; a busy machine delays some, too.
+    assert percentile(later, 90) < STEP_S
+    # Once the endpoints are back, all of them are used again.
+    began = time.monotonic()
+    until(lambda: len(ask_often(stage.client, WEB, 20, at_once=4)) == 4, "all four answer", within_s=20)
+    print(f"all four answer {time.monotonic() - began:.1f} s after they could")
+
+
+def test_a_client_whose_endpoint_is_dead_stays_with_another(stage: Stage) -> None:
+    web = service()
+    web["spec"]["sessionAffinity"] = "ClientIP"
+    stage.write("web", web, endpoints("web", range(4)))
+    stage.daemon(QUICK, "--workers=2")
+    until(lambda: WEB in kernel.redirects(stage.node), f"a rule for {WEB}")
+    (mine,) = ask_often(stage.client, WEB, 20)
+    with broken(stage, HOLE, int(mine.removeprefix("pod-"))):
+        seen = first_bytes(stage.client, WEB, 2000, at_once=50, per_s=1000)
+        (other,) = ask_often(stage.client, WEB, 20)
+    later = seen.times(since_s=1.0)
+    print(f"\n{told(seen.times())}, {len(seen.failed)} failed; after the first second {told(later)}")
+    assert not seen.failed
+    # A quarter of them, if they still met it; a busy machine delays some, too.
+    assert percentile(later, 90) < STEP_S
+    assert set(ask_often(stage.client, WEB, 20)) == {other} != {mine}
+
+
+def test_when_all_are_dead_the_client_is_told_and_nobody_else_feels_it(served: tuple[Stage, Daemon]) -> None:
+    stage, _ = served
+    # The same pods by another port would share their fate: here the other Service has pods of its own.
+    stage.write_service((0, 1), name="web")
+    stage.write_service((2, 3), name="other", vip=OTHER_VIP)
+    stage.await_answers(0, 1)
+    stage.await_answers(2, 3, address=OTHER)
+    before = first_bytes(stage.client, OTHER, 1000, at_once=1)
+    with broken(stage, HOLE, 0, 1), FirstBytes(stage.client, OTHER) as beside:
+        seen = first_bytes(stage.client, WEB, 50, at_once=50)
+    took = sorted(took for _, took, _ in seen.failed)
+    print(
+        f"\ntold after {took[0]:.2f} to {took[-1]:.2f} s; clients of the other Service before {told(before.times())};"
+        f" beside {told(beside.seen.times())}"
+    )
+    assert not seen.answered
+    assert {why for _, _, why in seen.failed} == {os.strerror(errno.ECONNRESET)}
+    assert took[0] > LADDER_S * 0.9
+    assert not beside.seen.failed
+    assert percentile(beside.seen.times(), 100) < LADDER_S * 0.9, "they do not wait behind those who are told"
+
+
+def test_an_endpoint_that_is_listed_again_gets_its_chance_at_once(served: tuple[Stage, Daemon]) -> None:
+    """It is put aside for up to 30 s; not if it has gone and come back."""
+    stage, _ = served
+    with broken(stage, REFUSAL, 2):
+        for _ in range(4):  # so that it is put aside for a while
+            ask_often(stage.client, WEB, 20, at_once=5)
+            time.sleep(1.1)
+    # Who answers shows that the list without it has been in use.
+    stage.write_service((0, 1))
+    stage.await_answers(0, 1)
+    stage.write_service(range(4))
+    began = time.monotonic()
+    until(lambda: "pod-2" in ask_often(stage.client, WEB, 8), "the endpoint answers", within_s=2)
+    print(f"\nback in use after {time.monotonic() - began:.2f} s")
+
+
+def test_a_flood_takes_all_descriptors_but_those_of_others(stage: Stage) -> None:
+    """RLIMIT_NOFILE of 256, 2,000 clients that say nothing."""
+    stage.write_service(range(4))
+    stage.write_service(range(4), name="other", vip=OTHER_VIP)
+    daemon = stage.daemon(QUICK, "--workers=1", command=["prlimit", "--nofile=256:256", KUBEPROXY])
+    stage.await_answers(0, 1, 2, 3)
+    stage.await_answers(0, 1, 2, 3, address=OTHER)
+    before = descriptors(daemon)
+    with ExitStack() as flood:
+        for _ in range(2000):
+            sock = flood.enter_context(stage.client.make_socket())
+            sock.setblocking(False)
+            sock.connect_ex(WEB)
+        until(lambda: descriptors(daemon) >= before + 80, "descriptors run out")
+        used = cpu_s(daemon)
+        time.sleep(2.0)
+        busy = (cpu_s(daemon) - used) / 2.0
+        print(f"\nfull, with {descriptors(daemon)} descriptors in use: {busy:.1%} of a core")
+        assert busy < 0.3
+        for _ in range(10):
+            assert ask(stage.client, OTHER).startswith("pod-")
+        assert daemon.process.poll() is None
+    began = time.monotonic()
+    assert ask(stage.client, WEB, timeout_s=20).startswith("pod-")
+    print(f"served again {time.monotonic() - began:.2f} s after the flood")
+    until(lambda: descriptors(daemon) <= before + 4, "descriptors are given back", within_s=20)
+    assert "Traceback" not in daemon.log(), daemon.log()
+
+
+def test_half_open_connections_without_number_do_not_stop_another_service(served: tuple[Stage, Daemon]) -> None:
+    """A SYN flood: a client that never hears, nor answers, what it is answered."""
+    stage, _ = served
+    stage.client.run(["nft", "add table inet deaf"])
+    try:
+        stage.client.run(["nft", "add chain inet deaf input { type filter hook input priority 0; }"])
+        stage.client.run(["nft", f"add rule inet deaf input ip saddr {VIP} drop"])
+        with ExitStack() as flood:
+            for _ in range(3000):
+                sock = flood.enter_context(stage.client.make_socket())
+                sock.setblocking(False)
+                sock.connect_ex(WEB)
+            for _ in range(20):
+                assert ask(stage.client, OTHER, timeout_s=2).startswith("pod-")
+            assert ask(stage.node, WEB, timeout_s=5).startswith("pod-")
+    finally:
+        stage.client.run(["nft", "delete table inet deaf"])
+
+
+def test_slow_readers_cost_no_memory(served: tuple[Stage, Daemon]) -> None:
+    """Each is sent a gigabyte and reads a byte now and then: what they do not read stays with the backend."""
+    stage, daemon = served
+    before = rss_mib(daemon)
+    with ExitStack() as readers:
+        socks = [readers.enter_context(stage.client.connect(WEB)) for _ in range(20)]
+        for sock in socks:
+            sock.sendall(b"both 1000000000 x\n")
+        for _ in range(5):
+            for sock in socks:
+                assert len(sock.recv(1)) == 1
+            time.sleep(0.5)
+        after = rss_mib(daemon)
+    print(f"\nRSS of all processes {before:.1f} MiB, then {after:.1f} MiB")
+    assert after < before + 16
+    assert ask(stage.client, WEB).startswith("pod-")
+
+
+def test_resets_in_every_state_leave_nothing_behind(served: tuple[Stage, Daemon]) -> None:
+    stage, daemon = served
+    ask_often(stage.client, WEB, 50, at_once=10)
+    before = descriptors(daemon)
+
+    def nothing(sock: socket.socket) -> None:
+        """Accepted, perhaps not even that."""
+
+    def asked(sock: socket.socket) -> None:
+        sock.sendall(b"slow 0.2\n")
+
+    def half_asked(sock: socket.socket) -> None:
+        sock.sendall(b"na")
+
+    def answered(sock: socket.socket) -> None:
+        sock.sendall(b"both 100000 x\n")
+        sock.recv(1)
+
+    def in_bulk(sock: socket.socket) -> None:
+        sock.sendall(b"both 50000000 x\n")
+        for _ in range(20):
+            sock.recv(65536)
+
+    def after_its_fin(sock: socket.socket) -> None:
+        sock.sendall(b"slow 0.2\n")
+        sock.shutdown(socket.SHUT_WR)
+
+    def after_their_fin(sock: socket.socket) -> None:
+        sock.sendall(b"name\n")
+        while sock.recv(100):
+            pass
+
+    for state in (nothing, half_asked, asked, answered, in_bulk, after_its_fin, after_their_fin):
+        for _ in range(10):
+            with stage.client.connect(WEB) as sock, suppress(ConnectionError):
+                state(sock)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    assert ask(stage.client, WEB).startswith("pod-")
+    # Two pipes may stay in the pool.
+    until(lambda: descriptors(daemon) <= before + 8, f"at most {before} descriptors and a few: {descriptors(daemon)}")

@@ -1,0 +1,63 @@
+"""kube-proxy was not cleaned up before we came: told of while it lasts, and touched by nobody but the operator."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.lab import Daemon
+from tests.system.e2e import kernel
+from tests.system.e2e.stage import QUICK, Stage, until
+
+pytestmark = pytest.mark.netns
+
+SAID = "kube-proxy's own rules are still in force on this node"
+NFTABLES = """
+table ip kube-proxy {
+    chain services {
+        ip daddr 10.96.0.99 tcp dport 80 counter return
+    }
+}
+"""
+IPTABLES = """*nat
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A KUBE-SERVICES -d 10.96.0.99/32 -p tcp -m tcp --dport 80 -j RETURN
+COMMIT
+"""
+IPTABLES_CLEANUP = """*nat
+-D PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-D OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-F KUBE-SERVICES
+-X KUBE-SERVICES
+COMMIT
+"""
+
+
+def degraded(daemon: Daemon) -> str:
+    """What its health server says of kube-proxy."""
+    return "".join(it for it in json.loads(daemon.get("/healthz").body).get("degraded", ()) if SAID in it)
+
+
+def test_what_kube_proxy_left_is_told_until_it_is_gone(stage: Stage) -> None:
+    node = stage.node
+    node.run(["nft", "-f", "-"], input=NFTABLES)
+    node.run(["iptables-legacy-restore", "--noflush"], input=IPTABLES)
+    stage.write_service([0])
+    # In the very tables in which those of the iptables mode stand.
+    daemon = stage.daemon(QUICK, "--iptables-sync-period=500ms", netfilter="iptables")
+    stage.await_answers(0)
+    said = until(lambda: degraded(daemon), "it is told of")
+    assert "(nftables: table ip kube-proxy; iptables-legacy: table nat, chain KUBE-SERVICES)" in said
+    assert daemon.get("/healthz").status == 200
+    assert any(SAID in line and " warning " in line for line in daemon.log().splitlines())
+    assert set(IPTABLES.splitlines()[2:5]) <= set(kernel.xtables(node))
+
+    node.run(["nft", "delete table ip kube-proxy"])
+    node.run(["iptables-legacy-restore", "--noflush"], input=IPTABLES_CLEANUP)
+    until(lambda: not degraded(daemon), "no more is told")
+    stage.await_answers(0)
+    assert daemon.terminate() == 0
+    assert "Traceback" not in daemon.log()

@@ -1,0 +1,378 @@
+"""From start to stop: signals, what stays behind, what an earlier run left, what somebody else did meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.support.lab import Daemon, get
+from tests.support.lab.daemon import HEALTHZ, KUBEPROXY, METRICS
+from tests.support.lab.node import NODE_V4
+from tests.system.e2e import kernel
+from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.stage import QUICK, VIP, Stage, ask, silent, until
+from tests.system.e2e.traffic import Traffic
+
+pytestmark = pytest.mark.netns
+
+each_adapter = pytest.mark.parametrize("netfilter", ADAPTERS)
+
+
+def serve(stage: Stage, *options: str, netfilter: str = "nftables") -> Daemon:
+    """A daemon, and a Service with two endpoints that answers."""
+    stage.write_service([0, 1])
+    daemon = stage.daemon(QUICK, *options, netfilter=netfilter)
+    stage.await_answers(0, 1)
+    return daemon
+
+
+# Stop
+
+
+@pytest.mark.parametrize(
+    ("netfilter", "first"), [("nftables", signal.SIGTERM), ("iptables", signal.SIGTERM), ("nftables", signal.SIGINT)]
+)
+def test_told_to_stop_it_lets_connections_end_and_takes_new_ones(
+    stage: Stage, netfilter: str, first: signal.Signals
+) -> None:
+    daemon = serve(stage, netfilter=netfilter)
+    with stage.client.connect((VIP, 80)) as held, ThreadPoolExecutor(1) as pool:
+        held.sendall(b"echo\nbefore")
+        assert held.recv(100) == b"before"
+        slow = pool.submit(ask, stage.node, (VIP, 80), "slow 1")
+        daemon.process.send_signal(first)
+        until(lambda: "draining" in daemon.log(), "it drains")
+        answer = daemon.get("/readyz")
+        assert (answer.status, "draining" in answer.body) == (503, True)
+        for host in stage.asking:
+            assert ask(host, (VIP, 80)).startswith("pod-")
+        # A change still arrives.
+        stage.write_service([2])
+        stage.await_answers(2)
+        assert slow.result().startswith("pod-")
+        held.sendall(b"after")
+        assert held.recv(100) == b"after"
+        assert daemon.process.poll() is None
+        held.shutdown(socket.SHUT_WR)
+        assert held.recv(100) == b""
+    assert daemon.wait(5) == 0
+    assert silent(stage.client, (VIP, 80)), "clients wait for the next process"
+    assert "cut off" not in daemon.log()
+
+
+def test_what_does_not_end_is_cut_off_after_the_grace(stage: Stage) -> None:
+    daemon = serve(stage, "--shutdown-grace=300ms")
+    with stage.client.connect((VIP, 80)) as held:
+        held.sendall(b"echo\nbefore")
+        assert held.recv(100) == b"before"
+        assert daemon.terminate(5) == 0
+        with pytest.raises(ConnectionResetError):
+            held.recv(100)
+    assert "connections are cut off open=1" in daemon.log()
+
+
+def test_a_second_signal_ends_it_at_once(stage: Stage) -> None:
+    daemon = serve(stage, "--shutdown-grace=60s")
+    with stage.client.connect((VIP, 80)) as held:
+        held.sendall(b"echo\nbefore")
+        assert held.recv(100) == b"before"
+        daemon.process.send_signal(signal.SIGTERM)
+        until(lambda: "draining" in daemon.log(), "it drains")
+        daemon.process.send_signal(signal.SIGINT)
+        assert daemon.wait(5) == 0
+        with pytest.raises(ConnectionResetError):
+            held.recv(100)
+    assert silent(stage.client, (VIP, 80))
+
+
+def test_told_to_stop_before_it_is_ready(stage: Stage) -> None:
+    process = stage.node.popen([KUBEPROXY, "run", f"--manifests={stage.manifests}", "--netfilter=nftables"])
+    until(lambda: any(seen.port == METRICS[1] for seen in kernel.listening(stage.node)), "it has begun")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(15) == 0
+
+
+@each_adapter
+def test_it_cleans_up_on_exit_if_asked_to(stage: Stage, netfilter: str) -> None:
+    foreign = kernel.ruleset(stage.node)
+    daemon = serve(stage, "--cleanup-on-exit", netfilter=netfilter)
+    assert kernel.ours(stage.node)
+    assert daemon.terminate() == 0
+    assert kernel.ours(stage.node) == []
+    assert kernel.ruleset(stage.node).startswith(foreign.rstrip())
+
+
+# What an earlier run left
+
+
+def test_counters_of_iptables_rules_outlive_a_restart(stage: Stage) -> None:
+    def packets() -> int:
+        listing = stage.node.run(["iptables-legacy", "-t", "nat", "-L", "PREROUTING", "-vnx"]).stdout
+        (line,) = (line for line in listing.splitlines() if "KUBE-PORTALS-CONTAINER" in line)
+        return int(line.split()[0])
+
+    assert serve(stage, netfilter="iptables").terminate() == 0
+    before = packets()
+    assert before > 0
+    stage.daemon(netfilter="iptables")
+    stage.await_answers(0, 1)
+    assert packets() > before
+
+
+@each_adapter
+def test_a_successor_takes_over_without_a_gap(stage: Stage, netfilter: str) -> None:
+    first = serve(stage, netfilter=netfilter)
+    port = kernel.redirects(stage.node)[VIP, 80]
+    with Traffic(stage.client) as far, Traffic(stage.node) as near:
+        with stage.client.connect((VIP, 80)) as held:
+            held.sendall(b"echo\nbefore")
+            assert held.recv(100) == b"before"
+            second = stage.node.popen(
+                [
+                    *(KUBEPROXY, "run", f"--manifests={stage.manifests}", f"--netfilter={netfilter}"),
+                    *("--healthz-bind-address=127.0.0.1:10266", "--metrics-bind-address=127.0.0.1:10259"),
+                ]
+            )
+            until(lambda: kernel.redirects(stage.node)[VIP, 80] != port, "the rules lead to the successor")
+            far.more()
+            near.more()
+            held.sendall(b"after")
+            assert held.recv(100) == b"after"
+        assert first.terminate() == 0
+        far.more()
+        near.more()
+    assert (far.failures, near.failures) == ([], [])
+    assert second.poll() is None
+    second.terminate()
+    assert second.wait(15) == 0
+
+
+@each_adapter
+def test_killed_and_restarted_it_repairs_everything(stage: Stage, netfilter: str) -> None:
+    foreign = add_foreign_rules(stage)
+    daemon = serve(stage, "--workers=0", netfilter=netfilter)
+    stage.write_service([3], name="old", vip="10.96.0.20")
+    stage.await_answers(3, address=("10.96.0.20", 80))
+    daemon.process.kill()
+    daemon.process.wait()
+    left = kernel.redirects(stage.node)
+    assert left.keys() == {(VIP, 80), ("10.96.0.20", 80)}
+    for host in stage.asking:
+        assert silent(host, (VIP, 80)), "nobody listens"
+    # What changed meanwhile.
+    stage.remove("old")
+    stage.write_service([1, 2])
+    stage.daemon(netfilter=netfilter)
+    stage.await_answers(1, 2)
+    assert kernel.redirects(stage.node).keys() == {(VIP, 80)}
+    for port in left.values():
+        text = "\n".join(kernel.ours(stage.node))
+        assert str(port) not in text, "nothing leads to the old ports, or guards them"
+    assert foreign_rules(stage) == foreign
+
+
+@pytest.mark.parametrize(("before", "after"), [ADAPTERS, ADAPTERS[::-1]])
+def test_the_rules_of_the_other_adapter_do_not_stay(stage: Stage, before: str, after: str) -> None:
+    assert serve(stage, netfilter=before).terminate() == 0
+    daemon = stage.daemon(netfilter=after)
+    stage.await_answers(0, 1)
+    marks = {"nftables": "table inet kubeproxy", "iptables": "KUBE-PORTALS"}
+    until(lambda: marks[before] not in "\n".join(kernel.ours(stage.node)), "the old rules are gone")
+    assert marks[after] in "\n".join(kernel.ours(stage.node))
+    for host in stage.asking:
+        assert ask(host, (VIP, 80)).startswith("pod-"), daemon.log()
+
+
+def test_mode_says_which_adapter_is_tried_first(stage: Stage) -> None:
+    serve(stage, "--proxy-mode=iptables", netfilter="auto")
+    assert "KUBE-PORTALS" in "\n".join(kernel.ours(stage.node))
+
+
+FOREIGN_TABLE = "table inet stranger { chain stranger { type filter hook input priority 0; }; }\n"
+
+
+def add_foreign_rules(stage: Stage) -> list[str]:
+    """Rules of somebody else, beside ours and in the built-in chains that we hook into."""
+    stage.node.run(["nft", "-f", "-"], input=FOREIGN_TABLE)
+    legacy = ["iptables-legacy", "-w", "10"]
+    stage.node.run([*legacy, "-t", "nat", "-A", "PREROUTING", "-s", "192.0.2.9", "-j", "ACCEPT"])
+    stage.node.run([*legacy, "-t", "nat", "-N", "STRANGER"])
+    stage.node.run([*legacy, "-A", "INPUT", "-s", "192.0.2.9", "-j", "DROP"])
+    return foreign_rules(stage)
+
+
+def foreign_rules(stage: Stage) -> list[str]:
+    """They, and how they look now."""
+    lines = kernel.ruleset(stage.node).splitlines()
+    return [line for line in lines if re.search(r"192\.0\.2\.9|STRANGER|stranger|nowhere|10\.96\.0\.0/16", line)]
+
+
+# What somebody else did
+
+
+BLOWS = {
+    "nftables": [
+        "delete table inet kubeproxy",
+        "flush table inet kubeproxy",
+        "flush chain inet kubeproxy prerouting",
+        "flush map inet kubeproxy redirects4",
+        "flush ruleset",
+    ],
+    "iptables": [
+        "-t nat -F",
+        "-t nat -F KUBE-PORTALS-CONTAINER",
+        "-t nat -D PREROUTING 1",
+    ],
+}
+
+
+@each_adapter
+def test_rules_that_somebody_removed_come_back(stage: Stage, netfilter: str) -> None:
+    daemon = serve(stage, "--iptables-sync-period=400ms", netfilter=netfilter)
+    good = normal(stage)
+    for blow in BLOWS[netfilter]:
+        tool = ["nft"] if netfilter == "nftables" else ["iptables-legacy", "-w", "10"]
+        with stage.client.connect((VIP, 80)) as held:
+            held.sendall(b"echo\nbefore")
+            assert held.recv(100) == b"before"
+            stage.node.run([*tool, *blow.split()])
+            until(lambda: normal(stage) == good, f"repaired after {blow}")
+            held.sendall(b"after")
+            assert held.recv(100) == b"after", blow
+        for host in stage.asking:
+            assert ask(host, (VIP, 80)).startswith("pod-"), blow
+    assert " error " not in daemon.log(), daemon.log()
+
+
+def normal(stage: Stage) -> str:
+    """Our rules, but for what a repair changes: handles, and their order in the listing."""
+    return "\n".join(sorted(re.sub(r" # handle \d+", "", line) for line in kernel.ours(stage.node)))
+
+
+@each_adapter
+def test_cleanup_leaves_nothing_and_may_be_repeated(stage: Stage, netfilter: str) -> None:
+    foreign = add_foreign_rules(stage)
+    daemon = serve(stage, netfilter=netfilter)
+    daemon.process.kill()
+    daemon.process.wait()
+    done = daemon.cleanup()
+    assert done.returncode == 0
+    assert netfilter in done.stdout
+    assert kernel.ours(stage.node) == []
+    assert foreign_rules(stage) == foreign
+    again = daemon.cleanup()
+    assert (again.returncode, again.stdout) == (0, "nothing to remove\n")
+    assert foreign_rules(stage) == foreign
+
+
+def test_cleanup_beside_a_daemon_says_that_it_is_in_vain(stage: Stage) -> None:
+    daemon = serve(stage)
+    assert "stop it first" in daemon.cleanup().stderr
+    stage.await_answers(0, 1)
+    daemon.terminate()
+    assert "stop it first" not in daemon.cleanup().stderr
+
+
+# Ports
+
+
+def test_ports_come_from_the_range_and_those_of_others_are_stepped_over(stage: Stage) -> None:
+    with contextlib.ExitStack() as others:
+        taken = {port: others.enter_context(stage.node.listen((NODE_V4, port))) for port in (20000, 20002)}
+        daemon = serve(stage, "--proxy-port-range=20000-20003")
+        stage.write_service([2], name="second", vip="10.96.0.20")
+        stage.await_answers(2, address=("10.96.0.20", 80))
+        assert set(kernel.redirects(stage.node).values()) == {20001, 20003}
+        # No port is left for this one, and it is said; the others are served on.
+        stage.write_service([3], name="third", vip="10.96.0.30")
+        until(lambda: "all TCP ports of --proxy-port-range 20000-20003 are taken" in daemon.log(), "it is said")
+        assert "default/third" in daemon.log()
+        stage.await_answers(0, 1)
+        stage.await_answers(2, address=("10.96.0.20", 80))
+        # Somebody else frees one: it is taken, with no other change.
+        taken[20000].close()
+        stage.await_answers(3, address=("10.96.0.30", 80))
+        assert kernel.redirects(stage.node)["10.96.0.30", 80] == 20000
+        # One of ours goes, another comes.
+        stage.remove("second")
+        stage.write_service([1], name="fourth", vip="10.96.0.40")
+        stage.await_answers(1, address=("10.96.0.40", 80))
+        assert kernel.redirects(stage.node)["10.96.0.40", 80] == 20003
+        until(lambda: "service has no problem any more service=default/third" in daemon.log(), "it is said")
+
+
+@each_adapter
+def test_it_listens_where_it_is_told_to(stage: Stage, netfilter: str) -> None:
+    serve(stage, f"--bind-address={NODE_V4}", netfilter=netfilter)
+    port = kernel.redirects(stage.node)[VIP, 80]
+    assert {seen.address for seen in kernel.listening(stage.node) if seen.port == port} == {NODE_V4}
+    for host in (*stage.asking, stage.network.pods[0]):
+        assert ask(host, (VIP, 80)).startswith("pod-")
+
+
+@each_adapter
+def test_three_hundred_services(stage: Stage, netfilter: str) -> None:
+    vips = [f"10.96.{1 + number // 200}.{1 + number % 200}" for number in range(300)]
+    for number, vip in enumerate(vips):
+        stage.write_service([number % 4], name=f"s{number}", vip=vip)
+    daemon = stage.daemon(QUICK, netfilter=netfilter)
+    until(lambda: len(kernel.redirects(stage.node)) == 300, "all are in the rules")
+    for number, vip in enumerate(vips):
+        assert ask(stage.client, (vip, 80)) == f"pod-{number % 4}", vip
+    for number in range(0, 300, 2):
+        stage.remove(f"s{number}")
+    until(lambda: len(kernel.redirects(stage.node)) == 150, "every other one is gone")
+    for number in range(1, 300, 30):
+        assert ask(stage.node, (vips[number], 80)) == f"pod-{number % 4}"
+
+    def listeners() -> set[int]:
+        return {seen.port for seen in kernel.listening(stage.node)} - {HEALTHZ[1], METRICS[1]}
+
+    until(lambda: listeners() == set(kernel.redirects(stage.node).values()), "nobody listens for the others any more")
+    assert daemon.terminate() == 0
+
+
+# The two servers
+
+
+@pytest.mark.parametrize("setting", ["healthzBindAddress", "metricsBindAddress"])
+def test_a_server_that_must_listen_and_cannot_ends_the_start(stage: Stage, setting: str) -> None:
+    before = kernel.ruleset(stage.node)
+    stage.write_service([0])
+    address = HEALTHZ if setting.startswith("healthz") else METRICS
+    with stage.node.listen(address):
+        done = stage.node.run(
+            [KUBEPROXY, "run", f"--manifests={stage.manifests}", "--bind-address-hard-fail"], check=False
+        )
+    assert done.returncode == 1
+    assert f"change {setting}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert kernel.ruleset(stage.node) == before
+
+
+def test_a_server_that_cannot_listen_is_gone_on_without(stage: Stage) -> None:
+    with stage.node.listen(METRICS) as other:
+        daemon = serve(stage)
+        assert "cannot listen, goes on trying server=metrics" in daemon.log()
+        other.close()
+        until(lambda: "listening server=metrics" in daemon.log(), "tried again")
+    assert daemon.get("/healthz", address=METRICS).body == "ok"
+
+
+def test_its_pages_answer(stage: Stage) -> None:
+    daemon = serve(stage)
+    for path in ("/healthz", "/livez", "/readyz"):
+        assert daemon.get(path).status == 200
+    assert get(stage.node, METRICS, "/proxyMode").body == "userspace"
+    accepted = re.search(
+        r'kubeproxy_connections_accepted_total\{[^}]*service="web"[^}]*} (\d+)',
+        daemon.get("/metrics", address=METRICS).body,
+    )
+    assert accepted is not None
+    assert int(accepted[1]) > 0
+    assert '"BindAddress": "0.0.0.0"' in daemon.get("/configz", address=METRICS).body

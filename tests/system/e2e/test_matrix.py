@@ -1,0 +1,58 @@
+"""Every way to a Service: by either adapter, family and protocol, to each kind of address, from outside and within."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.lab import Daemon
+from tests.system.e2e.conftest import ADAPTERS, lasting
+from tests.system.e2e.stage import Stage, until
+from tests.system.e2e.whole import (
+    CELLS,
+    CLIENT,
+    Cell,
+    Whole,
+    answers,
+    await_all,
+    hear,
+    rules,
+    start_mirrors,
+)
+
+pytestmark = pytest.mark.netns
+
+LASTING = Whole(1)
+PASSING = Whole(2)
+
+
+@pytest.fixture(scope="module")
+def mirrors(theatre: Stage) -> Stage:
+    """With pods that say who asks."""
+    start_mirrors(theatre)
+    return theatre
+
+
+@pytest.fixture(scope="module", params=ADAPTERS)
+def daemon(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[Daemon]:
+    """One for all tests with an adapter, and a Service that stays."""
+    yield from lasting(mirrors, LASTING, request.param)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_it_is_served(mirrors: Stage, daemon: Daemon, cell: Cell) -> None:
+    said = hear(cell.host(mirrors), LASTING.address(cell.kind, cell.family), cell.protocol)
+    assert said.pod in ("pod-0", "pod-1")
+    assert said.client != CLIENT[cell.family], "it was not asked by the node"
+
+
+def test_deleted_it_is_gone(mirrors: Stage, daemon: Daemon) -> None:
+    before = rules(mirrors.node)
+    mirrors.write(PASSING.name, *PASSING.objects(2, 3))
+    await_all(mirrors, PASSING, 2, 3)
+    assert rules(mirrors.node) != before
+    mirrors.remove(PASSING.name)
+    until(lambda: rules(mirrors.node) == before, "the rules are as they were")
+    assert not any(answers(mirrors, PASSING).values())
+    assert all(answers(mirrors, LASTING, timeout_s=5.0).values())

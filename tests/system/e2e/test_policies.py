@@ -1,0 +1,240 @@
+"""Which endpoints answer: traffic policies, hints, endpoints that terminate, affinity; and what load balancers hear."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.support.lab import Daemon, get
+from tests.system.e2e import kernel
+from tests.system.e2e.stage import QUICK, Object, Stage, until
+from tests.system.e2e.whole import (
+    CELLS,
+    ELSEWHERE,
+    EXTERNAL,
+    FAMILIES,
+    NODE,
+    NODE_NAME,
+    V4,
+    Cell,
+    Whole,
+    answers,
+    await_all,
+    heard,
+    of_cells,
+    pod,
+    quiet,
+    start_mirrors,
+)
+
+pytestmark = pytest.mark.netns
+
+WHOLE, NEXT = Whole(1), Whole(2)
+HEALTH_PORT = 32100
+WITHIN = [cell for cell in CELLS if cell.kind == "cluster IP"]
+AROUND = [cell for cell in CELLS if cell.kind != "cluster IP"]
+
+
+@pytest.fixture(scope="module")
+def daemon(theatre: Stage) -> Iterator[Daemon]:
+    """One for all tests, on a node with a name and a zone, before pods that say who asks."""
+    start_mirrors(theatre)
+    daemon = theatre.daemon(QUICK, f"--hostname-override={NODE_NAME}", "--node-zone=here")
+    yield daemon
+    assert daemon.process.poll() is None, daemon.log()
+    assert " error " not in daemon.log(), daemon.log()
+    assert "Traceback" not in daemon.log(), daemon.log()
+
+
+@pytest.fixture
+def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
+    """Nothing is served yet."""
+    kernel.forget_connections(theatre.node)
+    yield theatre
+    for path in theatre.manifests.iterdir():
+        path.unlink()
+    until(lambda: not kernel.redirects(theatre.node), "no service left")
+
+
+def pods_by(stage: Stage, cells: Sequence[Cell]) -> dict[str, set[str]]:
+    """Who answers by each way, asked often enough that all do."""
+    rounds = [answers(stage, WHOLE, cells, timeout_s=1.0) for _ in range(6)]
+    return {str(cell): {said.pod for it in rounds if (said := it[str(cell)])} for cell in cells}
+
+
+def await_pods(stage: Stage, pods: set[int], cells: Sequence[Cell] = CELLS) -> None:
+    """Back as soon as exactly these answer by each way."""
+    names = {f"pod-{index}" for index in pods}
+    until(lambda: all(seen == names for seen in pods_by(stage, cells).values()), f"{names} by each way")
+
+
+def is_quiet(stage: Stage, cell: Cell) -> bool:
+    """Whether nothing is heard by a way."""
+    return quiet(cell.host(stage), WHOLE.address(cell.kind, cell.family), cell.protocol)
+
+
+def test_cluster_addresses_under_the_local_policy(served: Stage) -> None:
+    served.write(WHOLE.name, *WHOLE.objects(pod(0), pod(1, node=ELSEWHERE), internalTrafficPolicy="Local"))
+    await_pods(served, {0}, WITHIN)
+    await_pods(served, {0, 1}, AROUND)
+    served.write(WHOLE.name, *WHOLE.objects(pod(1, node=ELSEWHERE), internalTrafficPolicy="Local"))
+    await_pods(served, {1}, AROUND)
+    assert all(of_cells(lambda cell: is_quiet(served, cell), WITHIN).values())
+    served.write(WHOLE.name, *WHOLE.objects(pod(1, node=ELSEWHERE), pod(2), internalTrafficPolicy="Local"))
+    await_pods(served, {2}, WITHIN)
+
+
+@pytest.mark.parametrize("policy", ["internalTrafficPolicy", "externalTrafficPolicy"])
+def test_the_last_local_endpoints_serve_while_they_terminate(served: Stage, policy: str) -> None:
+    leaving = pod(0, ready=False, serving=True, terminating=True)
+    local: Object = {policy: "Local"}
+    asked = WITHIN if policy.startswith("internal") else [c for c in CELLS if c.who == "client" and c.kind in EXTERNAL]
+    served.write(WHOLE.name, *WHOLE.objects(leaving, pod(1, node=ELSEWHERE), **local))
+    await_pods(served, {0}, asked)
+    served.write(WHOLE.name, *WHOLE.objects(leaving, pod(2), pod(1, node=ELSEWHERE), **local))
+    await_pods(served, {2}, asked)
+
+
+def test_endpoints_that_terminate_serve_when_nobody_else_does(served: Stage) -> None:
+    leaving = pod(0, ready=False, serving=True, terminating=True)
+    not_ready = pod(3, ready=False, serving=False)
+    served.write(WHOLE.name, *WHOLE.objects(leaving, not_ready, pod(1)))
+    await_pods(served, {1})
+    served.write(WHOLE.name, *WHOLE.objects(leaving, not_ready))
+    await_pods(served, {0})
+    served.write(WHOLE.name, *WHOLE.objects(pod(0, ready=False, serving=False, terminating=True), not_ready))
+    until(lambda: not any(answers(served, WHOLE).values()), "nobody serves")
+
+
+def zones(*names: str) -> Object:
+    """Hints for these zones."""
+    return {"forZones": [{"name": name} for name in names]}
+
+
+def nodes(*names: str) -> Object:
+    """Hints for these nodes."""
+    return {"forNodes": [{"name": name} for name in names]}
+
+
+def test_hints_for_our_zone_are_followed(served: Stage) -> None:
+    served.write(WHOLE.name, *WHOLE.objects(pod(0, hints=zones("here")), pod(1, hints=zones("there"))))
+    await_pods(served, {0})
+    served.write(WHOLE.name, *WHOLE.objects(pod(0, hints=zones("here", "there")), pod(1, hints=zones("here"))))
+    await_pods(served, {0, 1})
+    served.write(WHOLE.name, *WHOLE.objects(pod(0, hints=zones("here")), pod(1)))
+    await_pods(served, {0, 1})
+
+
+def test_hints_for_unknown_zones_are_not(served: Stage) -> None:
+    served.write(WHOLE.name, *WHOLE.objects(pod(0, hints=zones("nowhere")), pod(1, hints=zones("there"))))
+    await_pods(served, {0, 1})
+
+
+def test_hints_for_our_node_come_before_those_for_our_zone(served: Stage) -> None:
+    ours = pod(0, hints={**zones("here"), **nodes(NODE_NAME)})
+    near = pod(1, node=ELSEWHERE, hints={**zones("here"), **nodes(ELSEWHERE)})
+    served.write(WHOLE.name, *WHOLE.objects(ours, near))
+    await_pods(served, {0})
+    served.write(WHOLE.name, *WHOLE.objects(pod(2, hints={**zones("here"), **nodes("node-3")}), near))
+    await_pods(served, {1, 2})
+
+
+def sticky(timeout_s: int) -> Object:
+    """The affinity of a Service."""
+    return {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": timeout_s}}}
+
+
+def test_a_client_stays_with_its_endpoint(served: Stage) -> None:
+    cells = [cell for cell in CELLS if cell.who == "client" and cell.kind == "cluster IP"]
+    found: dict[str, set[str]] = {}
+
+    def ask() -> float:
+        """Ask once by each way; when that was done."""
+        for way, said in answers(served, WHOLE, cells, timeout_s=5.0).items():
+            assert said is not None, way
+            found.setdefault(way, set()).add(said.pod)
+        return time.monotonic()
+
+    def seen(times: int) -> dict[str, set[str]]:
+        found.clear()
+        for _ in range(times):
+            ask()
+        return {way: set(pods) for way, pods in found.items()}
+
+    def keep_silent(for_s: float, *, since: float) -> None:
+        until(lambda: time.monotonic() > since + for_s, f"nobody has asked for {for_s:g} s")
+
+    served.write(WHOLE.name, *WHOLE.objects(0, 1, **sticky(2)))
+    await_all(served, WHOLE, 0, 1)
+    first = seen(20)
+    assert {len(pods) for pods in first.values()} == {1}
+    # Longer than the timeout as a whole, but no pause of that length: it slides.
+    began = time.monotonic()
+    until(lambda: ask() > began + 2.5, "asked for longer than the timeout")
+    assert found == first
+    # Kept while others come, and from now on for longer.
+    served.write(WHOLE.name, *WHOLE.objects(0, 1, 2, 3, **sticky(3600)), *NEXT.objects(0))
+    asked_at = ask()
+    await_all(served, NEXT, 0)
+    keep_silent(2.0, since=asked_at)
+    assert seen(10) == first
+    # Forgotten sooner from now on: whose turn it is then is nobody's affair, so long as it is not always the same.
+    served.write(WHOLE.name, *WHOLE.objects(0, 1, 2, 3, **sticky(1)), *NEXT.objects(1))
+    await_all(served, NEXT, 1)
+
+    def all_have_moved() -> bool:
+        keep_silent(1.0, since=ask())
+        return all(len(pods) > 1 for pods in found.values())
+
+    until(all_have_moved, "clients are forgotten after a second")
+    # Whose endpoint has gone has another, and stays there.
+    served.write(WHOLE.name, *WHOLE.objects(2, **sticky(3600)))
+    # A datagram on its way to who has just left may be lost, as any may: ask again.
+    until(
+        lambda: all(said is not None and said.pod == "pod-2" for said in answers(served, WHOLE, cells).values()),
+        "moved",
+    )
+    served.write(WHOLE.name, *WHOLE.objects(2, 3, **sticky(3600)), *NEXT.objects(2))
+    await_all(served, NEXT, 2)
+    assert all(pods == {"pod-2"} for pods in seen(5).values())
+
+
+def test_load_balancers_hear_how_many_endpoints_are_here(served: Stage) -> None:
+    local: Object = {"externalTrafficPolicy": "Local", "healthCheckNodePort": HEALTH_PORT}
+
+    def said(local_endpoints: int) -> bool:
+        for host in served.asking:
+            for family in FAMILIES:
+                try:
+                    answer = get(host, (NODE[family], HEALTH_PORT), "/healthz")
+                except OSError:
+                    return False
+                body = json.loads(answer.body)
+                assert body["service"] == {"namespace": "default", "name": WHOLE.name}
+                assert answer.status == (200 if body["localEndpoints"] else 503)
+                if body["localEndpoints"] != local_endpoints:
+                    return False
+        return True
+
+    served.write(WHOLE.name, *WHOLE.objects(pod(0), pod(1), pod(2, node=ELSEWHERE), **local))
+    until(lambda: said(2), "two")
+    served.write(WHOLE.name, *WHOLE.objects(pod(2, node=ELSEWHERE), **local))
+    until(lambda: said(0), "none")
+    served.write(WHOLE.name, *WHOLE.objects(pod(0, ready=False, serving=True, terminating=True), pod(1), **local))
+    until(lambda: said(1), "one, for one is leaving")
+    served.remove(WHOLE.name)
+
+    def closed() -> bool:
+        try:
+            get(served.client, (NODE[V4], HEALTH_PORT))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False  # taken by a listener that was just being closed
+        return False
+
+    until(closed, "no server any more")
+    assert heard(served.client, WHOLE.address("node port", V4), "TCP") is None

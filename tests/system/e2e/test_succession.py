@@ -1,0 +1,253 @@
+"""Restart, upgrade and crash without loss: 300 new connections a second and 50 long ones, while a process follows
+another in every way there is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.lab import Daemon
+from tests.system.e2e import kernel
+from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.crowd import Crowd
+from tests.system.e2e.incumbent import incumbent
+from tests.system.e2e.stage import QUICK, VIP, Stage, ask, endpoints, service, silent, until
+
+pytestmark = pytest.mark.netns
+
+each_adapter = pytest.mark.parametrize("netfilter", ADAPTERS)
+GRACE = "--shutdown-grace=30s"
+
+
+NO_API_SERVER = """\
+apiVersion: v1
+kind: Config
+current-context: x
+contexts: [{name: x, context: {cluster: x, user: x}}]
+clusters: [{name: x, cluster: {server: "http://10.2.0.2:6443"}}]
+users: [{name: x, user: {}}]
+"""
+"""A kubeconfig that leads to nobody."""
+
+
+def serve(stage: Stage, *options: str, netfilter: str) -> Daemon:
+    """A daemon, and a Service with three endpoints that answers."""
+    stage.write_service([0, 1, 2])
+    daemon = stage.daemon(QUICK, GRACE, *options, netfilter=netfilter)
+    stage.await_answers(0, 1, 2)
+    return daemon
+
+
+def unhurt(crowd: Crowd, *, long: bool = True) -> None:
+    """Nobody failed."""
+    assert crowd.report.answered > 100
+    assert crowd.report.failures == []
+    if long:
+        assert crowd.report.long_broken == []
+
+
+def linger(seconds: float = 1.0) -> None:
+    """Time for traffic to meet what has been done; not a condition waited for."""
+    time.sleep(seconds)
+
+
+@each_adapter
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_takeover(stage: Stage, netfilter: str, workers: str) -> None:
+    """A successor started beside takes over: rules, node ports, health and metrics ports."""
+    first = serve(stage, f"--workers={workers}", netfilter=netfilter)
+    port = kernel.redirects(stage.node)[VIP, 80]
+    with Crowd(stage.client, (VIP, 80)) as crowd:
+        linger()
+        second = stage.daemon(QUICK, GRACE, f"--workers={workers}", netfilter=netfilter)
+        until(lambda: kernel.redirects(stage.node)[VIP, 80] != port, "the rules lead to the successor")
+        until(lambda: "a successor has taken over" in first.log(), "the first one makes way")
+        linger()
+    unhurt(crowd)
+    crowd.show(f"takeover ({netfilter}, {workers} workers)")
+    assert first.wait(40) == 0
+    assert second.process.poll() is None
+    assert second.get("/livez").status == 200
+    assert "cut off" not in first.log()
+    stage.await_answers(0, 1, 2)
+
+
+@each_adapter
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_nothing_serves_before_whoever_serves_already_was_asked(stage: Stage, netfilter: str, workers: str) -> None:
+    """Listeners are opened when it has answered, and the rules are switched when it holds still."""
+    stage.write_service([0, 1, 2])
+    with incumbent(stage.node, busy=3) as owner:
+        stage.daemon(QUICK, f"--workers={workers}", netfilter=netfilter)
+        until(lambda: "take" in owner.words, "it takes over")
+    *asked, hold, take = owner.sights
+    assert [(sight.word, sight.listeners, sight.rules) for sight in asked] == [("hello", 0, 0)] * 4
+    assert (hold.word, hold.listeners > 0, hold.rules) == ("hold", True, 0)
+    assert (take.word, take.rules > 0) == ("take", True)
+    stage.await_answers(0, 1, 2)
+
+
+def test_a_successor_told_to_stop_before_it_took_over(stage: Stage, tmp_path: Path) -> None:
+    """The rules are its predecessor's, and stay."""
+    first = serve(stage, netfilter="nftables")
+    rules = kernel.ours(stage.node)
+    no_endpoint = tmp_path / "kubeconfig"
+    no_endpoint.write_text(NO_API_SERVER)
+    with Crowd(stage.client, (VIP, 80), rate=100, long=5) as crowd:
+        second = stage.daemon(QUICK, f"--kubeconfig={no_endpoint}", "--cleanup-on-exit", netfilter="nftables")
+        until(lambda: "a successor has come" in first.log(), "it has come")
+        until(lambda: "no API server yet" in second.log(), "it waits")
+        assert second.terminate() == 0
+        assert kernel.ours(stage.node) == rules
+        until(lambda: "goes on as before" in first.log(), "the first one goes on")
+    unhurt(crowd)
+
+
+def test_orphans_serve_on_until_all_is_known(stage: Stage, tmp_path: Path) -> None:
+    """They know what the API server said, which is away; only when they are gone is something better than nothing."""
+    first = serve(stage, "--workers=2", netfilter="nftables")
+    no_endpoint = tmp_path / "kubeconfig"
+    no_endpoint.write_text(NO_API_SERVER)
+    second = stage.daemon(QUICK, f"--kubeconfig={no_endpoint}", "--workers=1", netfilter="nftables")
+    until(lambda: "manifests loaded" in second.log(), "it knows one of its sources")
+    children = Path(f"/proc/{first.process.pid}/task/{first.process.pid}/children").read_text().split()
+    port = kernel.redirects(stage.node)[VIP, 80]
+    first.process.kill()
+    first.process.wait()
+    until(lambda: second.log().count("a worker of an earlier run serves on") == 2, "orphans have reported")
+    stage.await_answers(0, 1, 2)
+    assert kernel.redirects(stage.node)[VIP, 80] == port
+    assert "those who served before have gone" not in second.log()
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+    until(lambda: "those who served before have gone" in second.log(), "it notices")
+    until(lambda: "still_listing=kubernetes" in second.log(), "it serves what it knows")
+    stage.await_answers(0, 1, 2)
+
+
+@each_adapter
+def test_stop_and_start(stage: Stage, netfilter: str) -> None:
+    """Without a successor clients wait for the next process instead of being refused."""
+    first = serve(stage, "--shutdown-grace=1s", netfilter=netfilter)
+    with Crowd(stage.client, (VIP, 80), long=0) as far, Crowd(stage.node, (VIP, 80), rate=50, long=0) as near:
+        linger()
+        assert first.terminate() == 0
+        assert silent(stage.client, (VIP, 80))
+        stage.daemon(QUICK, netfilter=netfilter)
+        linger(2.0)
+    for crowd, whence in ((far, "a client"), (near, "the node itself")):
+        unhurt(crowd)
+        crowd.show(f"stop and start, from {whence} ({netfilter})")
+    assert far.report.delays_s
+
+
+@each_adapter
+def test_everything_killed(stage: Stage, netfilter: str) -> None:
+    """No rule of a dead run leads a client to whoever has its port now, and the next start repairs everything."""
+    first = serve(stage, "--workers=0", netfilter=netfilter)
+    port = kernel.redirects(stage.node)[VIP, 80]
+    first.process.kill()
+    first.process.wait()
+    with stage.node.listen(("0.0.0.0", port)):
+        for host in stage.asking:
+            assert silent(host, (VIP, 80)), "the port is somebody else's now"
+        stage.daemon(QUICK, netfilter=netfilter)
+        stage.await_answers(0, 1, 2)
+
+
+@each_adapter
+def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
+    """Its workers serve on until the next one's rules are in force, then let what is open finish."""
+    first = serve(stage, "--workers=2", netfilter=netfilter)
+    with Crowd(stage.client, (VIP, 80)) as crowd:
+        linger()
+        first.process.kill()
+        first.process.wait()
+        linger()
+        second = stage.daemon(QUICK, GRACE, "--workers=2", netfilter=netfilter)
+        until(lambda: "a worker of an earlier run serves on" in second.log(), "orphans have reported")
+        linger(2.0)
+    unhurt(crowd)
+    crowd.show(f"control process killed ({netfilter})")
+    until(lambda: second.log().count("a worker of an earlier run has ended") == 2, "the orphans have ended")
+    stage.await_answers(0, 1, 2)
+
+
+@each_adapter
+def test_executed_anew(stage: Stage, netfilter: str) -> None:
+    """New code under the same process number."""
+    daemon = serve(stage, "--workers=2", netfilter=netfilter)
+    pid = daemon.process.pid
+    with Crowd(stage.client, (VIP, 80)) as crowd:
+        linger()
+        daemon.process.send_signal(signal.SIGUSR2)
+        until(lambda: daemon.log().count("kubeproxy starts") == 2, "it has begun anew")
+        until(lambda: "a worker of an earlier run serves on" in daemon.log(), "orphans have reported")
+        linger(2.0)
+    unhurt(crowd)
+    crowd.show(f"executed anew ({netfilter})")
+    assert daemon.process.pid == pid
+    assert daemon.process.poll() is None
+    until(lambda: daemon.log().count("a worker of an earlier run has ended") == 2, "the orphans have ended")
+    until(
+        lambda: "defunct" not in stage.node.run(["ps", "--ppid", str(pid), "-o", "args="]).stdout, "no zombie remains"
+    )
+    stage.await_answers(0, 1, 2)
+    assert daemon.terminate(40) == 0
+
+
+def test_not_executed_anew_by_code_that_refuses_the_configuration(stage: Stage, tmp_path: Path) -> None:
+    """Nothing is begun before the new code has agreed."""
+    file = tmp_path / "config.yaml"
+    head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+    file.write_text(f"{head}kubeproxy: {{workers: 1}}\n")
+    daemon = serve(stage, f"--config={file}", netfilter="nftables")
+    file.write_text(f"{head}kubeproxy: {{workers: many}}\n")
+    daemon.process.send_signal(signal.SIGUSR2)
+    until(lambda: "cannot execute itself anew" in daemon.log(), "it refuses")
+    assert "kubeproxy.workers: found" in daemon.log()
+    stage.await_answers(0, 1, 2)
+
+
+def test_without_a_packet_filter_several_stand_side_by_side(stage: Stage) -> None:
+    """No rules lead to them, so that there is nothing in which one could follow another."""
+    first = serve_nobody(stage, 10266, 10259)
+    second = serve_nobody(stage, 10276, 10269)
+    assert first.process.poll() is None
+    assert first.terminate() == second.terminate() == 0
+    assert "successor" not in first.log()
+
+
+def serve_nobody(stage: Stage, health: int, metrics: int) -> Daemon:
+    """A daemon without rules, with HTTP ports of its own."""
+    return stage.daemon(
+        "--shutdown-grace=1s", netfilter="none", healthz=("127.0.0.1", health), metrics=("127.0.0.1", metrics)
+    )
+
+
+def test_node_ports_are_not_kept_from_a_successors_successor(stage: Stage) -> None:
+    """While the first one's connections run out, the second dies, and the third has never heard of the first."""
+    node_port = service(ports={"http": 80})
+    node_port["spec"]["type"] = "NodePort"
+    node_port["spec"]["ports"][0]["nodePort"] = 30080
+    stage.write("web", node_port, endpoints("web", [0, 1]))
+    first = stage.daemon(QUICK, GRACE)
+    stage.await_answers(0, 1)
+    with stage.client.connect((VIP, 80)) as held:
+        held.sendall(b"echo\nbefore")
+        assert held.recv(100) == b"before"
+        second = stage.daemon(QUICK, GRACE)
+        until(lambda: "a successor has taken over" in first.log(), "the first one makes way")
+        second.process.kill()
+        second.process.wait()
+        third = stage.daemon(QUICK, GRACE)
+        stage.await_answers(0, 1)
+        assert "is not served" not in third.log()
+        assert ask(stage.client, ("10.2.0.1", 30080)).startswith("pod-")
+        assert first.process.poll() is None
+        held.sendall(b"after")
+        assert held.recv(100) == b"after"

@@ -1,0 +1,22 @@
+"""The soak itself, for three quarters of a minute; `make soak` runs it for as long as one likes."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.system.soak.run import soak
+
+SEED = int(os.environ.get("SOAK_SEED", random.randrange(1 << 32)))
+SECONDS = 45.0
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(400)
+def test_nothing_fails_that_nothing_explains_and_nothing_grows() -> None:
+    report = soak(seed=SEED, seconds=SECONDS)
+    print(report.text())
+    assert report.good, f"SOAK_SEED={SEED}"
+    assert report.tally.right["short"] > 500

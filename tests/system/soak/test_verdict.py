@@ -1,0 +1,163 @@
+"""An explanation holds for the client, the object and the moment it is about, and for no other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.system.soak.chronicle import Chronicle, Kill, Retired, Span, State
+from tests.system.soak.clients import Outcome
+from tests.system.soak.verdict import BACK_S, LATE_S, LIVE_S, Verdict, slow_repairs, tally
+
+GRACE_S = 5.0
+
+
+@pytest.fixture
+def chronicle() -> Chronicle:
+    """Services that stay as they are."""
+    return Chronicle(
+        services={
+            "web": [State(0.0, (0, 2))],
+            "guest-1": [State(0.0, (2,))],
+            "names": [State(0.0, (0, 1))],
+        }
+    )
+
+
+def failed(place: str = "web", *, began: float = 100.0, ended: float = 100.1, **more: object) -> Outcome:
+    """A client that was reset."""
+    return Outcome("client", "short", place, began, ended, port=11000, error="ConnectionResetError()")._replace(**more)  # type: ignore[arg-type]
+
+
+def answered(pod: int, place: str = "web", *, began: float = 100.0, ended: float = 100.1) -> Outcome:
+    """A client that was answered."""
+    return Outcome("client", "short", place, began, ended, port=11000, pod=pod)
+
+
+def verdict(chronicle: Chronicle, seen: Outcome) -> str | None:
+    """The verdict of one."""
+    return Verdict(chronicle, grace_s=GRACE_S).of(seen)
+
+
+def test_a_failure_that_nothing_explains(chronicle: Chronicle) -> None:
+    assert verdict(chronicle, failed()) is None
+    result = tally(Verdict(chronicle, grace_s=GRACE_S), [failed(), answered(0)])
+    assert (result.unexplained, result.right["short"]) == ([failed()], 1)
+
+
+def test_wrong_bytes_are_never_explained(chronicle: Chronicle) -> None:
+    chronicle.faults.append(Span(100.05, "kill", "2", 101.0))
+    chronicle.robbed.append(Span(99.0, "robbed", "", 101.0))
+    assert verdict(chronicle, failed()) is not None
+    assert verdict(chronicle, failed(error="ValueError('other bytes came back')")) is None
+    assert verdict(chronicle, failed(error="ValueError('7 bytes too many came back')")) is None
+
+
+def test_who_answers_must_be_an_endpoint(chronicle: Chronicle) -> None:
+    chronicle.services["web"].append(State(110.0, (3,)))
+    assert verdict(chronicle, answered(0)) == ""
+    assert verdict(chronicle, answered(1)) is None
+    assert verdict(chronicle, answered(3)) is None, "not yet"
+    assert verdict(chronicle, answered(0, began=110.0 + LIVE_S - 1, ended=113.0)) == "", "for a moment still"
+    late = 110.0 + LIVE_S + 1
+    assert verdict(chronicle, answered(0, began=late, ended=late)) is None
+    chronicle.blind.append(Span(109.0, "refuse", "api", 130.0))
+    assert verdict(chronicle, answered(0, began=late, ended=late)) == "", "nobody could know"
+    late = 130.0 + BACK_S + 1
+    assert verdict(chronicle, answered(0, began=late, ended=late)) is None
+
+
+@pytest.mark.parametrize("pods", [None, ()])
+def test_a_service_that_is_not_there_or_empty(chronicle: Chronicle, pods: tuple[int, ...] | None) -> None:
+    chronicle.services["guest-1"] += [State(99.0, pods), State(101.0, (2,))]
+    assert verdict(chronicle, failed("guest-1"))
+    assert verdict(chronicle, failed("guest-1", began=101.0 + LIVE_S - 1, ended=104.0))
+    late = 101.0 + LIVE_S + 1
+    assert verdict(chronicle, failed("guest-1", began=late, ended=late)) is None
+    assert verdict(chronicle, failed("guest-1", began=98.0, ended=98.9)) is None
+    assert verdict(chronicle, failed("web")) is None
+
+
+def test_a_backend_that_was_killed(chronicle: Chronicle) -> None:
+    chronicle.faults.append(Span(100.05, "kill", "2", 104.0))
+    assert verdict(chronicle, failed()) == "the backend was killed"
+    assert verdict(chronicle, failed(pod=0)) is None, "it spoke with another"
+    assert verdict(chronicle, failed(error="ConnectionRefusedError()")) is None, "it was not even let in"
+    assert verdict(chronicle, failed(began=100.3, ended=100.4)) is None, "others are there"
+    assert verdict(chronicle, failed("guest-1", began=102.0, ended=103.0)) == "all endpoints of the service were dead"
+
+
+def test_a_worker_that_was_killed(chronicle: Chronicle) -> None:
+    chronicle.kills.append(Kill(100.02, 100.06, frozenset({("client", 11000)})))
+    assert verdict(chronicle, failed()) == "its worker was killed"
+    assert verdict(chronicle, failed(began=99.0, host="node")) is None
+    assert verdict(chronicle, failed(began=99.0, port=11001)) is None
+    assert verdict(chronicle, failed(port=11001, began=100.04)) is not None, "it waited to be accepted"
+    assert verdict(chronicle, failed(began=100.5, ended=100.6)) is None
+    waited = failed(port=11001, began=98.0)
+    assert verdict(chronicle, waited) is None, "it was there, and not listed"
+    chronicle.gaps.append(Span(97.0, "stop and start", "", 99.5))
+    assert verdict(chronicle, waited), "its next attempt came while the worker was stopped"
+    assert verdict(chronicle, waited._replace(pod=0)) is None
+
+
+def test_who_was_open_longer_than_the_grace(chronicle: Chronicle) -> None:
+    chronicle.retired.append(Retired(90.0, 90.5, 1, told=False, ended=95.6))
+    cut = failed(began=80.0, ended=95.7)
+    assert verdict(chronicle, cut)
+    assert verdict(chronicle, cut._replace(began=93.0)) is None, "the rules led elsewhere by then"
+    assert verdict(chronicle, cut._replace(ended=93.0)) is None, "too early"
+    chronicle.retired[0].ended = 92.0
+    assert verdict(chronicle, cut._replace(ended=92.1)) is None, "it did not wait"
+    chronicle.retired[0].told = True
+    assert verdict(chronicle, cut._replace(heard=80.1, ended=92.1)) is None, "it did not wait for those it had"
+    assert verdict(chronicle, cut._replace(heard=90.1, ended=92.1)), "who came after the word to stop"
+
+
+def test_where_there_was_no_way_a_client_learns_of_it_when_it_tries_again(chronicle: Chronicle) -> None:
+    chronicle.robbed.append(Span(100.0, "the rules were removed", "", 104.0))
+    cut = failed(began=98.0, heard=98.1, kind="long", pod=2)
+    assert verdict(chronicle, cut._replace(ended=107.9)), "it pauses up to four seconds after four of trying"
+    assert verdict(chronicle, cut._replace(ended=110.0)) is None
+    assert verdict(chronicle, cut._replace(began=103.5, ended=104.9)), "it pauses half a second"
+    assert verdict(chronicle, cut._replace(began=103.5, ended=106.0)) is None
+    chronicle.faults.append(Span(102.0, "kill", "2", 103.0))
+    chronicle.robbed[0].begin = 101.9
+    assert verdict(chronicle, cut._replace(ended=108.5)) == "the backend was killed"
+
+
+def test_rules_that_nobody_repairs(chronicle: Chronicle) -> None:
+    chronicle.robbed.append(Span(100.0, "the rules were removed", "", 110.0))
+    assert slow_repairs(chronicle)
+    chronicle.blind.append(Span(90.0, "silence", "api", 120.0))
+    assert slow_repairs(chronicle), "that needs no API server"
+    chronicle.blind.append(Span(99.0, "no control process", "", 109.0))
+    assert slow_repairs(chronicle) == []
+
+
+def test_an_answer_that_is_late(chronicle: Chronicle) -> None:
+    late = answered(0, ended=100.0 + LATE_S + 1)
+    assert verdict(chronicle, late) is None
+    chronicle.gaps.append(Span(90.0, "stop and start", "", 100.5))
+    assert verdict(chronicle, late) == "late: stop and start"
+    assert verdict(chronicle, failed()) is None, "it may be late, but not fail"
+    assert verdict(chronicle, late._replace(ended=112.0)) is None, "somebody could be tried long before"
+    chronicle.gaps.append(Span(104.0, "stop and start", "", 105.0))
+    assert verdict(chronicle, late._replace(ended=112.0)), "every pause is twice as long as the one before"
+
+
+def test_an_endpoint_that_is_silent_delays_those_that_it_has_answered_before(chronicle: Chronicle) -> None:
+    chronicle.faults.append(Span(100.05, "silence", "2", 106.0))
+    assert verdict(chronicle, answered(2, ended=107.0)) == "late: the backend was silent"
+    assert verdict(chronicle, answered(0, ended=107.0)) is None, "another is tried beside it"
+
+
+def test_datagrams_are_lost_only_while_there_is_no_way(chronicle: Chronicle) -> None:
+    lost = failed("names", ended=112.0, heard=111.0, kind="udp")
+    chronicle.faults.append(Span(100.05, "kill", "1", 104.0))
+    assert verdict(chronicle, lost) is None
+    chronicle.gaps.append(Span(90.0, "stop and start", "", 105.0))
+    assert verdict(chronicle, lost) is None, "it is over for long"
+    chronicle.gaps[0].end = math.inf
+    assert verdict(chronicle, lost)

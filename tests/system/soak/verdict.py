@@ -1,0 +1,221 @@
+"""Whether what a client saw is right, or explained by something that happened to just this client just then. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tests.system.soak.chronicle import Chronicle, Kill, Span, State
+from tests.system.soak.clients import IMPATIENT, PATIENCE_S, Outcome
+from tests.system.soak.schedule import BY_NAME
+
+LIVE_S = 3.0
+"""A change is in force so long after it was made at the latest."""
+BACK_S = 6.0
+"""The same where nobody could learn of it at first: an API server that is back is noticed within five seconds."""
+LATE_S = 5.0
+"""An answer that takes longer wants an explanation as a failure does. Two lost packets of a handshake are three."""
+REFUSED = "ConnectionRefusedError"
+KILL_S = 0.2
+"""How long it may take to kill a process."""
+NOTICED_S = 3.0
+"""A client on a long connection notices within so long that it is cut."""
+ROBBED_S = 1.0
+"""So long after our rules are there again nobody is to feel their loss any more."""
+UDP_BACK_S = 3.0
+"""A client that sends every second is answered again so long after the way is there again."""
+ARRIVAL_S = 1.0
+"""Who comes later than that does not meet a process that was superseded."""
+GRACE_SLACK_S = 1.0
+CLOSING_S = 2.0
+"""A process that cuts its last connections has ended so long after, its workers reaped and all given back."""
+REPAIR_S = 5.0
+"""Somebody who removes our rules is noticed at once, and they are there again; so much for a busy machine."""
+
+
+class Verdict:
+    """Holds outcomes against a chronicle. `grace_s` is what the processes were given to end."""
+
+    def __init__(self, chronicle: Chronicle, *, grace_s: float) -> None:
+        self._chronicle = chronicle
+        self._grace_s = grace_s
+
+    def of(self, seen: Outcome) -> str | None:
+        """Empty: it is right. Otherwise what explains it; None: nothing does."""
+        if seen.error:
+            return next(self._why_failed(seen), None)
+        if seen.kind not in ("long", "large") and seen.pod not in self._possible(seen):
+            return None
+        # How long a long connection takes after its first answer is its own affair.
+        if seen.kind != "long" and seen.ended - seen.began > LATE_S:
+            return next(self._why_late(seen), None)
+        return ""
+
+    def _why_failed(self, seen: Outcome) -> Iterator[str]:
+        if "other bytes" in seen.error or "too many" in seen.error:
+            return
+        if seen.kind == "udp":
+            # Whoever answers for the service may change at any time: only the way there can be missing.
+            for span in (*self._chronicle.gaps, *self._chronicle.robbed):
+                if span.meets(seen.heard - UDP_BACK_S, seen.heard):
+                    yield f"{span.what}, and datagrams do not wait"
+            for kill in self._chronicle.kills:
+                if seen.heard - UDP_BACK_S <= kill.killed <= seen.ended:
+                    yield "its worker was killed, perhaps"
+            return
+        yield from self._why_unservable(seen)
+        if REFUSED not in seen.error:
+            # Only what was open can be cut.
+            yield from self._why_cut(seen)
+        for span in self._chronicle.robbed:
+            lost = max(span.begin, seen.began)
+            felt = span.meets(seen.began, seen.ended) and seen.ended <= _tried_again(lost, span.end) + ROBBED_S
+            # An answer that nothing translated is refused by the client's kernel. The client is not told: it waits.
+            if felt or (seen.error == IMPATIENT and span.meets(*(seen.ended - PATIENCE_S + s for s in (-1, 1)))):
+                yield "somebody had removed our rules"
+
+    def _why_unservable(self, seen: Outcome) -> Iterator[str]:
+        """The service itself could not have been served for a moment. (Steady ones always can.)"""
+        if BY_NAME[seen.place].steady:
+            return
+        for state in self._states(seen):
+            if state.pods is None:
+                yield "the service was not there"
+            elif not state.pods:
+                yield "the service had no endpoints"
+            elif all(self._dead(pod, seen) for pod in state.pods):
+                yield "all endpoints of the service were dead"
+
+    def _dead(self, pod: int, seen: Outcome) -> bool:
+        return any(span.target == str(pod) and span.meets(seen.began, seen.ended) for span in self._chronicle.faults)
+
+    def _why_cut(self, seen: Outcome) -> Iterator[str]:
+        began, ended = seen.began, seen.ended
+        for fault in self._chronicle.faults:
+            killed = fault.what == "kill" and began <= fault.begin + KILL_S and fault.begin <= ended
+            its = int(fault.target) in ({seen.pod} if seen.pod >= 0 else self._possible(seen))
+            if killed and its and ended <= self._noticed(fault.begin):
+                yield "the backend was killed"
+        for kill in self._chronicle.kills:
+            if (seen.host, seen.port) in kill.ports and began <= kill.killed and kill.stopped <= ended:
+                yield "its worker was killed"
+            elif seen.pod < 0 and self._may_come(seen, kill) and kill.stopped <= ended <= kill.killed + NOTICED_S:
+                yield "it waited to be accepted by a worker that was killed"
+        for retired in self._chronicle.retired:
+            # Who comes after the word to stop has as long as those who were there before, but not all of the grace.
+            late = retired.told and not 0.0 < seen.heard <= retired.since
+            served_out = late or retired.ended >= retired.until + self._grace_s - GRACE_SLACK_S
+            in_time = began <= (retired.ended - 0.8 if retired.told else retired.until + ARRIVAL_S)
+            if served_out and in_time and retired.ended - CLOSING_S <= ended <= self._noticed(retired.ended):
+                yield "it was open longer than a process that ends waits for"
+
+    def _may_come(self, seen: Outcome, kill: Kill) -> bool:
+        """Whether it may have come to a worker after its clients were listed, by whichever of its attempts."""
+        ways = (*self._chronicle.gaps, *self._chronicle.robbed)
+        tries_again = any(span.meets(seen.began, kill.stopped) for span in ways)
+        return seen.began <= kill.killed + 0.3 and (seen.began >= kill.stopped - 0.1 or tries_again)
+
+    def _noticed(self, cut: float) -> float:
+        """When the last client knows that it was cut. Where our rules are not there, nothing leads to it what it is
+        told; it is told again when it sends again."""
+        ways = [span for span in self._chronicle.robbed if span.meets(cut, cut)]
+        return max([cut, *(_tried_again(cut, span.end) for span in ways)]) + NOTICED_S
+
+    def _why_late(self, seen: Outcome) -> Iterator[str]:
+        for span in (*self._chronicle.gaps, *self._chronicle.robbed):
+            if span.meets(seen.began, seen.ended) and self._waited_until(span.end, seen):
+                yield f"late: {span.what}"
+        for fault in self._chronicle.faults:
+            # Only of whoever had answered the dial: who is silent before is passed over.
+            silent = fault.what == "silence" and int(fault.target) == seen.pod
+            if silent and fault.meets(seen.began, seen.ended) and self._waited_until(fault.end, seen):
+                yield "late: the backend was silent"
+        for kill in self._chronicle.kills:
+            if seen.began <= kill.killed <= seen.ended and self._waited_until(kill.killed, seen):
+                yield "late: a worker was killed"
+        yield from (f"late: {why}" for why in self._why_unservable(seen))
+
+    def _waited_until(self, way: float, seen: Outcome) -> bool:
+        """Whether it was answered as soon as could be, after there had been no way until then."""
+        next_try = way + UDP_BACK_S if seen.kind == "udp" else _tried_again(seen.began, way)
+        return seen.ended <= next_try + LATE_S
+
+    def _possible(self, seen: Outcome) -> set[int]:
+        """Who may have answered."""
+        return {pod for state in self._states(seen) for pod in state.pods or ()}
+
+    def _states(self, seen: Outcome) -> list[State]:
+        """What may have been in force of a service while somebody asked for it."""
+        begin = self.unsure_since(seen.began)
+        states = self._chronicle.services[seen.place]
+        ends = [state.since for state in states[1:]] + [seen.ended]
+        return [state for state, end in zip(states, ends, strict=True) if state.since <= seen.ended and end >= begin]
+
+    def unsure_since(self, now: float) -> float:
+        """The time since which changes may not be in force yet."""
+        since = now - LIVE_S
+        for span in sorted(self._chronicle.blind, key=lambda span: -span.begin):
+            if span.begin <= since <= span.end + BACK_S - LIVE_S:
+                since = span.begin - LIVE_S
+        return since
+
+
+def _tried_again(lost: float, way: float) -> float:
+    """When the last client of those who lost a packet has tried again, if there was no way until then: a kernel pauses
+    twice as long after each time."""
+    return 2 * way - lost
+
+
+@dataclass(slots=True)
+class Tally:
+    """What all clients saw."""
+
+    right: Counter[str] = field(default_factory=Counter)
+    """By kind."""
+    explained: Counter[str] = field(default_factory=Counter)
+    unexplained: list[Outcome] = field(default_factory=list)
+    words: Counter[str] = field(default_factory=Counter)
+    slowest: Outcome | None = None
+    """Of the short ones."""
+    longest_gap_s: float = 0.0
+    """Between two answers from steady services to one host."""
+
+
+def tally(verdict: Verdict, outcomes: Iterable[Outcome], *, quiet: Sequence[Span] = ()) -> Tally:
+    """Judge them all. `quiet`: when nobody asked."""
+    result = Tally()
+    last: dict[str, float] = {}
+    for seen in sorted(outcomes, key=lambda it: it.ended):
+        why = verdict.of(seen)
+        if why is None:
+            result.unexplained.append(seen)
+        elif why:
+            result.explained[f"{seen.kind}: {why}"] += 1
+        else:
+            result.right[seen.kind] += 1
+        result.words[seen.kind] += seen.words
+        if seen.kind == "short" and not seen.error and BY_NAME[seen.place].steady:
+            if result.slowest is None or seen.ended - seen.began > result.slowest.ended - result.slowest.began:
+                result.slowest = seen
+            before = last.get(seen.host, seen.ended)
+            if not any(pause.meets(before, seen.ended) for pause in quiet):
+                result.longest_gap_s = max(result.longest_gap_s, seen.ended - before)
+            last[seen.host] = seen.ended
+    return result
+
+
+def slow_repairs(chronicle: Chronicle) -> list[str]:
+    """Removals of our rules that a process that was there did not repair in time."""
+    found = []
+    for span in chronicle.robbed:
+        away = [it for it in chronicle.blind if it.target != "api" and it.meets(span.begin, span.end)]
+        alone_s = sum(min(it.end, span.end) - max(it.begin, span.begin) for it in away)
+        if (took_s := span.end - span.begin - alone_s) > REPAIR_S:
+            found.append(f"{span.what}, and were not there again for {took_s:.1f} s")
+    return found
+
+
+def spans_text(spans: Iterable[Span], begin: float) -> str:
+    """For whoever looks for the cause of something unexplained."""
+    return ", ".join(f"{span.what} {span.target} {span.begin - begin:.2f}..{span.end - begin:.2f}" for span in spans)

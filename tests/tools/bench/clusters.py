@@ -1,0 +1,85 @@
+"""Generated clusters, as an API server and as manifests have them: Services, each with ten endpoints that answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.apiserver.generate import endpoint_slice, service
+from tests.support.lab.node import CLIENT_V4
+from tests.tools.bench.cores import pinned
+from tests.tools.bench.stage import Stage
+
+ENDPOINTS = 10
+"""Of each Service."""
+NETWORK = "10.0.0.0/15"
+"""Where the endpoints are."""
+PORT = 80
+"""The Services' only port."""
+API_PORT = 8001
+
+
+def address_of(number: int) -> str:
+    """A Service's address."""
+    address: str = service(number)["spec"]["clusterIP"]
+    return address
+
+
+def endpoints_of(number: int) -> list[str]:
+    """Its endpoints."""
+    return [f"10.{i >> 16}.{(i >> 8) & 255}.{i & 255}" for i in range(number * ENDPOINTS, (number + 1) * ENDPOINTS)]
+
+
+def newcomer(number: int) -> str:
+    """An endpoint that no Service has from the beginning."""
+    return f"10.1.{250 + number // 250}.{1 + number % 250}"
+
+
+def slice_of(number: int, addresses: list[str]) -> dict[str, Any]:
+    """The slice with its endpoints, as the API server has it."""
+    return endpoint_slice(number, addresses)
+
+
+def start_apiserver(stage: Stage, *, services: int) -> str:
+    """The test API server with so many Services, on the client's host; its URL."""
+    process: subprocess.Popen[str] = stage.client.popen(
+        [
+            *pinned(stage.cores.load, sys.executable, "-m", "tests.support.apiserver", "--host", CLIENT_V4),
+            *("--port", str(API_PORT), "--generate", f"{services}x{ENDPOINTS}"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    if not url:
+        raise AssertionError("the API server did not start")
+    return url
+
+
+def write_manifests(directory: Path, *, services: int, per_file: int = 100) -> int:
+    """The same Services and slices as YAML files of a directory; their size in bytes."""
+    directory.mkdir()
+    size = 0
+    for first in range(0, services, per_file):
+        text = manifest(range(first, min(first + per_file, services)))
+        size += (directory / f"services-{first:05}.yaml").write_text(text)
+    return size
+
+
+def manifest(numbers: range) -> str:
+    """These Services and their slices as YAML."""
+    text: str = yaml.dump_all(list(_documents(numbers)), Dumper=yaml.CSafeDumper, sort_keys=False)
+    return text
+
+
+def _documents(numbers: range) -> Iterator[dict[str, Any]]:
+    for number in numbers:
+        yield {"apiVersion": "v1", "kind": "Service", **service(number)}
+        found = slice_of(number, endpoints_of(number))
+        yield {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", **found}

@@ -1,0 +1,232 @@
+"""The pure parts by themselves, at the size of a large cluster: `make micro`.
+
+Not collected by `make test`; test_micro.py keeps it alive.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from kubeproxy.daemon.takeover.protocol import heard, told
+from kubeproxy.dataplane.balancing.affinity import AT_ONCE, freshest, merged, pieces
+from kubeproxy.dataplane.balancing.balancer import Balancer
+from kubeproxy.dataplane.messages import Binding
+from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes.client.decode import parse_event, parse_page
+from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
+from kubeproxy.netfilter.nftables import table
+from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.proxier.node_ports import NodePortClaims
+from kubeproxy.proxier.port_allocator import Ports
+from kubeproxy.proxier.state import ProxierState
+from kubeproxy.proxier.tracker import Tracker
+from kubeproxy.sources import translate
+from kubeproxy.sources.manifests.documents import Namespaces, read
+from tests.proxier.builders import endpoint_slice, service
+from tests.support.apiserver.generate import endpoint_slice as raw_slice
+from tests.support.apiserver.generate import service as raw_service
+from tests.support.doubles.data_plane import FakePortReserver
+from tests.tools.bench.clusters import endpoints_of, manifest
+
+T = TypeVar("T")
+
+SERVICES = 10_000
+SOURCE = "kubernetes"
+
+NOW = 1000.0
+TARGETS = tuple(Target(Address(f"10.0.0.{i}"), 8080) for i in range(10))
+CLIENTS = [f"10.9.{i // 250}.{i % 250}" for i in range(10_000)]
+WEB = FrontendName(ServicePortName("default", "web", ""), Family.IPV4)
+
+
+def thrice(benchmark: BenchmarkFixture, act: Callable[[], T]) -> T:
+    """For what takes long."""
+    result: T = benchmark.pedantic(act, rounds=3)  # type: ignore[no-untyped-call]
+    return result
+
+
+# The choice of an endpoint, once per connection.
+
+
+def balancer(*, affinity_s: float | None = None) -> Balancer:
+    made = Balancer(rng=random.Random(1))
+    made.update(TARGETS, affinity_s)
+    return made
+
+
+def test_pick(benchmark: BenchmarkFixture) -> None:
+    chooser = balancer()
+    assert benchmark(chooser.pick, "10.2.0.2", NOW) in TARGETS
+
+
+def test_pick_with_affinity(benchmark: BenchmarkFixture) -> None:
+    chooser = balancer(affinity_s=10800)
+    for client in CLIENTS:
+        chooser.pick(client, NOW)
+    assert benchmark(chooser.pick, CLIENTS[4321], NOW) in TARGETS
+
+
+def test_pick_while_one_of_ten_is_aside(benchmark: BenchmarkFixture) -> None:
+    chooser = balancer()
+    chooser.failed(TARGETS[3], NOW, "refused")
+    assert benchmark(chooser.pick, "10.2.0.2", NOW) != TARGETS[3]
+
+
+# What a successor is told of clients.
+
+
+def test_tell_of_10_000_clients(benchmark: BenchmarkFixture) -> None:
+    chooser = balancer(affinity_s=10800)
+    for client in CLIENTS:
+        chooser.pick(client, NOW)
+
+    def tell() -> list[bytes]:
+        known = pieces(WEB, chooser.bindings(NOW, since=0.0))
+        return [msgspec.json.encode(told(piece)) for piece in freshest(known)]
+
+    assert len(benchmark(tell)) * AT_ONCE >= len(CLIENTS)
+
+
+def test_hear_of_10_000_clients(benchmark: BenchmarkFixture) -> None:
+    bindings = [Binding(client, TARGETS[i % len(TARGETS)], 60.0) for i, client in enumerate(CLIENTS)]
+    lines = [msgspec.json.encode(told(piece)) for piece in pieces(WEB, bindings)]
+
+    def hear() -> int:
+        chooser = balancer(affinity_s=10800)
+        for piece in merged(filter(None, (heard(msgspec.json.decode(line)) for line in lines))):
+            chooser.restore_bindings(piece.bindings, NOW)
+        return chooser.affinity_entries
+
+    assert benchmark(hear) == len(CLIENTS)
+
+
+# From bytes to the model.
+
+
+def encoded(kind: str, api_version: str, raw: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({"kind": kind, "apiVersion": api_version, **raw})
+
+
+def test_decode_one_slice_of_ten(benchmark: BenchmarkFixture) -> None:
+    text = encoded("EndpointSlice", "discovery.k8s.io/v1", raw_slice(7, endpoints_of(7)))
+    decode = msgspec.json.Decoder(objects.EndpointSlice).decode
+    found, faults = benchmark(lambda: translate.endpoint_slice(decode(text)))
+    assert found is not None
+    assert not faults
+
+
+def test_decode_one_watch_line(benchmark: BenchmarkFixture) -> None:
+    raw = raw_slice(7, endpoints_of(7))
+    raw["metadata"]["resourceVersion"] = "77"
+    line = msgspec.json.encode(
+        {"type": "MODIFIED", "object": {"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", **raw}}
+    )
+    decode = msgspec.json.Decoder(objects.EndpointSlice).decode
+
+    def meaning() -> object:
+        return translate.endpoint_slice(decode(parse_event(line).object))[0]
+
+    assert benchmark(meaning) is not None
+
+
+def test_decode_a_list_of_all_services(benchmark: BenchmarkFixture) -> None:
+    body = encoded(
+        "ServiceList",
+        "v1",
+        {"metadata": {"resourceVersion": "9"}, "items": [raw_service(i) for i in range(SERVICES)]},
+    )
+    decode = msgspec.json.Decoder(objects.Service).decode
+    found = thrice(benchmark, lambda: [translate.service(decode(item))[0] for item in parse_page(body).items])
+    assert len(found) == SERVICES
+    assert None not in found
+
+
+def test_read_a_yaml_manifest_of_a_hundred_services(benchmark: BenchmarkFixture) -> None:
+    text = manifest(range(100)).encode()
+    reading = benchmark(read, text, Namespaces())
+    assert len(reading.entries) == 200
+
+
+# What one change costs among all the others.
+
+
+def standing() -> tuple[ProxierState, Tracker]:
+    """Everything listed, told and in force."""
+    tracker, reserver = Tracker([SOURCE]), FakePortReserver()
+    ports = Ports(reserver, None)
+    claims = NodePortClaims(reserver, is_proxy_port=ports.holds)
+    state = ProxierState(ports=ports, claims=claims, families=tuple(Family), protocols=(Protocol.TCP, Protocol.UDP))
+    services = [service(f"s{i}", f"10.{100 + (i >> 16)}.{(i >> 8) & 255}.{i & 255}") for i in range(SERVICES)]
+    tracker.replace_slices(SOURCE, [endpoint_slice(f"s{i}", "10.0.0.1 10.0.0.2") for i in range(SERVICES)])
+    tracker.replace_services(SOURCE, services)
+    settle(state, tracker)
+    state.applied(state.rules.generation)
+    assert len(state.listeners) == SERVICES
+    return state, tracker
+
+
+def settle(state: ProxierState, tracker: Tracker) -> int:
+    """Absorb and tell what is new; how many messages it took."""
+    told = 0
+    state.absorb(tracker.take(tracker.untaken))
+    while (step := state.next_step(SERVICES)) is not None:
+        told += len(step.messages)
+        state.done(step, {})
+    return told
+
+
+def alternating(*values: Callable[[], None]) -> Callable[[], None]:
+    turn = 0
+
+    def act() -> None:
+        nonlocal turn
+        turn += 1
+        values[turn % len(values)]()
+
+    return act
+
+
+def test_plan_of_one_change_of_endpoints(benchmark: BenchmarkFixture) -> None:
+    state, tracker = standing()
+    slices = [endpoint_slice("s4321", addresses) for addresses in ("10.0.0.1 10.0.0.3", "10.0.0.2 10.0.0.4")]
+    change = alternating(*(lambda one=one: tracker.put_slice(SOURCE, one) for one in slices))
+
+    def planned() -> int:
+        change()
+        return settle(state, tracker)
+
+    assert benchmark(planned) == 1
+
+
+def test_a_relist_of_the_same(benchmark: BenchmarkFixture) -> None:
+    _, tracker = standing()
+    same = [endpoint_slice(f"s{i}", "10.0.0.1 10.0.0.2") for i in range(SERVICES)]
+    thrice(benchmark, lambda: tracker.replace_slices(SOURCE, same))
+    assert tracker.untaken == 0
+
+
+def test_the_copy_of_the_rules(benchmark: BenchmarkFixture) -> None:
+    state, _ = standing()
+    assert len(benchmark(state.rules.ruleset).redirects) == SERVICES
+
+
+def test_difference_of_the_rules_by_one_service(benchmark: BenchmarkFixture) -> None:
+    state, tracker = standing()
+    before = state.rules.ruleset()
+    tracker.put_service(SOURCE, service("more", "10.200.0.1"))
+    settle(state, tracker)
+    after = state.rules.ruleset()
+    have = table.Table.of(before)
+    steps = benchmark(table.difference, have, after)
+    assert 1 <= len(steps) <= 4
+
+
+def test_creation_of_all_rules(benchmark: BenchmarkFixture) -> None:
+    state, _ = standing()
+    rules: RuleSet = state.rules.ruleset()
+    assert thrice(benchmark, lambda: table.difference(table.EMPTY, rules))

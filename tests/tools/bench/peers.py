@@ -1,0 +1,289 @@
+"""Who is measured. A peer is started on the node of its stage, held to the proxy's cores, and says where the client
+finds each port of the backends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.support.lab import Daemon, write_manifest
+from tests.support.lab.daemon import KUBEPROXY
+from tests.support.lab.node import NODE_V4
+from tests.tools.bench import bare, streams
+from tests.tools.bench.cores import Cores, pinned
+from tests.tools.bench.machine import NGINX_STREAM
+from tests.tools.bench.stage import BACKENDS, BULK, ECHO, HTTP, Stage, wait_for
+
+CLUSTER_IP = "10.96.0.10"
+
+
+class Peer(ABC):
+    """One way from the client to the backends. `lanes` is how many threads or processes of it serve: one is held to a
+    core of its own, several share all cores with the load."""
+
+    def __init__(self, name: str, *, lanes: int = 1) -> None:
+        self.name = name
+        self.lanes = lanes
+
+    @property
+    def cores(self) -> Cores:
+        """Where its stage is to run it."""
+        return Cores.split() if self.lanes == 1 else Cores.shared()
+
+    @abstractmethod
+    def start(self, stage: Stage) -> None:
+        """Start it; back when it serves."""
+
+    @abstractmethod
+    def address(self, port: int) -> tuple[str, int]:
+        """Where the client finds that port of the backends."""
+
+    def pid(self) -> int | None:
+        """The process whose CPU time and memory, with those of its descendants, are the peer's. None: it has none."""
+        return None
+
+    def stop(self) -> None:  # noqa: B027  most peers end with their stage
+        """End it in good order."""
+
+
+class Direct(Peer):
+    """No proxy: the client speaks to a backend, the node only forwards. What the load generator can do at most."""
+
+    def start(self, stage: Stage) -> None:
+        """Nothing to do."""
+
+    def address(self, port: int) -> tuple[str, int]:
+        """The first backend itself."""
+        return BACKENDS[0], port
+
+
+class Program(Peer):
+    """A proxy that listens on the node's own address, under the backends' port numbers."""
+
+    def __init__(self, name: str, *, lanes: int = 1) -> None:
+        super().__init__(name, lanes=lanes)
+        self._process: subprocess.Popen[Any] | None = None
+
+    @abstractmethod
+    def command(self, directory: Path) -> list[str]:
+        """The command that runs it in the foreground; its files go into `directory`."""
+
+    def start(self, stage: Stage) -> None:
+        """Start it, and see it accept."""
+        self._process = stage.node.popen(pinned(stage.cores.proxy, *self.command(stage.directory)))
+        for port in (HTTP, BULK):
+            wait_for(stage.client, self.address(port))
+
+    def address(self, port: int) -> tuple[str, int]:
+        """The node's."""
+        return NODE_V4, port
+
+    def pid(self) -> int | None:
+        """The program's."""
+        return self._process.pid if self._process is not None else None
+
+
+class HAProxy(Program):
+    """Debian's HAProxy in TCP mode, otherwise as it comes."""
+
+    def command(self, directory: Path) -> list[str]:
+        """Round robin over the backends, a listener for each port."""
+        config = directory / "haproxy.cfg"
+        config.write_text(
+            "global\n"
+            f"    nbthread {self.lanes}\n"
+            "    maxconn 8000\n"
+            "defaults\n"
+            "    mode tcp\n"
+            "    timeout client 10m\n"
+            "    timeout server 10m\n"
+            "    timeout connect 5s\n"
+            + "".join(
+                f"listen port{port}\n"
+                f"    bind {NODE_V4}:{port} backlog 4096\n"
+                "    balance roundrobin\n"
+                + "".join(f"    server s{index} {address}:{port}\n" for index, address in enumerate(BACKENDS))
+                for port in (HTTP, BULK)
+            )
+        )
+        return ["haproxy", "-db", "-q", "-f", str(config)]
+
+
+class RedirectedHAProxy(HAProxy):
+    """HAProxy behind a redirect like ours: what answering at a service address, with connection tracking, costs it."""
+
+    def start(self, stage: Stage) -> None:
+        """Redirect first, so that no connection is tracked in another way."""
+        rules = (
+            "table ip bench { chain prerouting { type nat hook prerouting priority dstnat; "
+            f"ip daddr {CLUSTER_IP} tcp dport {{ {HTTP}, {BULK} }} dnat to {NODE_V4}; }}; }}"
+        )
+        stage.node.run(["nft", "-f", "-"], input=rules)
+        _forget_ended_soon(stage)
+        super().start(stage)
+
+    def address(self, port: int) -> tuple[str, int]:
+        """The cluster IP."""
+        return CLUSTER_IP, port
+
+
+class Nginx(Program):
+    """Debian's nginx with its stream module, otherwise as it comes; for UDP, too."""
+
+    def command(self, directory: Path) -> list[str]:
+        """Round robin over the backends, a server for each port."""
+        config = directory / "nginx.conf"
+        reuse = " reuseport" if self.lanes > 1 else ""
+        config.write_text(
+            f"load_module {NGINX_STREAM};\n"
+            f"worker_processes {self.lanes};\n"
+            "worker_rlimit_nofile 16384;\n"
+            "daemon off;\n"
+            f"pid {directory}/nginx.pid;\n"
+            "error_log stderr crit;\n"
+            "events { worker_connections 8000; }\n"
+            "stream {\n"
+            + "".join(
+                f"    upstream port{port} {{ {' '.join(f'server {address}:{port};' for address in BACKENDS)} }}\n"
+                f"    server {{ listen {NODE_V4}:{port}{udp}{reuse}{backlog}; proxy_pass port{port}; }}\n"
+                for port, udp, backlog in (
+                    (HTTP, "", " backlog=4096"),
+                    (BULK, "", " backlog=4096"),
+                    (ECHO, " udp", ""),
+                )
+            )
+            + "}\n"
+        )
+        # Its workers would outlive a master that is killed; the processes of a PID namespace do not outlive its first.
+        alone = ["unshare", "--pid", "--fork", "--kill-child"]
+        return [*alone, "nginx", "-p", str(directory), "-e", "stderr", "-c", str(config)]
+
+
+class Streams(Program):
+    """A plain proxy on asyncio's streams (streams.py), to show what the byte path is worth."""
+
+    def command(self, directory: Path) -> list[str]:
+        """It needs no files."""
+        return [sys.executable, streams.__file__, NODE_V4, f"{HTTP},{BULK}", *BACKENDS]
+
+
+class Bare(Program):
+    """Our data plane alone (bare.py), listening as HAProxy does: what the byte path makes without the redirect."""
+
+    def __init__(self, name: str, *, profile: Path | None = None) -> None:
+        super().__init__(name)
+        self._profile = profile
+
+    def command(self, directory: Path) -> list[str]:
+        """It needs no files."""
+        return [*_profiled(self._profile), bare.__file__, NODE_V4, f"{HTTP},{BULK}", *BACKENDS]
+
+    def stop(self) -> None:
+        """SIGTERM, so that a profile is written."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(30)
+
+
+def _profiled(profile: Path | None) -> list[str]:
+    """Python, under cProfile if the profile is to be written."""
+    return [sys.executable, *([] if profile is None else ["-m", "cProfile", "-o", str(profile.absolute())])]
+
+
+class Kubeproxy(Peer):
+    """Ours, through its real redirect: the client speaks to a cluster IP, and pays for connection tracking.
+
+    `workers` is the daemon's flag of that name; 0 is everything in one process."""
+
+    def __init__(self, name: str, *, workers: int, netfilter: str = "nftables", profile: Path | None = None) -> None:
+        super().__init__(name, lanes=max(1, workers))
+        self._workers = workers
+        self._netfilter = netfilter
+        self._profile = profile
+        self._daemon: Daemon | None = None
+
+    def start(self, stage: Stage) -> None:
+        """Start the daemon on a manifest directory, and wait for its first sync."""
+        manifests = stage.directory / "manifests"
+        manifests.mkdir()
+        write_manifest(manifests / "bench.yaml", _MANIFEST)
+        self._daemon = start_daemon(
+            stage,
+            manifests=manifests,
+            netfilter=self._netfilter,
+            workers=self._workers,
+            command=[*_profiled(self._profile), KUBEPROXY],
+        )
+        for port in (HTTP, BULK):
+            wait_for(stage.client, self.address(port))
+
+    def address(self, port: int) -> tuple[str, int]:
+        """The cluster IP."""
+        return CLUSTER_IP, port
+
+    def pid(self) -> int | None:
+        """The daemon's."""
+        return self._daemon.process.pid if self._daemon is not None else None
+
+    def stop(self) -> None:
+        """SIGTERM, so that a profile is written; AssertionError, with the log, if it ends in any other way."""
+        if self._daemon is None:
+            return
+        daemon, self._daemon = self._daemon, None
+        with daemon:
+            status = daemon.terminate()
+            if status != 0:
+                raise AssertionError(f"kubeproxy ended with status {status}:\n{daemon.log()}")
+
+
+def start_daemon(
+    stage: Stage,
+    *,
+    workers: int,
+    netfilter: str = "nftables",
+    manifests: Path | None = None,
+    options: Sequence[str] = (),
+    command: Sequence[str] = (KUBEPROXY,),
+) -> Daemon:
+    """The daemon on the stage's node, on the proxy's cores; back when it has begun to serve."""
+    daemon = Daemon(
+        stage.node,
+        manifests=manifests,
+        netfilter=netfilter,
+        # What is left open when a measurement ends is of no interest, nor is who would go on without us.
+        options=["--workers", str(workers), "--shutdown-grace", "100ms", "--orphan-grace", "1s", *options],
+        command=pinned(stage.cores.proxy, *command),
+        ready_within_s=120.0,
+    )
+    _forget_ended_soon(stage)
+    return daemon
+
+
+def _forget_ended_soon(stage: Stage) -> None:
+    """The kernel's 120 s would fill its table (262,144 by default, for all namespaces together) with ended connections
+    within one run. The setting exists once something on this host tracks connections."""
+    with suppress(FileNotFoundError, PermissionError):
+        stage.node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_time_wait", 10)
+
+
+_PORTS = (("http", HTTP, "TCP"), ("bulk", BULK, "TCP"), ("echo", ECHO, "UDP"))
+_MANIFEST = f"""\
+apiVersion: v1
+kind: Service
+metadata: {{name: bench, namespace: default}}
+spec:
+  clusterIP: {CLUSTER_IP}
+  ports: [{", ".join(f"{{name: {name}, port: {port}, protocol: {kind}}}" for name, port, kind in _PORTS)}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: bench-1, namespace: default, labels: {{kubernetes.io/service-name: bench}}}}
+addressType: IPv4
+ports: [{", ".join(f"{{name: {name}, port: {port}, protocol: {kind}}}" for name, port, kind in _PORTS)}]
+endpoints: [{", ".join(f"{{addresses: [{address}]}}" for address in BACKENDS)}]
+"""

@@ -1,0 +1,275 @@
+"""Ten thousand Services: how soon they are served, how soon a change is, what it costs, and who notices.
+
+Each scenario is a daemon of its own on every core. Cold: everything is there when the daemon starts. Warm: it serves
+one Service, under load, when the others come.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.support.apiserver.generate import service
+from tests.support.lab import Daemon
+from tests.support.lab.node import CLIENT_V4
+from tests.tools.bench import traffic
+from tests.tools.bench.clusters import (
+    API_PORT,
+    NETWORK,
+    PORT,
+    address_of,
+    endpoints_of,
+    newcomer,
+    slice_of,
+    start_apiserver,
+    write_manifests,
+)
+from tests.tools.bench.cores import Cores, pinned
+from tests.tools.bench.measures import Metric
+from tests.tools.bench.peers import start_daemon
+from tests.tools.bench.processes import cpu_seconds, memory
+from tests.tools.bench.stage import Stage, make_stage
+
+LIMIT_S = 180.0
+"""How long the last answer may take before the scenario is given up."""
+_LOOK_S = 0.05
+_SAMPLE = 200
+"""Services asked again and again until each has answered; all are asked once afterwards."""
+_CHANGES = 60
+_ADDITIONS = 5
+_ADDITION_PAUSE_S = 1.2
+"""Longer than the least time between two transactions of netfilter, which is not what is measured."""
+_QUESTIONS = 400
+_PACE = 1000
+_NORMAL_S = 4.0
+_PUT = 500
+"""Objects told to the API server in one breath."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One daemon at that size."""
+
+    name: str
+    source: str
+    netfilter: str = "nftables"
+    workers: int = 2
+    warm: bool = False
+
+
+SCENARIOS = (
+    Scenario("API", "api"),
+    Scenario("manifests", "manifests"),
+    Scenario("iptables", "api", netfilter="iptables"),
+    Scenario("under-load", "api", warm=True),
+    Scenario("one-process", "api", workers=0, warm=True),
+)
+
+
+class Scale:
+    """The figures of a scenario; which ones depends on what it is."""
+
+    name = "scale"
+    metrics = (
+        Metric("last_s", "start to the last service's answer, s", digits=2, compared=False),
+        Metric("cpu_s", "CPU s until then", digits=2, compared=False),
+        Metric("rss_mib", "RSS then, MiB", digits=0, compared=False),
+        Metric("pss_mib", "PSS then, MiB", digits=0, compared=False),
+        Metric("silent", "services that did not answer", rare=True, compared=False),
+        Metric("change_p50_ms", "endpoint change: event to use, p50, ms", digits=1, compared=False),
+        Metric("change_p99_ms", "endpoint change: event to use, p99, ms", digits=1, compared=False),
+        Metric("added_p50_ms", "service added: event to answer, p50, ms", digits=1, compared=False),
+        Metric("connect_p50_us", "connection and answer, last service, p50, µs", digits=0, compared=False),
+        Metric("unanswered", "connections without an answer within 1 s", rare=True, compared=False),
+        Metric("normal_p99_us", "traffic before: p99, µs", digits=0, compared=False),
+        Metric("meanwhile_p99_us", "traffic while they come: p99, µs", digits=0, compared=False),
+        Metric("meanwhile_ratio", "traffic while they come: p99, × normal", digits=2, compared=False),
+        Metric("meanwhile_max_ms", "traffic while they come: longest, ms", digits=1, compared=False),
+    )
+
+    def __init__(self, services: int) -> None:
+        self._services = services
+        self.title = f"{services:,} services × 10 endpoints"
+
+    def run(self, scenario: Scenario) -> Mapping[str, float]:
+        """AssertionError when a service never answers."""
+        with make_stage("scale", Cores.shared(), everywhere=[NETWORK]) as stage:
+            return self._warm(stage, scenario) if scenario.warm else self._cold(stage, scenario)
+
+    def _cold(self, stage: Stage, scenario: Scenario) -> dict[str, float]:
+        numbers = range(self._services)
+        if scenario.source == "api":
+            options, manifests = ["--master", start_apiserver(stage, services=self._services)], None
+        else:
+            options, manifests = [], stage.directory / "manifests"
+            write_manifests(manifests, services=self._services)
+        with _watching(stage, _sample(numbers)) as watcher:
+            begun = time.monotonic()
+            with start_daemon(
+                stage, workers=scenario.workers, netfilter=scenario.netfilter, manifests=manifests, options=options
+            ) as daemon:
+                figures = self._until_the_last(stage, daemon, watcher, begun)
+                if scenario.source == "api":
+                    figures |= self._changes(stage)
+                times = _connections(stage, address_of(numbers[-1]))
+                figures["unanswered"] = times.count(math.inf)
+                figures |= _percentiles("connect", times, unit=1e6, of=(50,))
+        return {key: figure for key, figure in figures.items() if any(key == metric.key for metric in self.metrics)}
+
+    def _until_the_last(
+        self, stage: Stage, daemon: Daemon, watcher: subprocess.Popen[str], begun: float
+    ) -> dict[str, float]:
+        answered = float(watcher.communicate(timeout=LIMIT_S + 30)[0])
+        if answered < 0:
+            raise AssertionError(f"not every service answered within {LIMIT_S} s:\n{daemon.log()[-4000:]}")
+        pid = daemon.process.pid
+        used = memory(pid)
+        return {
+            "last_s": answered - begun,
+            "cpu_s": cpu_seconds(pid),
+            "rss_mib": used.rss / 1024,
+            "pss_mib": used.pss / 1024,
+            "silent": _silent(stage, range(self._services)),
+        }
+
+    def _changes(self, stage: Stage) -> dict[str, float]:
+        """One change after the other, each of another Service: all its endpoints are replaced by a new one."""
+        api = _api(stage)
+        changes = []
+        for count in range(_CHANGES):
+            number = count * self._services // _CHANGES
+            begun = time.monotonic()
+            _put(api, "endpointslices", [slice_of(number, [newcomer(count)])])
+            changes.append(_until_answered_by(stage, address_of(number), newcomer(count)) - begun)
+        additions = []
+        for number in range(self._services, self._services + _ADDITIONS):
+            time.sleep(_ADDITION_PAUSE_S)
+            _put(api, "endpointslices", [slice_of(number, [newcomer(number % 250)])])
+            begun = time.monotonic()
+            _put(api, "services", [service(number)])
+            additions.append(_until_answered_by(stage, address_of(number), newcomer(number % 250)) - begun)
+        return _percentiles("change", changes, unit=1e3) | _percentiles("added", additions, unit=1e3, of=(50,))
+
+    def _warm(self, stage: Stage, scenario: Scenario) -> dict[str, float]:
+        options = ["--master", start_apiserver(stage, services=1)]
+        with start_daemon(stage, workers=scenario.workers, netfilter=scenario.netfilter, options=options) as daemon:
+            _until_answered_by(stage, address_of(0))
+            pacer = stage.client.popen(
+                traffic.program("pace", address_of(0), str(PORT), str(_PACE)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            time.sleep(_NORMAL_S)
+            api = _api(stage)
+            numbers = range(1, self._services)
+            with _watching(stage, _sample(numbers)) as watcher:
+                begun, cpu = time.monotonic(), cpu_seconds(daemon.process.pid)
+                for start in range(1, self._services, _PUT):
+                    some = range(start, min(start + _PUT, self._services))
+                    _put(api, "endpointslices", [slice_of(number, endpoints_of(number)) for number in some])
+                    _put(api, "services", [service(number) for number in some])
+                figures = self._until_the_last(stage, daemon, watcher, begun)
+            figures["cpu_s"] -= cpu
+            seen: list[tuple[int, int]] = json.loads(pacer.communicate(input="enough\n", timeout=30)[0])
+        ended = begun + figures["last_s"]
+        normal = [took / 1e9 for at, took in seen if at / 1e9 < begun]
+        meanwhile = [took / 1e9 for at, took in seen if begun <= at / 1e9 < ended]
+        figures |= _percentiles("normal", normal, unit=1e6, of=(99,))
+        figures |= _percentiles("meanwhile", meanwhile, unit=1e6, of=(99,))
+        figures["meanwhile_ratio"] = figures["meanwhile_p99_us"] / figures["normal_p99_us"]
+        figures["meanwhile_max_ms"] = 1e3 * max(meanwhile)
+        return figures
+
+
+def _sample(numbers: Sequence[int]) -> list[str]:
+    """Services spread over all of them, the last among them."""
+    step = max(1, len(numbers) // _SAMPLE)
+    return [address_of(number) for number in numbers[::-step]]
+
+
+@contextmanager
+def _watching(stage: Stage, addresses: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """A program on the client's host that will say when all of these have answered."""
+    watcher = stage.client.popen(
+        pinned(stage.cores.load[:1], *traffic.program("answers", str(PORT), str(_LOOK_S), str(LIMIT_S))),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watcher.stdin is not None
+    watcher.stdin.write(" ".join(addresses))
+    watcher.stdin.close()
+    watcher.stdin = None  # or `communicate` would flush it
+    try:
+        yield watcher
+    finally:
+        watcher.kill()
+
+
+def _silent(stage: Stage, numbers: Sequence[int]) -> int:
+    """How many do not answer, of all."""
+    addresses = " ".join(address_of(number) for number in numbers)
+    return int(stage.client.run(traffic.program("sweep", str(PORT)), input=addresses).stdout)
+
+
+def _ask(stage: Stage, address: str, patience_s: float = 1.0) -> str:
+    """Which endpoint answers a new connection; empty: nobody."""
+    try:
+        with stage.client.connect((address, PORT), timeout=patience_s) as connection:
+            connection.sendall(traffic.QUESTION)
+            return connection.recv(4096).decode().rpartition("\r\n")[2]
+    except OSError:
+        return ""
+
+
+def _until_answered_by(stage: Stage, address: str, endpoint: str = "") -> float:
+    """The moment when that endpoint (or any) answered for a Service. Asked in short order: who came too early would
+    wait a second for the kernel's next try."""
+    deadline = time.monotonic() + 30
+    while True:
+        seen = _ask(stage, address, patience_s=0.02)
+        now = time.monotonic()
+        if seen and endpoint in ("", seen):
+            return now
+        if now > deadline:
+            raise AssertionError(f"{address} is answered by {seen or 'nobody'}, not by {endpoint or 'anybody'}")
+
+
+def _connections(stage: Stage, address: str) -> list[float]:
+    """How long new connections take, to the first answer, in seconds; infinite where there was none."""
+    times = []
+    for _ in range(_QUESTIONS):
+        begun = time.monotonic()
+        answered = _ask(stage, address)
+        times.append(time.monotonic() - begun if answered else math.inf)
+    return times
+
+
+def _api(stage: Stage) -> http.client.HTTPConnection:
+    api = http.client.HTTPConnection(CLIENT_V4, API_PORT, timeout=30)
+    with stage.client.entered():
+        api.connect()
+    return api
+
+
+def _put(api: http.client.HTTPConnection, resource: str, objects: list[dict[str, Any]]) -> None:
+    api.request("POST", "/_control/put", json.dumps({"resource": resource, "objects": objects}))
+    answer = api.getresponse()
+    said = answer.read()
+    if answer.status != 200:
+        raise AssertionError(f"the API server refuses: {said!r}")
+
+
+def _percentiles(name: str, times: Sequence[float], *, unit: float, of: Sequence[int] = (50, 99)) -> dict[str, float]:
+    """`NAME_pN_us` (or ms), each the least time that N percent of all did not exceed."""
+    suffix = {1e3: "ms", 1e6: "us"}[unit]
+    ordered = sorted(times)
+    return {f"{name}_p{n}_{suffix}": unit * ordered[min(len(ordered) - 1, len(ordered) * n // 100)] for n in of}

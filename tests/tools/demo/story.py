@@ -1,0 +1,170 @@
+"""What happens, in order. Each scene says what it does, shows what was seen, and checks that it is as it should be."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+from tests.support.lab import Daemon, Network
+from tests.support.lab.node import CLIENT_V4, NODE_V4
+from tests.support.lab.privilege import in_user_namespace
+from tests.tools.demo.cast import BACKEND_PORT, SERVICE, Cast, Tally, ask
+
+EXACT = ("--workers=1",)
+"""Each worker takes its own turns, so only those of one are exact as a whole."""
+
+
+@dataclass(slots=True)
+class Narrator:
+    """Tells the story on stdout and remembers whether everything held."""
+
+    held: bool = True
+
+    def scene(self, text: str) -> None:
+        """What is done now."""
+        print(f"\n{text}", flush=True)
+
+    def seen(self, text: object) -> None:
+        """What was observed."""
+        print(f"    {text}", flush=True)
+
+    def check(self, claim: str, holds: bool) -> None:
+        """Whether it is as it should be."""
+        self.held = self.held and holds
+        print(f"    {'ok    ' if holds else 'FAILED'} {claim}", flush=True)
+
+
+def set_up(tell: Narrator, cast: Cast) -> None:
+    """Backends and the manifest."""
+    tell.scene("1. Hosts made of network namespaces: a node, a client in front of it, four pods behind it.")
+    tell.seen(f"node {NODE_V4}, client {CLIENT_V4}, pods {Network.pod_v4(0)} to {Network.pod_v4(3)}")
+    tell.scene("2. A small HTTP server in each of three pods, which answers with its name, and a manifest:")
+    names = [cast.start_backend(index) for index in range(3)]
+    cast.write_manifest(range(3))
+    tell.seen(f"Service hello at {SERVICE[0]}:{SERVICE[1]}, endpoints {', '.join(names)} on port {BACKEND_PORT}")
+
+
+def even_spread(tell: Narrator, cast: Cast) -> None:
+    """From the client and from the node."""
+    for number, host, whose in ((4, cast.client, "the client host"), (5, cast.node, "the node itself")):
+        tell.scene(f"{number}. Thirty requests from {whose} to {SERVICE[0]}:{SERVICE[1]}; who answered?")
+        tally = ask(host, 30)
+        tell.seen(tally)
+        tell.check("every request was answered", not tally.failures)
+        tell.check("ten by each of the three", sorted(tally.answers.values()) == [10, 10, 10])
+
+
+def backend_dies(tell: Narrator, cast: Cast) -> None:
+    """Killed between two requests; the manifest still names it."""
+    tell.scene(
+        "6. Sixty more from the client; after twenty of them pod-2's server is killed (SIGKILL).\n"
+        "   The manifest still names it: kubeproxy has to find out by itself."
+    )
+    before = ask(cast.client, 20)
+    cast.kill_backend("pod-2")
+    after = ask(cast.client, 40)
+    tell.seen(f"before: {before}")
+    tell.seen(f"after:  {after}")
+    tell.check("no request failed", not before.failures and not after.failures)
+    tell.check("afterwards the other two answered", set(after.answers) == {"pod-1", "pod-3"})
+
+
+def manifest_changes(tell: Narrator, cast: Cast) -> None:
+    """A new pod takes the dead one's place while requests go on."""
+    tell.scene("7. A server starts in the fourth pod, and the manifest is edited: pod-4 in the place of pod-2.")
+    cast.start_backend(3)
+    cast.write_manifest((0, 2, 3))
+    edited = time.monotonic()
+    meanwhile = Tally()
+    while "pod-4" not in meanwhile.answers and time.monotonic() < edited + 10:
+        ask(cast.client, 1, meanwhile)
+    arrived = "pod-4" in meanwhile.answers
+    if arrived:
+        tell.seen(f"pod-4 first answered {1000 * (time.monotonic() - edited):.0f} ms after the edit")
+    tell.check("the change arrived", arrived)
+    tell.check("no request failed meanwhile", not meanwhile.failures)
+    tally = ask(cast.client, 30)
+    tell.seen(tally)
+    tell.check("ten by each of the new three", tally.answers == {"pod-1": 10, "pod-3": 10, "pod-4": 10})
+
+
+def stop(tell: Narrator, cast: Cast, daemon: Daemon) -> None:
+    """SIGTERM in the middle of an answer, then cleanup."""
+    tell.scene("8. A request that takes a second is under way when kubeproxy is told to stop (SIGTERM).")
+    slow = Tally()
+    asking = threading.Thread(target=ask, args=(cast.client, 1, slow), kwargs={"path": "/slow"})
+    asking.start()
+    # Long enough for the request to be on its way, short enough for its answer not to be.
+    time.sleep(0.3)
+    status = daemon.terminate()
+    asking.join()
+    tell.seen(f"answered by: {slow}")
+    tell.check("the answer arrived whole", sum(slow.answers.values()) == 1)
+    tell.check(f"kubeproxy ended with exit status {status}", status == 0)
+    tell.scene("9. kubeproxy cleanup takes its rules out of the kernel.")
+    done = daemon.cleanup()
+    listings = [cast.node.run(command).stdout for command in (["nft", "list", "ruleset"], ["iptables-legacy-save"])]
+    left = [line for listing in listings for line in listing.splitlines() if "kube" in line.lower()]
+    tell.seen(f"lines that name us in what nft and iptables list: {len(left)}")
+    tell.check("nothing is left behind", done.returncode == 0 and not left)
+
+
+def keep(cast: Cast, daemon: Daemon) -> bool:
+    """How to play with it, until Ctrl-C; whether it ran until then."""
+    me = os.getpid()
+    user = f"--user=/proc/{me}/ns/user --preserve-credentials " if in_user_namespace() else ""
+
+    def on(host_fd: int) -> str:
+        return f"nsenter {user}--net=/proc/{me}/fd/{host_fd}"
+
+    print(
+        f"""
+It is all still running. In another terminal:
+
+    from the client     {on(cast.client.fd)} curl -s http://{SERVICE[0]}/
+    from the node       {on(cast.node.fd)} curl -s http://{SERVICE[0]}/
+    its rules           {on(cast.node.fd)} nft list ruleset
+    its health          {on(cast.node.fd)} curl -s http://127.0.0.1:10256/readyz
+    its metrics         {on(cast.node.fd)} curl -s http://127.0.0.1:10249/metrics
+    its log             tail -f {daemon.log_path}
+    change something    edit {cast.manifests / "hello.yaml"}
+    kill a backend      kill -9 {cast.backends["pod-1"].pid}
+
+Ctrl-C ends it.""",
+        flush=True,
+    )
+    try:
+        status = daemon.process.wait()
+    except KeyboardInterrupt:
+        print("\nStopping.", flush=True)
+        return daemon.terminate() == 0
+    print(f"kubeproxy ended by itself, with status {status}")
+    return False
+
+
+def tell(cast: Cast, *, netfilter: str, keep_running: bool) -> bool:
+    """The whole story; whether everything held."""
+    narrator = Narrator()
+    set_up(narrator, cast)
+    narrator.scene("3. kubeproxy run on the node, with real netfilter there.")
+    began = time.monotonic()
+    with Daemon(cast.node, manifests=cast.manifests, netfilter=netfilter, options=EXACT) as daemon:
+        narrator.seen(f"ready after {time.monotonic() - began:.1f} s")
+        if choice := re.search(r'packet filter choice="([^"]+)"', daemon.log()):
+            narrator.seen(f"packet filter: {choice[1]}")
+        try:
+            even_spread(narrator, cast)
+            backend_dies(narrator, cast)
+            manifest_changes(narrator, cast)
+            if keep_running:
+                narrator.held = keep(cast, daemon) and narrator.held
+            else:
+                stop(narrator, cast, daemon)
+        finally:
+            if not narrator.held:
+                print(f"\nWhat kubeproxy logged:\n{daemon.log()}", file=sys.stderr)
+    return narrator.held
