@@ -109,6 +109,18 @@ class Api:
             }
         )
 
+    @asynccontextmanager
+    async def pieces(
+        self, path: str, query: Mapping[str, str], *, head_s: float | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        body = bytes(await self.get_json(path, query))
+
+        async def halves() -> AsyncIterator[bytes]:
+            yield body[: len(body) // 2]
+            yield body[len(body) // 2 :]
+
+        yield halves()
+
     async def send_json(
         self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
     ) -> bytearray:

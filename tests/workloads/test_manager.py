@@ -47,6 +47,10 @@ class Connection:
         self.requests.answered(method, 200, 0.01)
         return answer
 
+    def pieces(self, *arguments: Any, **more: Any) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        self.requests.answered("GET", 200, 0.01)
+        return self._api.pieces(*arguments, **more)
+
     def stream(self, *arguments: Any, **more: Any) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         return self._api.stream(*arguments, **more)
 

@@ -8,6 +8,7 @@ unseen under the same name is reported as a deletion and an addition.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Any, Generic, Protocol, TypeVar
@@ -48,7 +49,10 @@ class Handler(Protocol[T_contra]):
 
 
 class Informer(Generic[T]):
-    """The objects of one resource. `path` is the collection's, such as ``/api/v1/pods``."""
+    """The objects of one resource. `path` is the collection's, such as ``/api/v1/pods``.
+
+    All of them are kept, whatever their number: a controller that does not see a pod creates another one.
+    """
 
     def __init__(
         self,
@@ -94,7 +98,13 @@ class Informer(Generic[T]):
             return resource
 
         reflector = Reflector(
-            client=client, name=self.name, choose=choose, contact=contact, pace=pace or Pace(), random=random
+            client=client,
+            name=self.name,
+            choose=choose,
+            contact=contact,
+            pace=pace or Pace(),
+            random=random,
+            max_kept_bytes=sys.maxsize,
         )
         if watch_state is not None:
             watch_state(reflector.state)

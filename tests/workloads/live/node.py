@@ -69,6 +69,8 @@ class Nodes:
         task.add_done_callback(self._tasks.discard)
 
     async def _start(self, pod: _Pod) -> None:
+        if pod.spec.node_name:
+            return  # started before, by another object of this class
         await asyncio.sleep(self._ready_s)
         path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
         binding = {
@@ -80,8 +82,7 @@ class Nodes:
         ready = not any(container.image.startswith("broken") for container in pod.spec.containers)
         condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": timestamps.seconds(time.time())}
         try:
-            if not pod.spec.node_name:
-                await ask(self._client, "POST", f"{path}/binding", binding)
+            await ask(self._client, "POST", f"{path}/binding", binding)
             status = {"metadata": {"uid": pod.metadata.uid}, "status": {"phase": "Running", "conditions": [condition]}}
             await ask(self._client, "PATCH", f"{path}/status", status)
         except ApiError as error:
