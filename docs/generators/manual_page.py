@@ -149,7 +149,7 @@ def render() -> str:
     """The page."""
     context = click.Context(commands, info_name="kubeproxy")
     assert isinstance(commands, Commands)
-    found = list(_each(commands, context))
+    found = list(each(commands, context))
     lines = [_HEAD.strip(), *(line for command in found for line in _synopsis(command)), _DESCRIPTION.strip()]
     for command in found:
         lines += _command(command)
@@ -158,12 +158,12 @@ def render() -> str:
     return "\n".join([*lines, _REST.strip(), ""])
 
 
-def _each(group: click.Group, context: click.Context, prefix: str = "") -> Iterator[click.Command]:
+def each(group: click.Group, context: click.Context, prefix: str = "") -> Iterator[click.Command]:
     """Every command, those of a group by the group's name and their own."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if isinstance(command, click.Group):
-            yield from _each(command, context, f"{prefix}{name} ")
+            yield from each(command, context, f"{prefix}{name} ")
         elif command is not None:
             named = copy(command)
             named.name = prefix + name

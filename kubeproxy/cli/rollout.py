@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -55,6 +54,8 @@ def _kubeconfig(given: str) -> str:
 
 def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -> int:
     """Connect, act, and end as kubectl does."""
+    import asyncio
+
     from kubeproxy.kubernetes.client.client import Client
     from kubeproxy.kubernetes.client.credentials import ClientSettings
     from kubeproxy.kubernetes.client.errors import ApiError

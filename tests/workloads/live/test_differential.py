@@ -1,7 +1,7 @@
 """The same histories under kube-controller-manager's controllers and under ours end alike, on a real API server.
 
 Skipped unless KUBERNETES_BINARIES names the directory of etcd, kube-apiserver and kube-controller-manager
-(tests/kubernetes.sh builds them).
+(tests/tools/kubernetes.sh builds them).
 """
 
 from __future__ import annotations
