@@ -127,3 +127,8 @@ def is_invalid(error: BaseException) -> bool:
 def namespace_terminating(error: BaseException) -> bool:
     """Whether nothing can be created because the namespace is being deleted."""
     return isinstance(error, ApiError) and NAMESPACE_TERMINATING in error.causes
+
+
+def server_text(error: BaseException) -> str:
+    """What the server gave as the reason, without where and how it was asked."""
+    return (isinstance(error, ApiError) and error.server_text) or str(error)

@@ -13,7 +13,7 @@ import msgspec
 
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.metadata import controller_of
-from kubeproxy.kubernetes.object_client import already_exists, namespace_terminating
+from kubeproxy.kubernetes.object_client import already_exists, namespace_terminating, server_text
 from kubeproxy.workloads import (
     conditions,
     deployment_status,
@@ -140,7 +140,7 @@ class DeploymentSync:
         if namespace_terminating(error):
             return
         deployment = self._deployment
-        message = f'Failed to create new replica set "{replica_set_name(deployment)}": {error}'
+        message = f'Failed to create new replica set "{replica_set_name(deployment)}": {server_text(error)}'
         self._writes.report(deployment, "Warning", events.CREATE_ERROR, message)
         if deployment.deadline_s is not None:
             failed = conditions.new(

@@ -12,7 +12,7 @@ import msgspec
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference
 from kubeproxy.kubernetes.metadata import to_wire
-from kubeproxy.kubernetes.object_client import ObjectClient, is_not_found, namespace_terminating
+from kubeproxy.kubernetes.object_client import ObjectClient, is_not_found, namespace_terminating, server_text
 from kubeproxy.model.errors import ClusterError
 from kubeproxy.workloads import events
 from kubeproxy.workloads.events import EventSink, Involved
@@ -63,7 +63,7 @@ class PodRequests:
             except ApiError as error:
                 if namespace_terminating(error):
                     return
-                self.sink.record(involved, "Warning", events.FAILED_CREATE, f"Error creating: {error}")
+                self.sink.record(involved, "Warning", events.FAILED_CREATE, f"Error creating: {server_text(error)}")
                 raise
             self.sink.record(involved, "Normal", events.SUCCESSFUL_CREATE, f"Created pod: {created.metadata.name}")
 
@@ -85,7 +85,7 @@ class PodRequests:
                 not_deleted(pod)
                 if is_not_found(error) or _another_now(error):
                     return
-                self.sink.record(involved, "Warning", events.FAILED_DELETE, f"Error deleting: {error}")
+                self.sink.record(involved, "Warning", events.FAILED_DELETE, f"Error deleting: {server_text(error)}")
                 raise
             self.sink.record(involved, "Normal", events.SUCCESSFUL_DELETE, f"Deleted pod: {pod.metadata.name}")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.metadata import to_wire
+from kubeproxy.kubernetes.object_client import server_text
 from kubeproxy.workloads import conditions
 from kubeproxy.workloads.objects import Condition, Pod, ReplicaSet, ReplicaSetStatus
 from kubeproxy.workloads.pod_state import available_at, is_available, is_ready
@@ -36,7 +37,7 @@ def compute(
             status=conditions.TRUE,
             last_transition_time=moment,
             reason=reason,
-            message=str(failure),
+            message=server_text(failure),
         )
         stated = [*stated, failed]
     elif failure is None and known is not None:

@@ -333,7 +333,8 @@ def test_pods_that_are_deleted_come_again() -> None:
 def test_a_quota_that_refuses_everything_costs_one_request() -> None:
     async def play() -> None:
         cluster = Cluster()
-        quota = Forbidden("exceeded quota: pods", cause="forbidden", status=403)
+        quota = Forbidden("https://api/pods answered 403: exceeded quota: pods", cause="forbidden", status=403)
+        quota.server_text = "exceeded quota: pods"
         cluster.api.refuse = lambda verb, resource, body: quota if (verb, resource) == ("create", "pods") else None
         cluster.deploy(replicas=50)
         async with running(cluster.api, cluster.recorded) as controllers:

@@ -45,6 +45,8 @@ class ApiError(ClusterError):
         """What the server asked for (header Retry-After); None: nothing."""
         self.causes = causes
         """Reasons among the details of the Status object (``NamespaceTerminating``, ...)."""
+        self.server_text = ""
+        """The message of the Status object alone, for Events and conditions."""
 
 
 class Unreachable(ApiError):
