@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,16 @@ from kubeproxy.kubernetes.client.errors import ApiError
 BINARIES: Final = "KUBERNETES_BINARIES"
 """The environment variable that names the directory of etcd, kube-apiserver and kube-controller-manager."""
 START_S: Final = 90.0
+USERS: Final = ("first", "second")
+_AUDIT_POLICY: Final = """
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+  - level: None
+    verbs: [get, list, watch]
+  - level: Metadata
+"""
 
 
 def binaries() -> Path | None:
@@ -44,28 +55,41 @@ class ControlPlane:
         self._directory = directory
         self._programs = programs
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._etcd, self._peer, self._port, self.status_port, self.second_status_port = _free_ports(5)
-        self.kubeconfig = directory / "kubeconfig"
-        (directory / "tokens.csv").write_text("masters,admin,admin,system:masters\n")
+        self._etcd, self._peer, self._port = _free_ports(3)
+        tokens = [f"{name},{name},{name},system:masters" for name in ("admin", *USERS)]
+        (directory / "tokens.csv").write_text("\n".join(tokens) + "\n")
+        (directory / "audit.yaml").write_text(_AUDIT_POLICY)
         key = str(directory / "accounts.key")
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
-        self.kubeconfig.write_text(
+        self.kubeconfig = self.kubeconfig_of("admin")
+
+    def kubeconfig_of(self, user: str) -> Path:
+        """A kubeconfig with the rights of an administrator, by which the audit log tells processes apart."""
+        path = self._directory / f"{user}.conf"
+        cluster = {"server": f"https://127.0.0.1:{self._port}", "insecure-skip-tls-verify": True}
+        path.write_text(
             json.dumps(
                 {
                     "apiVersion": "v1",
                     "kind": "Config",
                     "current-context": "it",
                     "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-                    "clusters": [
-                        {
-                            "name": "it",
-                            "cluster": {"server": f"https://127.0.0.1:{self._port}", "insecure-skip-tls-verify": True},
-                        }
-                    ],
-                    "users": [{"name": "it", "user": {"token": "masters"}}],
+                    "clusters": [{"name": "it", "cluster": cluster}],
+                    "users": [{"name": "it", "user": {"token": user}}],
                 }
             )
         )
+        return path
+
+    def writes_of(self, user: str) -> list[tuple[float, str, str]]:
+        """Writes of a user that the server took: Unix seconds at which they arrived, verb, resource."""
+        found = []
+        for line in (self._directory / "audit.log").read_text().splitlines():
+            entry = json.loads(line)
+            if entry["user"]["username"] == user and entry.get("responseStatus", {}).get("code", 500) < 300:
+                arrived = datetime.fromisoformat(entry["requestReceivedTimestamp"]).timestamp()
+                found.append((arrived, entry["verb"], entry["objectRef"]["resource"]))
+        return found
 
     def __enter__(self) -> ControlPlane:
         etcd = f"http://127.0.0.1:{self._etcd}"
@@ -94,6 +118,9 @@ class ControlPlane:
             "--service-cluster-ip-range=10.96.0.0/16",
             "--authorization-mode=AlwaysAllow",
             "--disable-admission-plugins=ServiceAccount",
+            f"--audit-policy-file={here}/audit.yaml",
+            f"--audit-log-path={here}/audit.log",
+            "--audit-log-mode=blocking",
         )
         return self
 
@@ -134,24 +161,24 @@ class ControlPlane:
             self.stop("kube-controller-manager", signal.SIGTERM)
 
     @contextmanager
-    def ours(self, *flags: str, name: str = "ours", port: int | None = None) -> Iterator[None]:
+    def ours(self, *flags: str) -> Iterator[None]:
         """`kubeproxy controller-manager`, until the end of the block."""
-        self.start_ours(*flags, name=name, port=port)
+        self.start_ours(*flags)
         try:
             yield
         finally:
-            self.stop(name, signal.SIGTERM)
+            self.stop("ours", signal.SIGTERM)
 
-    def start_ours(self, *flags: str, name: str = "ours", port: int | None = None) -> None:
-        """`kubeproxy controller-manager`."""
+    def start_ours(self, *flags: str, name: str = "ours", user: str = "admin") -> None:
+        """`kubeproxy controller-manager`, as a user of its own."""
         self.start(
             name,
             sys.executable,
             "-c",
             "from kubeproxy.cli.main import main; main()",
             "controller-manager",
-            f"--kubeconfig={self.kubeconfig}",
-            f"--port={self.status_port if port is None else port}",
+            f"--kubeconfig={self.kubeconfig_of(user)}",
+            "--port=0",
             "-v=4",
             *flags,
         )
