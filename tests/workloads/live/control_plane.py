@@ -143,17 +143,20 @@ class ControlPlane:
                 return client
 
     @contextmanager
-    def upstream(self, controllers: str = "deployment,replicaset,replicationcontroller") -> Iterator[None]:
+    def upstream(
+        self, controllers: str = "deployment,replicaset,replicationcontroller", *flags: str, user: str = "admin"
+    ) -> Iterator[None]:
         """kube-controller-manager with these controllers, until the end of the block."""
         self.start(
             "kube-controller-manager",
             str(self._programs / "kube-controller-manager"),
-            f"--kubeconfig={self.kubeconfig}",
+            f"--kubeconfig={self.kubeconfig_of(user)}",
             f"--controllers={controllers}",
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
             "--port=0",
             "--secure-port=0",
+            *flags,
         )
         try:
             yield
@@ -161,9 +164,9 @@ class ControlPlane:
             self.stop("kube-controller-manager", signal.SIGTERM)
 
     @contextmanager
-    def ours(self, *flags: str) -> Iterator[None]:
+    def ours(self, *flags: str, user: str = "admin") -> Iterator[None]:
         """`kubeproxy controller-manager`, until the end of the block."""
-        self.start_ours(*flags)
+        self.start_ours(*flags, user=user)
         try:
             yield
         finally:
@@ -202,6 +205,10 @@ class ControlPlane:
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a process."""
         self._processes[name].send_signal(number)
+
+    def pid(self, name: str) -> int:
+        """The number of a process."""
+        return self._processes[name].pid
 
     def poll(self, name: str) -> int | None:
         """The exit status of a process that has ended by itself."""
