@@ -33,7 +33,7 @@ class ServerAddress:
 
 
 class ServiceManager(Protocol):
-    """What started this process and wants to know how it is, as sd_notify(3) tells it."""
+    """The service manager that started this process, by sd_notify(3)."""
 
     def starting(self, status: str) -> None:
         """Not ready yet."""
@@ -45,10 +45,10 @@ class ServiceManager(Protocol):
         """About to end."""
 
     async def beat(self, status: Callable[[], str]) -> None:
-        """Tell the status again and again, until cancelled."""
+        """Repeat the status, until cancelled."""
 
     def close(self) -> None:
-        """Nothing is told any more."""
+        """Close the connection to the service manager."""
 
 
 def run(settings: ManagerSettings, client: ClientSettings, address: ServerAddress, notifier: ServiceManager) -> int:

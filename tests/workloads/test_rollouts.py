@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from kubeproxy.kubernetes.client.errors import Forbidden, Unreachable
+from kubeproxy.kubernetes.client.errors import Unreachable
 from kubeproxy.workloads import template
 from tests.workloads.cluster import Cluster, Controllers, pod_template, running
 from tests.workloads.invariants import Availability, Invariants
+from tests.workloads.scenario import play_out
 from tests.workloads.virtual_time import run
-
-Scenario = Callable[[Cluster, Controllers], Awaitable[None]]
-
-
-def _play(scenario: Scenario, **spec: Any) -> Cluster:
-    """Deploy, wait for the first rollout, play the scenario, and demand that nothing is written when all is quiet."""
-    cluster = None
-
-    async def play() -> None:
-        nonlocal cluster
-        cluster = Cluster()
-        invariants = Invariants(cluster.api)
-        cluster.deploy(**spec)
-        async with running(cluster.api, cluster.recorded) as controllers:
-            await cluster.complete()
-            await cluster.quiet(controllers)
-            await scenario(cluster, controllers)
-            await cluster.quiet(controllers)
-            before = cluster.api.writes
-            controllers.resync()
-            await asyncio.sleep(60)
-            assert cluster.api.writes == before
-        invariants.check()
-
-    run(play())
-    assert cluster is not None
-    return cluster
 
 
 def test_a_deployment_gets_a_replica_set_and_its_pods() -> None:
@@ -72,7 +45,7 @@ def test_a_deployment_gets_a_replica_set_and_its_pods() -> None:
         assert {message for _, message in cluster.recorded.of("ReplicaSet")} == created
         assert controllers.errors == 0
 
-    _play(scenario)
+    play_out(scenario)
 
 
 def test_a_rolling_update_keeps_its_promises() -> None:
@@ -88,7 +61,7 @@ def test_a_rolling_update_keeps_its_promises() -> None:
         assert steps[1].endswith("from 0 to 3")
         assert steps[2].endswith("from 10 to 8")
 
-    _play(scenario, replicas=10)
+    play_out(scenario, replicas=10)
 
 
 def test_a_broken_image_stops_the_rollout_and_times_out() -> None:
@@ -108,7 +81,7 @@ def test_a_broken_image_stops_the_rollout_and_times_out() -> None:
         assert replica_set["metadata"]["annotations"]["deployment.kubernetes.io/revision-history"] == "1"
         assert (cluster.condition("Progressing") or {})["reason"] == "NewReplicaSetAvailable"
 
-    _play(scenario, replicas=10, progressDeadlineSeconds=60)
+    play_out(scenario, replicas=10, progressDeadlineSeconds=60)
 
 
 def test_a_third_template_in_the_middle() -> None:
@@ -124,7 +97,7 @@ def test_a_third_template_in_the_middle() -> None:
         assert seen.fewest == 8
         assert seen.most <= 13
 
-    _play(scenario, replicas=10)
+    play_out(scenario, replicas=10)
 
 
 def test_recreate_never_runs_both() -> None:
@@ -141,7 +114,7 @@ def test_recreate_never_runs_both() -> None:
         assert not mixed
         assert cluster.sizes() == {"1": 0, "2": 4}
 
-    _play(scenario, replicas=4, strategy={"type": "Recreate"})
+    play_out(scenario, replicas=4, strategy={"type": "Recreate"})
 
 
 def test_scaling_in_the_middle_is_proportional() -> None:
@@ -157,7 +130,7 @@ def test_scaling_in_the_middle_is_proportional() -> None:
         cluster.set_image("web:1")
         await cluster.complete()
 
-    _play(scenario, replicas=10)
+    play_out(scenario, replicas=10)
 
 
 def test_pause_and_resume() -> None:
@@ -175,7 +148,7 @@ def test_pause_and_resume() -> None:
         await cluster.complete()
         assert cluster.sizes() == {"1": 0, "2": 5}
 
-    _play(scenario)
+    play_out(scenario)
 
 
 def test_min_ready_seconds_are_waited_for() -> None:
@@ -190,7 +163,7 @@ def test_min_ready_seconds_are_waited_for() -> None:
         await cluster.quiet(controllers)
         assert cluster.replica_sets()["2"]["spec"]["minReadySeconds"] == 5
 
-    _play(scenario, minReadySeconds=20)
+    play_out(scenario, minReadySeconds=20)
 
 
 @pytest.mark.parametrize(("wanted", "image"), [("0", "web:2"), ("1", "web:1")])
@@ -215,7 +188,7 @@ def test_rollback_by_annotation(wanted: str, image: str) -> None:
         done = [message for reason, message in cluster.recorded.of("Deployment") if reason == "DeploymentRollback"]
         assert done == [f'Rolled back deployment "web" to revision {2 if wanted == "0" else 1}']
 
-    _play(scenario)
+    play_out(scenario)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +204,7 @@ def test_a_rollback_that_cannot_be(wanted: str, reason: str) -> None:
         assert "deprecated.deployment.rollback.to" not in cluster.deployment()["metadata"]["annotations"]
         assert cluster.sizes() == {"1": 3}
 
-    _play(scenario)
+    play_out(scenario)
 
 
 def test_old_replica_sets_are_cleaned_up() -> None:
@@ -242,7 +215,7 @@ def test_old_replica_sets_are_cleaned_up() -> None:
             await cluster.quiet(controllers)
         assert sorted(cluster.sizes()) == ["4", "5", "6"]
 
-    _play(scenario, revisionHistoryLimit=2)
+    play_out(scenario, revisionHistoryLimit=2)
 
 
 def test_a_hash_collision_takes_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +233,7 @@ def test_a_hash_collision_takes_another_name(monkeypatch: pytest.MonkeyPatch) ->
         assert cluster.deployment()["status"]["collisionCount"] == 1
         assert cluster.sizes() == {"1": 0, "2": 3}
 
-    _play(scenario)
+    play_out(scenario)
 
 
 def test_a_replica_set_that_the_cache_does_not_know_is_used() -> None:
@@ -286,69 +259,6 @@ def test_a_replica_set_that_the_cache_does_not_know_is_used() -> None:
             assert len(cluster.api.all("replicasets")) == 1
             assert "collisionCount" not in cluster.deployment()["status"]
         invariants.check()
-
-    run(play())
-
-
-def test_orphans_are_adopted_and_strangers_released() -> None:
-    async def scenario(cluster: Cluster, controllers: Controllers) -> None:
-        (replica_set,) = cluster.replica_sets().values()
-        pods = cluster.api.all("pods")
-        # A pod that loses its label is released, and replaced.
-        name = pods[0]["metadata"]["name"]
-        cluster.api.patch("pods", "default", name, {"metadata": {"labels": {"pod-template-hash": "other"}}})
-        await cluster.quiet(controllers)
-        assert cluster.api.get("pods", name)["metadata"]["ownerReferences"] == []
-        assert len(cluster.api.all("pods")) == 4
-        # It gets it back: it is adopted, and one too many goes.
-        value = replica_set["metadata"]["labels"]["pod-template-hash"]
-        cluster.api.patch("pods", "default", name, {"metadata": {"labels": {"pod-template-hash": value}}})
-        await cluster.quiet(controllers)
-        assert len(cluster.api.all("pods")) == 3
-        # A ReplicaSet without an owner is adopted by the Deployment.
-        orphaned = replica_set["metadata"]["name"]
-        cluster.api.patch("replicasets", "default", orphaned, {"metadata": {"ownerReferences": []}})
-        await cluster.quiet(controllers)
-        (owner,) = cluster.api.get("replicasets", orphaned)["metadata"]["ownerReferences"]
-        assert owner["uid"] == cluster.deployment()["metadata"]["uid"]
-        assert len(cluster.api.all("replicasets")) == 1
-
-    _play(scenario)
-
-
-def test_pods_that_are_deleted_come_again() -> None:
-    async def scenario(cluster: Cluster, controllers: Controllers) -> None:
-        before = {pod["metadata"]["name"] for pod in cluster.api.all("pods")}
-        for name in list(before)[:2]:
-            cluster.api.delete("pods", "default", name)
-        await cluster.complete()
-        await cluster.quiet(controllers)
-        after = {pod["metadata"]["name"] for pod in cluster.api.all("pods")}
-        assert len(after) == 3
-        assert len(after & before) == 1
-
-    _play(scenario)
-
-
-def test_a_quota_that_refuses_everything_costs_one_request() -> None:
-    async def play() -> None:
-        cluster = Cluster()
-        quota = Forbidden("https://api/pods answered 403: exceeded quota: pods", cause="forbidden", status=403)
-        quota.server_text = "exceeded quota: pods"
-        cluster.api.refuse = lambda verb, resource, body: quota if (verb, resource) == ("create", "pods") else None
-        cluster.deploy(replicas=50)
-        async with running(cluster.api, cluster.recorded) as controllers:
-            await cluster.until(lambda: cluster.condition("ReplicaFailure"))
-            await asyncio.sleep(1)
-            tries = controllers.replica_sets.controller.errors
-            assert cluster.api.requests["create pods"] == tries  # one a sync
-            failure = cluster.condition("ReplicaFailure") or {}
-            assert (failure["reason"], failure["message"]) == ("FailedCreate", "exceeded quota: pods")
-            assert ("FailedCreate", "Error creating: exceeded quota: pods") in cluster.recorded.of("ReplicaSet")
-            cluster.api.refuse = lambda verb, resource, body: None
-            await cluster.complete()
-            await cluster.quiet(controllers)
-            assert cluster.condition("ReplicaFailure") is None
 
     run(play())
 
@@ -393,7 +303,7 @@ def test_a_deployment_that_is_being_deleted_changes_nothing() -> None:
         assert cluster.sizes() == {"1": 3}
         assert cluster.deployment()["status"]["observedGeneration"] == 2
 
-    _play(scenario)
+    play_out(scenario)
 
 
 def test_a_deployment_that_was_deleted_takes_its_pods_along() -> None:
@@ -404,73 +314,7 @@ def test_a_deployment_that_was_deleted_takes_its_pods_along() -> None:
         assert cluster.api.all("pods") == []
         assert len(controllers.replica_sets.expectations) == 0
 
-    _play(scenario)
-
-
-def test_a_server_that_does_not_count_terminating_pods() -> None:
-    async def play() -> None:
-        cluster = Cluster()
-        cluster.api.serves_terminating = False
-        cluster.deploy()
-        async with running(cluster.api, cluster.recorded) as controllers:
-            await cluster.complete()
-            cluster.set_image("web:2")
-            await cluster.complete()
-            await cluster.quiet(controllers)
-            before = cluster.api.writes
-            controllers.resync()
-            await asyncio.sleep(60)
-            assert cluster.api.writes == before
-            assert "terminatingReplicas" not in cluster.deployment()["status"]
-
-    run(play())
-
-
-def test_bursts_come_in_rounds() -> None:
-    async def play() -> None:
-        cluster = Cluster()
-        cluster.deploy(replicas=35)
-        async with running(cluster.api, cluster.recorded, burst=10) as controllers:
-            await cluster.complete()
-            await cluster.quiet(controllers)
-            assert cluster.api.requests["create pods"] == 35
-            cluster.edit({"replicas": 2})
-            await cluster.complete()
-            await cluster.quiet(controllers)
-            assert cluster.api.requests["delete pods"] == 33
-
-    run(play())
-
-
-def test_a_replication_controller() -> None:
-    async def play() -> None:
-        cluster = Cluster()
-        item = {
-            "metadata": {"name": "rc"},
-            "spec": {"replicas": 4, "selector": {"app": "rc"}, "template": pod_template(labels={"app": "rc"})},
-        }
-        cluster.api.create("replicationcontrollers", "default", item)
-        async with running(cluster.api, cluster.recorded) as controllers:
-
-            def status() -> Any:
-                return cluster.api.get("replicationcontrollers", "rc")["status"]
-
-            await cluster.until(lambda: status().get("availableReplicas") == 4)
-            await cluster.quiet(controllers)
-            (owner,) = cluster.api.all("pods")[0]["metadata"]["ownerReferences"]
-            assert (owner["kind"], owner["apiVersion"], owner["controller"]) == ("ReplicationController", "v1", True)
-            assert "terminatingReplicas" not in status()
-            cluster.api.patch("replicationcontrollers", "default", "rc", {"spec": {"replicas": 1}})
-            await cluster.until(lambda: status().get("replicas") == 1)
-            await cluster.quiet(controllers)
-            assert len(cluster.api.all("pods")) == 1
-            assert status()["observedGeneration"] == 2
-            assert (
-                len([1 for reason, _ in cluster.recorded.of("ReplicationController") if reason == "SuccessfulDelete"])
-                == 3
-            )
-
-    run(play())
+    play_out(scenario)
 
 
 def test_an_upgrade_of_the_controller_rolls_nothing_out() -> None:

@@ -1,4 +1,4 @@
-"""Who controls an object: which ones a controller keeps, adopts, releases, or leaves alone. Pure.
+"""Control of objects: which ones a controller keeps, adopts, releases, or leaves alone. Pure.
 
 The acting part is in `kubeproxy.kubernetes.controller.claim`.
 """

@@ -1,4 +1,4 @@
-"""One kind of object kept in a store by a reflector, with handlers that hear of every change.
+"""One kind of object kept in a store by a reflector, with handlers that are called for every change.
 
 Handlers are plain functions that put keys into queues. They are called in the order of the changes of each object,
 after the store has the change. Several changes may be merged into one; an object that was deleted and created again
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 
 class Handler(Protocol[T_contra]):
-    """What hears of changes. Objects are shared and must not be changed."""
+    """Called for every change. Objects are shared and must not be changed."""
 
     def added(self, item: T_contra, /) -> None:
         """An object is new here."""

@@ -1,4 +1,4 @@
-"""Stores, and what handlers hear of."""
+"""Stores, and the calls that handlers get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _version(item: Pod, version: str, **changes: str) -> Pod:
     )
 
 
-class _Heard:
+class _Recorder:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
@@ -37,52 +37,52 @@ class _Heard:
         return calls
 
 
-def _informer() -> tuple[Informer[Pod], _Heard]:
-    informer, heard = pod_informer(), _Heard()
-    informer.add_handler(heard)
-    return informer, heard
+def _informer() -> tuple[Informer[Pod], _Recorder]:
+    informer, seen = pod_informer(), _Recorder()
+    informer.add_handler(seen)
+    return informer, seen
 
 
-def test_changes() -> None:
-    informer, heard = _informer()
+def test_handlers_are_called_for_changes() -> None:
+    informer, seen = _informer()
     assert not informer.synced.is_set()
     informer.replace([pod("a"), pod("b")])
     assert informer.synced.is_set()
-    assert heard.take() == ["+a", "+b"]
+    assert seen.take() == ["+a", "+b"]
     informer.put(_version(pod("a"), "8"))
-    informer.put(_version(pod("a"), "8"))  # told twice
+    informer.put(_version(pod("a"), "8"))  # reported twice
     informer.remove("default/b")
     informer.remove("default/b")
-    assert heard.take() == ["7~8", "-b"]
+    assert seen.take() == ["7~8", "-b"]
 
 
-def test_a_list_tells_what_was_missed() -> None:
-    informer, heard = _informer()
+def test_a_list_shows_what_was_missed() -> None:
+    informer, seen = _informer()
     informer.replace([pod("a"), pod("b"), pod("c")])
-    heard.take()
+    seen.take()
     informer.replace([_version(pod("a"), "9"), pod("b"), pod("d")])
-    assert heard.take() == ["-c", "7~9", "+d"]
+    assert seen.take() == ["-c", "7~9", "+d"]
 
 
 def test_another_object_under_the_same_name() -> None:
-    informer, heard = _informer()
+    informer, seen = _informer()
     informer.put(pod("a"))
     informer.put(_version(pod("a"), "9", uid="another"))
-    assert heard.take() == ["+a", "-a", "+a"]
+    assert seen.take() == ["+a", "-a", "+a"]
 
 
-def test_a_resync_tells_all_again() -> None:
-    informer, heard = _informer()
+def test_a_resync_reports_all_again() -> None:
+    informer, seen = _informer()
     informer.replace([pod("a"), pod("b")])
-    heard.take()
+    seen.take()
     informer.resync()
-    assert heard.take() == ["7~7", "7~7"]
+    assert seen.take() == ["7~7", "7~7"]
 
 
-def test_a_late_handler_hears_of_what_is_there() -> None:
+def test_a_late_handler_gets_what_is_there() -> None:
     informer, _ = _informer()
     informer.put(pod("a"))
-    late = _Heard()
+    late = _Recorder()
     informer.add_handler(late)
     assert late.take() == ["+a"]
 
@@ -90,19 +90,19 @@ def test_a_late_handler_hears_of_what_is_there() -> None:
 def test_a_handler_that_fails_does_not_stop_the_others() -> None:
     informer = pod_informer()
 
-    class Failing(_Heard):
+    class Failing(_Recorder):
         def added(self, item: Pod) -> None:
             raise RuntimeError("broken")
 
         def updated(self, old: Pod, new: Pod) -> None:
             raise RuntimeError("broken")
 
-    heard = _Heard()
+    seen = _Recorder()
     informer.add_handler(Failing())
-    informer.add_handler(heard)
+    informer.add_handler(seen)
     informer.put(pod("a"))
     informer.put(_version(pod("a"), "8"))
-    assert heard.take() == ["+a", "7~8"]
+    assert seen.take() == ["+a", "7~8"]
 
 
 def test_indexes() -> None:
