@@ -50,6 +50,8 @@ class Holder(NamedTuple):
     pid: int | None = None
     """None: unknown, as for a process of a hidden process namespace."""
     command: str = ""
+    listening: bool = True
+    """False: it only has the port, as a UDP socket does."""
 
     def __str__(self) -> str:
         """In the words of a message."""
@@ -59,8 +61,11 @@ class Holder(NamedTuple):
 
     @property
     def ours(self) -> bool:
-        """Whether it may be another run of this very program."""
-        return self.uid == os.geteuid() and (self.pid is None or "kubeproxy" in self.command)
+        """Whether it may be another instance of this program, which reserves such ports but never listens at them."""
+        if self.uid != os.geteuid():
+            return False
+        # Without CAP_SYS_PTRACE the process of a socket stays unknown.
+        return not self.listening if self.pid is None else "kubeproxy" in self.command
 
 
 class Holders:
@@ -79,7 +84,7 @@ class Holders:
         for uid, inode in sorted(set(_sockets(protocol, address, port))):
             privileged = uid in (0, os.geteuid()) or port < _first_unprivileged()
             pid, command = self._process_of(inode)
-            found[Holder(uid, privileged, pid, command)] = None
+            found[Holder(uid, privileged, pid, command, protocol is Protocol.TCP)] = None
         return tuple(found)
 
     def _process_of(self, inode: int) -> tuple[int | None, str]:

@@ -536,7 +536,6 @@ import asyncio
 import contextlib
 from kubeproxy.model.errors import KernelError
 from kubeproxy.model import Destination, Protocol
-from kubeproxy.netfilter.conntrack import kernel as conntrack_kernel, conntrack_wire
 from kubeproxy.netfilter.conntrack.reconcile import Flow
 from kubeproxy.netfilter.conntrack.kernel import KernelConntrack
 from kubeproxy.netfilter.ruleset import RuleSet
