@@ -71,6 +71,8 @@ class Api:
         self.writes = 0
         self.watch_delay_s: Callable[[], float] = lambda: 0.0
         """How late an event reaches a watch."""
+        self.repeat: Callable[[], bool] = lambda: False
+        """Whether an event is sent twice."""
         self.latency_s: Callable[[], float] = lambda: 0.001
         self.refuse: Callable[[str, str, Json], Exception | None] = lambda verb, resource, body: None
         """An error in place of a write."""
@@ -172,6 +174,8 @@ class Api:
                 if self._cut[resource] != cut:
                     raise Unreachable("the watch was cut off", cause="cut")
                 yield line
+                if self.repeat():
+                    yield line
             log.wake.clear()
             try:
                 async with asyncio.timeout_at(end):

@@ -16,7 +16,7 @@ from kubeproxy.kubernetes.client.errors import ApiError, Overloaded, Unreachable
 from tests.workloads.api import Api, Json
 from tests.workloads.cluster import Cluster, Controllers, is_complete, pod_template, running
 from tests.workloads.invariants import Availability, Invariants
-from tests.workloads.virtual_time import run
+from tests.workloads.virtual_time import jump, run
 
 HISTORIES = int(os.environ.get("KUBEPROXY_HISTORIES", "25"))
 
@@ -67,6 +67,8 @@ class History:
         late_s = random.choice([0.0, 0.0, 0.2, 3.0])
         cluster.api.watch_delay_s = lambda: random.uniform(0, late_s)
         cluster.api.latency_s = lambda: random.uniform(0, 0.05)
+        repeated = random.choice([0.0, 0.0, 0.3])
+        cluster.api.repeat = lambda: random.random() < repeated
         cluster.kubelet.ready_s = random.uniform(0.1, 5)
         cluster.kubelet.stop_s = random.uniform(0.1, 10)
         self.faults.share = random.choice([0.0, 0.05, 0.3])
@@ -104,6 +106,7 @@ class History:
             cluster.api.cut_watches,
             lambda: cluster.api.cut_watches(expire=True),
             self.go_away,
+            lambda: jump(random.choice([-3600.0, -5.0, 5.0, 3600.0])),
         ]
         action = random.choice(actions)
         self.told.append(getattr(action, "__name__", "?"))

@@ -40,12 +40,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.skipped
 
 
+class _Wall:
+    """By how much the time of day was set forward or back."""
+
+    jumped_s = 0.0
+
+
+def jump(seconds: float) -> None:
+    """The time of day is set forward (or, negative, back), until the end of the scenario."""
+    _Wall.jumped_s += seconds
+
+
 def run(scenario: Coroutine[Any, Any, T]) -> T:
     """Run a scenario in virtual time."""
+    _Wall.jumped_s = 0.0
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(scenario)
 
 
 def unix_time() -> float:
     """The time of day in the scenario, in Unix seconds."""
-    return EPOCH + asyncio.get_running_loop().time()
+    return EPOCH + _Wall.jumped_s + asyncio.get_running_loop().time()
