@@ -52,11 +52,8 @@ def age_key(replica_set: ReplicaSet) -> tuple[str, str]:
 
 def find_new(deployment: Deployment, replica_sets: Iterable[ReplicaSet]) -> ReplicaSet | None:
     """The ReplicaSet with the Deployment's template. Of several the oldest, so that every controller takes the same."""
-    wanted = template.normalized(deployment.spec.template)
-    for replica_set in by_age(replica_sets):
-        if template.normalized(replica_set.spec.template) == wanted:
-            return replica_set
-    return None
+    wanted = template.canonical(deployment.spec.template)
+    return next((each for each in by_age(replica_sets) if template.canonical(each.spec.template) == wanted), None)
 
 
 def others(replica_sets: Iterable[ReplicaSet], new: ReplicaSet | None) -> list[ReplicaSet]:

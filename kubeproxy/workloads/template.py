@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -45,11 +46,20 @@ def normalized(template: msgspec.Raw) -> dict[str, Any]:
     return pruned
 
 
+@lru_cache(maxsize=1024)
+def _canonical(template: bytes) -> bytes:
+    """The text that all equal templates share. Kept, because every sync compares the same few templates."""
+    return msgspec.json.encode(normalized(msgspec.Raw(template)), order="sorted")
+
+
+def canonical(template: msgspec.Raw) -> bytes:
+    """The text that all equal templates share, without the label pod-template-hash."""
+    return _canonical(bytes(template))
+
+
 def equal(one: msgspec.Raw, other: msgspec.Raw) -> bool:
     """Whether two templates make the same pods."""
-    if one == other:
-        return True
-    return normalized(one) == normalized(other)
+    return canonical(one) == canonical(other)
 
 
 def template_hash(template: msgspec.Raw, collisions: int | None) -> str:
@@ -58,7 +68,7 @@ def template_hash(template: msgspec.Raw, collisions: int | None) -> str:
     32-bit FNV-1a as upstream's, but over canonical JSON: the controller of another version finds ReplicaSets by their
     templates, never by this value.
     """
-    text = msgspec.json.encode(normalized(template), order="sorted")
+    text = canonical(template)
     value = 2166136261
     for byte in text + (b"" if collisions is None else collisions.to_bytes(8, "little")):
         value = (value ^ byte) * 16777619 & 0xFFFFFFFF
@@ -81,9 +91,20 @@ def without_hash(template: msgspec.Raw) -> dict[str, Any]:
     return found
 
 
+class _LabelledMeta(msgspec.Struct):
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _Labelled(msgspec.Struct):
+    metadata: _LabelledMeta = msgspec.field(default_factory=_LabelledMeta)
+
+
+_decode_labels = msgspec.json.Decoder(_Labelled).decode
+
+
 def labels_of(template: msgspec.Raw) -> dict[str, str]:
     """The labels of a template's pods."""
-    return dict((template_of(template).get("metadata") or {}).get("labels") or {})
+    return _decode_labels(template).metadata.labels
 
 
 def _prune(key: str, value: Any, *, quantities: bool) -> Any:
