@@ -108,7 +108,7 @@ class History:
             self.go_away,
             lambda: jump(random.choice([-3600.0, -5.0, 5.0, 3600.0])),
         ]
-        action = random.choice(actions)
+        action: Callable[[], object] = random.choice(actions)
         self.told.append(getattr(action, "__name__", "?"))
         action()
 
