@@ -51,7 +51,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "An HTTP server got no descriptor or memory for a connection.",
         "[KubeproxyDescriptorsLow](operations.md#kubeproxydescriptorslow)",
     ),
-    "cannot be brought up to date; what works goes on working, and it is tried again": (
+    "update failed, retrying": (
         "`part` (data plane, netfilter, conntrack) refuses changes; `reason` is the kernel's or the worker's.",
         "[KubeproxySyncFailing](operations.md#kubeproxysyncfailing)",
     ),
@@ -87,7 +87,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "After a takeover with another packet filter the old rules are still there.",
         "`reason`; then `kubeproxy cleanup` of the old adapter's rules by hand.",
     ),
-    "cannot see where the rules lead": (
+    "cannot read redirects": (
         "The rules cannot be read back, so a younger instance is not recognized by them. It is tried again.",
         "Repair what `reason` names.",
     ),
@@ -107,7 +107,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "There is no memory for more clients; new ones wait.",
         "[KubeproxyMemoryShortage](operations.md#kubeproxymemoryshortage)",
     ),
-    "clients that keep their UDP sockets may be answered by nobody": (
+    "cannot delete UDP flows": (
         "At a stop, old UDP flows could not be deleted.",
         "`conntrack -D -p udp` for the Services' addresses, if clients get no answer.",
     ),
@@ -212,7 +212,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The affinity of the predecessor could not be fetched.",
         "Nothing; clients may change their endpoint once.",
     ),
-    "somebody else has changed our packet filter or routing rules; they are looked at, and put right": (
+    "rules changed by another process, restoring": (
         "Another program changed our rules; they are restored.",
         "[Rules change by themselves](troubleshooting.md#rules-change-by-themselves)",
     ),

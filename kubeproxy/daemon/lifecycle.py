@@ -19,7 +19,7 @@ from typing import cast
 import structlog
 import uvloop
 
-from kubeproxy.config.reload import compare, take_over
+from kubeproxy.config.reload import compare, effective
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon import startup_progress
 from kubeproxy.daemon.admin import AdminServers
@@ -48,7 +48,7 @@ from kubeproxy.daemon.takeover.takeover import OwnerCallbacks, Takeover
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.model.errors import ConfigError, KernelError, KubeproxyError
 from kubeproxy.model.version import __version__
-from kubeproxy.netfilter.cleanup import cleanup_all, disarm
+from kubeproxy.netfilter.cleanup import cleanup_all, pause_stale_rules
 from kubeproxy.netfilter.conntrack import sysctls
 from kubeproxy.netfilter.conntrack.kernel import KernelConntrack
 from kubeproxy.netfilter.conntrack.reconcile import NoConntrack
@@ -209,7 +209,7 @@ class Daemon:
     async def _disarm(self) -> None:
         """Whatever rules are there lead to ports that are nobody's, or will be somebody else's."""
         try:
-            for adapter in await disarm():
+            for adapter in await pause_stale_rules():
                 log.info("clients wait until we serve: rules of an earlier run led them to nobody", adapter=adapter)
         except KernelError as error:
             log.warning("rules of an earlier run stay until ours are in force", reason=str(error))
@@ -255,10 +255,10 @@ class Daemon:
             data_plane=self._data_plane,
             health=self._health,
             metrics=self._metrics,
-            elsewhere={**self._host_state.complaints, "log": setup.complaint, "kubernetes": self._sources.complaint},
+            checks={**self._host_state.complaints, "log": setup.writer_problem, "kubernetes": self._sources.complaint},
         )
-        self._tasks.start(kept_running("monitor", monitor.look), name="monitor")
-        self._tasks.start(monitor.beat(), name="loop lag")
+        self._tasks.start(kept_running("monitor", monitor.run), name="monitor")
+        self._tasks.start(monitor.measure_lag(), name="loop lag")
         self._access_log = AccessLog(self._data_plane.ended, on_lost=self._metrics.access_log_lost)
         self._use_access_log()
         self._tasks.start(kept_running("access log", self._access_log.run), name="access log")
@@ -362,7 +362,7 @@ class Daemon:
                 log.error("configuration is faulty; the old one stays", fault=fault)
             return
         difference = compare(self._configuration, new)
-        self._configuration = new = take_over(self._configuration, new)
+        self._configuration = new = effective(self._configuration, new)
         setup.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
         self._proxier.set_periods(periods(new))
         self._proxier.set_port_range(port_range(new))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget, Share
 from kubeproxy.dataplane.resources.memory_reserve import MemoryReserve
 from kubeproxy.dataplane.resources.pipe_pool import PipePool
 from kubeproxy.model import FrontendName
+from kubeproxy.runtime.histogram import Histogram
 
 
 class Abortable(Protocol):
@@ -76,21 +76,6 @@ class FrontendCounters:
         self.bytes_out = [0]
 
 
-class DialTimes:
-    """Histogram of the time from accept to an endpoint's answer, over all frontends."""
-
-    __slots__ = ("counts", "seconds")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(DIAL_BUCKETS_S) + 1)
-        self.seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count one answer."""
-        self.counts[bisect_left(DIAL_BUCKETS_S, seconds)] += 1
-        self.seconds += seconds
-
-
 class Context:
     """One reactor, its budgets, settings and live connections."""
 
@@ -111,7 +96,8 @@ class Context:
         self.lag = Lag(reactor)
         self.probes: set[Abortable] = set()
         """Probes in progress."""
-        self.dial_times = DialTimes()
+        self.dial_times = Histogram(DIAL_BUCKETS_S)
+        """From accept to an endpoint's answer, over all frontends."""
         self.ports_exhausted = 0
         """Dials that failed because all of this host's ports towards the endpoint were in use."""
         self.looped = 0

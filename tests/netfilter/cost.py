@@ -1,6 +1,6 @@
-"""What the adapters cost.
+"""Measures the costs of the adapters.
 
-    python -m tests.netfilter.cost [SERVICES]      (as root; 10,000 unless said otherwise)
+    python -m tests.netfilter.cost [SERVICES]      (as root; 10,000 by default)
 
 On a host of its own, each adapter is given that many services, and then one change at a time. For each step the median
 of several: the time it takes, and the processor time of this process and of the programs that it runs.
@@ -24,7 +24,7 @@ from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from kubeproxy.netfilter.with_routing import Routed
+from kubeproxy.netfilter.with_routing import WithRouting
 from tests.netfilter.stage import destination, rule_set
 from tests.support.lab import Host
 
@@ -32,7 +32,7 @@ ROUNDS = 7
 
 
 def rules(services: int, *, refused: int = 0) -> RuleSet:
-    """That many services with one TCP port each, of which some have no endpoints."""
+    """So many Services with one TCP port each, some without endpoints."""
     redirects = {
         destination(f"10.{100 + (number >> 16)}.{number >> 8 & 255}.{number & 255}", Protocol.TCP): 10_000 + number
         for number in range(services)
@@ -42,7 +42,7 @@ def rules(services: int, *, refused: int = 0) -> RuleSet:
 
 
 def cpu() -> float:
-    """Processor seconds of this process and of its children that have ended."""
+    """The CPU seconds of this process and of its ended children."""
     return sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -50,7 +50,7 @@ def cpu() -> float:
 
 
 async def measure(what: str, steps: Sequence[Callable[[], Awaitable[object]]]) -> None:
-    """Do each step and print the medians."""
+    """Run each step and print the medians."""
     times, cpus = [], []
     for step in steps:
         begun, used = time.perf_counter(), cpu()
@@ -61,7 +61,7 @@ async def measure(what: str, steps: Sequence[Callable[[], Awaitable[object]]]) -
 
 
 async def go(netfilter: Netfilter, services: int) -> None:
-    """One adapter."""
+    """Measure one adapter."""
     print(f"{netfilter.name}, {services:,} services")
     full, less, refusing = rules(services), rules(services - 1), rules(services, refused=1)
     try:
@@ -82,12 +82,12 @@ async def go(netfilter: Netfilter, services: int) -> None:
 
 
 def main() -> None:
-    """Both adapters."""
+    """Measure both adapters."""
     services = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     with tempfile.NamedTemporaryFile() as lock, Host("node") as node, node.entered():
         os.environ["XTABLES_LOCKFILE"] = lock.name
         for adapter in (Nftables, Iptables):
-            asyncio.run(go(Routed(adapter()), services))
+            asyncio.run(go(WithRouting(adapter()), services))
 
 
 if __name__ == "__main__":

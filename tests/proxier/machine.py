@@ -1,4 +1,4 @@
-"""What state machines around a Node have in common."""
+"""The common base of state machines around a Node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.proxier.node import Node
 class NodeMachine(RuleBasedStateMachine):
     """A Node, and a loop that it alone runs on.
 
-    The loop is made by the first `wait`, not with the machine: whoever makes a machine tears it down only if making it
+    The loop is made by the first `wait`, not with the machine: a caller tears a machine down only if making it
     succeeded. And it is closed with the machine, even if the Node does not stand up to its last examination.
     """
 
@@ -24,7 +24,7 @@ class NodeMachine(RuleBasedStateMachine):
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
     def wait(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Until it is done."""
+        """Run a coroutine to its end."""
         self._runner.run(coroutine)
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""A node without a kernel: a Proxier among fakes, and time that passes when it is told to."""
+"""A node without a kernel: a Proxier among fakes, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE = "kubernetes"
 
 
 class FakeClock:
-    """Stands still until it is moved."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -47,12 +47,12 @@ class FakeClock:
 
     @property
     def idle(self) -> bool:
-        """Whether somebody waits, and has nothing to wake for."""
+        """Whether a task waits and its event is not set."""
         return self._waiting is not None and not self._waiting[0].is_set() and self.time < self._waiting[1]
 
     @property
     def next_at(self) -> float:
-        """What time is waited for."""
+        """The time for which a task waits."""
         assert self._waiting is not None
         return self._waiting[1]
 
@@ -98,7 +98,7 @@ class Diary:
 
 
 class Node:
-    """Everything that a test of the proxier needs, and a few ways to look at it."""
+    """A proxier with its fakes, and helpers to inspect them."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Node:
         self._tasks.start(self.proxier.run(), name="proxier")
 
     async def rest(self) -> None:
-        """Until the proxier waits, for time or for news."""
+        """Run until the proxier waits, for time or for changes."""
         for _ in range(100_000):
             assert not self.crashes, self.crashes
             if self.clock.idle:
@@ -162,12 +162,12 @@ class Node:
         raise AssertionError("the proxier finds no rest")
 
     async def pass_time(self, by_s: float) -> None:
-        """Let time pass, and what is due happen."""
+        """Let time pass, and run what is due."""
         self.clock.move(by_s)
         await self.rest()
 
     async def close(self) -> None:
-        """Stop, and hold the proxier to having given everything back."""
+        """Stop, and check that the proxier has released everything."""
         try:
             await self.proxier.stop(cleanup=False)
             self.proxier.close()
@@ -177,15 +177,15 @@ class Node:
         assert not self.crashes, self.crashes
 
     def proxy_port(self, name: FrontendName) -> int:
-        """Where a frontend listens."""
+        """The proxy port of a frontend."""
         return self.data_plane.listening[name].port
 
     def answers(self, where: str) -> tuple[Target, ...] | Fate:
-        """Who answers a client that sends to `where` now; if nobody, its fate."""
+        """The endpoints that answer a client of `where` now; without any, its fate."""
         met = self.netfilter.trace(destination(where))
         if met.fate is not Fate.PROXIED:
             return met.fate
         for name, listen in self.data_plane.listening.items():
             if (listen.protocol, listen.port) == (destination(where).protocol, met.proxy_port):
                 return self.data_plane.endpoints[name].endpoints
-        raise AssertionError(f"the rules lead {where} to port {met.proxy_port}, where nobody listens")
+        raise AssertionError(f"the rules lead {where} to port {met.proxy_port}, which has no listener")

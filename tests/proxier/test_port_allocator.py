@@ -1,4 +1,4 @@
-"""Proxy ports: never in two hands, stepped over when somebody else has them, used again late."""
+"""Proxy ports: never allocated twice, skipped when another process has them, used again late."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TCP, UDP = Protocol.TCP, Protocol.UDP
 
 
 def take(ports: Ports, count: int, protocol: Protocol = TCP) -> list[Reservation]:
-    """Reservations in a row."""
+    """So many reservations."""
     return [ports.reserve(protocol, ANY4) for _ in range(count)]
 
 
 class TestRange:
-    def test_a_range_of_one_is_handed_out_once_and_again_after_its_release(self) -> None:
+    def test_a_range_of_one_port_is_allocated_once_and_again_after_its_release(self) -> None:
         """kube-proxy's TestRangeAllocatorFullyAllocated."""
         ports = Ports(FakePortReserver(), PortRange(1, 1))
         (only,) = take(ports, 1)
@@ -30,21 +30,21 @@ class TestRange:
         ports.release(TCP, only)
         assert ports.reserve(TCP, ANY4).port == 1
 
-    def test_all_of_a_range_are_handed_out_each_once(self) -> None:
+    def test_all_ports_of_a_range_are_allocated_once(self) -> None:
         """kube-proxy's TestRangeAllocator_RandomishAllocation."""
         ports = Ports(FakePortReserver(), PortRange(1, 100))
         assert sorted(reservation.port for reservation in take(ports, 100)) == list(range(1, 101))
         with pytest.raises(NoPort):
             ports.reserve(TCP, ANY4)
 
-    def test_a_freed_port_comes_back_last(self) -> None:
+    def test_a_released_port_is_used_again_last(self) -> None:
         ports = Ports(FakePortReserver(), PortRange(1, 4))
         first, second = take(ports, 2)
         ports.release(TCP, second)
         ports.release(TCP, first)
         assert [reservation.port for reservation in take(ports, 4)] == [3, 4, 2, 1]
 
-    def test_ports_of_others_are_stepped_over_and_taken_when_freed(self) -> None:
+    def test_ports_of_other_processes_are_skipped_and_used_when_freed(self) -> None:
         reserver = FakePortReserver()
         reserver.taken = {(TCP, 1), (TCP, 3)}
         ports = Ports(reserver, PortRange(1, 4))
@@ -60,7 +60,7 @@ class TestRange:
         assert ports.reserve(TCP, ANY6).port == 2
 
     @pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
-    def test_what_no_other_port_would_mend_is_said_and_loses_none(self, number: int) -> None:
+    def test_an_error_for_all_ports_is_reported_and_loses_no_port(self, number: int) -> None:
         reserver = FakePortReserver()
         reserver.error = OSError(number, "no")
         ports = Ports(reserver, PortRange(1, 2))
@@ -71,7 +71,7 @@ class TestRange:
 
 
 class TestChangeOfRange:
-    def test_ports_in_use_stay_and_do_not_come_back_when_they_are_outside(self) -> None:
+    def test_ports_in_use_outside_a_new_range_stay_and_are_not_used_again(self) -> None:
         ports = Ports(FakePortReserver(), PortRange(1, 1))
         (old,) = take(ports, 1)
         ports.use_range(PortRange(5, 5))
@@ -80,7 +80,7 @@ class TestChangeOfRange:
         with pytest.raises(NoPort):
             ports.reserve(TCP, ANY4)
 
-    def test_ports_in_use_are_not_handed_out_again_when_they_are_inside(self) -> None:
+    def test_ports_in_use_inside_a_new_range_are_not_allocated_again(self) -> None:
         reserver = FakePortReserver()
         ports = Ports(reserver, PortRange(1, 2))
         first, _ = take(ports, 2)
@@ -93,7 +93,7 @@ class TestChangeOfRange:
         with pytest.raises(NoPort):
             ports.reserve(TCP, ANY6)
 
-    def test_a_port_freed_before_its_turn_is_handed_out_once(self) -> None:
+    def test_a_port_freed_before_its_turn_is_allocated_once(self) -> None:
         ports = Ports(FakePortReserver(), PortRange(1, 3))
         _, _, third = take(ports, 3)
         ports.use_range(PortRange(2, 4))
@@ -117,18 +117,18 @@ class TestKernelsChoice:
         assert ports.reserve(TCP, ANY6).port == 50000
         assert len(reserver.held) == 2
 
-    def test_a_number_just_freed_is_avoided_while_there_are_others(self) -> None:
+    def test_a_port_just_released_is_avoided_while_there_are_others(self) -> None:
         reserver = FakePortReserver(kernel_choice=iter([40000, 40000, 50000]))
         ports = Ports(reserver, None)
         ports.release(TCP, ports.reserve(TCP, ANY4))
         assert ports.reserve(TCP, ANY4).port == 50000
 
-    def test_but_taken_when_there_are_none(self) -> None:
+    def test_a_recent_port_is_used_when_there_are_no_others(self) -> None:
         reserver = FakePortReserver(kernel_choice=iter([40000, 40000]))
         ports = Ports(reserver, None)
         ports.release(TCP, ports.reserve(TCP, ANY4))
         assert ports.reserve(TCP, ANY4).port == 40000
-        with pytest.raises(NoPort, match="the kernel gives no TCP port"):
+        with pytest.raises(NoPort, match="the kernel has no free TCP port"):
             ports.reserve(TCP, ANY4)
 
     def test_only_numbers_of_the_other_family_are_none(self) -> None:
