@@ -23,7 +23,7 @@ from kubeproxy.daemon.takeover.protocol import heard, receive_first
 from kubeproxy.dataplane.messages import Binding
 from kubeproxy.model import Target
 from kubeproxy.runtime import net_admin
-from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, says
+from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, sends
 
 CONTROL = """if True:
     import asyncio, json, sys
@@ -106,7 +106,7 @@ class Owner:
     tasks: list[asyncio.Future[None]]
     server: ControlSocket | None = None
     proves: bool = True
-    """Whether it proves that it may send them away."""
+    """Whether it proves CAP_NET_ADMIN."""
 
     async def listen(self) -> None:
         self.server = ControlSocket(self.name)
@@ -175,7 +175,7 @@ async def connected(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asy
 
 
 async def test_orphans_serve_and_exit_after_the_grace_period() -> None:
-    async with endpoint(says("hello")) as target, orphans(target, grace_s=1.0) as left:
+    async with endpoint(sends("hello")) as target, orphans(target, grace_s=1.0) as left:
         for _ in range(10):
             assert await ask(left.address) == "hello"
         assert left.alive == left.pids
@@ -214,7 +214,7 @@ async def test_orphans_send_their_affinity_bindings(owner: Owner) -> None:
         await reader.read()
         writer.close()
 
-    async def told(reader: asyncio.StreamReader) -> list[Binding]:
+    async def bindings(reader: asyncio.StreamReader) -> list[Binding]:
         found: list[Binding] = []
         while "told" not in (message := json.loads(await reader.readline())):
             piece = heard(message)
@@ -223,7 +223,7 @@ async def test_orphans_send_their_affinity_bindings(owner: Owner) -> None:
             found += piece.bindings
         return found
 
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name, affinity_timeout_s=600) as left:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name, affinity_timeout_s=600) as left:
         for some in chunked(sorted(clients), 100):
             await asyncio.gather(*map(come, some))
         await owner.listen()
@@ -231,7 +231,7 @@ async def test_orphans_send_their_affinity_bindings(owner: Owner) -> None:
         for _ in range(2):
             owner.say(b'{"recall": true}\n')
             await asyncio.wait_for(come("127.2.0.1"), 30)
-            found = [await asyncio.wait_for(told(reader), 30) for reader in owner.readers]
+            found = [await asyncio.wait_for(bindings(reader), 30) for reader in owner.readers]
             assert sorted(binding.client for each in found for binding in each) == sorted(clients)
             for each in found:
                 assert each
@@ -263,7 +263,7 @@ async def test_a_retired_orphan_resets_connections_after_the_shutdown_grace(owne
     "end", [Owner.hang_up, lambda owner: owner.say(b"garbage\n" + b"x" * 5000)], ids=["closes", "sends garbage"]
 )
 async def test_orphans_leave_an_invalid_owner_and_look_again(owner: Owner, end: Callable[[Owner], None]) -> None:
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         end(owner)
@@ -274,7 +274,7 @@ async def test_orphans_leave_an_invalid_owner_and_look_again(owner: Owner, end: 
 
 
 async def test_a_connected_owner_stops_the_grace_period_until_it_closes(owner: Owner) -> None:
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name, grace_s=1.0) as left:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name, grace_s=1.0) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         async with orphans(target, grace_s=1.0) as lonely:
@@ -285,18 +285,18 @@ async def test_a_connected_owner_stops_the_grace_period_until_it_closes(owner: O
         await eventually(lambda: not left.alive)
 
 
-async def test_sigterm_ends_them() -> None:
-    async with endpoint(says("hello")) as target, orphans(target) as left:
+async def test_sigterm_ends_orphans() -> None:
+    async with endpoint(sends("hello")) as target, orphans(target) as left:
         for pid in left.pids:
             os.kill(pid, signal.SIGTERM)
         await eventually(lambda: not left.alive)
         assert await refused(left.address)
 
 
-async def test_an_owner_that_proves_nothing_does_not_send_them_away(owner: Owner) -> None:
+async def test_an_owner_without_proof_does_not_retire_orphans(owner: Owner) -> None:
     """Finding 3: a process of the same user without CAP_NET_ADMIN."""
     owner.proves = False
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         owner.say(b'{"retire": true}\n')
@@ -310,12 +310,12 @@ async def test_an_owner_that_proves_nothing_does_not_send_them_away(owner: Owner
         await eventually(lambda: not left.alive)
 
 
-async def test_a_false_owner_does_not_keep_them_from_the_true_one(owner: Owner) -> None:
-    """It listens under an older name, and says nothing."""
+async def test_a_false_owner_does_not_keep_orphans_from_the_true_one(owner: Owner) -> None:
+    """It listens under an older name, and sends nothing."""
     false = ControlSocket(owner.name)
     false.listen(lambda sock: held.append(sock))
     held: list[socket.socket] = []
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name) as left:
         await eventually(lambda: len(held) == 2)
         await owner.listen()
         await eventually(lambda: len(owner.writers) == 2)
@@ -349,7 +349,7 @@ async def test_another_users_retire_is_ignored() -> None:
     assert impostor.stdout is not None
     try:
         await asyncio.wait_for(impostor.stdout.readline(), 30)
-        async with endpoint(says("hello")) as target, orphans(target, owner=name, grace_s=2.0) as left:
+        async with endpoint(sends("hello")) as target, orphans(target, owner=name, grace_s=2.0) as left:
             began = asyncio.get_running_loop().time()
             await eventually(lambda: not left.alive)
             assert asyncio.get_running_loop().time() - began > 1.0, "they were sent away"
