@@ -40,9 +40,10 @@ def make_data_plane(
 
 def _tell(end: WorkerEnd) -> None:
     log.error(
-        "a worker has ended; its connections are lost, another takes its place",
+        "worker process has ended",
         worker=end.number,
         pid=end.pid,
         reason=end.reason,
+        effect="its connections are lost",
         restarts_in_s=end.restarts_in_s,
     )

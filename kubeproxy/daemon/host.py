@@ -70,8 +70,9 @@ class HostState:
         self._can_preserve = not reasons
         if reasons:
             log.warning(
-                "cannot dial endpoints from clients' addresses; they will see this node's",
+                "cannot preserve client addresses",
                 reason="; ".join(reasons),
+                effect="endpoints see this node's addresses",
                 remedy="CAP_NET_RAW, or --preserve-client-address=never",
             )
 
@@ -82,7 +83,8 @@ class HostState:
             reasons.append(f"{netfilter.name}: {reason}")
         if reasons and netfilter.name != "none":
             log.info(
-                "the packet filter does not look whose socket listens at a proxy port; goes on without",
+                "cannot guard listening sockets",
+                effect="netfilter does not check which process listens at a proxy port",
                 reason="; ".join(reasons),
             )
         return not reasons

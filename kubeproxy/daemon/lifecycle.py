@@ -14,7 +14,6 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import cast
 
 import structlog
 import uvloop
@@ -44,7 +43,8 @@ from kubeproxy.daemon.sources import Sources, source_names
 from kubeproxy.daemon.takeover import reexec
 from kubeproxy.daemon.takeover.instances import InstanceMarker
 from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
-from kubeproxy.daemon.takeover.takeover import OwnerCallbacks, Takeover
+from kubeproxy.daemon.takeover.server import OwnerCallbacks
+from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.model.errors import ConfigError, KernelError, KubeproxyError
 from kubeproxy.model.version import __version__
@@ -110,6 +110,7 @@ class Daemon:
                 leads_here=lambda: self._proxier.leads_here(),
                 bindings=lambda: self._data_plane.bindings(),
                 yield_all=lambda: self._admin_servers.give_away(),
+                grace_s=lambda: self._configuration.kubeproxy.shutdown_grace.seconds,
             ),
             version=__version__,
             others=self._instance_marker.others,
@@ -175,8 +176,9 @@ class Daemon:
         await self._host_state.look_whether_addresses_can_be_preserved(netfilter)
         self._can_guard_sockets = await self._host_state.can_guard_sockets(netfilter)
         await self._host_state.look_whether_dials_are_marked(netfilter)
-        self._closing.callback(self._instance_marker.close)
+        # The name is released last: an instance that waits for it finds nothing else of this one.
         self._closing.push_async_callback(self._takeover.close)
+        self._closing.callback(self._instance_marker.close)
         # Where no rules lead to us there is nothing to follow one another in, and several may stand side by side.
         self._predecessor = (
             await self._takeover.begin(given_up=self._signals.stop.is_set) if netfilter.name != "none" else None
@@ -187,7 +189,7 @@ class Daemon:
         self._rule_transfer = RuleTransfer(
             netfilter, conntrack, self._takeover, self._data_plane, on_taken=self._on_taken
         )
-        self._netfilter = cast(Netfilter, self._rule_transfer)
+        self._netfilter: Netfilter = self._rule_transfer
         if netfilter.name != "none":
             if self._instance_marker.others():
                 # They serve meanwhile: nothing is taken from them before all is known.
@@ -201,7 +203,7 @@ class Daemon:
         better than none."""
         while not self._rule_transfer.taken.is_set():
             if not self._instance_marker.others():
-                log.warning("those who served before have gone; serves what is known", within_s=START_GRACE_S)
+                log.warning("earlier instances have ended", serving="what is known", within_s=START_GRACE_S)
                 self._tracker.start_within(START_GRACE_S)
                 return
             await asyncio.sleep(OTHERS_LOOK_S)
@@ -210,9 +212,9 @@ class Daemon:
         """Whatever rules are there lead to ports that are nobody's, or will be somebody else's."""
         try:
             for adapter in await disarm():
-                log.info("clients wait until we serve: rules of an earlier run led them to nobody", adapter=adapter)
+                log.info("earlier run's redirects removed, clients wait", adapter=adapter)
         except KernelError as error:
-            log.warning("rules of an earlier run stay until ours are in force", reason=str(error))
+            log.warning("cannot remove earlier run's redirects", reason=str(error))
 
     async def _begin(self) -> None:
         """Everything that runs for as long as we do."""
@@ -230,7 +232,7 @@ class Daemon:
             tasks=self._tasks,
         )
         self._proxier = self._make_proxier(self._netfilter)
-        self._takeover.answer()
+        self._takeover.server.answer()
         self._events.owner_of = self._proxier.owner_of
         self._tracker.notify_node(self._on_node)
         self._closing.push_async_callback(self._tasks.close)
@@ -294,8 +296,8 @@ class Daemon:
             bind=self._host_state.bind,
             guard_sockets=self._can_guard_sockets,
             conntrack=self._rule_transfer,
-            rival_lives=self._takeover.rival_lives,
-            on_rival=self._takeover.yield_to_rival,
+            rival_lives=self._takeover.server.rival_lives,
+            on_rival=self._takeover.server.yield_to_rival,
             observer=ProxierEvents(
                 self._health,
                 self._metrics,
@@ -316,10 +318,10 @@ class Daemon:
             self._notifier.ready(self._status())
         gc.freeze()  # the cluster's objects stay, too
         for failure in sysctls.apply(wanted_conntrack_limits(self._configuration)):
-            log.info("cannot size connection tracking; goes on as it is", reason=failure)
+            log.info("cannot size connection tracking", reason=failure)
         self._tasks.start(kept_running("leftovers", lambda: self._host_state.follow_leftovers(ours)), name="leftovers")
         for removed in await cleanup_all(keep=ours):
-            log.info("removed what an earlier run left", what=removed)
+            log.info("removed leftovers of earlier run", what=removed)
 
     async def _follow_surroundings(self) -> None:
         def on_landing() -> None:
@@ -359,7 +361,7 @@ class Daemon:
             new = await in_thread(self._read_configuration)
         except ConfigError as error:
             for fault in error.faults:
-                log.error("configuration is faulty; the old one stays", fault=fault)
+                log.error("configuration rejected, old one stays", fault=fault)
             return
         difference = compare(self._configuration, new)
         self._configuration = new = take_over(self._configuration, new)
@@ -372,7 +374,7 @@ class Daemon:
         self._use_access_log()
         log.info("configuration reloaded", changed=list(difference.live))
         if difference.restart:
-            log.warning("changed, but only after a restart", fields=list(difference.restart))
+            log.warning("configuration change needs restart", fields=list(difference.restart))
 
     def _use_access_log(self) -> None:
         wanted = self._configuration
@@ -386,12 +388,12 @@ class Daemon:
             words = reexec.command()
             why = reexec.obstacle(
                 workers=isinstance(self._data_plane, WorkerDataPlane),
-                settled=self._rule_transfer.taken.is_set() and not self._takeover.superseded.is_set(),
+                settled=self._rule_transfer.taken.is_set() and not self._takeover.server.superseded.is_set(),
             ) or await reexec.why_not(words)
             if why is not None:
-                log.error("cannot execute itself anew; goes on as it is", reason=why)
+                log.error("re-exec refused", reason=why)
                 continue
-            log.info("executes itself anew; the workers go on meanwhile", command=" ".join(words))
+            log.info("re-executing, workers serve on", command=" ".join(words))
             self._notifier.reloading()
             reexec.renew(words)
 
@@ -401,45 +403,51 @@ class Daemon:
             self._proxier.summary(),
             connections=self._data_plane.open_connections,
             serving=self._proxier.serving.is_set(),
-            stopping=self._signals.stop.is_set(),
+            stopping=self._signals.stop.is_set() or self._takeover.server.stop_requested.is_set(),
         )
 
     def _crashed(self, name: str, error: BaseException) -> None:
-        log.error("a background task ended by an internal error", task=name, exc_info=error)
+        log.error("background task failed", task=name, exc_info=error)
 
     # End
 
     async def _end(self) -> None:
-        """A successor takes over, or the word to stop comes; and though it has come, a successor may still."""
-        await self._tasks.first_of(self._takeover.superseded.wait(), self._signals.stop.wait())
+        """Wait for a takeover or for the request to stop, and shut down. A takeover may come while it drains, too."""
+        server = self._takeover.server
+        await self._tasks.first_of(server.superseded.wait(), self._signals.stop.wait(), server.stop_requested.wait())
         own, clock = self._configuration.kubeproxy, asyncio.get_running_loop().time
         grace_s = own.shutdown_grace.seconds
         ends_at = clock() + grace_s
         shutdown = Shutdown(
             signals=self._signals,
-            takeover=self._takeover,
+            takeover=server,
             proxier=self._proxier,
             data_plane=self._data_plane,
             access_log=self._access_log,
             tasks=self._tasks,
         )
-        if not self._takeover.superseded.is_set():
+        if not server.superseded.is_set():
             self._health.draining()
             self._notifier.stopping(self._status(), takes_s=grace_s)
             await shutdown.wind_down(grace_s)
-        if self._takeover.superseded.is_set():
+        if server.superseded.is_set():
             await shutdown.make_way(max(0.0, ends_at - clock()))
-        else:
-            ours = self._rule_transfer.taken.is_set() or not self._instance_marker.others()
-            rules = rules_at_exit(ours=ours, cleanup_on_exit=own.cleanup_on_exit)
-            await shutdown.leave(rules, within_s=last_s(grace_s))
+            return
+        ours = self._rule_transfer.taken.is_set() or not self._instance_marker.others()
+        requested = server.stop_requested.is_set()  # then clients wait for the other instance
+        rules = rules_at_exit(ours=ours, cleanup_on_exit=own.cleanup_on_exit and not requested)
+        await shutdown.leave(rules, within_s=last_s(grace_s))
+        if requested and not self._signals.stop.is_set():
+            self._instance_marker.close()
+            server.release()
+            await shutdown.remain_if_container_init()
 
     # Takeover
 
     async def _on_taken(self) -> None:
         """The rules lead to us, for the first time."""
         if self._netfilter.name != "none":
-            self._takeover.own()
+            self._takeover.server.own()
         self._takeover.in_force()
         self._data_plane.share(False)
         if self._predecessor is not None:

@@ -52,7 +52,7 @@ def set_oom_score_adj(adjustment: int) -> None:
         Path("/proc/self/oom_score_adj").write_text(str(adjustment), encoding="ascii")
     except OSError as error:
         log.info(
-            "cannot set oomScoreAdj; goes on without",
+            "cannot set oomScoreAdj",
             wanted=adjustment,
             reason=error.strerror,
             remedy="CAP_SYS_RESOURCE, systemd's OOMScoreAdjust=, or --oom-score-adj=0",

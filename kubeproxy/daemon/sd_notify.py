@@ -114,7 +114,7 @@ class Notifier:
             self._unsent.clear()
             if not self._failed:
                 log.warning(
-                    "the service manager cannot be told how we are; of this no more is said",
+                    "cannot notify service manager",
                     socket=self._address.replace("\0", "@"),
                     reason=error.strerror,
                 )

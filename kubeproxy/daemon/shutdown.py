@@ -12,7 +12,7 @@ import structlog
 
 from kubeproxy.daemon.process_limits import CONTAINER_INIT
 from kubeproxy.daemon.signals import Signals
-from kubeproxy.daemon.takeover.takeover import Takeover
+from kubeproxy.daemon.takeover.server import TakeoverServer
 from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.model.errors import KernelError
@@ -67,7 +67,7 @@ class Shutdown:
         self,
         *,
         signals: Signals,
-        takeover: Takeover,
+        takeover: TakeoverServer,
         proxier: Proxier,
         data_plane: LocalDataPlane | WorkerDataPlane,
         access_log: AccessLog,
@@ -90,25 +90,29 @@ class Shutdown:
     async def leave(self, rules: RulesAtExit, *, within_s: float) -> None:
         """Nobody follows yet. Who came last gets a moment, too."""
         if rules is RulesAtExit.LEAVE:
-            log.info("leaves the packet filter's rules alone: they are others', who serve")
+            log.info("rules stay: another instance serves")
         try:
             async with asyncio.timeout(RULES_S):
                 await self._proxier.stop(cleanup=rules is RulesAtExit.REMOVE, pause=rules is RulesAtExit.PAUSE)
         except KernelError as error:
-            log.error("the packet filter's rules stay as they are", reason=str(error))
+            log.error("cannot change rules at exit", reason=str(error))
         except TimeoutError:
-            log.error("the packet filter's rules stay as they are", reason=f"it was not done within {RULES_S:g} s")
+            log.error("cannot change rules at exit", reason=f"it was not done within {RULES_S:g} s")
         await self._let_go(within_s)
 
     async def make_way(self, grace_s: float) -> None:
         """The rules lead to our successor. Who was on the way to us still arrives; then what is open may finish."""
-        log.info("a successor has taken over; draining", open=self._data_plane.open_connections, grace_s=grace_s)
+        log.info("new instance has taken over, draining", open=self._data_plane.open_connections, grace_s=grace_s)
         await self._proxier.stop(cleanup=False)
         self._proxier.release_claims()
         await self._let_go(grace_s)
+        await self.remain_if_container_init()
+
+    async def remain_if_container_init(self) -> None:
+        """As a container's first process wait for SIGTERM: if it ended now, the kubelet would start the container
+        again, and it would take over in its turn."""
         if os.getpid() == CONTAINER_INIT:
-            # Were we to end now, we would be started again, and take over in our turn.
-            log.info("waits to be told to stop, as a container's first process")
+            log.info("container init: waiting for SIGTERM")
             await self._signals.stop.wait()
 
     async def _let_go(self, grace_s: float) -> None:

@@ -33,8 +33,8 @@ class Signals:
 
     def _told_to_stop(self, number: signal.Signals) -> None:
         if self.stop.is_set():
-            log.info("told to stop again: at once", signal=number.name)
+            log.info("signal received: stopping at once", signal=number.name)
             self.at_once.set()
         else:
-            log.info("told to stop", signal=number.name)
+            log.info("signal received: stopping", signal=number.name)
             self.stop.set()

@@ -19,8 +19,16 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
-from kubeproxy.daemon.takeover.protocol import heard, receive_first
+from kubeproxy.daemon.takeover.protocol import HELLOS, receive_first
 from kubeproxy.dataplane.messages import Binding
+from kubeproxy.dataplane.workers.takeover_messages import (
+    FROM_ORPHANS,
+    PROTOCOL,
+    Bindings,
+    Done,
+    OrphanHello,
+    decode,
+)
 from kubeproxy.model import Target
 from kubeproxy.runtime import net_admin
 from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, says
@@ -100,7 +108,7 @@ class Owner:
     """Whoever follows: those who came, and a word for each."""
 
     name: str
-    came: list[dict[str, object]]
+    came: list[OrphanHello]
     writers: list[asyncio.StreamWriter]
     readers: list[asyncio.StreamReader]
     tasks: list[asyncio.Future[None]]
@@ -113,8 +121,8 @@ class Owner:
         self.server.listen(lambda sock: self.tasks.append(asyncio.ensure_future(self.welcome(sock))))
 
     async def welcome(self, sock: socket.socket) -> None:
-        message, descriptors = await receive_first(sock)
-        assert message is not None
+        message, descriptors = await receive_first(sock, HELLOS)
+        assert isinstance(message, OrphanHello)
         assert len(descriptors) == 1
         for descriptor in descriptors:
             if self.proves:
@@ -122,7 +130,7 @@ class Owner:
             else:
                 os.close(descriptor)
         reader, writer = await asyncio.open_unix_connection(sock=sock)
-        self.came.append(dict(message))
+        self.came.append(message)
         self.writers.append(writer)
         self.readers.append(reader)
 
@@ -188,14 +196,14 @@ async def test_whoever_follows_relieves_them(owner: Owner) -> None:
         reader, writer = await connected(left.address)
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
-        assert sorted(owner.came, key=lambda came: left.pids.index(int(str(came["orphan"])))) == [
-            {"orphan": pid, "run": "that run", "recalls": True} for pid in left.pids
+        assert sorted(owner.came, key=lambda came: left.pids.index(came.pid)) == [
+            OrphanHello(PROTOCOL, pid, "that run") for pid in left.pids
         ]
         others = await connected(left.address)
-        owner.say(b'{"retire": false, "hello": 1}\n{"ret')
+        owner.say(b'{"type": "another"}\n{"type": "ret')
         others[1].write(b"y")
         assert await others[0].readexactly(1) == b"y", "they serve on until they are told"
-        owner.say(b'ire": true}\n')
+        owner.say(b'ire"}\n')
         await until_refused(left.address)
         writer.write(b"z")
         assert await reader.readexactly(1) == b"z", "what was open goes on"
@@ -216,11 +224,10 @@ async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) ->
 
     async def told(reader: asyncio.StreamReader) -> list[Binding]:
         found: list[Binding] = []
-        while "told" not in (message := json.loads(await reader.readline())):
-            piece = heard(message)
-            assert piece is not None
-            assert piece.frontend == frontend("web")
-            found += piece.bindings
+        while (message := decode(await reader.readline(), FROM_ORPHANS)) != Done("recall"):
+            assert isinstance(message, Bindings)
+            assert message.bound.frontend == frontend("web")
+            found += message.bound.bindings
         return found
 
     async with endpoint(says("hello")) as target, orphans(target, owner=owner.name, affinity_timeout_s=600) as left:
@@ -229,7 +236,7 @@ async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) ->
         await owner.listen()
         await eventually(lambda: len(owner.readers) == 2)
         for _ in range(2):
-            owner.say(b'{"recall": true}\n')
+            owner.say(b'{"type": "recall"}\n')
             await asyncio.wait_for(come("127.2.0.1"), 30)
             found = [await asyncio.wait_for(told(reader), 30) for reader in owner.readers]
             assert sorted(binding.client for each in found for binding in each) == sorted(clients)
@@ -237,7 +244,7 @@ async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) ->
                 assert each
                 assert {binding.target for binding in each} == {target}
                 assert [binding.age_s for binding in each] == sorted((b.age_s for b in each), reverse=True)
-        owner.say(b'{"retire": true}\n')
+        owner.say(b'{"type": "retire"}\n')
         await eventually(lambda: not left.alive)
 
 
@@ -252,7 +259,7 @@ async def test_who_is_relieved_waits_no_longer_than_the_grace_time(owner: Owner)
         reader, writer = await connected(left.address)
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
-        owner.say(b'{"retire": true}\n')
+        owner.say(b'{"type": "retire"}\n')
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(), 30)
         writer.close()
@@ -269,7 +276,7 @@ async def test_an_owner_that_is_none_is_left_and_another_sought(owner: Owner, en
         end(owner)
         await eventually(lambda: len(owner.came) == 4)
         assert await ask(left.address) == "hello"
-        owner.say(b'{"retire": true}\n')
+        owner.say(b'{"type": "retire"}\n')
         await eventually(lambda: not left.alive)
 
 
@@ -299,14 +306,14 @@ async def test_an_owner_that_proves_nothing_does_not_send_them_away(owner: Owner
     async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
-        owner.say(b'{"retire": true}\n')
+        owner.say(b'{"type": "retire"}\n')
         await eventually(lambda: len(owner.came) == 4)
         assert await ask(left.address) == "hello"
         assert left.alive == left.pids
         owner.proves = True
         owner.hang_up()
         await eventually(lambda: len(owner.writers) == 2)
-        owner.say(b'{"retire": true}\n')
+        owner.say(b'{"type": "retire"}\n')
         await eventually(lambda: not left.alive)
 
 
@@ -319,7 +326,7 @@ async def test_a_false_owner_does_not_keep_them_from_the_true_one(owner: Owner) 
         await eventually(lambda: len(held) == 2)
         await owner.listen()
         await eventually(lambda: len(owner.writers) == 2)
-        owner.say(b'{"retire": true}\n')
+        owner.say(b'{"type": "retire"}\n')
         await eventually(lambda: not left.alive)
     false.close()
     for sock in held:
@@ -336,7 +343,7 @@ IMPOSTOR = """if True:
     while True:
         client, _ = listening.accept()
         with contextlib.suppress(BrokenPipeError):
-            client.sendall(b'{"retire": true}\\n')
+            client.sendall(b'{"type": "retire"}\\n')
 """
 
 

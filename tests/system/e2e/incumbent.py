@@ -12,6 +12,8 @@ from itertools import chain
 
 from kubeproxy.daemon.takeover.control_socket import PREFIX
 from kubeproxy.daemon.takeover.instances import InstanceMarker
+from kubeproxy.daemon.takeover.protocol import Accepted, Busy, Prove
+from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL, Done, TakeoverMessage, encode
 from kubeproxy.runtime import net_admin
 from tests.support.lab import Host
 from tests.system.e2e import kernel
@@ -55,7 +57,7 @@ class Incumbent:
                     net_admin.answer(descriptor)
                 if self.words.count("hello") >= self.busy:
                     challenge = net_admin.Challenge()
-                    socket.send_fds(client, [b'{"prove": true}\n'], [challenge.fileno()])
+                    socket.send_fds(client, [encode(Prove(PROTOCOL, 1, "0"))], [challenge.fileno()])
                     client.recv(4096)
                     proven = challenge.answered
                     challenge.close()
@@ -66,18 +68,18 @@ class Incumbent:
     def _talk(self, client: socket.socket, hello: bytes, before: Set[kernel.Listening]) -> None:
         with client.makefile("rwb") as talk:
             for line in chain([hello], talk):
-                word = json.loads(line)["do"]
+                word = json.loads(line)["type"]
                 new = kernel.listening(self.host) - before
                 self.sights.append(Observation(word, len(new), len(kernel.ours(self.host))))
                 if word == "hello" and self.words.count("hello") <= self.busy:
-                    answer: dict[str, object] = {"busy": True}
+                    answer: TakeoverMessage = Busy(PROTOCOL)
                 elif word == "hello":
-                    answer = {"pid": 1, "version": "0"}
+                    answer = Accepted()
                 else:
-                    answer = {"done": word}
-                talk.write(json.dumps(answer).encode() + b"\n")
+                    answer = Done(word)
+                talk.write(encode(answer))
                 talk.flush()
-                if "busy" in answer or word == "take":
+                if isinstance(answer, Busy) or word == "take":
                     break
 
 
