@@ -30,6 +30,11 @@ LEFTOVERS_LOOK = 10
 more. While there is something we look in each period, so as to be quick to say no more of it once it is gone."""
 
 
+def node_name_of(configuration: Configuration) -> str:
+    """This node's name, as kube-proxy has it: trimmed and in lower case."""
+    return (configuration.hostname_override or socket.gethostname()).strip().lower()
+
+
 class HostState:
     """What is so here. `node` gives the Node object as it was last described."""
 
@@ -39,8 +44,7 @@ class HostState:
         self._can_preserve = False
         self._conntrack_room: usage.ConntrackRoom | None = None
         self._leftovers_complaint: str | None = None
-        # As kube-proxy has it: trimmed and in lower case.
-        self.node_name = (configuration.hostname_override or socket.gethostname()).strip().lower()
+        self.node_name = node_name_of(configuration)
         self.families = _families()
         self.landing = landing_addresses()
         bind = configuration.bind_address

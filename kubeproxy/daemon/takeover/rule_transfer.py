@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import structlog
 
@@ -41,17 +41,20 @@ class RuleTransfer(Netfilter, Conntrack):
         takeover: Takeover,
         data_plane: DataPlane,
         *,
-        on_taken: Callable[[], Awaitable[None]],
+        on_taken: Callable[[], None],
     ) -> None:
         self._netfilter = netfilter
         self._conntrack = conntrack
         self._takeover = takeover
-        self._predecessor = takeover.predecessor
         self._data_plane = data_plane
         self._on_taken = on_taken
         self._applied = False
         self.taken = asyncio.Event()
         """Set when the rules lead to us, and the predecessor has released everything."""
+
+    @property
+    def _predecessor(self) -> Predecessor | None:
+        return self._takeover.predecessor
 
     @property
     def name(self) -> str:
@@ -134,7 +137,7 @@ class RuleTransfer(Netfilter, Conntrack):
                 raise KernelError(f"the predecessor refuses the takeover: {reason}")
             self._predecessor.close()
         self.taken.set()
-        await self._on_taken()
+        self._on_taken()
 
     async def _send_take(self, predecessor: Predecessor) -> str | None:
         """Why the predecessor refuses `Take`, or None.

@@ -426,7 +426,7 @@ async def test_what_a_stranger_sends_along_is_not_kept(name: str) -> None:
 async def test_the_first_transaction_and_its_flows_are_the_handover(name: str) -> None:
     story, taken = Story(), asyncio.Event()
 
-    async def on_taken() -> None:
+    def on_taken() -> None:
         taken.set()
 
     async with process(name, story), process(name) as (successor, _):
@@ -453,7 +453,7 @@ async def test_the_first_transaction_and_its_flows_are_the_handover(name: str) -
 async def test_who_dies_before_the_flows_are_deleted_has_not_taken_over(name: str) -> None:
     story = Story()
 
-    async def on_taken() -> None:
+    def on_taken() -> None:
         raise AssertionError
 
     async with process(name, story):
@@ -486,7 +486,7 @@ async def test_clients_are_known_before_the_rules_lead_them_here(name: str) -> N
             seen = len(plane.sent)
             return await super().apply(wanted, verify=verify)
 
-    async def on_taken() -> None:
+    def on_taken() -> None:
         pass
 
     async with process(name, story), process(name) as (successor, _):
@@ -504,7 +504,7 @@ async def test_an_owner_that_cannot_tell_of_clients_is_followed_all_the_same(nam
     story, taken = Story(), asyncio.Event()
     story.forgets = forgets
 
-    async def on_taken() -> None:
+    def on_taken() -> None:
         taken.set()
 
     async with process(name, story), process(name) as (successor, _):
@@ -533,7 +533,7 @@ async def test_what_the_data_plane_does_not_take_is_no_obstacle(name: str) -> No
     story, plane = Story(), FakeDataPlane()
     story.bound = clients(1)
 
-    async def on_taken() -> None:
+    def on_taken() -> None:
         pass
 
     async with process(name, story), process(name) as (successor, _):

@@ -84,7 +84,7 @@ def test_nothing_serves_before_whoever_serves_already_was_asked(stage: Stage, ne
     with incumbent(stage.node, busy=3) as owner:
         stage.daemon(QUICK, f"--workers={workers}", netfilter=netfilter)
         until(lambda: "take" in owner.words, "it takes over")
-    *asked, hold, take = owner.sights
+    *asked, hold, take = (sight for sight in owner.sights if sight.word != "recall")
     assert [(sight.word, sight.listeners, sight.rules) for sight in asked] == [("hello", 0, 0)] * 4
     assert (hold.word, hold.listeners > 0, hold.rules) == ("hold", True, 0)
     assert (take.word, take.rules > 0) == ("take", True)
