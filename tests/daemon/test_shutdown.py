@@ -75,4 +75,4 @@ async def test_a_packet_filter_that_hangs_does_not_hold_up_the_end(monkeypatch: 
     with capture_logs() as logs:
         await leaving.leave(RulesAtExit.PAUSE, within_s=0.0)
     assert others.closed
-    assert [line["reason"] for line in logs] == ["it was not done within 0.01 s"]
+    assert [line["reason"] for line in logs] == ["no answer within 0.01 s"]
