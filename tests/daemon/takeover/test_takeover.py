@@ -1,4 +1,4 @@
-"""Owners and successors, over real sockets in this process; names are each test's own."""
+"""Owners and new instances, over real sockets in this process; each test has names of its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.support.doubles.netfilter import FakeNetfilter
 
 
 class Story:
-    """What an owner was asked to do, in order."""
+    """The callbacks of an owner, in the order of the calls."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -50,7 +50,7 @@ class Story:
         self.ponders = False
         """Whether its data plane has no answer."""
 
-    def duties(self) -> OwnerCallbacks:
+    def callbacks(self) -> OwnerCallbacks:
         async def hold(on: bool) -> None:
             self.words.append("hold" if on else "resume")
 
@@ -112,8 +112,8 @@ async def dial(name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 
 @asynccontextmanager
 async def process(name: str, story: Story | None = None) -> AsyncIterator[tuple[Takeover, Predecessor | None]]:
-    """One in the line."""
-    takeover = Takeover((story or Story()).duties(), version="1", prefix=name)
+    """An instance that has looked for a predecessor."""
+    takeover = Takeover((story or Story()).callbacks(), version="1", prefix=name)
     try:
         found = await takeover.begin()
         takeover.server.answer()
@@ -128,12 +128,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_the_first_has_no_predecessor(name: str) -> None:
+async def test_the_first_instance_has_no_predecessor(name: str) -> None:
     async with process(name) as (_, predecessor):
         assert predecessor is None
 
 
-async def test_a_successor_takes_over_and_is_found_by_the_next(name: str) -> None:
+async def test_a_new_instance_takes_over_and_is_found_by_the_next(name: str) -> None:
     story = Story()
     async with process(name, story), process(name) as (second, predecessor):
         assert predecessor is not None
@@ -148,7 +148,7 @@ async def test_a_successor_takes_over_and_is_found_by_the_next(name: str) -> Non
             next_one.close()
 
 
-async def test_an_owner_goes_on_when_its_successor_dies(name: str) -> None:
+async def test_an_owner_goes_on_when_the_new_instance_dies(name: str) -> None:
     story = Story()
     async with process(name, story):
         async with process(name) as (_, predecessor):
@@ -161,7 +161,7 @@ async def test_an_owner_goes_on_when_its_successor_dies(name: str) -> None:
             again.close()
 
 
-async def test_a_newcomer_owns_the_node_once_its_predecessor_has_died(name: str) -> None:
+async def test_a_new_instance_owns_the_node_after_the_predecessors_death(name: str) -> None:
     async with process(name) as (owner, _), process(name) as (_, predecessor):
         assert predecessor is not None
         await owner.close()
@@ -174,8 +174,8 @@ async def test_a_newcomer_owns_the_node_once_its_predecessor_has_died(name: str)
         predecessor.close()
 
 
-def test_a_predecessor_that_has_gone_is_no_obstacle_to_the_loop_that_we_run_on(name: str) -> None:
-    """Writing to whoever has gone raises errors of its own there."""
+def test_a_dead_predecessor_is_no_obstacle_on_uvloop(name: str) -> None:
+    """Writing to a closed connection raises other errors there."""
 
     async def story() -> None:
         async with process(name) as (owner, _), process(name) as (_, predecessor):
@@ -192,7 +192,7 @@ def test_a_predecessor_that_has_gone_is_no_obstacle_to_the_loop_that_we_run_on(n
         runner.run(story())
 
 
-async def test_two_newcomers_take_turns(name: str) -> None:
+async def test_two_new_instances_take_turns(name: str) -> None:
     story = Story()
     async with process(name, story), process(name) as (second, predecessor):
         assert predecessor is not None
@@ -212,11 +212,11 @@ async def test_two_newcomers_take_turns(name: str) -> None:
     assert story.words == ["share", "yield"]
 
 
-async def test_who_waits_for_its_turn_can_be_told_to_give_up(name: str) -> None:
+async def test_a_waiting_instance_can_give_up(name: str) -> None:
     stop = asyncio.Event()
     async with process(name), process(name) as (_, predecessor):
         assert predecessor is not None
-        third = Takeover(Story().duties(), version="1", prefix=name)
+        third = Takeover(Story().callbacks(), version="1", prefix=name)
         waiting = asyncio.ensure_future(third.begin(given_up=stop.is_set))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(3 * RETRY_S):
@@ -228,8 +228,8 @@ async def test_who_waits_for_its_turn_can_be_told_to_give_up(name: str) -> None:
         predecessor.close()
 
 
-async def test_of_several_that_come_at_once_one_owns_the_node_and_the_others_follow(name: str) -> None:
-    many = [Takeover(Story().duties(), version="1", prefix=name) for _ in range(4)]
+async def test_of_several_simultaneous_instances_one_owns_and_the_others_follow(name: str) -> None:
+    many = [Takeover(Story().callbacks(), version="1", prefix=name) for _ in range(4)]
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
 
         async def come(one: Takeover) -> None:
@@ -248,12 +248,12 @@ async def test_of_several_that_come_at_once_one_owns_the_node_and_the_others_fol
         await one.close()
 
 
-async def test_nothing_is_asked_of_an_owner_that_is_not_ready(name: str) -> None:
-    """Its duties are done by parts that it makes after it has begun."""
+async def test_an_owner_that_is_not_ready_is_busy(name: str) -> None:
+    """It accepts no request until `answer`."""
     story = Story()
-    owner, newcomer = (Takeover(story.duties(), version="1", prefix=name) for _ in range(2))
+    owner, new = (Takeover(story.callbacks(), version="1", prefix=name) for _ in range(2))
     assert await owner.begin() is None
-    waiting = asyncio.ensure_future(newcomer.begin())
+    waiting = asyncio.ensure_future(new.begin())
     await asyncio.sleep(3 * RETRY_S)
     assert not waiting.done()
     assert story.words == []
@@ -262,28 +262,28 @@ async def test_nothing_is_asked_of_an_owner_that_is_not_ready(name: str) -> None
         predecessor = await waiting
     assert predecessor is not None
     predecessor.close()
-    await newcomer.close()
+    await new.close()
     await owner.close()
 
 
-async def test_an_owner_that_hung_makes_way_when_it_answers_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_owner_that_hung_yields_when_it_answers_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover_predecessor, "ANSWER_S", 0.1)
     monkeypatch.setattr(takeover_module, "ANSWER_S", 0.1)
     story, ours = Story(), Story()
-    hung = Takeover(story.duties(), version="1", prefix=name)
+    hung = Takeover(story.callbacks(), version="1", prefix=name)
     assert await hung.begin() is None
     hung.server.answer()
-    asyncio.get_running_loop().remove_reader(hung._control._sock.fileno())  # type: ignore[union-attr]  # nobody accepts
-    async with process(name, ours) as (newcomer, predecessor):
+    asyncio.get_running_loop().remove_reader(hung._control._sock.fileno())  # type: ignore[union-attr]  # nothing accepts
+    async with process(name, ours) as (new, predecessor):
         assert predecessor is None
-        newcomer.in_force()
+        new.in_force()
         hung._control._resume()
         await until(lambda: "resume" in ours.words)
         assert story.words[-3:] == ["share", "hold", "yield"]
     await hung.close()
 
 
-async def test_an_owner_does_not_leave_while_rules_lead_to_it(name: str) -> None:
+async def test_an_owner_refuses_take_while_rules_lead_to_it(name: str) -> None:
     story = Story()
     async with process(name, story) as (owner, _), process(name) as (_, predecessor):
         assert predecessor is not None
@@ -299,9 +299,7 @@ async def test_an_owner_does_not_leave_while_rules_lead_to_it(name: str) -> None
         predecessor.close()
 
 
-async def test_a_successor_does_not_keep_the_owner_from_its_rules_for_ever(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hold_ends_after_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover_server, "HOLD_S", 0.1)
     story = Story()
     async with process(name, story), process(name) as (_, predecessor):
@@ -311,9 +309,9 @@ async def test_a_successor_does_not_keep_the_owner_from_its_rules_for_ever(
         predecessor.close()
 
 
-async def test_the_older_of_two_that_cannot_speak_yields(name: str) -> None:
+async def test_the_older_of_two_without_a_connection_yields(name: str) -> None:
     stories = Story(), Story()
-    older, younger = (Takeover(story.duties(), version="1", prefix=name) for story in stories)
+    older, younger = (Takeover(story.callbacks(), version="1", prefix=name) for story in stories)
     await older.begin()
     assert not older.server.rival_lives()
     younger._search.passed_over.add(older._control.name)
@@ -328,11 +326,11 @@ async def test_the_older_of_two_that_cannot_speak_yields(name: str) -> None:
     await younger.close()
 
 
-async def test_an_owner_that_ends_says_so_without_complaint(name: str) -> None:
+async def test_an_owner_closes_its_connections_cleanly(name: str) -> None:
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
     story = Story()
-    owner = Takeover(story.duties(), version="1", prefix=name)
+    owner = Takeover(story.callbacks(), version="1", prefix=name)
     await owner.begin()
     owner.server.answer()
     reader, writer = await dial(name)
@@ -350,7 +348,7 @@ async def test_an_owner_that_ends_says_so_without_complaint(name: str) -> None:
     assert complaints == []
 
 
-async def test_one_who_leaves_waits_while_its_successor_turns_the_rules(name: str) -> None:
+async def test_a_shutdown_waits_while_a_new_instance_turns_the_rules(name: str) -> None:
     async with process(name) as (owner, _), process(name) as (_, predecessor):
         assert predecessor is not None
         async with asyncio.timeout(1):
@@ -365,7 +363,7 @@ async def test_one_who_leaves_waits_while_its_successor_turns_the_rules(name: st
         predecessor.close()
 
 
-async def test_orphans_are_told_when_the_rules_are_in_force(name: str) -> None:
+async def test_orphans_retire_when_the_rules_are_in_force(name: str) -> None:
     async with process(name) as (owner, _):
 
         async def orphan() -> bytes:
@@ -399,8 +397,8 @@ async def test_garbage_ends_that_connection_only(name: str, garbage: bytes) -> N
             predecessor.close()
 
 
-async def test_what_a_stranger_sends_along_is_not_kept(name: str) -> None:
-    """Descriptors that nobody asked for, and first words that nobody understands."""
+async def test_unexpected_descriptors_are_closed(name: str) -> None:
+    """With first messages that are unknown or incomplete."""
 
     def open_descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -423,15 +421,15 @@ async def test_what_a_stranger_sends_along_is_not_kept(name: str) -> None:
         await until(lambda: open_descriptors() == before)
 
 
-async def test_the_first_transaction_and_its_flows_are_the_handover(name: str) -> None:
+async def test_the_first_transaction_and_its_flows_are_the_takeover(name: str) -> None:
     story, taken = Story(), asyncio.Event()
 
     def on_taken() -> None:
         taken.set()
 
-    async with process(name, story), process(name) as (successor, _):
+    async with process(name, story), process(name) as (new, _):
         fake, conntrack = FakeNetfilter(), FakeConntrack()
-        rule_transfer = RuleTransfer(fake, conntrack, successor, FakeDataPlane(), on_taken=on_taken)
+        rule_transfer = RuleTransfer(fake, conntrack, new, FakeDataPlane(), on_taken=on_taken)
         fake.fail()
         with pytest.raises(KernelError):
             await rule_transfer.apply(RuleSet(), verify=True)
@@ -450,18 +448,16 @@ async def test_the_first_transaction_and_its_flows_are_the_handover(name: str) -
         assert len(conntrack.calls) == 2
 
 
-async def test_who_dies_before_the_flows_are_deleted_has_not_taken_over(name: str) -> None:
+async def test_an_instance_that_dies_before_the_flows_are_deleted_has_not_taken_over(name: str) -> None:
     story = Story()
 
     def on_taken() -> None:
         raise AssertionError
 
     async with process(name, story):
-        async with process(name) as (successor, predecessor):
+        async with process(name) as (new, predecessor):
             assert predecessor is not None
-            rule_transfer = RuleTransfer(
-                FakeNetfilter(), FakeConntrack(), successor, FakeDataPlane(), on_taken=on_taken
-            )
+            rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), new, FakeDataPlane(), on_taken=on_taken)
             await rule_transfer.apply(RuleSet(), verify=True)
             predecessor.close()
         await until(lambda: story.words == ["share", "recall", "hold", "unshare", "resume"])
@@ -476,7 +472,7 @@ def clients(count: int) -> list[RestoreBindings]:
     return list(pieces(WEB, [Binding(f"10.1.{n // 250}.{n % 250}", POD, float(count - n)) for n in range(count)]))
 
 
-async def test_clients_are_known_before_the_rules_lead_them_here(name: str) -> None:
+async def test_bindings_are_restored_before_the_rules_change(name: str) -> None:
     story, plane, seen = Story(), FakeDataPlane(), 0
     story.bound = clients(10_000)
 
@@ -489,8 +485,8 @@ async def test_clients_are_known_before_the_rules_lead_them_here(name: str) -> N
     def on_taken() -> None:
         pass
 
-    async with process(name, story), process(name) as (successor, _):
-        rule_transfer = RuleTransfer(Rules(), FakeConntrack(), successor, plane, on_taken=on_taken)
+    async with process(name, story), process(name) as (new, _):
+        rule_transfer = RuleTransfer(Rules(), FakeConntrack(), new, plane, on_taken=on_taken)
         await rule_transfer.apply(RuleSet(), verify=True)
         assert seen == len(plane.sent)
         assert plane.sent == story.bound
@@ -500,28 +496,28 @@ async def test_clients_are_known_before_the_rules_lead_them_here(name: str) -> N
 
 
 @pytest.mark.parametrize("forgets", [TimeoutError(), MemoryError(), KernelError("no"), ZeroDivisionError()])
-async def test_an_owner_that_cannot_tell_of_clients_is_followed_all_the_same(name: str, forgets: Exception) -> None:
+async def test_an_owner_that_cannot_send_bindings_does_not_stop_the_takeover(name: str, forgets: Exception) -> None:
     story, taken = Story(), asyncio.Event()
     story.forgets = forgets
 
     def on_taken() -> None:
         taken.set()
 
-    async with process(name, story), process(name) as (successor, _):
-        rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), successor, FakeDataPlane(), on_taken=on_taken)
+    async with process(name, story), process(name) as (new, _):
+        rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), new, FakeDataPlane(), on_taken=on_taken)
         await rule_transfer.apply(RuleSet(), verify=True)
         await rule_transfer.reconcile(None, RuleSet())
         assert story.words == ["share", "recall", "hold", "yield"]
         assert taken.is_set()
 
 
-async def test_an_owner_does_not_keep_its_successor_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_owner_with_a_slow_data_plane_answers_in_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover_server, "RECALL_S", 0.05)
     story = Story()
     story.ponders = True
-    async with process(name, story), process(name) as (successor, found):
+    async with process(name, story), process(name) as (new, found):
         assert found is not None
-        assert await successor.recall() == []
+        assert await new.recall() == []
         await found.hold()
         await found.take()
         assert not found.silent
@@ -529,16 +525,16 @@ async def test_an_owner_does_not_keep_its_successor_waiting(name: str, monkeypat
         found.close()
 
 
-async def test_what_the_data_plane_does_not_take_is_no_obstacle(name: str) -> None:
+async def test_a_data_plane_that_refuses_bindings_does_not_stop_the_takeover(name: str) -> None:
     story, plane = Story(), FakeDataPlane()
     story.bound = clients(1)
 
     def on_taken() -> None:
         pass
 
-    async with process(name, story), process(name) as (successor, _):
+    async with process(name, story), process(name) as (new, _):
         plane.broken = "no worker process is in service"
-        rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), successor, plane, on_taken=on_taken)
+        rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), new, plane, on_taken=on_taken)
         await rule_transfer.apply(RuleSet(), verify=True)
         await rule_transfer.reconcile(None, RuleSet())
         assert story.words == ["share", "recall", "hold", "yield"]
@@ -587,9 +583,9 @@ class FakeOwner:
 async def test_a_predecessor_that_answers_nonsense_is_no_obstacle(name: str) -> None:
     (piece,) = clients(3)
     answers = {"recall": [encode(Bindings(piece)), b'{"type": "bindings", "bound": 1}\n', encode(Done("recall"))]}
-    async with FakeOwner(name, answers), process(name) as (successor, found):
+    async with FakeOwner(name, answers), process(name) as (new, found):
         assert found is not None
-        assert await successor.recall() == [piece]
+        assert await new.recall() == [piece]
         assert not found.silent
         await found.hold()
         found.close()
@@ -630,7 +626,7 @@ async def test_orphans_send_their_bindings(name: str) -> None:
         FakeOrphan(name, answers=answer_of(first), protocol=PROTOCOL + 1),
         FakeOrphan(name, answers=[]),
     ]
-    others = Takeover(Story().duties(), version="1", prefix=name, others=lambda: True)
+    others = Takeover(Story().callbacks(), version="1", prefix=name, others=lambda: True)
     async with asyncio.TaskGroup() as group:
         assert await others.begin() is None
         for orphan in orphans:
@@ -659,7 +655,7 @@ async def test_an_orphan_that_answers_nonsense_is_dropped(name: str) -> None:
 async def test_an_owner_of_another_protocol_version_is_asked_to_stop(name: str) -> None:
     """And waited for: then the node is ours."""
     stopping = {"stop": [b'{"type": "stopping", "within_s": 30.0, "more": 1}\n']}
-    new = Takeover(Story().duties(), version="1", prefix=name)
+    new = Takeover(Story().callbacks(), version="1", prefix=name)
     async with FakeOwner(name, stopping, protocol=PROTOCOL + 1) as owner:
         waiting = asyncio.ensure_future(new.begin())
         await until(lambda: "stop" in owner.requests)
@@ -675,10 +671,10 @@ async def test_an_owner_of_another_protocol_version_is_asked_to_stop(name: str) 
 async def test_an_owner_of_another_protocol_version_that_does_not_stop_is_passed_over(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Because it refuses, or because it takes longer than it has said."""
+    """Because it refuses, or because it takes longer than it has announced."""
     monkeypatch.setattr(takeover_predecessor, "STOP_MARGIN_S", 0.1)
     for answer in (b'{"type": "done", "request": "stop"}\n', b"what?\n", b'{"type": "stopping", "within_s": 0.1}\n'):
-        new = Takeover(Story().duties(), version="1", prefix=name)
+        new = Takeover(Story().callbacks(), version="1", prefix=name)
         async with FakeOwner(name, {"stop": [answer]}, protocol=PROTOCOL + 1), asyncio.timeout(30):
             assert await new.begin() is None
         await new.close()
@@ -717,7 +713,7 @@ async def test_a_request_of_the_wrong_protocol_version_is_not_obeyed(name: str, 
         assert "yield" not in story.words
 
 
-async def test_nobody_waits_for_orphans_where_nobody_lives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_other_instances_there_is_no_wait_for_orphans(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover_module, "GATHER_S", 3600)
     async with process(name) as (owner, _), asyncio.timeout(30):
         assert await owner.recall() == []
@@ -729,11 +725,11 @@ async def test_a_late_answer_is_ignored(name: str, monkeypatch: pytest.MonkeyPat
         "recall": [encode(Bindings(piece))],
         "hold": [encode(Done("recall")), encode(Done("hold"))],
     }
-    async with FakeOwner(name, answers) as owner, process(name) as (successor, found):
+    async with FakeOwner(name, answers) as owner, process(name) as (new, found):
         assert found is not None
         with monkeypatch.context() as hasty:
             hasty.setattr(takeover_predecessor, "ANSWER_S", 0.1)
-            assert await successor.recall() == [piece]
+            assert await new.recall() == [piece]
         await found.hold()
         await found.take()
         assert owner.requests == ["hello", "recall", "hold", "take"]

@@ -1,5 +1,4 @@
-"""Workers whose control process was killed: they serve on, find whoever follows, and end when they are told to or when
-nobody comes."""
+"""Orphaned workers: they serve on, find the new owner, and retire at its request or after their grace period."""
 
 from __future__ import annotations
 
@@ -91,10 +90,10 @@ async def orphans(
     arguments = json.dumps([count, owner, grace_s, shutdown_grace_s, target.port, affinity_timeout_s])
     control = await asyncio.create_subprocess_exec(sys.executable, "-c", CONTROL, arguments, stdout=subprocess.PIPE)
     assert control.stdout is not None
-    said = json.loads(await asyncio.wait_for(control.stdout.readline(), 30))
+    output = json.loads(await asyncio.wait_for(control.stdout.readline(), 30))
     control.kill()
     await control.wait()
-    left = Orphans(("127.0.0.1", said["port"]), said["pids"])
+    left = Orphans(("127.0.0.1", output["port"]), output["pids"])
     try:
         yield left
     finally:
@@ -105,7 +104,7 @@ async def orphans(
 
 @dataclass
 class Owner:
-    """Whoever follows: those who came, and a word for each."""
+    """A fake owner, and the workers that have connected."""
 
     name: str
     came: list[OrphanHello]
@@ -134,7 +133,7 @@ class Owner:
         self.writers.append(writer)
         self.readers.append(reader)
 
-    def say(self, line: bytes) -> None:
+    def send(self, line: bytes) -> None:
         for writer in self.writers:
             writer.write(line)
 
@@ -182,7 +181,7 @@ async def connected(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asy
     return reader, writer
 
 
-async def test_they_serve_on_and_end_when_nobody_comes() -> None:
+async def test_they_serve_on_and_end_without_an_owner() -> None:
     async with endpoint(says("hello")) as target, orphans(target, grace_s=1.0) as left:
         for _ in range(10):
             assert await ask(left.address) == "hello"
@@ -191,7 +190,7 @@ async def test_they_serve_on_and_end_when_nobody_comes() -> None:
         assert await refused(left.address)
 
 
-async def test_whoever_follows_relieves_them(owner: Owner) -> None:
+async def test_an_owner_retires_them(owner: Owner) -> None:
     async with endpoint(echo) as target, orphans(target, owner=owner.name) as left:
         reader, writer = await connected(left.address)
         await owner.listen()
@@ -200,10 +199,10 @@ async def test_whoever_follows_relieves_them(owner: Owner) -> None:
             OrphanHello(PROTOCOL, pid, "that run") for pid in left.pids
         ]
         others = await connected(left.address)
-        owner.say(b'{"type": "another"}\n{"type": "ret')
+        owner.send(b'{"type": "another"}\n{"type": "ret')
         others[1].write(b"y")
-        assert await others[0].readexactly(1) == b"y", "they serve on until they are told"
-        owner.say(b'ire"}\n')
+        assert await others[0].readexactly(1) == b"y", "they serve on until they are retired"
+        owner.send(b'ire"}\n')
         await until_refused(left.address)
         writer.write(b"z")
         assert await reader.readexactly(1) == b"z", "what was open goes on"
@@ -213,8 +212,8 @@ async def test_whoever_follows_relieves_them(owner: Owner) -> None:
         await eventually(lambda: not left.alive)
 
 
-async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) -> None:
-    """As many as do not fit into a socket at once; and they serve meanwhile, and hear more."""
+async def test_they_send_their_bindings(owner: Owner) -> None:
+    """More than fits into a socket at once; they serve meanwhile, and answer again."""
     clients = {f"127.2.{number // 250}.{number % 250 + 1}" for number in range(4000)}
 
     async def come(client: str) -> None:
@@ -222,7 +221,7 @@ async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) ->
         await reader.read()
         writer.close()
 
-    async def told(reader: asyncio.StreamReader) -> list[Binding]:
+    async def answer(reader: asyncio.StreamReader) -> list[Binding]:
         found: list[Binding] = []
         while (message := decode(await reader.readline(), FROM_ORPHANS)) != Done("recall"):
             assert isinstance(message, Bindings)
@@ -236,15 +235,15 @@ async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) ->
         await owner.listen()
         await eventually(lambda: len(owner.readers) == 2)
         for _ in range(2):
-            owner.say(b'{"type": "recall"}\n')
+            owner.send(b'{"type": "recall"}\n')
             await asyncio.wait_for(come("127.2.0.1"), 30)
-            found = [await asyncio.wait_for(told(reader), 30) for reader in owner.readers]
+            found = [await asyncio.wait_for(answer(reader), 30) for reader in owner.readers]
             assert sorted(binding.client for each in found for binding in each) == sorted(clients)
             for each in found:
                 assert each
                 assert {binding.target for binding in each} == {target}
                 assert [binding.age_s for binding in each] == sorted((b.age_s for b in each), reverse=True)
-        owner.say(b'{"type": "retire"}\n')
+        owner.send(b'{"type": "retire"}\n')
         await eventually(lambda: not left.alive)
 
 
@@ -254,12 +253,12 @@ def chunked(clients: list[str], size: int) -> Iterator[list[str]]:
         yield clients[at : at + size]
 
 
-async def test_who_is_relieved_waits_no_longer_than_the_grace_time(owner: Owner) -> None:
+async def test_a_retired_worker_ends_within_the_grace_period(owner: Owner) -> None:
     async with endpoint(echo) as target, orphans(target, owner=owner.name, shutdown_grace_s=0.5) as left:
         reader, writer = await connected(left.address)
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
-        owner.say(b'{"type": "retire"}\n')
+        owner.send(b'{"type": "retire"}\n')
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(), 30)
         writer.close()
@@ -267,20 +266,20 @@ async def test_who_is_relieved_waits_no_longer_than_the_grace_time(owner: Owner)
 
 
 @pytest.mark.parametrize(
-    "end", [Owner.hang_up, lambda owner: owner.say(b"garbage\n" + b"x" * 5000)], ids=["hangs up", "talks nonsense"]
+    "end", [Owner.hang_up, lambda owner: owner.send(b"garbage\n" + b"x" * 5000)], ids=["hangs up", "talks nonsense"]
 )
-async def test_an_owner_that_is_none_is_left_and_another_sought(owner: Owner, end: Callable[[Owner], None]) -> None:
+async def test_a_broken_owner_is_left_and_another_searched(owner: Owner, end: Callable[[Owner], None]) -> None:
     async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         end(owner)
         await eventually(lambda: len(owner.came) == 4)
         assert await ask(left.address) == "hello"
-        owner.say(b'{"type": "retire"}\n')
+        owner.send(b'{"type": "retire"}\n')
         await eventually(lambda: not left.alive)
 
 
-async def test_an_owner_may_take_its_time_but_not_go(owner: Owner) -> None:
+async def test_a_slow_owner_is_waited_for_while_it_lives(owner: Owner) -> None:
     async with endpoint(says("hello")) as target, orphans(target, owner=owner.name, grace_s=1.0) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
@@ -300,25 +299,25 @@ async def test_sigterm_ends_them() -> None:
         assert await refused(left.address)
 
 
-async def test_an_owner_that_proves_nothing_does_not_send_them_away(owner: Owner) -> None:
+async def test_an_owner_without_a_proof_does_not_retire_them(owner: Owner) -> None:
     """Finding 3: a process of the same user without CAP_NET_ADMIN."""
     owner.proves = False
     async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
-        owner.say(b'{"type": "retire"}\n')
+        owner.send(b'{"type": "retire"}\n')
         await eventually(lambda: len(owner.came) == 4)
         assert await ask(left.address) == "hello"
         assert left.alive == left.pids
         owner.proves = True
         owner.hang_up()
         await eventually(lambda: len(owner.writers) == 2)
-        owner.say(b'{"type": "retire"}\n')
+        owner.send(b'{"type": "retire"}\n')
         await eventually(lambda: not left.alive)
 
 
-async def test_a_false_owner_does_not_keep_them_from_the_true_one(owner: Owner) -> None:
-    """It listens under an older name, and says nothing."""
+async def test_a_false_owner_does_not_hide_the_true_one(owner: Owner) -> None:
+    """It listens under an older name, and sends nothing."""
     false = ControlSocket(owner.name)
     false.listen(lambda sock: held.append(sock))
     held: list[socket.socket] = []
@@ -326,7 +325,7 @@ async def test_a_false_owner_does_not_keep_them_from_the_true_one(owner: Owner) 
         await eventually(lambda: len(held) == 2)
         await owner.listen()
         await eventually(lambda: len(owner.writers) == 2)
-        owner.say(b'{"type": "retire"}\n')
+        owner.send(b'{"type": "retire"}\n')
         await eventually(lambda: not left.alive)
     false.close()
     for sock in held:
@@ -348,7 +347,7 @@ IMPOSTOR = """if True:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which takes root")
-async def test_another_users_word_counts_nothing() -> None:
+async def test_a_request_of_another_user_is_ignored() -> None:
     name = f"kubeproxy-test-{uuid.uuid4()}"
     impostor = await asyncio.create_subprocess_exec(
         *(sys.executable, "-S", "-c", IMPOSTOR, name), stdout=subprocess.PIPE
@@ -359,7 +358,7 @@ async def test_another_users_word_counts_nothing() -> None:
         async with endpoint(says("hello")) as target, orphans(target, owner=name, grace_s=2.0) as left:
             began = asyncio.get_running_loop().time()
             await eventually(lambda: not left.alive)
-            assert asyncio.get_running_loop().time() - began > 1.0, "they were sent away"
+            assert asyncio.get_running_loop().time() - began > 1.0, "they were retired"
     finally:
         impostor.kill()
         await impostor.wait()

@@ -1,4 +1,4 @@
-"""Who serves already, played: it says of every word of a successor's what could be seen when it came."""
+"""A fake predecessor: it records the state of the host at each request of a new instance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.system.e2e import kernel
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The host at the moment of a word."""
+    """The host at the moment of a request."""
 
     word: str
     listeners: int
@@ -32,7 +32,7 @@ class Observation:
 
 @dataclass(slots=True)
 class Incumbent:
-    """Owner of the host's name; to the first `busy` newcomers it says that it speaks with another."""
+    """The owner of the node; to the first `busy` hellos it answers busy."""
 
     host: Host
     busy: int
@@ -40,11 +40,11 @@ class Incumbent:
 
     @property
     def words(self) -> list[str]:
-        """What was said, in order."""
+        """The types of the requests, in order."""
         return [sight.word for sight in self.sights]
 
     def serve(self, listening: socket.socket) -> None:
-        """Until a successor has taken over, or `listening` is shut down."""
+        """Serve until a new instance has taken over, or `listening` is shut down."""
         before = kernel.listening(self.host)
         while True:
             try:
@@ -85,7 +85,7 @@ class Incumbent:
 
 @contextmanager
 def incumbent(host: Host, *, busy: int) -> Iterator[Incumbent]:
-    """One that serves on `host`."""
+    """A fake predecessor on `host`."""
     with host.entered():
         listening = socket.socket(socket.AF_UNIX)
         instance_marker = InstanceMarker()
