@@ -1,15 +1,17 @@
-"""An orphaned worker: keeps serving without its control process, and looks for a new owner.
+"""An orphaned worker: its control process has ended, so it serves on and looks for the new owner of the node.
 
-The control process that takes over on this host listens on an abstract Unix socket, and so do instances that will take
-over later; only the owner answers an orphan. The worker connects and introduces itself in one line of JSON, with a
-socket on which the owner proves CAP_NET_ADMIN. It then waits for ``retire``, which it obeys only with that proof::
+Each control process listens on an abstract Unix socket (`kubeproxy.daemon.takeover.control_socket`); only the owner
+answers an orphaned worker. The worker connects and introduces itself, with a socket for the owner to prove
+CAP_NET_ADMIN on (`net_admin`). It retires on the owner's request, if that proof is given; before, the owner may ask for
+session affinity::
 
-    worker   {"orphan": 4711, "run": "...", "recalls": true}    its process, and the run that it belongs to
-    owner    {"recall": true}                                   optional: asks for the affinity bindings
-    worker   {"bound": [...]}, {"told": true}                   the bindings, and their end
-    owner    {"retire": true}
+    worker   {"type": "orphan", "protocol": 1, "pid": 4711, "run": "..."}
+    owner    {"type": "recall"}                              any number of times, with equal protocol versions
+    worker   {"type": "bindings", "bound": [...]}            any number
+    worker   {"type": "done", "request": "recall"}
+    owner    {"type": "retire"}
 
-Without an owner it exits when the grace period is over.
+Without an owner the worker retires after its grace period.
 """
 
 from __future__ import annotations
@@ -20,45 +22,31 @@ import select
 import socket
 from collections.abc import Callable, Iterable, Iterator
 
-import msgspec
-
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.messages import RestoreBindings
+from kubeproxy.dataplane.workers.takeover_messages import (
+    FOR_ORPHANS,
+    LINE_BYTES,
+    PROTOCOL,
+    Bindings,
+    Done,
+    OrphanHello,
+    Recall,
+    Retire,
+    decode,
+    encode,
+)
 from kubeproxy.runtime import net_admin
 from kubeproxy.runtime.unix_names import listening, uid_of
 
 LOOK_S = 0.25
-"""How often it looks for an owner, which takes one system call."""
-LINE_LIMIT = 4096
-"""Bytes. A peer with a longer line is not an owner."""
+"""How often the worker looks for an owner; each look costs one system call."""
 TURN_S = 10.0
-"""How long it waits for ``retire`` at one socket, when there is another to try."""
-
-
-class Introduction(msgspec.Struct, frozen=True):
-    """The worker's first line."""
-
-    orphan: int
-    run: str
-    recalls: bool = True
-    """Whether the worker supports ``recall``."""
-
-
-class OwnerLine(msgspec.Struct, frozen=True):
-    """A line of the owner; unknown fields are ignored."""
-
-    retire: bool = False
-    recall: bool = False
-
-
-class BindingsLine(msgspec.Struct, frozen=True):
-    """A line of the worker with affinity bindings."""
-
-    bound: RestoreBindings
+"""How long the worker waits for one owner when there is another name to ask."""
 
 
 class Orphan:
-    """The search for an owner; calls `retire` once, at its order or after the grace period."""
+    """The search of one worker, from its creation on; it calls `retire` once, at the end."""
 
     def __init__(
         self,
@@ -70,15 +58,15 @@ class Orphan:
         bindings: Callable[[], Iterable[RestoreBindings | None]],
         retire: Callable[[], None],
     ) -> None:
-        """`owner_prefix`: the prefix of owners' socket names, without the leading NUL; empty: no search.
-        `bindings`: see `Engine.bindings`."""
+        """`owner_prefix`: how owners' names begin, without the leading NUL; empty: there is none. `bindings`: the
+        clients of session affinity, in parts."""
         self._reactor = reactor
         self._prefix = owner_prefix
         self._tried: set[str] = set()
-        """Names of sockets that have had their turn."""
+        """Names that the worker has connected to."""
         self._turn = 0
         self._challenge: net_admin.Challenge | None = None
-        self._introduction = msgspec.json.encode(Introduction(os.getpid(), run)) + b"\n"
+        self._hello = encode(OrphanHello(PROTOCOL, os.getpid(), run))
         self._until = reactor.clock() + grace_s
         self._bindings = bindings
         self._retire: Callable[[], None] | None = retire
@@ -98,7 +86,7 @@ class Orphan:
             self._reactor.after(LOOK_S, self._look)
 
     def _connect(self) -> bool:
-        """Connect to the oldest socket that has not had its turn: the owner is older than instances that wait."""
+        """Connect to the oldest name not tried yet: the owner is older than instances that wait to take over."""
         name = self._next_name()
         if name is None:
             return False
@@ -111,7 +99,7 @@ class Orphan:
                 raise PermissionError
             challenge = net_admin.Challenge()
             rights = array.array("i", [challenge.fileno()])
-            sock.sendmsg([self._introduction], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            sock.sendmsg([self._hello], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             self._reactor.add(sock.fileno(), self._on_owner, LEVEL)
         except OSError:
             sock.close()
@@ -121,7 +109,7 @@ class Orphan:
         self._owner, self._received, self._unsent, self._challenge = sock, b"", b"", challenge
         self._turn += 1
         turn = self._turn
-        self._reactor.after(TURN_S, lambda: self._give_up(turn))
+        self._reactor.after(TURN_S, lambda: self._end_turn(turn))
         return True
 
     def _next_name(self) -> str | None:
@@ -134,12 +122,12 @@ class Orphan:
         self._tried &= names
         return min(names - self._tried or names, default=None)
 
-    def _give_up(self, turn: int) -> None:
-        """End a socket's turn if there is another socket to try."""
+    def _end_turn(self, turn: int) -> None:
+        """End the owner's turn if there is another name to try."""
         if self._owner is None or turn != self._turn or self._retire is None:
             return
         if self._next_name() in self._tried:
-            self._reactor.after(TURN_S, lambda: self._give_up(turn))
+            self._reactor.after(TURN_S, lambda: self._end_turn(turn))
         else:
             self._disconnect()
 
@@ -158,23 +146,24 @@ class Orphan:
         if what & select.EPOLLOUT:
             self._send()
         try:
-            data = self._owner.recv(LINE_LIMIT)
+            data = self._owner.recv(LINE_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        *complete, self._received = (self._received + data).split(b"\n")
-        lines = [_decode(line) for line in complete]
-        if any(line.retire for line in lines) and self._challenge is not None and self._challenge.answered:
+        *lines, self._received = (self._received + data).split(b"\n")
+        requests = list(map(_decode, lines))
+        retires = any(isinstance(request, Retire) for request in requests)
+        if retires and self._challenge is not None and self._challenge.answered:
             self._end()
-        elif any(line.recall for line in lines):
-            self._lines = _binding_lines(self._bindings())
+        elif any(isinstance(request, Recall) for request in requests):
+            self._lines = _answer(self._bindings())
             self._send()
-        elif not data or len(self._received) > LINE_LIMIT or any(line.retire for line in lines):
+        elif not data or len(self._received) > LINE_BYTES or retires:
             self._disconnect()
 
     def _send(self) -> None:
-        """Send as much as the socket takes; the rest when it is writable again."""
+        """Send as much as fits; the rest when there is room."""
         if self._owner is None:
             return
         try:
@@ -184,26 +173,27 @@ class Orphan:
                 self._unsent = self._unsent[sent:] or next(self._lines, b"")
         except BlockingIOError:
             pass
-        except (OSError, MemoryError):  # if the owner has closed, the socket reports that, too
+        except (OSError, MemoryError):  # recv reports the end of the connection
             self._unsent, self._lines = b"", iter(())
         self._reactor.watch(self._owner.fileno(), LEVEL | (select.EPOLLOUT if self._unsent else 0))
 
     def _end(self) -> None:
-        # The connection stays open until this process exits: its end shows the owner that the worker has finished.
+        # The connection stays open until this process ends: the owner waits for its end.
         retire, self._retire = self._retire, None
         if retire is not None:
             retire()
 
 
-def _binding_lines(bindings: Iterable[RestoreBindings | None]) -> Iterator[bytes]:
-    """The lines with the affinity bindings, and the last line."""
-    for message in filter(None, bindings):
-        yield msgspec.json.encode(BindingsLine(message)) + b"\n"
-    yield b'{"told": true}\n'
+def _answer(bindings: Iterable[RestoreBindings | None]) -> Iterator[bytes]:
+    """The lines of the answer to `Recall`."""
+    for part in filter(None, bindings):
+        yield encode(Bindings(part))
+    yield encode(Done("recall"))
 
 
-def _decode(line: bytes) -> OwnerLine:
+def _decode(line: bytes) -> Retire | Recall | None:
+    """The owner's request; None: another text, which is ignored."""
     try:
-        return msgspec.json.decode(line, type=OwnerLine)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return OwnerLine()
+        return decode(line, FOR_ORPHANS)
+    except ValueError:
+        return None
