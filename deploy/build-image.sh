@@ -8,8 +8,8 @@
 #   ROOTFS=DIR       unpack the image's file system there too
 #   STORAGE=DIR      where layers are kept (default: a directory that is removed at the end)
 #
-# Everything happens in chroots: no daemon, no namespaces, no registry. What the machine trusts (SSL_CERT_FILE or
-# /etc/ssl/certs/ca-certificates.crt), and what pip is told by PIP_INDEX_URL, goes into the build, not into the image.
+# Everything happens in chroots: no daemon, no namespaces, no registry. The certificates that the machine trusts
+# (SSL_CERT_FILE or /etc/ssl/certs/ca-certificates.crt) and PIP_INDEX_URL are used in the build, and not in the image.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' kubeproxy/model/version.py)

@@ -100,6 +100,22 @@ Whether output to a terminal has colours.
 .BR http_proxy ", " https_proxy ", " no_proxy
 Proxies for manifests from URLs.
 .TP
+.B KUBECONFIG
+The kubeconfigs of
+.BR "kubeproxy create" ,
+separated by colons; else
+.IR ~/.kube/config .
+.TP
+.BR KUBE_EDITOR ", " EDITOR
+The editor of
+.BR "kubeproxy create \-\-edit" .
+.TP
+.B XDG_CACHE_HOME
+Where
+.B kubeproxy create
+keeps what a server serves; else
+.IR ~/.cache .
+.TP
 .B XTABLES_LOCKFILE
 Another path of that lock.
 .SH EXIT STATUS
@@ -114,7 +130,11 @@ Failed; one line on standard error says why. For
 .B kubeproxy status
 and
 .BR "kubeproxy healthcheck" ,
-also: the daemon is not healthy, or cannot be reached.
+also: the daemon is not healthy, or cannot be reached. For
+.BR "kubeproxy create" ,
+as for
+.BR kubectl ,
+every error, including those of the command line.
 .TP
 .B 64
 The configuration, a manifest or the command line is wrong.
@@ -134,6 +154,9 @@ Find ejected endpoints, and the endpoint for the next client:
 .B kubeproxy status
 .br
 .B kubeproxy trace 10.96.0.10:80
+.TP
+Create what is in a directory, whatever of it is there already:
+.B kubeproxy create \-f manifests/ \-R \-\-sort \-\-skip\-existing
 .SH SEE ALSO
 .BR nft (8),
 .BR iptables (8),

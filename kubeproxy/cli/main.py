@@ -20,7 +20,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order of the help text."""
-        return ["run", "check", "status", "trace", "cleanup", "healthcheck", "version"]
+        return ["run", "check", "status", "trace", "cleanup", "healthcheck", "create", "completion", "version"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name; None: there is none."""
@@ -49,6 +49,14 @@ class Commands(click.Group):
                 from kubeproxy.cli.healthcheck import healthcheck
 
                 return healthcheck
+            case "create":
+                from kubeproxy.cli.create import create
+
+                return create
+            case "completion":
+                from kubeproxy.cli.completion import completion
+
+                return completion
             case "version":
                 return version
         return None

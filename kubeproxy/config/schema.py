@@ -245,7 +245,8 @@ class Manifests(Group, frozen=True):
     paths: Annotated[
         tuple[str, ...],
         restart(
-            "Files, directories, http(s) URLs, or - for standard input. The flag may be repeated.", flag="manifests"
+            "Files, directories, patterns, http(s) URLs, or - for standard input. The flag may be repeated.",
+            flag="manifests",
         ),
     ] = ()
     recursive: Annotated[bool, restart("Read subdirectories, too.", flag="recursive")] = False

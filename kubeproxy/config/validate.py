@@ -113,7 +113,9 @@ def _check_own(configuration: Configuration, diagnostics: Diagnostics) -> None:
     paths = own.manifests.paths
     for place, path in enumerate(paths):
         if not path:
-            diagnostics.fault(f"kubeproxy.manifests.paths[{place}]", "nothing", "a file, a directory, a URL or -")
+            diagnostics.fault(
+                f"kubeproxy.manifests.paths[{place}]", "nothing", "a file, a directory, a pattern, a URL or -"
+            )
         elif path in paths[:place]:
             diagnostics.fault(f"kubeproxy.manifests.paths[{place}]", f"{describe(path)} again", "every path once")
     for place, address in enumerate(own.node_addresses):

@@ -48,7 +48,7 @@ from kubeproxy.daemon.takeover.takeover import OwnerCallbacks, Takeover
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.model.errors import ConfigError, KernelError, KubeproxyError
 from kubeproxy.model.version import __version__
-from kubeproxy.netfilter.cleanup import cleanup_all, disarm
+from kubeproxy.netfilter.cleanup import cleanup_all, pause_stale_rules
 from kubeproxy.netfilter.conntrack import sysctls
 from kubeproxy.netfilter.conntrack.kernel import KernelConntrack
 from kubeproxy.netfilter.conntrack.reconcile import NoConntrack
@@ -209,7 +209,7 @@ class Daemon:
     async def _disarm(self) -> None:
         """Whatever rules are there lead to ports that are nobody's, or will be somebody else's."""
         try:
-            for adapter in await disarm():
+            for adapter in await pause_stale_rules():
                 log.info("clients wait until we serve: rules of an earlier run led them to nobody", adapter=adapter)
         except KernelError as error:
             log.warning("rules of an earlier run stay until ours are in force", reason=str(error))

@@ -22,7 +22,7 @@ from kubeproxy.model import (
     SliceName,
 )
 from kubeproxy.proxier.address_blocks import NO_BLOCKS, Blocks
-from kubeproxy.proxier.endpoint_selection import is_here
+from kubeproxy.proxier.endpoint_selection import is_local
 from kubeproxy.proxier.node import NodeFacts
 
 _SHOWN = 3
@@ -34,7 +34,7 @@ this node's."""
 
 
 class NodePortConflict(StrEnum):
-    """What becomes of a node port at which another process listens."""
+    """The treatment of a node port at which another process listens."""
 
     TAKE_UNPRIVILEGED = "take-unprivileged"
     """It is redirected unless the process belongs to root or to this daemon's user."""
@@ -74,7 +74,7 @@ class Restrictions:
     node_port_conflict: NodePortConflict = NodePortConflict.KEEP
 
     def reserved(self, protocol: Protocol, port: int) -> str:
-        """Why no Service has a port of this node; empty if one may."""
+        """Why no Service may have a port of this node; empty if one may."""
         if protocol is Protocol.TCP and port in self.own_ports:
             return f"this proxy's own server has that port ({self.own_ports[port]})"
         if _within(port, self.reserved_ports):
@@ -101,7 +101,7 @@ class Admitted(NamedTuple):
 def admit(
     service: Service, slices: tuple[EndpointSlice, ...], *, source: str, restrictions: Restrictions, facts: NodeFacts
 ) -> Admitted:
-    """What is left of a Service that a source defines. Where nothing is withheld, the same objects."""
+    """A Service without what is withheld from it; the same objects if nothing is."""
     remarks: list[str] = []
     service = _admit_service(service, restrictions, remarks)
     trusted = restrictions.trusted is None or source in restrictions.trusted
@@ -157,7 +157,7 @@ def _refusal(
         return _DENIED
     if _is_loopback(address):
         return "loopback addresses are endpoints in manifests only"
-    if restrictions.deny_node and address in facts.own_addresses and not (of_api_server or is_here(endpoint, facts)):
+    if restrictions.deny_node and address in facts.own_addresses and not (of_api_server or is_local(endpoint, facts)):
         return (
             "an address of this node, which is an endpoint only with this node's name as nodeName, or without the word"
             " node in kubeproxy.deniedEndpointCIDRs"

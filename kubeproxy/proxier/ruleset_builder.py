@@ -1,5 +1,7 @@
-"""Serving frontends and their proxy ports -> the RuleSet. Kept as we go, so that one change costs the same among ten
-thousand frontends as among ten; only the copy that is handed out grows with them, at a few nanoseconds each."""
+"""Builds the RuleSet of the serving frontends and their proxy ports.
+
+It is updated with each change, so that a change costs the same among ten thousand frontends as among ten; only the copy
+that `ruleset` returns grows with them, at a few nanoseconds each."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import NamedTuple
 
 from kubeproxy.model import Address, Claim, Destination, Family, Frontend, FrontendName, Scope, ServicePortName, Verdict
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from kubeproxy.proxier.node import NOWHERE, NodeFacts, Preserve
+from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts, Preserve
 
 
 class Contest(NamedTuple):
@@ -18,13 +20,13 @@ class Contest(NamedTuple):
     destination: Destination
     holder: FrontendName
     claim: Claim
-    """How the holder comes by it."""
+    """The kind of the holder's claim."""
     others: Mapping[FrontendName, Claim]
-    """One frontend of each service port that does not get it, and how that one comes by it."""
+    """One frontend of each other service port, and the kind of its claim."""
 
 
 class _Place(NamedTuple):
-    """Where a claim stands among those to the same destination: the least has it.
+    """The rank of a claim among those on the same destination; the least one wins.
 
     Services without a creation time are those of manifests, which the operator of the node writes: they go before all
     that have one, and among themselves the one that was known first stays first.
@@ -37,7 +39,7 @@ class _Place(NamedTuple):
 
 
 class _Claimant(NamedTuple):
-    """A frontend that claims a destination: for all packets, or for those of this node and of pods alone."""
+    """A frontend's claim on a destination. `own`: for packets of this node and of pods alone."""
 
     name: FrontendName
     own: bool
@@ -46,7 +48,7 @@ class _Claimant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What the rules say about one frontend."""
+    """The part of the rules that comes from one frontend."""
 
     destinations: frozenset[Destination]
     own_destinations: frozenset[Destination]
@@ -56,12 +58,12 @@ class _Entry:
     created: int
     proxy_port: ProxyPort
     verdict: Verdict | None
-    """What becomes of its clients, if there is nobody to serve them."""
+    """What happens to its clients if it has no endpoint; None: it has."""
 
 
 @dataclass(slots=True)
 class Rules:
-    """The rules in the making.
+    """The rules of all serving frontends.
 
     A destination that several service ports claim goes to the one with the least `_Place`, in whichever scope, and from
     it to the next: so at a restart it is the same one as before. `generation` grows with every change that the kernel
@@ -70,7 +72,7 @@ class Rules:
 
     landing: Mapping[Family, Address] = field(default_factory=dict)
     bind: Mapping[Family, Address] = field(default_factory=dict)
-    facts: NodeFacts = NOWHERE
+    facts: NodeFacts = UNKNOWN_NODE
     guard_sockets: bool = False
     generation: int = 0
     _entries: dict[FrontendName, _Entry] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class Rules:
     _without_endpoints: dict[Verdict, set[ProxyPort]] = field(default_factory=lambda: {v: set() for v in Verdict})
 
     def put(self, frontend: Frontend, port: int) -> None:
-        """A frontend serves on a proxy port."""
+        """Add or change a frontend that serves on a proxy port."""
         name = frontend.name
         entry = _Entry(
             destinations=frontend.destinations,
@@ -120,7 +122,7 @@ class Rules:
             self._settle(destination, claims)
 
     def remove(self, name: FrontendName) -> None:
-        """A frontend serves no more."""
+        """Remove a frontend."""
         entry = self._entries.pop(name, None)
         if entry is not None:
             self.generation += 1
@@ -128,13 +130,13 @@ class Rules:
             self._forget(name, entry, keep=set())
 
     def use_addresses(self, landing: Mapping[Family, Address], bind: Mapping[Family, Address]) -> None:
-        """Where the rules lead to from now on; see `RuleSet`."""
+        """Set the addresses to which the rules redirect; see `RuleSet`."""
         if (landing, bind) != (self.landing, self.bind):
             self.landing, self.bind = dict(landing), dict(bind)
             self.generation += 1
 
     def use_facts(self, facts: NodeFacts) -> None:
-        """Where node ports are taken, and who counts as inside the cluster, from now on."""
+        """Set the addresses that take node ports and the CIDRs of pods."""
         before, self.facts = self.facts, facts
         if (facts.node_addresses, facts.internal_sources, facts.preserve) != (
             before.node_addresses,
@@ -143,12 +145,12 @@ class Rules:
         ):
             self.generation += 1
 
-    def leads(self, destination: Destination) -> bool:
-        """Whether anybody asks for packets to a destination."""
+    def has_claim(self, destination: Destination) -> bool:
+        """Whether a frontend claims a destination."""
         return destination in self._claims
 
     def contests(self) -> list[Contest]:
-        """Destinations that several service ports claim."""
+        """The destinations that several service ports claim."""
         found = []
         for destination in self._contested:
             first: dict[ServicePortName, _Claimant] = {}
@@ -161,7 +163,7 @@ class Rules:
         return found
 
     def ruleset(self) -> RuleSet:
-        """The rules as of now, as a value of their own."""
+        """A copy of the present rules."""
         return RuleSet(
             redirects=self._redirects.copy(),
             own_redirects=self._own_redirects.copy(),
@@ -178,9 +180,9 @@ class Rules:
         )
 
     def _transparent(self) -> bool:
-        """Whether any frontend may come to dial from clients' addresses, or ever could. Not whether one does now: the
-        data plane learns of endpoints before the kernel could follow, and the way back has to be there by then; and
-        running connections outlive their frontend, and need it to their end."""
+        """Whether a frontend may dial from clients' addresses, or ever could. Not whether one does now: the data plane
+        gets endpoints before the kernel gets rules, and answers must find their way back by then; and running
+        connections outlive their frontend, and need the way back to their end."""
         if self.facts.preserve is Preserve.NEVER:
             return False
         preserving = self._external if self.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries
@@ -195,8 +197,9 @@ class Rules:
             self._settle(destination, tuple(claim for claim in self._claims[destination] if claim.name != name))
 
     def _settle(self, destination: Destination, claims: tuple[_Claimant, ...]) -> None:
-        """Of the service port that has a destination, the first frontend for all packets gets it, and the first for
-        this node's own gets those."""
+        """Assign a destination to the service port of the least claim.
+
+        The first frontend of it for all packets gets all, the first for this node's own gets those."""
         claims = tuple(sorted(claims, key=_place_of))
         if claims:
             self._claims[destination] = claims

@@ -1,5 +1,6 @@
-"""When netfilter may be spoken to next, and when something that failed is tried again. Pure: time is an argument, and
-so is chance."""
+"""When the next netfilter transaction is due, and when a failed one is retried.
+
+Pure: time and random numbers are arguments."""
 
 from __future__ import annotations
 
@@ -13,21 +14,21 @@ milliseconds apart: the Service, a slice of each family, and its first ready end
 of two, and its newer versions have none."""
 RETRY_FIRST_S = 0.5
 RETRY_LIMIT_S = 30.0
-LOOK_LIMIT_S = 2.0
-"""How long somebody else's change of our rules is borne at most, however often they make one: clients are lost all that
-time, and putting ten thousand Services right takes less than half a second of a core."""
+FOREIGN_CHANGE_LIMIT_S = 2.0
+"""The longest time until another process's change of our rules is undone, however often it makes one: clients are lost
+all that time, and restoring ten thousand Services takes less than half a second of a core."""
 RETRY_JITTER = 0.25
-"""The largest part of a delay by which it is lengthened at random, so that many nodes do not retry in step."""
+"""The largest part of a delay that is added at random, so that many nodes do not retry in step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """How often netfilter is spoken to; the defaults are kube-proxy's."""
+    """How often netfilter transactions are made; the defaults are kube-proxy's."""
 
     min_sync_s: float = 1.0
     """The time from the end of one transaction to the start of the next, on average of more than QUICK_ROUNDS."""
     sync_s: float = 30.0
-    """The most time from one full sync, that looks at what the kernel really has, to the next."""
+    """The longest time from one full sync, which reads the rules in the kernel, to the next."""
 
 
 class Backoff:
@@ -41,13 +42,13 @@ class Backoff:
         """When to try again; infinity when nothing failed."""
 
     def failed(self, now: float) -> None:
-        """Once more in vain."""
+        """Count a failure and set the time of the next attempt."""
         self.failures += 1
         self.retry_at = now + self._delay_s * (1 + RETRY_JITTER * self._jitter())
         self._delay_s = min(2 * self._delay_s, RETRY_LIMIT_S)
 
     def reset(self) -> None:
-        """Nothing is failing."""
+        """Forget the failures."""
         self._delay_s = RETRY_FIRST_S
         self.failures = 0
         self.retry_at = math.inf
@@ -68,10 +69,10 @@ class Schedule:
         """Transactions as of `_ended_at`, less those that the time since each allowed for; at most QUICK_ROUNDS, so
         that retries and looks at the kernel, which do not wait, make no change wait longer than `min_sync_s`."""
         self._certain = False
-        """Whether the last transaction ended, and ended well: else nobody knows what the kernel has."""
-        self._suspect_at = math.inf
-        self._looked_at = -math.inf
-        self._look_delay_s = RETRY_FIRST_S
+        """Whether the last transaction ended with success; otherwise the state of the kernel is unknown."""
+        self._check_at = math.inf
+        self._checked_at = -math.inf
+        self._check_delay_s = RETRY_FIRST_S
 
     @property
     def failures(self) -> int:
@@ -79,39 +80,39 @@ class Schedule:
         return self._backoff.failures
 
     def next_at(self, *, pending: bool, new: bool) -> float:
-        """When the next transaction is due. `pending`: the kernel has not learned of everything; `new`: nor has it
-        been asked to."""
-        due = [self._suspect_at, self._backoff.retry_at if self.failures else self._full_at + self.periods.sync_s]
+        """When the next transaction is due. `pending`: the kernel lacks a change; `new`: that change has not been
+        tried yet."""
+        due = [self._check_at, self._backoff.retry_at if self.failures else self._full_at + self.periods.sync_s]
         if new or ((pending or not self._certain) and not self.failures):
             due.append(self._ended_at + max(0.0, self._debt + 1 - QUICK_ROUNDS) * self.periods.min_sync_s)
         return min(due)
 
     def full_due(self, now: float) -> bool:
-        """Whether a transaction that starts now has to look at what the kernel really has."""
-        return not self._certain or now >= min(self._full_at + self.periods.sync_s, self._suspect_at)
+        """Whether a transaction that starts now has to read the rules in the kernel."""
+        return not self._certain or now >= min(self._full_at + self.periods.sync_s, self._check_at)
 
-    def doubt(self) -> None:
-        """The kernel may have anything: a full sync is due, whatever failed before."""
-        self._suspect_at = -math.inf
+    def require_full_sync(self) -> None:
+        """The state of the kernel is unknown: a full sync is due, whatever failed before."""
+        self._check_at = -math.inf
 
-    def suspect(self, now: float) -> None:
-        """Somebody else has changed something: a full sync is due, at once the first time, and a little later while
-        they go on (up to LOOK_LIMIT_S), so that two who cannot agree do not keep a processor busy."""
-        if self._suspect_at < math.inf:
+    def foreign_change(self, now: float) -> None:
+        """Another process has changed our rules: a full sync is due, at once the first time, and a little later while
+        it goes on (up to FOREIGN_CHANGE_LIMIT_S), so that two processes that disagree do not keep a core busy."""
+        if self._check_at < math.inf:
             return
-        if now >= self._looked_at + RETRY_LIMIT_S:
-            self._look_delay_s = RETRY_FIRST_S
-        self._suspect_at = max(now, self._looked_at + self._look_delay_s)
+        if now >= self._checked_at + RETRY_LIMIT_S:
+            self._check_delay_s = RETRY_FIRST_S
+        self._check_at = max(now, self._checked_at + self._check_delay_s)
 
     def started(self, now: float, *, full: bool) -> None:
-        """A transaction begins; should it be cancelled, nobody knows how it ended."""
+        """A transaction begins; until it ends the state of the kernel is unknown."""
         self._certain = False
-        if full and now >= self._suspect_at:
-            self._looked_at, self._suspect_at = now, math.inf
-            self._look_delay_s = min(2 * self._look_delay_s, LOOK_LIMIT_S)
+        if full and now >= self._check_at:
+            self._checked_at, self._check_at = now, math.inf
+            self._check_delay_s = min(2 * self._check_delay_s, FOREIGN_CHANGE_LIMIT_S)
 
     def succeeded(self, now: float, *, full: bool) -> None:
-        """The kernel is as it should be."""
+        """A transaction succeeded."""
         self._backoff.reset()
         self._certain = True
         self._ended(now)
@@ -119,7 +120,7 @@ class Schedule:
             self._full_at = now
 
     def failed(self, now: float) -> None:
-        """The kernel said no."""
+        """A transaction failed."""
         self._backoff.failed(now)
         self._ended(now)
 

@@ -1,4 +1,4 @@
-"""A node without a kernel: a Proxier among fakes, and time that passes when it is told to."""
+"""A node without a kernel: a Proxier among fakes, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FakeClock:
 
     @property
     def idle(self) -> bool:
-        """Whether somebody waits, and has nothing to wake for."""
+        """Whether a task waits and its event is not set."""
         return self._waiting is not None and not self._waiting[0].is_set() and self.time < self._waiting[1]
 
     @property
@@ -181,11 +181,11 @@ class Node:
         return self.data_plane.listening[name].port
 
     def answers(self, where: str) -> tuple[Target, ...] | Fate:
-        """Who answers a client that sends to `where` now; if nobody, its fate."""
+        """The endpoints that answer a client of `where` now; without any, its fate."""
         met = self.netfilter.trace(destination(where))
         if met.fate is not Fate.PROXIED:
             return met.fate
         for name, listen in self.data_plane.listening.items():
             if (listen.protocol, listen.port) == (destination(where).protocol, met.proxy_port):
                 return self.data_plane.endpoints[name].endpoints
-        raise AssertionError(f"the rules lead {where} to port {met.proxy_port}, where nobody listens")
+        raise AssertionError(f"the rules lead {where} to port {met.proxy_port}, which has no listener")

@@ -58,7 +58,7 @@ def test_the_holder_does_not_depend_on_who_came_first(why: str, family: int) -> 
     for arrival in itertools.permutations(orders(address)[why]):
         rules, ports = Rules(), {}
         for port, one in enumerate(arrival, 40001):
-            for frontend in resolve(one, ()):
+            for frontend in resolve(one, ()).frontends:
                 if frontend.name.family == family:
                     rules.put(frontend, port)
                     ports[str(one.name)] = port
@@ -69,12 +69,12 @@ def test_the_holder_does_not_depend_on_who_came_first(why: str, family: int) -> 
             gone = wanted.pop(0)
             for one in arrival:
                 if str(one.name) == gone:
-                    for frontend in resolve(one, ()):
+                    for frontend in resolve(one, ()).frontends:
                         rules.remove(frontend.name)
 
 
 async def served(node: Node, *services: Service) -> None:
-    """These are served, each by an endpoint that tells it apart."""
+    """These are served, each by an endpoint of its own."""
     for one in services:
         node.tracker.put_service(SOURCE, one)
         node.tracker.put_slice(SOURCE, endpoint_slice(str(one.name), f"10.0.0.{_number(one)}"))
@@ -121,6 +121,6 @@ async def test_no_service_wins_a_restart_by_its_name() -> None:
 
 def test_an_address_that_a_service_has_twice_counts_by_the_best() -> None:
     both = replace(allocated("a", STOLEN[4]), external_ips=(Address(STOLEN[4]),))
-    (frontend,) = resolve(both, ())
+    (frontend,) = resolve(both, ()).frontends
     assert frontend.destinations == {destination("10.96.0.20:80")}
     assert not frontend.claims

@@ -86,9 +86,9 @@ def test_another_services_address_that_comes_later_and_goes(state: ProxierState)
     remove(state, service("shop", "10.96.0.2"))
     assert len(state.wanted[WEB].endpoints) == 2
     assert not state.problems()
-    told = state.listeners[WEB].told
-    assert told is not None
-    assert len(told.endpoints) == 2, "the data plane knows"
+    sent = state.listeners[WEB].sent
+    assert sent is not None
+    assert len(sent.endpoints) == 2, "the data plane knows"
 
 
 def test_an_external_address_takes_no_endpoint_from_another_service(state: ProxierState) -> None:

@@ -141,7 +141,7 @@ def test_external_addresses_lie_where_they_may() -> None:
 
 
 class Ports:
-    """The processes that have a port, as the kernel would say."""
+    """The processes that have a port, as the kernel would report them."""
 
     def __init__(self) -> None:
         self.holders: dict[int, tuple[Holder, ...]] = {}

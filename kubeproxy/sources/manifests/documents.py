@@ -19,6 +19,7 @@ from kubeproxy.kubernetes import objects
 from kubeproxy.kubernetes.fault import Fault, show
 from kubeproxy.kubernetes.manifests.split import body, split, split_list
 from kubeproxy.kubernetes.manifests.values import JsonValue, SyntaxFault, Value, is_json, parse
+from kubeproxy.kubernetes.resources.stream import as_utf8, json_values
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.sources import translate
 
@@ -149,10 +150,11 @@ def read(data: bytes, namespaces: Namespaces, previous: Reading | None = None) -
 
 
 def outline(data: bytes) -> Iterator[tuple[Part, ...]]:
-    """The parts of each document, in their order."""
-    for line, text in split(data):
+    """The parts of each document, in their order: read as commands read them (`kubernetes.resources.stream`)."""
+    for line, text in split(as_utf8(data)):
         inside = body(text)
-        yield _parts(inside, line) or (Part(inside, line, _digest(inside)),)
+        for row, value in json_values(inside, line) or ((line, inside),):
+            yield _parts(value, row) or (Part(value, row, _digest(value)),)
 
 
 def compose(

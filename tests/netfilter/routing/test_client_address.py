@@ -63,7 +63,7 @@ def listening(host: Host, protocol: Protocol, port: int, family: Family) -> sock
 
 
 def ask_as(node: Host, client: str, target: tuple[str, int], protocol: Protocol) -> bytes:
-    """What an endpoint answers to a client whose address we speak from; how it failed, if it did."""
+    """The answer of an endpoint to a client whose address is preserved; or how it failed."""
     inet = socket.AF_INET6 if ":" in client else socket.AF_INET
     with node.make_socket(inet, socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM) as sock:
         sock.settimeout(0.4)
@@ -110,7 +110,7 @@ def answering(sock: socket.socket, protocol: Protocol, answer: object) -> Iterat
 
 @contextlib.contextmanager
 def service(network: Network) -> Iterator[None]:
-    """A pod that says whom it sees, and a proxy on the node that dials it from its clients' addresses."""
+    """A pod that answers with the address that it sees, and a proxy that dials it from its clients' addresses."""
     with ExitStack() as stack:
         for family in Family:
             for protocol in BOTH:
@@ -190,7 +190,7 @@ def test_without_it_the_answer_is_lost(network: Network, adapter: Adapter) -> No
                 assert ask_as(network.node, CLIENT[family], (POD[family], 8080), protocol) == SILENT.encode()
 
 
-def test_packets_of_others_keep_their_way_and_their_mark(network: Network, adapter: Adapter) -> None:
+def test_other_packets_keep_their_route_and_mark(network: Network, adapter: Adapter) -> None:
     """Forwarded connections, connections to the node, and the node's own, also such that carry our bit themselves."""
     adapter.apply(rules(), verify=True)
     for family in Family:
@@ -281,8 +281,8 @@ def test_an_earlier_runs_routing_goes_with_the_first_apply(
 ) -> None:
     before = routes(network.node)
     adapter.apply(rules(), verify=True)
-    successor = Adapter(network.node, adapter.name, env=environment)
-    assert successor.apply(rules(transparent=False), verify=True)
+    next_instance = Adapter(network.node, adapter.name, env=environment)
+    assert next_instance.apply(rules(transparent=False), verify=True)
     assert routes(network.node) == before
 
 
