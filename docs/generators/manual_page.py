@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from copy import copy
 from typing import Final
 
 import click
@@ -130,11 +131,11 @@ Failed; one line on standard error says why. For
 .B kubeproxy status
 and
 .BR "kubeproxy healthcheck" ,
-also: the daemon is not healthy, or cannot be reached. For
+also: the daemon is not healthy, or cannot be reached; for
 .BR "kubeproxy create" ,
 as for
 .BR kubectl ,
-every error, including those of the command line.
+every error, that of the command line among them.
 .TP
 .B 64
 The configuration, a manifest or the command line is wrong.
@@ -173,13 +174,25 @@ def render() -> str:
     """The manual page."""
     context = click.Context(commands, info_name="kubeproxy")
     assert isinstance(commands, Commands)
-    found = [command for name in commands.list_commands(context) if (command := commands.get_command(context, name))]
+    found = list(each(commands, context))
     lines = [_HEAD.strip(), *(line for command in found for line in _synopsis(command)), _DESCRIPTION.strip()]
     for command in found:
         lines += _command(command)
     run = next(command for command in found if isinstance(command, GoCommand))
     lines += _settings(run)
     return "\n".join([*lines, _REST.strip(), ""])
+
+
+def each(group: click.Group, context: click.Context, prefix: str = "") -> Iterator[click.Command]:
+    """Every command, those of a group by the group's name and their own."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from each(command, context, f"{prefix}{name} ")
+        elif command is not None:
+            named = copy(command)
+            named.name = prefix + name
+            yield named
 
 
 def _synopsis(command: click.Command) -> Iterator[str]:

@@ -9,7 +9,8 @@ trace            show the path of a connection
 admin_client     HTTP requests of these two to the daemon
 cleanup          remove packet filter rules
 healthcheck      ask a running kubeproxy for its health
-create           create objects on an API server as kubectl create does; `client_flags`: flags of API clients
+create           objects on an API server, as kubectl create does
+client_flags     flags of every command that talks to an API server
 completion       completion scripts for shells
-kubectl_command  a command that takes flags and ends as kubectl does
+kubectl_command  a command that takes flags, and ends, as kubectl does
 """

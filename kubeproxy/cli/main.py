@@ -20,7 +20,8 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order of the help text."""
-        return ["run", "check", "status", "trace", "cleanup", "healthcheck", "create", "completion", "version"]
+        proxy = ["run", "check", "status", "trace", "cleanup", "healthcheck"]
+        return [*proxy, "create", "controller-manager", "rollout", "completion", "version"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name; None: there is none."""
@@ -57,6 +58,14 @@ class Commands(click.Group):
                 from kubeproxy.cli.completion import completion
 
                 return completion
+            case "controller-manager":
+                from kubeproxy.cli.controller_manager import controller_manager
+
+                return controller_manager
+            case "rollout":
+                from kubeproxy.cli.rollout import rollout
+
+                return rollout
             case "version":
                 return version
         return None

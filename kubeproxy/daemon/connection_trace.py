@@ -1,7 +1,6 @@
 """What would become of a connection: the rules in force are asked as the kernel would read them, then the data plane.
 
-The decision is `kubeproxy.netfilter.packet_trace`'s, the same that the tests hold against real kernels; here it is put into
-words.
+The decision is that of `kubeproxy.netfilter.packet_trace`, which the tests hold against real kernels.
 """
 
 from __future__ import annotations

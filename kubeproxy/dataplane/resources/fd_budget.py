@@ -1,7 +1,7 @@
-"""Descriptors are a budget, not an accident.
+"""Budget of file descriptors.
 
-The data plane knows how many it may use and stops accepting before the kernel says EMFILE: a client then waits in the
-listen queue instead of costing the process its life. Whoever was turned away is called when there is room again.
+The data plane counts its descriptors and stops accepting before the kernel returns EMFILE: a client then waits in the
+listen queue, and the process stays able to work. A listener that got none is called back when some are free again.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import resource
 from collections.abc import Callable
 
 RESERVE = 64
-"""Left to everything else in the process: the API server's connections, logs, epoll, subprocesses' pipes."""
+"""Descriptors for all else in the process: the API server's connections, logs, epoll, subprocesses' pipes."""
 
 
 AT_LEAST = 16
-"""How many more may be in use however few clients are there, when the budget is tightened."""
+"""Descriptors that a tightened budget allows at least, beyond those in use."""
 
 
 class Tenant:
@@ -27,7 +27,7 @@ class Tenant:
 
 
 class Share:
-    """What one frontend's clients have of a budget."""
+    """The part of a budget that one frontend's clients hold."""
 
     __slots__ = ("extra", "held", "tenant")
 
@@ -53,9 +53,9 @@ class DescriptorBudget:
         self.limit = self._whole = limit
         self.used = 0
         self.refusals = 0
-        """How often somebody was turned away."""
+        """Claims that were refused."""
         self._clients = 0
-        """In use by clients."""
+        """Descriptors in use by clients."""
         self._sharers = 0
         """Frontends that have clients."""
         self._extra = 0
@@ -64,13 +64,13 @@ class DescriptorBudget:
 
     @classmethod
     def of_this_process(cls) -> DescriptorBudget:
-        """What RLIMIT_NOFILE allows, less `RESERVE` (or a quarter, where the limit is tiny)."""
+        """A budget of RLIMIT_NOFILE less `RESERVE` (or less a quarter, where the limit is tiny)."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls(soft - min(RESERVE, soft // 4))
 
     def take(self, count: int, share: Share | None = None) -> bool:
-        """Claim descriptors, for a client of whose share they are if one is given; False when there are not so many
-        left, or not for this one."""
+        """Claim descriptors; False when there are not enough, or not for this share. `share`: of the client's
+        frontend."""
         if self.used + count > self.limit or (
             share is not None and self._is_extra(count) and not self._fair(count, share)
         ):
@@ -121,20 +121,21 @@ class DescriptorBudget:
         self._extra += count
 
     def tighten(self) -> None:
-        """Until `loosen`, no more new clients than a third of those who are there, who fill three quarters then:
-        something else than descriptors is short."""
+        """Limit new clients to a third of the present ones until `loosen`.
+
+        For a shortage of something else. The present clients then fill three quarters of the budget."""
         self.limit = min(self._whole, self.used + max(self._clients // 3, AT_LEAST))
 
     def loosen(self) -> None:
-        """All descriptors may be used again."""
+        """End `tighten`: all descriptors may be used again."""
         self.limit = self._whole
 
     def take_spare(self, count: int) -> bool:
-        """Claim descriptors that one can do without, if nobody is likely to miss them."""
+        """Claim optional descriptors; False when more than three quarters are in use."""
         return 4 * (self.used + count) <= 3 * self.limit and self.take(count)
 
     def give(self, count: int, share: Share | None = None) -> None:
-        """Give descriptors back."""
+        """Return descriptors to the budget."""
         self.used -= count
         if share is not None:
             self._clients -= count
@@ -148,7 +149,7 @@ class DescriptorBudget:
                 callback()
 
     def call_when_free(self, callback: Callable[[], None]) -> None:
-        """Call once, when something has been given back."""
+        """Call once, when descriptors have been returned."""
         self._waiting[callback] = None
 
     def __repr__(self) -> str:

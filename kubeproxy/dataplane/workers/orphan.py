@@ -1,16 +1,16 @@
-"""A worker whose control process is gone: it goes on serving, and looks for somebody to tell it that it may stop.
+"""An orphaned worker: keeps serving without its control process, and looks for a new owner.
 
 The control process that takes over on this host listens on an abstract Unix socket, and so do others that will take
 over later; only the owner of the node answers an orphan. The worker connects, introduces itself in one line of JSON,
 with a socket for the owner to prove CAP_NET_ADMIN on, and waits for the line that sends it away, which counts only
 with that proof::
 
-    worker   {"orphan": 4711, "run": "...", "recalls": true}    its process, and the run that it was part of
-    owner    {"recall": true}                                   and before, if it wants to, whom affinity binds:
-    worker   {"bound": [...]}, {"told": true}                   these and no more
+    worker   {"orphan": 4711, "run": "...", "recalls": true}    its process, and the run that it belongs to
+    owner    {"recall": true}                                   optional: asks for the affinity bindings
+    worker   {"bound": [...]}, {"told": true}                   the bindings, and their end
     owner    {"retire": true}
 
-If nobody comes within the grace time it ends by itself.
+Without an owner it exits when the grace period is over.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kubeproxy.runtime import net_admin
 from kubeproxy.runtime.unix_names import listening, uid_of
 
 LOOK_S = 0.25
-"""How often it looks for an owner: what it costs is one system call."""
+"""How often it looks for an owner, which takes one system call."""
 LINE_LIMIT = 4096
 """Bytes. Whoever says more in one line is not the one we look for."""
 TURN_S = 10.0
@@ -37,29 +37,29 @@ TURN_S = 10.0
 
 
 class Introduction(msgspec.Struct, frozen=True):
-    """What the worker says."""
+    """The worker's first line."""
 
     orphan: int
     run: str
     recalls: bool = True
-    """That it knows the word."""
+    """Whether the worker supports ``recall``."""
 
 
 class Word(msgspec.Struct, frozen=True):
-    """What it waits for; whatever else it hears it passes over."""
+    """A line of the owner; unknown fields are ignored."""
 
     retire: bool = False
     recall: bool = False
 
 
 class Told(msgspec.Struct, frozen=True):
-    """A piece of what it tells."""
+    """A line of the worker with affinity bindings."""
 
     bound: RestoreBindings
 
 
 class Orphan:
-    """Looks from now on; `retire` is called once, in the end."""
+    """The search for an owner; calls `retire` once, at its order or after the grace period."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Orphan:
         self._owner: socket.socket | None = None
         self._heard = b""
         self._lines: Iterator[bytes] = iter(())
-        """What is to be said yet, after `_unsaid`."""
+        """Lines to send after `_unsaid`."""
         self._unsaid = b""
         self._look()
 
@@ -175,7 +175,7 @@ class Orphan:
             self._hang_up()
 
     def _tell(self) -> None:
-        """As much as the owner takes; the rest when there is room."""
+        """Send as much as the socket takes; the rest when it is writable again."""
         if self._owner is None:
             return
         try:
@@ -185,19 +185,19 @@ class Orphan:
                 self._unsaid = self._unsaid[sent:] or next(self._lines, b"")
         except BlockingIOError:
             pass
-        except (OSError, MemoryError):  # that it has gone is heard, too
+        except (OSError, MemoryError):  # if the owner has closed, the socket reports that, too
             self._unsaid, self._lines = b"", iter(())
         self._reactor.watch(self._owner.fileno(), LEVEL | (select.EPOLLOUT if self._unsaid else 0))
 
     def _end(self) -> None:
-        # The connection stays open as long as this process lives: its end tells the owner that we are done.
+        # The connection stays open until this process exits: its end shows the owner that the worker has finished.
         retire, self._retire = self._retire, None
         if retire is not None:
             retire()
 
 
 def _told(bindings: Iterable[RestoreBindings | None]) -> Iterator[bytes]:
-    """Line by line."""
+    """The lines with the affinity bindings, and the last line."""
     for remembered in filter(None, bindings):
         yield msgspec.json.encode(Told(remembered)) + b"\n"
     yield b'{"told": true}\n'

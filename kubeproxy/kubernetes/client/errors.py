@@ -33,6 +33,7 @@ class ApiError(ClusterError):
         status: int | None = None,
         reason: str = "",
         retry_after_s: float | None = None,
+        causes: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(message)
         self.cause = cause
@@ -42,6 +43,10 @@ class ApiError(ClusterError):
         """The Status object's reason (``Forbidden``, ``Expired``, ...); empty where the answer was none."""
         self.retry_after_s = retry_after_s
         """What the server asked for (header Retry-After); None: nothing."""
+        self.causes = causes
+        """Reasons among the details of the Status object (``NamespaceTerminating``, ...)."""
+        self.server_text = ""
+        """The message of the Status object alone, for Events and conditions."""
 
 
 class Unreachable(ApiError):

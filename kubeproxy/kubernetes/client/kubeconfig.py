@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -208,7 +209,7 @@ def _assembled(overrides: Overrides, context: _Entry, cluster: _Entry, user: _En
         },
         "",
     )
-    host = overrides.server or cluster.text("server") or NO_SERVER
+    named = overrides.server or cluster.text("server") or NO_SERVER
     skip = overrides.insecure_skip_tls_verify or bool(cluster.fields.get("insecure-skip-tls-verify"))
     authority = here.file("certificate-authority") or cluster.file("certificate-authority")
     if overrides.insecure_skip_tls_verify and overrides.certificate_authority:
@@ -217,12 +218,17 @@ def _assembled(overrides: Overrides, context: _Entry, cluster: _Entry, user: _En
             " give one of --certificate-authority and --insecure-skip-tls-verify"
         )
     token = overrides.token or user.text("token")
+    username, password = overrides.username or user.text("username"), overrides.password or user.text("password")
+    token_file = "" if token else user.path("tokenFile")
     certificate = here.file("client-certificate") or user.file("client-certificate")
     plugin = None
     if ("exec" in user.fields or "auth-provider" in user.fields) and not token and not overrides.username:
         plugin = user.fields
+    host = _url(named, tls=bool(authority or certificate or skip))
+    if _in_clear_text(host):
+        token, token_file, username, password, plugin = "", "", "", "", None
     return ClientConfig(
-        host=_url(host, tls=bool(authority or certificate or skip)),
+        host=host,
         namespace=overrides.namespace or context.text("namespace") or "default",
         namespace_enforced=bool(overrides.namespace),
         ssl_ca_cert=None if skip else authority,
@@ -232,9 +238,9 @@ def _assembled(overrides: Overrides, context: _Entry, cluster: _Entry, user: _En
         tls_server_name=overrides.tls_server_name or cluster.text("tls-server-name") or None,
         proxy=cluster.text("proxy-url") or None,
         token=token,
-        token_file="" if token else user.path("tokenFile"),
-        username=overrides.username or user.text("username"),
-        password=overrides.password or user.text("password"),
+        token_file=token_file,
+        username=username,
+        password=password,
         impersonate=_impersonation(overrides, user),
         plugin=plugin,
         plugin_cluster=cluster.fields,
@@ -294,6 +300,12 @@ def _url(host: str, *, tls: bool) -> str:
     if not host.startswith(("http://", "https://")) or host.count("://") > 1:
         raise ConfigError(f"server {_quoted(host)}: allowed: an http or https URL")
     return host.rstrip("/")
+
+
+def _in_clear_text(host: str) -> bool:
+    """Whether credentials would cross a network unencrypted: then they are not sent, as by kubectl."""
+    name = urlsplit(host).hostname or ""
+    return host.startswith("http://") and name not in ("localhost", "::1") and not name.startswith("127.")
 
 
 def _text(document: Mapping[str, Any], key: str, where: str) -> str:

@@ -44,6 +44,15 @@ def test_flags_win(tmp_path: Path) -> None:
     assert found.verify_ssl is False
 
 
+@pytest.mark.parametrize(
+    ("server", "sent"),
+    [("https://x", True), ("http://127.0.0.1:1", True), ("http://[::1]:1", True), ("http://x", False), ("x", False)],
+)
+def test_credentials_are_not_sent_in_clear_text(server: str, sent: bool) -> None:
+    found = load(Overrides(server=server, token="t", username="u", password="p"), {"HOME": "/none"})
+    assert (found.token, found.username, found.password) == (("t", "u", "p") if sent else ("", "", ""))
+
+
 def test_of_several_files_the_first_counts(tmp_path: Path) -> None:
     first, second = config("a"), config("b")
     second["users"].append({"name": "a", "user": {"token": "other"}})
