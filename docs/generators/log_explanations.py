@@ -10,7 +10,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A fault of kubeproxy; a traceback follows. Everything else continues.",
         "Report it with the traceback. Restart if something is missing.",
     ),
-    "a health check node port is not served": (
+    "health check node port not served": (
         "The port that a load balancer asks for a Service's health is taken, or reserved.",
         "Free the port, or give the Service another `healthCheckNodePort`.",
     ),
@@ -27,7 +27,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A worker process ended; `reason` has its signal or exit status.",
         "[KubeproxyWorkerRestarts](operations.md#kubeproxyworkerrestarts)",
     ),
-    "an endpoint does not answer, and is passed over": (
+    "endpoint ejected": (
         "An endpoint failed twice in a row and gets no clients until a probe succeeds.",
         "[KubeproxyEndpointsEjected](operations.md#kubeproxyendpointsejected)",
     ),
@@ -67,11 +67,11 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "SIGUSR2 came, and the program on disk does not start with this configuration.",
         "Repair what `reason` names, and send SIGUSR2 again.",
     ),
-    "cannot learn which connections have ended": (
+    "cannot fetch ended connections": (
         "A worker does not answer, so the access log has its connections later.",
         "[KubeproxyWorkerLag](operations.md#kubeproxyworkerlag)",
     ),
-    "cannot listen, goes on trying": (
+    "cannot listen, trying again": (
         "Another process has the address of the health or metrics server.",
         "`ss -lntup`; stop that process (kube-proxy?), or change the setting in `setting`.",
     ),
@@ -99,11 +99,11 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A reload changed fields that are read only at start.",
         "Restart, or re-exec by SIGUSR2.",
     ),
-    "clients have to wait for want of descriptors": (
+    "no descriptors for new clients": (
         "The limit on open files is reached; new clients wait.",
         "[KubeproxyAcceptPaused](operations.md#kubeproxyacceptpaused)",
     ),
-    "clients have to wait for want of memory": (
+    "no memory for new clients": (
         "There is no memory for more clients; new ones wait.",
         "[KubeproxyMemoryShortage](operations.md#kubeproxymemoryshortage)",
     ),
@@ -123,7 +123,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The grace period is over; `open` connections were cut.",
         "A longer `shutdownGrace`, if clients suffer.",
     ),
-    "connections come through too many proxies": (
+    "connections loop through proxies": (
         "An endpoint leads back to a proxy; the hop limit ended the connections.",
         "Correct the EndpointSlice of the Service; [KubeproxyDialFailures](operations.md#kubeproxydialfailures).",
     ),
@@ -135,7 +135,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Token, certificate or exec plugin failed; the old credentials are used.",
         "Repair what `error` names.",
     ),
-    "endpoints cannot be dialed: all ports towards them are in use": (
+    "no ephemeral port for a dial": (
         "No ephemeral port is free towards an endpoint.",
         "[KubeproxyEphemeralPortsExhausted](operations.md#kubeproxyephemeralportsexhausted)",
     ),
@@ -155,7 +155,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The kernel cannot watch a directory; it is read at intervals.",
         "`fs.inotify.max_user_watches`, or nothing.",
     ),
-    "more endpoints do not answer": (
+    "more endpoints ejected": (
         "More endpoints were ejected than are logged at once.",
         "`kubeproxy status` lists all.",
     ),
@@ -220,11 +220,11 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A new instance claimed that its rules are in force; the kernel shows otherwise.",
         "[A refused takeover](operations.md#a-refused-takeover)",
     ),
-    "the access log cannot be written": (
+    "cannot write the access log": (
         "The file of the access log; `lines_lost` were not written.",
         "Free the disk, or repair the path; later lines are tried again.",
     ),
-    "the access log has gaps: too many connections ended at once": (
+    "access log skipped connections": (
         "More connections ended at once than the access log takes.",
         "More workers, or no access log.",
     ),
@@ -232,11 +232,11 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "There is no Node object of this name.",
         "`--hostname-override`; or watch `/livez` outside of a cluster.",
     ),
-    "the data plane does not serve as it should": (
+    "data plane degraded": (
         "A worker dies again and again, or does not answer.",
         "[KubeproxyDataPlaneDegraded](operations.md#kubeproxydataplanedegraded)",
     ),
-    "the data plane gives no answer; its metrics are missing": (
+    "data plane metrics missing": (
         "Workers did not answer a scrape in time.",
         "[KubeproxyWorkerLag](operations.md#kubeproxyworkerlag)",
     ),
