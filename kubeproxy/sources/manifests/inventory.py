@@ -180,7 +180,7 @@ def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> 
             version = _choose(entry, before.get(entry.name))
             held[entry.name] = _Held(place, version)
             if version is not entry:
-                served = "; the last good version goes on being served"
+                served = "; the last good version stays served"
         problems.extend(
             ManifestProblem(
                 origin, place.document, place.path(fault.path), fault.message + served, name=str(entry.name or "")

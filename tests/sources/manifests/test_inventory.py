@@ -65,7 +65,7 @@ def test_a_faulty_document_keeps_its_last_good_version() -> None:
     told.say(m=join(service("a", port="http"), service("b", "10.0.0.9"), service("c")))
     assert told.addresses == {"a": "10.0.0.1", "b": "10.0.0.9", "c": "10.0.0.1"}
     assert told.problems == [
-        "m document 1: spec.ports[0].port: 'http'; allowed: a number; the last good version goes on being served"
+        "m document 1: spec.ports[0].port: 'http'; allowed: a number; the last good version stays served"
     ]
     told.say(m=join(service("a", "10.0.0.8"), service("b", "10.0.0.9")))
     assert told.addresses == {"a": "10.0.0.8", "b": "10.0.0.9"}

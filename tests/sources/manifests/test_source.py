@@ -17,7 +17,7 @@ from aiohttp import web
 
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
 from kubeproxy.runtime.threads import NotBegun
-from kubeproxy.sources.manifests import reader, source
+from kubeproxy.sources.manifests import source
 from kubeproxy.sources.manifests.check import check
 from kubeproxy.sources.manifests.source import ManifestSource, Report
 from kubeproxy.sources.sink import SourceName
@@ -79,7 +79,7 @@ class Listener:
 
 @contextlib.asynccontextmanager
 async def following(
-    *paths: Path | str, recursive: bool = False, enforced: str | None = None, cpus: int = 1
+    *paths: Path | str, recursive: bool = False, enforced: str | None = None
 ) -> AsyncIterator[tuple[Listener, ManifestSource]]:
     listener = Listener()
     followed = ManifestSource(
@@ -89,7 +89,6 @@ async def following(
         enforced_namespace=enforced,
         sink=listener,
         on_report=listener.reports.append,
-        cpus=cpus,
     )
     task = asyncio.create_task(followed.run())
     try:
@@ -200,7 +199,7 @@ async def test_a_directory_that_disappears_and_returns(directory: Path) -> None:
     async with following(directory) as (listener, followed):
         ejected = directory.with_name("aside")
         os.rename(directory, ejected)
-        await listener.until(lambda: listener.told("no such file or directory; what it said last") == 1)
+        await listener.until(lambda: listener.told("no such file or directory; its last good version") == 1)
         assert followed.state().paths[0].fault == "no such file or directory"
         directory.mkdir()
         await listener.until(lambda: listener.told("an empty directory has taken its place") == 1)
@@ -234,7 +233,7 @@ async def test_a_named_file_that_is_deleted_goes_on_being_served(directory: Path
     path.write_text(service("a"))
     async with following(path) as (listener, _):
         path.unlink()
-        await listener.until(lambda: listener.told("what it said last goes on being served") == 1)
+        await listener.until(lambda: listener.told("its last good version stays served") == 1)
         assert listener.addresses == {"a": "10.0.0.1"}
         path.write_text(service("a", "10.0.0.2"))
         await listener.serves(a="10.0.0.2")
@@ -287,7 +286,7 @@ async def test_a_file_that_becomes_unreadable(directory: Path) -> None:
     async with following(path) as (listener, followed):
         os.rename(path, directory / "aside")
         os.mkfifo(path)
-        await listener.until(lambda: listener.told("neither a file nor a directory; what it said last") == 1)
+        await listener.until(lambda: listener.told("neither a file nor a directory; its last good version") == 1)
         assert listener.addresses == {"a": "10.0.0.1"}
         os.rename(directory / "aside", path)
         await listener.until(lambda: followed.state().problems == ())
@@ -365,9 +364,11 @@ async def test_want_of_memory_is_told_and_tried_again(directory: Path, monkeypat
     (directory / "a.yaml").write_text(service("a"))
     async with following(directory) as (listener, _):
         with monkeypatch.context() as patched:
-            patched.setattr(reader, "read", refuse)
+            patched.setattr(source, "read", refuse)
             (directory / "a.yaml").write_text(service("a", "10.0.0.2"))
-            await listener.until(lambda: listener.told("not enough memory to read it; what it said last goes on") == 1)
+            await listener.until(
+                lambda: listener.told("not enough memory to read it; its last good version stays") == 1
+            )
             assert listener.addresses == {"a": "10.0.0.1"}
         await listener.serves(a="10.0.0.2")
         await listener.until(lambda: listener.told("not enough memory", resolved=True) == 1)
