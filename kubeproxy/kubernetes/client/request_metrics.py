@@ -1,4 +1,4 @@
-"""What was asked of the API server, counted as client-go counts it."""
+"""Counts requests to the API server, as client-go does."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final
 LATENCY_BUCKETS_S: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Upper bounds of client-go's request latency (component-base, metrics/prometheus/restclient)."""
 NO_ANSWER: Final = "<error>"
-"""What client-go calls the code of a request without an answer."""
+"""client-go's code of a request without an answer."""
 
 
 @dataclass(slots=True)
 class Latency:
-    """A histogram: so many requests for each of `LATENCY_BUCKETS_S` and one for the rest, not cumulative."""
+    """A histogram of request times: counts per bucket of `LATENCY_BUCKETS_S` and one for the rest, not cumulative."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
     seconds: float = 0.0
@@ -23,7 +23,7 @@ class Latency:
 
 @dataclass(slots=True)
 class Requests:
-    """The requests to one server, from the sending to the head of the answer."""
+    """The requests to one server; times are from sending to the head of the answer."""
 
     host: str
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -32,7 +32,7 @@ class Requests:
     """By method."""
 
     def answered(self, method: str, status: int | None, seconds: float) -> None:
-        """One more, which took so long; None: there was no answer."""
+        """Count a request; `status` None: no answer."""
         self.answers[method, NO_ANSWER if status is None else str(status)] += 1
         latency = self.latency.setdefault(method, Latency())
         latency.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1

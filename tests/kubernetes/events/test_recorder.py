@@ -204,4 +204,4 @@ async def test_what_is_refused_for_good_is_not_sent_again() -> None:
 
 
 def told(logs: list[Any]) -> list[Any]:
-    return [line for line in logs if "events are not taken" in line["event"]]
+    return [line for line in logs if "API server refuses events" in line["event"]]

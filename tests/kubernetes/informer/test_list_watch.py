@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from kubeproxy.kubernetes.client.backoff import Backoff, TokenBucket
 from kubeproxy.kubernetes.client.errors import Ahead, ApiError, Expired, Forbidden, Garbage, Overloaded, Unreachable
 from kubeproxy.kubernetes.informer.list_watch import MAX_REFUSALS, ListWatchPolicy, Pace
 
@@ -120,24 +119,6 @@ def test_lists_after_a_410_are_spread() -> None:
     delays = [ListWatchPolicy(pace=PACE, random=Random(seed)).watch_failed(EXPIRED) for seed in range(200)]
     assert max(delays) > 1.5
     assert min(delays) < 0.5
-
-
-def test_backoff_stays_between_its_bounds() -> None:
-    backoff = Backoff(base_s=1, cap_s=10, random=Random(3))
-    delays = [backoff.next() for _ in range(1000)]
-    assert min(delays) >= 1
-    assert max(delays) <= 10
-    backoff.reset()
-    assert backoff.next() <= 3
-
-
-def test_the_bucket_lets_a_burst_through_and_then_a_rate() -> None:
-    bucket = TokenBucket(qps=5, burst=10)
-    assert [bucket.take(0.0) for _ in range(10)] == [0.0] * 10
-    assert [round(bucket.take(0.0), 3) for _ in range(3)] == [0.2, 0.4, 0.6]
-    assert bucket.take(100.0) == 0.0
-    unlimited = TokenBucket(qps=0, burst=0)
-    assert [unlimited.take(0.0) for _ in range(100)] == [0.0] * 100
 
 
 def test_patience_doubles_with_every_answer_that_does_not_come() -> None:

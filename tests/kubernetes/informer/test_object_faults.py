@@ -13,7 +13,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from kubeproxy.kubernetes.client import credentials
-from kubeproxy.kubernetes.client.backoff import Backoff
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.client.decode import MAX_RETRY_AFTER_S, error_of, parse_event, parse_page, retry_after
@@ -23,6 +22,7 @@ from kubeproxy.kubernetes.informer import reflector
 from kubeproxy.kubernetes.informer.list_watch import ListWatchPolicy, Pace
 from kubeproxy.kubernetes.objects import Status
 from kubeproxy.model.errors import ConfigError
+from kubeproxy.runtime.backoff import DecorrelatedJitter
 from kubeproxy.runtime.yielding import TimeSlice
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from tests.kubernetes.harness import QUICK, connected, kubeconfig, until, watching
@@ -188,7 +188,7 @@ async def test_who_has_listed_does_not_say_that_there_was_no_server_yet() -> Non
                 server.clear_faults()
                 await until(lambda: in_step(source))
     said = [log["event"] for log in logs if log["log_level"] == "warning"]
-    assert said == ["API server lost; serving on with what is known"]
+    assert said == ["API server lost, serving last state"]
 
 
 def test_a_thousand_nodes_do_not_come_back_together() -> None:
@@ -196,7 +196,7 @@ def test_a_thousand_nodes_do_not_come_back_together() -> None:
     them, and all are there within the longest delay."""
     pace, returns, drawn = Pace(), Counter[int](), Counter[float]()
     for seed in range(1000):
-        backoff = Backoff(base_s=pace.retry_s[0], cap_s=pace.retry_s[1], random=Random(seed))
+        backoff = DecorrelatedJitter(base_s=pace.retry_s[0], cap_s=pace.retry_s[1], random=Random(seed))
         at = 0.0
         while at < 30.0:
             at += (delay_s := backoff.next())
@@ -257,7 +257,7 @@ async def test_an_object_of_a_hundred_thousand_mistakes_is_told_in_a_few_lines()
         async with ApiServer(cluster()) as server, at_work(server) as (source, _):
             server.cluster.put("services", broken)
             await until(lambda: state_of(source, "services").faulty == 1)
-    (told,) = [log for log in logs if log["event"] == "parts of an object cannot be served"]
+    (told,) = [log for log in logs if log["event"] == "parts of object not served"]
     assert len(told["faults"]) == MOST_FAULTS + 1
     assert told["faults"][-1] == "object: and 99980 more faults"
 

@@ -108,7 +108,7 @@ def test_a_renamed_file_comes_and_goes_at_once() -> None:
     [
         (Listing(faults={"/d": "no such file or directory"}), "no such file or directory"),
         (Listing(faults={"/d": "input/output error"}, directory=Identity(9, 9)), "input/output error"),
-        (listing(Identity(9, 9)), "an empty directory has taken its place"),
+        (listing(Identity(9, 9)), "replaced by an empty directory"),
     ],
 )
 def test_a_directory_that_disappears_takes_nothing_away(lost: Listing, fault: str) -> None:

@@ -133,7 +133,7 @@ def test_the_same_object_twice_in_a_manifest() -> None:
     told.say(m=join(service("b"), service("a"), service("a", "10.0.0.2")))
     assert told.addresses == {"b": "10.0.0.1", "a": "10.0.0.1"}
     assert told.problems == [
-        "m document 3: metadata.name: Service default/a is defined in document 2 already, which is served"
+        "m document 3: metadata.name: Service default/a is already defined in document 2, which is served"
     ]
 
 
@@ -142,7 +142,7 @@ def test_the_same_object_in_two_manifests() -> None:
     told.say(one=join(service("x"), service("a", "10.0.0.1")))
     assert len(told.say(two=service("a", "10.0.0.2"))) == 0
     assert told.problems == [
-        "two document 1: metadata.name: Service default/a is defined in one document 2 already, which is served"
+        "two document 1: metadata.name: Service default/a is already defined in one document 2, which is served"
     ]
     assert len(told.say(two=service("a", "10.0.0.3"))) == 0
     difference = told.say(one=service("x"))
@@ -167,9 +167,8 @@ def test_other_kinds_are_told_and_are_no_fault() -> None:
     told.say(m=join("apiVersion: v1\nkind: ConfigMap\n", service("a")))
     (problem,) = told.inventory.problems()
     assert problem.skipped
-    assert (
-        str(problem) == "m document 1: kind: v1 ConfigMap is not taken; taken are Service, EndpointSlice and Endpoints"
-    )
+    text = "v1 ConfigMap is not supported; supported are Service, EndpointSlice and Endpoints"
+    assert str(problem) == f"m document 1: kind: {text}"
 
 
 def test_endpoints_whose_subsets_change() -> None:

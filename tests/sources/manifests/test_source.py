@@ -202,7 +202,7 @@ async def test_a_directory_that_disappears_and_returns(directory: Path) -> None:
         await listener.until(lambda: listener.told("no such file or directory; its last good version") == 1)
         assert followed.state().paths[0].fault == "no such file or directory"
         directory.mkdir()
-        await listener.until(lambda: listener.told("an empty directory has taken its place") == 1)
+        await listener.until(lambda: listener.told("replaced by an empty directory") == 1)
         assert listener.addresses == {"a": "10.0.0.1", "b": "10.0.0.1"}
         directory.rmdir()
         (ejected / "a.yaml").unlink()
@@ -259,9 +259,8 @@ async def test_two_files_with_the_same_object(directory: Path) -> None:
     (directory / "b.yaml").write_text(service("a", "10.0.0.2"))
     async with following(directory) as (listener, _):
         assert listener.addresses == {"a": "10.0.0.1"}
-        assert (
-            listener.told(f"b.yaml document 1: metadata.name: Service default/a is defined in {directory}/a.yaml") == 1
-        )
+        fault = f"b.yaml document 1: metadata.name: Service default/a is already defined in {directory}/a.yaml"
+        assert listener.told(fault) == 1
         (directory / "a.yaml").unlink()
         await listener.serves(a="10.0.0.2")
         assert "remove a" not in listener.calls
@@ -519,8 +518,8 @@ def test_check(directory: Path) -> None:
         f"{missing}: no such file or directory",
         f"{directory}/a.yaml document 3: spec.ports[0].port: 0; allowed: 1 to 65535",
         f"{directory}/b.yaml document 2: line 9: did not find expected node content",
-        f"{directory}/b.yaml document 1: metadata.name: Service default/a is defined in {directory}/a.yaml document 1"
-        " already, which is served",
+        f"{directory}/b.yaml document 1: metadata.name: Service default/a is already defined in {directory}/a.yaml"
+        " document 1, which is served",
     ]
     good = check([str(directory / "c.yaml")])
     assert (good.faults, good.manifests, good.services + good.slices) == ((), 1, 1)
