@@ -192,7 +192,7 @@ class Client:
 
 
 def _done_with(response: aiohttp.ClientResponse) -> None:
-    """Release the connection for reuse if the body was read to its end, else close it."""
+    """Release a connection whose body was read completely; close any other."""
     if response.content.at_eof():
         response.release()
     else:

@@ -95,7 +95,7 @@ class Access:
                 loader = await self._kube_config.load_kube_config(
                     config_file=path, client_configuration=configuration, persist_config=False
                 )
-        except Exception as error:  # the library lets KeyError, TypeError and AssertionError through as well
+        except Exception as error:  # the library raises KeyError, TypeError and AssertionError, too
             raise ConfigError(f"kubeconfig {path}: {type(error).__name__}: {error}") from error
         if "://" not in configuration.host:
             raise ConfigError(f"kubeconfig {path}: server is {configuration.host!r}, not an http or https URL")

@@ -28,7 +28,7 @@ from kubeproxy.runtime.backoff import DecorrelatedJitter
 log = structlog.get_logger(__name__)
 
 COMPONENT = "kube-proxy"
-"""The reporting component; kube-proxy's name, so that searches for a proxy's events find ours."""
+"""The reporting component; kube-proxy's name, because operators search for a proxy's events by it."""
 TRIES = 12
 """Tries to send one event while the server refuses it (client-go, tools/record)."""
 RETRY_S = (1.0, 30.0)

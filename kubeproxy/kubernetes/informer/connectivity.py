@@ -17,7 +17,7 @@ class Connectivity:
     """Combines the failures of a source's reflectors into one outage. `clock` gives Unix seconds."""
 
     def __init__(self, *, server: str, clock: Callable[[], float], optional: str = "") -> None:
-        """`optional` names the resource that is not needed to serve the others, if there is one."""
+        """`optional` names a resource without which the others can be served."""
         self._server = server
         self._clock = clock
         self._optional = optional

@@ -19,7 +19,7 @@ SOURCE = SourceName(objects.SOURCE)
 SELECTOR = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
 """kube-proxy's label selector. Newer kube-proxies select Services by the field ``spec.clusterIP!=None`` instead of the
 headless label, which older servers refuse with a 400. The labels work with every version, and `translate` drops
-headless Services that they let through."""
+headless Services that they select."""
 
 log = structlog.get_logger(__name__)
 
@@ -171,7 +171,7 @@ class OwnNode(Resource[Node]):
                 source=SOURCE,
                 node=self._node_name,
                 healthz=503,
-                hint="Services are served all the same; if the node has another name, set --hostname-override",
+                hint="Services are still served; if the node has another name, set --hostname-override",
             )
         elif standing == _LEAVING:
             log.info(_LEAVING, source=SOURCE, node=self._node_name, healthz=503)

@@ -68,8 +68,11 @@ def endpoint_slice(raw: objects.EndpointSlice) -> tuple[EndpointSlice | None, li
 
 
 def endpoints(raw: objects.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]:
-    """A legacy Endpoints object as slices, one per subset and family, named ``NAME/SUBSET/FAMILY``, which no API object
-    can be named. Empty for Endpoints of headless Services and of another proxy's."""
+    """A legacy Endpoints object as slices, one per subset and family.
+
+    Their names ``NAME/SUBSET/FAMILY`` cannot be those of API objects. Empty for Endpoints of headless Services and of
+    another proxy's.
+    """
     faults: list[Fault] = FaultList()
     meta = raw.metadata or objects.ObjectMeta()
     if meta.labels is not None and foreign(meta.labels):

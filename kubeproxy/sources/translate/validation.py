@@ -25,7 +25,7 @@ _CANONICAL_IPV4 = re.compile(rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}")
 
 
 def foreign(labels: objects.Labels) -> bool:
-    """Whether endpoints with these labels belong to a headless Service, or to one of another proxy."""
+    """Whether endpoints with these labels belong to a headless Service or another proxy's."""
     return labels.headless is not None or labels.service_proxy_name is not None
 
 
