@@ -1,34 +1,34 @@
-# The vocabulary of this repository, the same by hand and in CI. `make help` lists it.
+# The commands of this repository, the same by hand and in CI. `make help` lists them.
 .DEFAULT_GOAL := help
 VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: help setup check format lint types walls test fuzz soak demo bench micro profile docs lock install uninstall image image-check clean
 
-help: ## this list
+help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(VENV)/ready ## a ready .venv/, and on Debian and Ubuntu (as root) the system packages it needs
+setup: $(VENV)/ready ## make .venv/; as root on Debian and Ubuntu also install the system packages it needs
 
-$(VENV)/ready: tests/tools/setup.sh pyproject.toml requirements.lock requirements-dev.lock
+$(VENV)/ready: tests/tools/setup.sh pyproject.toml requirements.lock requirements-dev.lock requirements-build.lock
 	@bash tests/tools/setup.sh $(VENV)
 	@touch $@
 
-check: setup ## format, lint, types, import walls
+check: setup ## check format, lint, types and import walls
 	@$(BIN)/ruff format --check --quiet kubeproxy tests docs || { echo "run 'make format'"; exit 1; }
 	@$(BIN)/ruff check --quiet kubeproxy tests docs
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo >$(VENV)/walls.log 2>&1 || { cat $(VENV)/walls.log; exit 1; }
 	@echo "check: all clean"
 
-format: setup ## rewrite the sources in the house format
+format: setup ## reformat the sources
 	@$(BIN)/ruff check --quiet --fix-only kubeproxy tests docs
 	@$(BIN)/ruff format --quiet kubeproxy tests docs
 
-test: setup $(VENV)/programs/ready$(if $(FULL),-full) ## all tests (as root; FULL=1 also those that need a browser, HAProxy, nginx)
+test: setup $(VENV)/programs/ready$(if $(FULL),-full) ## run all tests (as root; TESTS=PATH a part; FULL=1 also those that need a browser, HAProxy, nginx)
 	@PATH="$(CURDIR)/$(VENV)/programs:$$PATH" $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder $(TESTS)
 
-# What only some tests need is not what `make demo` has to wait for.
+# Programs for some of the tests; `make demo` does not need them.
 $(VENV)/programs/ready: tests/tools/programs.sh | $(VENV)/ready
 	@bash tests/tools/programs.sh $(@D)
 	@touch $@
@@ -38,56 +38,58 @@ $(VENV)/programs/ready-full: tests/tools/programs.sh | $(VENV)/ready
 	@touch $@
 
 FUZZ_SECONDS ?= 60
-fuzz: $(VENV)/fuzz/ready ## make up bytes for every decoder, FUZZ_SECONDS (60) for each (FUZZ="watch pages": only these)
+fuzz: $(VENV)/fuzz/ready ## fuzz every decoder for FUZZ_SECONDS (60) each (FUZZ="watch pages": only these)
 	@PYTHONPATH=$(VENV)/fuzz $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ)
 
-# Beside the environment, not in it: there is no such wheel for every platform and every Python, and only this needs it.
+# Beside the environment, not in it: its wheels exist for few platforms and Pythons, and only fuzzing needs it.
 $(VENV)/fuzz/ready: $(VENV)/ready requirements-fuzz.lock
 	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes --target $(VENV)/fuzz -r requirements-fuzz.lock
 	@touch $@
 
 SOAK_SECONDS ?= 1800
-soak: setup ## everything comes and goes at random while every byte is checked (SOAK_SECONDS=1800 SOAK_SEED= SOAK="--netfilter iptables")
+soak: setup ## change and kill everything at random, and check every byte (SOAK_SECONDS=1800 SOAK_SEED= SOAK="--netfilter iptables")
 	@$(BIN)/python -m tests.system.soak --seconds $(SOAK_SECONDS) $(if $(SOAK_SEED),--seed $(SOAK_SEED)) $(SOAK)
 
-demo: setup ## the main job, shown in network namespaces of its own (KEEP=1 leaves it running)
+demo: setup ## show a whole node in network namespaces (KEEP=1 leaves it running)
 	@$(BIN)/python -m tests.tools.demo $(if $(KEEP),--keep)
 
-bench: setup ## beside HAProxy, nginx and the direct path, and at 10,000 services, in network namespaces (BENCH=--quick)
+bench: setup ## measure beside HAProxy, nginx and the direct path, and with 10,000 Services (BENCH=--quick)
 	@$(BIN)/python -m tests.tools.bench $(BENCH)
 
-micro: setup ## the pure parts by themselves, at the size of a large cluster (MICRO="-k pick")
+micro: setup ## measure the pure parts at the size of a large cluster (MICRO="-k pick")
 	@$(BIN)/python -m pytest -q --benchmark-enable --benchmark-columns=median,iqr,ops,rounds --benchmark-sort=name tests/tools/bench/micro.py $(MICRO)
 
 PROFILED ?= requests,connections,bulk8
 PROFILING = --peers kubeproxy0 --rounds 1 --seconds 4 --only $(PROFILED)
-profile: setup ## where serving spends its time (PROFILED=requests): by perf if it is there, then by cProfile
+profile: setup ## show where serving spends its time (PROFILED=requests), by perf if installed, then by cProfile
 	@if command -v perf >/dev/null; then $(BIN)/python -m tests.tools.bench $(PROFILING) --perf $(VENV)/perf.data; fi
 	@$(BIN)/python -m tests.tools.bench $(PROFILING) --profile $(VENV)/profile.pstats
 
-docs: setup ## write again what is generated of docs/
+docs: setup ## regenerate the generated pages of docs/
 	@$(BIN)/python -m docs.generators.configuration >docs/configuration.md
 	@$(BIN)/python -m docs.generators.migration docs/migration.md
 	@$(BIN)/python -m docs.generators.manual_page >docs/kubeproxy.8
 	@$(BIN)/python -m docs.generators.metrics >docs/metrics.md
+	@$(BIN)/python -m docs.generators.log_messages >docs/log-messages.md
 
-lock: setup ## pin the newest versions of everything again
+lock: setup ## pin the newest versions of all dependencies
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements.lock
+	@$(BIN)/uv pip compile --group pyproject.toml:build --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-build.lock
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra dev -o requirements-dev.lock
 	@$(BIN)/uv pip compile tests/fuzz/requirements.in --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-fuzz.lock
 
-install: ## on a host, for systemd, as root: PREFIX=/usr/local PYTHON=/usr/bin/python3 (DESTDIR= for packages)
+install: ## install on this host, for systemd, as root: PREFIX=/usr/local PYTHON=/usr/bin/python3 (DESTDIR= for packages)
 	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) PYTHON=$(PYTHON) bash deploy/install.sh install
 
-uninstall: ## what install made, but not /etc/kubeproxy
+uninstall: ## remove what install made, but not /etc/kubeproxy
 	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) bash deploy/install.sh uninstall
 
-image: ## a container image, without an engine, as root (deploy/build-image.sh says how)
+image: ## build a container image, without an engine, as root (see deploy/build-image.sh)
 	@bash deploy/build-image.sh $(TAG)
 
-image-check: setup ## build an image, and try it in network namespaces
+image-check: setup ## build an image and try it in network namespaces
 	@rootfs=$$(mktemp -d) && trap 'rm -rf "$$rootfs"' EXIT && ROOTFS=$$rootfs bash deploy/build-image.sh \
 		&& KUBEPROXY_ROOTFS=$$rootfs $(BIN)/python -m pytest -q tests/system/deploy/test_image.py
 
-clean: ## everything that the other targets made
+clean: ## remove everything that the other targets made
 	@rm -rf $(VENV) .fuzz build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

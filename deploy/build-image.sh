@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Builds the image without an engine, as root, with Debian's buildah and debootstrap: deploy/build-image.sh [TAG]
 #
-#   BASE=IMAGE       a base from a registry, as the Dockerfile has it; without it, one is made by debootstrap
+#   BASE=IMAGE       a base from a registry, by digest, as the Dockerfile has it; without it, one is made by debootstrap,
+#                    which verifies Debian's signatures
 #   SUITE=bookworm   which Debian that is
 #   OUTPUT=FILE      write the image there too, as an OCI archive
 #   ROOTFS=DIR       unpack the image's file system there too
 #   STORAGE=DIR      where layers are kept (default: a directory that is removed at the end)
 #
-# Everything happens in chroots: no daemon, no namespaces, no registry. What the machine trusts (SSL_CERT_FILE or
-# /etc/ssl/certs/ca-certificates.crt), and what pip is told by PIP_INDEX_URL, goes into the build, not into the image.
+# Everything happens in chroots: no daemon, no namespaces, no registry. The certificates that the machine trusts
+# (SSL_CERT_FILE or /etc/ssl/certs/ca-certificates.crt) and PIP_INDEX_URL are used in the build, and not in the image.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' kubeproxy/model/version.py)
@@ -19,6 +20,8 @@ for need in buildah debootstrap; do
   command -v "$need" >/dev/null || [ "$need" = debootstrap -a -n "${BASE:-}" ] \
     || { echo "image: $need is missing; on Debian and Ubuntu: apt-get install buildah debootstrap" >&2; exit 1; }
 done
+[ -n "${BASE:-}" ] || [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] \
+  || { echo "image: Debian's keys are missing; on Debian and Ubuntu: apt-get install debian-archive-keyring" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || { echo "image: needs root" >&2; exit 1; }
 
 work=$(mktemp -d)
@@ -31,7 +34,8 @@ say() { echo "image: $*"; }
 base=${BASE:-localhost/debian:$suite}
 if [ -z "${BASE:-}" ] && ! build inspect --type image "$base" >/dev/null 2>&1; then
   say "making a base of Debian $suite"
-  debootstrap --variant=minbase "$suite" "$work/base" >"$work/log" || { tail -20 "$work/log" >&2; exit 1; }
+  # By its signature or not at all: without a keyring debootstrap would only warn.
+  debootstrap --variant=minbase --force-check-gpg "$suite" "$work/base" >"$work/log" || { tail -20 "$work/log" >&2; exit 1; }
   rm -rf "$work"/base/var/cache/apt/archives/*.deb "$work"/base/var/lib/apt/lists/* "$work"/base/var/log/*.log \
     "$work"/base/usr/share/{doc,man,locale} "$work"/base/dev "$work"/base/proc "$work"/base/sys
   mkdir "$work"/base/{dev,proc,sys}

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Installs on a host, for systemd: deploy/install.sh install|uninstall, with DESTDIR=, PREFIX= and PYTHON= as in make.
-# With DESTDIR nothing but files below it is touched, as packages need it. uninstall leaves /etc/kubeproxy alone.
+# With DESTDIR it writes below that directory alone, for packages. uninstall keeps /etc/kubeproxy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 destdir=${DESTDIR:-} prefix=${PREFIX:-/usr/local}
 lib=$prefix/lib/kubeproxy
-# Where systemd looks for what packages bring; units of a local prefix belong beside the administrator's own.
+# systemd reads units of packages from one directory; those of a local prefix belong beside the administrator's own.
 case $prefix in
   /usr) units=/usr/lib/systemd/system ;;
   *) units=/etc/systemd/system ;;
@@ -16,7 +16,7 @@ say() { echo "$1: $2"; }
 
 find_python() {
   local candidate
-  # The system's own first: a service with ProtectHome= cannot use one below /root or /home.
+  # The system's own Python first: a service with ProtectHome= cannot use one below /root or /home.
   for candidate in ${PYTHON:-/usr/bin/python3 python3}; do
     if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       "$candidate" -c 'import sys; print(sys.executable)'

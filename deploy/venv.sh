@@ -1,25 +1,28 @@
 #!/usr/bin/env bash
-# The program with everything that it needs, in one directory that can be moved: deploy/venv.sh PYTHON DIR FINAL_DIR
-# Built in DIR, to be used as FINAL_DIR: a package or an image is put together elsewhere than where it will run. Only
-# PYTHON must be there again. Versions and hashes are those of requirements.lock.
+# Puts the program with everything that it needs into one directory: deploy/venv.sh PYTHON DIR FINAL_DIR
+# It is built in DIR and runs as FINAL_DIR, because packages and images are not built where they run. Only PYTHON must be
+# there again. Versions and hashes are those of requirements.lock and requirements-build.lock.
 set -euo pipefail
 python=$1 target=$2 final=$3
 cd "$(dirname "$0")/.."
 
-# Beside the one that may be in use, and in its place only when it is whole: a running daemon still imports from there.
+# Built beside the present directory, and moved into its place when it is complete: a running daemon still imports from it.
 dir=$target.new
 rm -rf "$dir"
 trap 'rm -rf "$dir"' EXIT
 "$python" -m venv "$dir"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-"$dir/bin/python" -m pip install --quiet --no-compile --no-deps --use-pep517 --require-hashes -r requirements.lock
-"$dir/bin/python" -m pip uninstall --quiet --yes setuptools pip 2>/dev/null
+# What is executed in a build has hashes, too: pip would fetch the newest build tools without. So they come first.
+install() { "$dir/bin/python" -m pip install --quiet --no-compile --no-deps --require-hashes "$@"; }
+install --only-binary :all: -r requirements-build.lock
+install --use-pep517 --no-build-isolation -r requirements.lock
+"$dir/bin/python" -m pip uninstall --quiet --yes wheel packaging setuptools pip 2>/dev/null
 
 site=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cp -R kubeproxy "$site/"
 find "$site" -depth -type d -name __pycache__ -exec rm -rf {} +
 
-# Programs that came along are not ours to offer.
+# Programs of the dependencies are not installed.
 find "$dir/bin" -mindepth 1 ! -name 'python*' -delete
 while read -r script function; do
   cat >"$dir/bin/$script" <<END

@@ -55,7 +55,7 @@ GROUPS = (
     ),
     ("Packet filter and connection tracking", ("netfilter", "conntrack")),
     ("Where Services come from", ("source", "watch", "manifests", "services", "frontends")),
-    ("This process", ("build", "loop", "events", "access", "process_")),
+    ("This process", ("build", "loop", "events", "access", "http", "process_")),
 )
 """Titles, and the beginnings of the names below them, after ``kubeproxy_``; the first group that fits."""
 

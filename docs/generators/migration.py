@@ -48,8 +48,10 @@ DIFFERENT: Final[Mapping[str, str]] = {
     "nftables.minSyncPeriod": "As iptables.minSyncPeriod, for mode `nftables`.",
     "conntrack.maxPerCore": "Lets the kernel's table grow, never shrink.",
     "conntrack.min": "Lets the kernel's table grow, never shrink.",
-    "metricsBindAddress": "Port 0 turns the server off, in the file as well.",
-    "healthzBindAddress": "Port 0 turns the server off, in the file as well.",
+    "metricsBindAddress": "Port 0 turns the server off, in the file as well. Other hosts get `/metrics`, `/healthz` and"
+    " `/proxyMode` only, unless `kubeproxy.publicStatus` is set; loopback gets every page, and always listens.",
+    "healthzBindAddress": "Port 0 turns the server off, in the file as well. Loopback is told more than kube-proxy's"
+    " fields.",
     "logging.verbosity": "0: what an operator needs; 2: and what libraries say; 4: for debugging; 8: everything.",
 }
 """Fields that mean something else, or something more, than in kube-proxy; and what."""

@@ -13,8 +13,8 @@ from kubeproxy.config.value_types import MetricsAddress
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 
 TIMEOUT_S = 10.0
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Listening everywhere, the daemon is reached by loopback."""
+REFUSED = (403, 421)
+"""The daemon serves the page, but not to this client, or not by this name; the body says why."""
 
 ADDRESS = click.option(
     "--address", metavar="HOST:PORT", default="", help="Where the daemon serves its metrics.  [metricsBindAddress]"
@@ -46,6 +46,8 @@ class Daemon:
             connection.close()
         if answer.status == 400:
             raise ConfigError(body.decode(errors="replace").strip())
+        if answer.status in REFUSED:
+            raise KubeproxyError(f"{self} refuses {path.partition('?')[0]}: {body.decode(errors='replace').strip()}")
         if answer.status != 200:
             raise KubeproxyError(
                 f"{self} answered {answer.status} to {path.partition('?')[0]}: it is no kubeproxy, or an older one"
@@ -63,7 +65,7 @@ def daemon_at(address: str, config: str) -> Daemon:
     bound = load({"config": [config]} if config else {}).configuration.metrics_bind_address
     if not bound.served:
         raise ConfigError(f"metricsBindAddress: found {bound}: the daemon serves no metrics, and so no status")
-    return Daemon(_ANYWHERE.get(bound.address, bound.address), bound.port)
+    return Daemon(bound.loopback, bound.port)  # other addresses show no status
 
 
 def _parse(text: str) -> Daemon:
@@ -76,4 +78,4 @@ def _parse(text: str) -> Daemon:
                 f"--address: found {json.dumps(text)}; allowed: HOST:PORT, such as 127.0.0.1:10249 or [::1]:10249"
             ) from None
         return Daemon(host, int(port))
-    return Daemon(_ANYWHERE.get(parsed.address, parsed.address), parsed.port)
+    return Daemon(parsed.loopback if parsed.is_everywhere else parsed.address, parsed.port)

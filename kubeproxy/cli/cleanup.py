@@ -22,15 +22,15 @@ def clean_up(logs: Logging) -> int:
     """Remove them and say what was removed; the exit status."""
     import asyncio
 
-    from kubeproxy.daemon.takeover.instances import names
-    from kubeproxy.daemon.takeover.takeover import OWNER
+    from kubeproxy.daemon.takeover.control_socket import PREFIX
     from kubeproxy.netfilter.cleanup import cleanup_all
     from kubeproxy.observability.logs import setup
+    from kubeproxy.runtime.unix_names import listening
 
     setup.configure(verbosity=logs.verbosity, fmt=logs.format)
     removed = asyncio.run(cleanup_all())
     for line in removed or ["nothing to remove"]:
         click.echo(line)
-    if OWNER in names():
+    if listening(PREFIX):
         click.echo("a kubeproxy runs on this host, and puts its rules back: stop it first", err=True)
     return 0

@@ -13,6 +13,8 @@ from kubeproxy.config.field_info import Effect
 from kubeproxy.config.fields import fields
 from kubeproxy.config.flags import ACTIONS, Flag
 
+_LONGEST_WORD = 40
+
 Given = Mapping[str, Sequence[str]]
 """The texts given for each flag, by its name, in their order."""
 
@@ -101,6 +103,8 @@ def headed(flags: Mapping[str, Flag]) -> tuple[dict[str, list[tuple[Flag, str]]]
             without_effect.append(flag.dashed)
             continue
         default = text_of(field.default) if field is not None and field.flag == flag.name else ""
+        if len(default) > _LONGEST_WORD:
+            default = default.replace(",", ", ")  # a word without a blank would be wider than a terminal
         sections[_heading(flag)].append((flag, flag.text + (f"  [{default}]" if default else "")))
     return sections, without_effect
 

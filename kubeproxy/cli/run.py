@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -46,6 +47,7 @@ def _write(path: Path, loaded: Loaded) -> int:
 
 
 def _serve(given: Given, loaded: Loaded) -> int:
+    _import_structlog()
     from kubeproxy.daemon import lifecycle
     from kubeproxy.observability.logs import setup
 
@@ -61,6 +63,18 @@ def _serve(given: Given, loaded: Loaded) -> int:
         return again.configuration
 
     return lifecycle.run(loaded.configuration, reload=reload)
+
+
+def _import_structlog() -> None:
+    """Without rich, which structlog imports where it is installed, for tracebacks that are not shown here: it would
+    take a tenth of the CPU time of a start, and clients are waiting."""
+    if "rich" in sys.modules:
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment]  # what Python takes for "there is none"
+    try:
+        import structlog  # noqa: F401
+    finally:
+        del sys.modules["rich"]
 
 
 def _log(loaded: Loaded) -> None:

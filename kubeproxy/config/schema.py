@@ -18,6 +18,7 @@ from kubeproxy.config.value_types import (
     CIDR,
     IP,
     ClusterCIDR,
+    DeniedEndpoints,
     Duration,
     HealthzAddress,
     LabelValue,
@@ -26,6 +27,7 @@ from kubeproxy.config.value_types import (
     NanosecondsOrDuration,
     NodePortAddress,
     PortRange,
+    Ports,
     PositiveDuration,
     Quantity,
     WorkerCount,
@@ -40,6 +42,7 @@ Scheduler = Literal["", "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "
 LogFormat = Literal["text", "json"]
 NetfilterChoice = Literal["auto", "nftables", "iptables", "none"]
 KubernetesChoice = Literal["auto", "always", "never"]
+PortConflict = Literal["take-unprivileged", "take", "keep"]
 Preserve = Literal["never", "external-local", "local"]
 
 Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -140,8 +143,9 @@ class IPTables(Group, frozen=True):
     min_sync_period: Annotated[
         Duration,
         live(
-            "Least time between two syncs; a first change is synced at once, what follows is gathered. For no wait at"
-            " all write 1ns: 0 in the file stands for the default.",
+            "Time between two syncs; after a rest four changes are synced at once, what follows is gathered, and each"
+            " such time without a sync allows for one more at once. For no wait at all write 1ns: 0 in the file stands"
+            " for the default.",
             flag="iptables-min-sync-period",
             zero_is_default=True,
         ),
@@ -295,7 +299,10 @@ class Own(Group, frozen=True):
     udp_sessions: Annotated[
         int,
         Meta(ge=1, le=1_000_000),
-        live("UDP sessions at once, each a descriptor; beyond it the idlest one goes.", flag="udp-sessions"),
+        live(
+            "UDP sessions at once, each a descriptor; beyond it the idlest of the Service with most goes.",
+            flag="udp-sessions",
+        ),
     ] = 16384
     preserve_client_address: Annotated[
         Preserve,
@@ -315,16 +322,86 @@ class Own(Group, frozen=True):
     node_zone: Annotated[
         LabelValue, restart("This node's zone, for hosts without a Node object.", flag="node-zone")
     ] = LabelValue("")
+    denied_endpoint_cidrs: Annotated[
+        tuple[DeniedEndpoints, ...],
+        live(
+            "Address blocks of endpoints that are never dialed. By default: metadata services of clouds (link-local"
+            " addresses are never dialed anyway). The word node: this node's own addresses, except in an EndpointSlice"
+            " that names this node as nodeName. The default and the word count for endpoints from an API server; other"
+            " blocks than the default count for those of manifests, too.",
+            flag="denied-endpoint-cidrs",
+        ),
+    ] = field(
+        default=tuple(
+            map(
+                DeniedEndpoints,
+                (
+                    "node",
+                    "168.63.129.16/32",  # Azure
+                    "100.100.100.200/32",  # Alibaba Cloud
+                    "192.0.0.192/32",  # Oracle Cloud, classic
+                    "fd00:ec2::/32",  # AWS
+                    "fd20:ce::254/128",  # Google Cloud
+                    "fd00:c1::a9fe:a9fe/128",  # Oracle Cloud
+                    "fd00:42::42/128",  # Scaleway
+                    "fd00:a9fe:a9fe::1/128",  # Akamai
+                ),
+            )
+        ),
+        name="deniedEndpointCIDRs",
+    )
+    external_address_cidrs: Annotated[
+        tuple[CIDR, ...],
+        live(
+            "Where external and load balancer addresses of Services may lie; others are not served. Empty: anywhere, as"
+            " with kube-proxy (CVE-2020-8554).",
+            flag="external-address-cidrs",
+        ),
+    ] = field(default=(), name="externalAddressCIDRs")
+    external_ports_on_node: Annotated[
+        tuple[Ports, ...],
+        live(
+            "Ports that spec.externalIPs may have at this node's own addresses, unless another process listens there."
+            " Empty: none.",
+            flag="external-ports-on-node",
+        ),
+    ] = (Ports(80, 80), Ports(443, 443), Ports(30000, 32767))
+    reserved_ports: Annotated[
+        tuple[Ports, ...],
+        live(
+            "Ports of this node that no Service has: not as node port or health check node port, not at an external or"
+            " load balancer address that is this node's. Those of healthzBindAddress and metricsBindAddress always are."
+            " By default: SSH, etcd, and Kubernetes' own.",
+            flag="reserved-ports",
+        ),
+    ] = (Ports(22, 22), Ports(2379, 2381), Ports(6443, 6443), Ports(10248, 10260))
+    node_port_conflict: Annotated[
+        PortConflict,
+        live(
+            "What becomes of a node port that another process has: take-unprivileged redirects it unless that process"
+            " belongs to root or to this daemon's user; take always redirects it, as kube-proxy does; keep never.",
+            flag="node-port-conflict",
+        ),
+    ] = "take-unprivileged"
     keepalive_period: Annotated[
         PositiveDuration, live("TCP keepalive, towards clients and endpoints.", flag="keepalive-period")
     ] = PositiveDuration.of(seconds=15)
     half_closed_timeout: Annotated[
         PositiveDuration,
         live(
-            "How long a connection of which one side has ended may stay without a byte from the other.",
+            "How long a connection of which one side has ended may stay without a byte from the other; at most 5m if"
+            " the endpoint has sent none.",
             flag="half-closed-timeout",
         ),
     ] = PositiveDuration.of(seconds=3600)
+    public_status: Annotated[
+        bool,
+        restart(
+            "Show other hosts the status, trace, configuration and debug pages, too, where metricsBindAddress is not a"
+            " loopback address. They name every Service of the cluster; without it other hosts get the metrics only.",
+            flag="public-status",
+        ),
+    ] = False
     access_log: Annotated[
         str,
         live(
@@ -372,7 +449,8 @@ class Configuration(Group, frozen=True):
     metrics_bind_address: Annotated[
         MetricsAddress,
         restart(
-            "Metrics server; [::1]:10249 where bindAddress is IPv6. Port 0: none.",
+            "Metrics server; [::1]:10249 where bindAddress is IPv6. Port 0: none. Other hosts get the metrics only"
+            " (kubeproxy.publicStatus); this host gets every page, by loopback, which always listens.",
             flag="metrics-bind-address",
             zero_is_default=True,
         ),

@@ -33,6 +33,7 @@ def validate(configuration: Configuration, findings: Findings) -> None:
     _check_servers(configuration, findings)
     _check_own(configuration, findings)
     _doubt_udp_timeout(configuration, findings)
+    _doubt_ports(configuration, findings)
 
 
 def unused(configuration: Configuration, flags: Iterable[str] = ()) -> str:
@@ -132,3 +133,15 @@ def _doubt_udp_timeout(configuration: Configuration, findings: Findings) -> None
             f"udpIdleTimeout: {timeout} counts here, and a UDP answer that takes longer is lost; files made for"
             f" kube-proxy's other modes have it without meaning it: left out, it is {Configuration().udp_idle_timeout}"
         )
+
+
+def _doubt_ports(configuration: Configuration, findings: Findings) -> None:
+    """Ports that are permitted and reserved at once."""
+    own = configuration.kubeproxy
+    for ports in own.external_ports_on_node:
+        clash = [str(it) for it in own.reserved_ports if it.first <= ports.last and ports.first <= it.last]
+        if clash:
+            findings.warnings.append(
+                f"kubeproxy.externalPortsOnNode: {ports} contains ports that stay reserved by kubeproxy.reservedPorts:"
+                f" {', '.join(clash)}"
+            )

@@ -162,6 +162,24 @@ class PortRange:
         return f"{self.first}-{self.last}" if self else ""
 
 
+class Ports(PortRange):
+    """One port or a range of ports, never none."""
+
+    __slots__ = ()
+    ALLOWED = "ports from 1 to 65535: one (443), or first-last (30000-32767)"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """As a range of proxy ports, but never empty."""
+        ports = super().parse(text)
+        if not ports:
+            raise ValueError(text)
+        return ports
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerCount:
     """How many processes move bytes; None: as many as suit the machine."""
@@ -242,6 +260,19 @@ class ServerAddress:
         """Whether there is a server at all."""
         return self.port != 0
 
+    @property
+    def loopback(self) -> Address:
+        """The address at which this host reaches the server, or the loopback address to listen at beside its own."""
+        address = ipaddress.ip_address(self.address)
+        if address.is_loopback:
+            return self.address
+        return Address("127.0.0.1" if address.version == 4 else "::1")
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether it takes every address of its family."""
+        return ipaddress.ip_address(self.address).is_unspecified
+
     def __str__(self) -> str:
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
@@ -315,6 +346,20 @@ class NodePortAddress(str):
     def parse(cls, text: str) -> Self:
         """From a block or a word."""
         return cls(text if text in cls.WORDS else CIDR.parse(text))
+
+
+class DeniedEndpoints(str):
+    """Endpoints that are not dialed: an address block, or the word for this node's own addresses."""
+
+    __slots__ = ()
+    NODE: ClassVar[str] = "node"
+    NOTATION: ClassVar[str] = "CIDR"
+    ALLOWED: ClassVar[str] = f"an address block, such as 192.0.2.0/24, or the word {NODE}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From a block or the word."""
+        return cls(text if text == cls.NODE else CIDR.parse(text))
 
 
 class LabelValue(str):

@@ -92,6 +92,7 @@ class AdminServers:
         self._tasks.start(kept_running("status", status_collector.run), name="status")
         self._servers = http_servers(
             self._configuration(),
+            node_name=self._host_state.node_name,
             health=self._health,
             metrics=self._metrics,
             data_plane=self._data_plane,

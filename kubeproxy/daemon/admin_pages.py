@@ -1,14 +1,21 @@
-"""What this process shows over HTTP: its health at one address, figures and pages at another."""
+"""What this process shows over HTTP: its health at one address, figures and pages at another.
+
+The pages name every Service of the cluster. They are shown to this host only, by loopback, wherever the metrics listen.
+"""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from kubeproxy.config.schema import Configuration
+from kubeproxy.config.value_types import MetricsAddress
 from kubeproxy.daemon.status_collector import StatusCollector
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.observability.debug_routes import debug_routes
 from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.http.access import Access
 from kubeproxy.observability.http.server import HttpServer
 from kubeproxy.observability.metrics.exposition import Exposition
 from kubeproxy.observability.metrics.metrics import Metrics
@@ -19,6 +26,7 @@ from kubeproxy.observability.views import Picture
 def http_servers(
     configuration: Configuration,
     *,
+    node_name: str,
     health: ProxyHealth,
     metrics: Metrics,
     data_plane: DataPlane,
@@ -35,20 +43,45 @@ def http_servers(
         *status_collector.routes(),
         *debug_routes(enabled=configuration.enable_profiling),
     ]
-    plans = (
-        ("health", configuration.healthz_bind_address, health_routes(health, metrics)),
-        ("metrics", configuration.metrics_bind_address, pages),
+    access = Access(
+        names=frozenset({node_name, socket.gethostname().lower()}), public=configuration.kubeproxy.public_status
     )
-    return [
-        HttpServer(
-            name=name,
-            host=address.address,
-            port=address.port,
-            routes=routes,
-            setting=f"{'healthz' if name == 'health' else name}BindAddress",
-            hard_fail=configuration.bind_address_hard_fail,
-            on_failure=on_health_failure if name == "health" else None,
+    metrics_address = configuration.metrics_bind_address
+    servers = []
+    if configuration.healthz_bind_address.served:
+        servers.append(
+            HttpServer(
+                name="health",
+                host=configuration.healthz_bind_address.address,
+                port=configuration.healthz_bind_address.port,
+                routes=health_routes(health, metrics),
+                setting="healthzBindAddress",
+                hard_fail=configuration.bind_address_hard_fail,
+                on_failure=on_health_failure,
+                on_refused=partial(metrics.http_refused, "health"),
+            )
         )
-        for name, address, routes in plans
-        if address.served
-    ]
+    for address in metrics_addresses(metrics_address):
+        servers.append(
+            HttpServer(
+                name="metrics",
+                host=address,
+                port=metrics_address.port,
+                routes=pages,
+                setting="metricsBindAddress",
+                # The loopback address is our addition, for the pages; it is no reason not to start.
+                hard_fail=configuration.bind_address_hard_fail and address == metrics_address.address,
+                on_refused=partial(metrics.http_refused, "metrics"),
+                access=access,
+            )
+        )
+    return servers
+
+
+def metrics_addresses(configured: MetricsAddress) -> Sequence[str]:
+    """Where the metrics server listens: where it is configured to, and at a loopback address in any case."""
+    if not configured.served:
+        return ()
+    if configured.is_everywhere:
+        return (configured.address,)
+    return tuple(dict.fromkeys((configured.address, configured.loopback)))

@@ -21,7 +21,7 @@ from kubeproxy.model import (
     Verdict,
     family_of,
 )
-from kubeproxy.netfilter.cidr import hold
+from kubeproxy.netfilter.cidr import contains
 from kubeproxy.netfilter.packet_trace import Fate, Trace, Why, trace
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.observability.status import build
@@ -69,7 +69,7 @@ def client_of(asked: Asked, rules: RuleSet, facts: NodeFacts) -> Client:
         here = asked.to.address if facts.is_own(asked.to.address) else rules.landing.get(family_of(asked.to.address))
         return Client(here, True, False)
     own = facts.is_own(asked.source)
-    return Client(asked.source, own, not own and hold(rules.internal_sources, asked.source))
+    return Client(asked.source, own, not own and contains(rules.internal_sources, asked.source))
 
 
 def decide(asked: Asked, client: Client, rules: RuleSet, facts: NodeFacts) -> Trace:

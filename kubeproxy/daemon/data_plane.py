@@ -7,8 +7,8 @@ from collections.abc import Callable
 import structlog
 
 from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.takeover.control_socket import PREFIX
 from kubeproxy.daemon.takeover.instances import InstanceMarker
-from kubeproxy.daemon.takeover.takeover import OWNER
 from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.workers.count import workers_for
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
@@ -20,12 +20,10 @@ log = structlog.get_logger(__name__)
 def make_data_plane(
     configuration: Configuration,
     *,
-    transparent: bool,
     instance_marker: InstanceMarker,
     on_crash: Callable[[str, BaseException], None],
 ) -> LocalDataPlane | WorkerDataPlane:
-    """To be called inside a running event loop; workers start at once. `transparent`: endpoints may have to be dialed
-    from clients' addresses. `presence` is the name that workers keep alive."""
+    """To be called inside a running event loop; workers start at once, and keep the name `presence` alive."""
     count = workers_for(configuration.kubeproxy.workers.number)
     log.info("data plane", workers=count)
     if count == 0:
@@ -34,9 +32,8 @@ def make_data_plane(
         count,
         on_end=_tell,
         on_crash=on_crash,
-        transparent=transparent,
         run=instance_marker.run,
-        owner_name=OWNER,
+        owner_prefix=PREFIX,
         inherit=(instance_marker.fileno(),),
     )
 

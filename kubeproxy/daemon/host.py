@@ -11,12 +11,15 @@ import structlog
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.node_facts import node_facts, node_of
 from kubeproxy.dataplane.sockets.client_address import why_not
+from kubeproxy.dataplane.sockets.outgoing import why_not_marked
 from kubeproxy.model import Address, Family, Node
 from kubeproxy.netfilter import foreign_rules
 from kubeproxy.netfilter.conntrack import usage
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.local_addresses import landing_addresses, local_addresses
 from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.runtime import privileges
+from kubeproxy.runtime.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -48,16 +51,20 @@ class HostState:
         node = node_of(self._configuration, self.node_name, self._node())
         return node_facts(self._configuration, node, local_addresses(), can_preserve=self._can_preserve)
 
-    @property
-    def may_preserve(self) -> bool:
-        """Whether endpoints are to be dialed from clients' addresses, and this process may do so."""
-        return self._configuration.kubeproxy.preserve_client_address != "never" and not any(map(why_not, self.families))
+    def _reasons_not_to_preserve(self) -> list[str]:
+        """Why clients' addresses cannot be preserved, as far as privileges go. It is the workers that dial, and the one
+        capability that they may keep for it is CAP_NET_RAW; without workers this process may use CAP_NET_ADMIN."""
+        reasons = [f"{family}: {reason}" for family in self.families if (reason := why_not(family)) is not None]
+        has_workers = self._configuration.kubeproxy.workers.number != 0
+        if not reasons and has_workers and not privileges.held() >> privileges.Capability.NET_RAW & 1:
+            reasons.append("workers cannot be given CAP_NET_RAW, which this process has not")
+        return reasons
 
     async def look_whether_addresses_can_be_preserved(self, netfilter: Netfilter) -> None:
         """Ask the kernel, and say so where it will not do what is configured."""
         if self._configuration.kubeproxy.preserve_client_address == "never":
             return
-        reasons = [f"{family}: {reason}" for family in self.families if (reason := why_not(family)) is not None]
+        reasons = self._reasons_not_to_preserve()
         if not reasons and (reason := await netfilter.why_not_transparent()) is not None:
             reasons.append(f"{netfilter.name}: {reason}")
         self._can_preserve = not reasons
@@ -65,7 +72,7 @@ class HostState:
             log.warning(
                 "cannot dial endpoints from clients' addresses; they will see this node's",
                 reason="; ".join(reasons),
-                remedy="CAP_NET_ADMIN or CAP_NET_RAW, or --preserve-client-address=never",
+                remedy="CAP_NET_RAW, or --preserve-client-address=never",
             )
 
     async def can_guard_sockets(self, netfilter: Netfilter) -> bool:
@@ -79,6 +86,16 @@ class HostState:
                 reason="; ".join(reasons),
             )
         return not reasons
+
+    async def look_whether_dials_are_marked(self, netfilter: Netfilter) -> None:
+        """Ask the kernel, and warn where a dial of ours that meets our own rules is not spared by them."""
+        if netfilter.name != "none" and (reason := await in_thread(why_not_marked)) is not None:
+            log.warning(
+                "cannot mark dials; loops end later",
+                reason=reason,
+                effect="an endpoint that is a service address unknown to this node is dialed up to 8 times",
+                remedy="CAP_NET_RAW and Linux 5.17",
+            )
 
     @property
     def complaints(self) -> Mapping[str, Callable[[], str | None]]:

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -27,6 +28,8 @@ from kubeproxy.daemon.event_reporter import Events, ProxierEvents
 from kubeproxy.daemon.host import HostState
 from kubeproxy.daemon.process_limits import (
     CONTAINER_INIT,
+    forbid_core_dumps,
+    load_modules,
     raise_descriptor_limit,
     reap_strangers,
     set_oom_score_adj,
@@ -34,7 +37,7 @@ from kubeproxy.daemon.process_limits import (
 )
 from kubeproxy.daemon.sd_notify import own_notifier
 from kubeproxy.daemon.settings import conntrack_limits as wanted_conntrack_limits
-from kubeproxy.daemon.settings import periods, port_range, tune
+from kubeproxy.daemon.settings import periods, port_range, restrictions, tune
 from kubeproxy.daemon.shutdown import Shutdown, last_s, rules_at_exit
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.sources import Sources, source_names
@@ -45,11 +48,12 @@ from kubeproxy.daemon.takeover.takeover import OwnerCallbacks, Takeover
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.model.errors import ConfigError, KernelError, KubeproxyError
 from kubeproxy.model.version import __version__
-from kubeproxy.netfilter.cleanup import cleanup_all, disarm
+from kubeproxy.netfilter.cleanup import cleanup_all, pause_stale_rules
 from kubeproxy.netfilter.conntrack import sysctls
 from kubeproxy.netfilter.conntrack.kernel import KernelConntrack
 from kubeproxy.netfilter.conntrack.reconcile import NoConntrack
 from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.port_holders import Holders
 from kubeproxy.netfilter.select import select
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.logs import setup
@@ -59,6 +63,7 @@ from kubeproxy.observability.monitor.loop import Monitor
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
+from kubeproxy.runtime import privileges
 from kubeproxy.runtime.restart import kept_running
 from kubeproxy.runtime.tasks import TaskSet
 from kubeproxy.runtime.threads import in_thread
@@ -102,6 +107,7 @@ class Daemon:
             OwnerCallbacks(
                 share=lambda on: self._data_plane.share(on),
                 hold=lambda on: self._proxier.hold(on),
+                leads_here=lambda: self._proxier.leads_here(),
                 bindings=lambda: self._data_plane.bindings(),
                 yield_all=lambda: self._admin_servers.give_away(),
             ),
@@ -125,8 +131,10 @@ class Daemon:
         self._signals.listen()
         self._notifier.starting("starting")
         log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=self._host_state.node_name)
+        forbid_core_dumps()
         raise_descriptor_limit()
         set_oom_score_adj(self._configuration.oom_score_adj)
+        self._give_up_privileges()
         async with AsyncExitStack() as self._closing:
             await self._look_around()
             if not self._signals.stop.is_set():
@@ -138,12 +146,22 @@ class Daemon:
 
     # Start
 
+    def _give_up_privileges(self) -> None:
+        """Before the first thread, and before anything is read from the network. The legacy tables' modules are
+        loaded by programs, which can no longer do so afterwards."""
+        order = self._configuration.netfilter_order
+        if order and (order[0] == "iptables" or ("iptables" in order and shutil.which("nft") is None)):
+            load_modules()
+        try:
+            privileges.restrict()
+        except OSError as error:
+            log.warning("cannot drop capabilities", reason=error.strerror)
+
     async def _look_around(self) -> None:
         """What this kernel can do, and who serves here already."""
         self._closing.callback(self._notifier.close)
         self._data_plane = make_data_plane(
             self._configuration,
-            transparent=self._host_state.may_preserve,
             instance_marker=self._instance_marker,
             on_crash=self._crashed,
         )
@@ -156,6 +174,7 @@ class Daemon:
         self._closing.push_async_callback(netfilter.close)
         await self._host_state.look_whether_addresses_can_be_preserved(netfilter)
         self._can_guard_sockets = await self._host_state.can_guard_sockets(netfilter)
+        await self._host_state.look_whether_dials_are_marked(netfilter)
         self._closing.callback(self._instance_marker.close)
         self._closing.push_async_callback(self._takeover.close)
         # Where no rules lead to us there is nothing to follow one another in, and several may stand side by side.
@@ -190,7 +209,7 @@ class Daemon:
     async def _disarm(self) -> None:
         """Whatever rules are there lead to ports that are nobody's, or will be somebody else's."""
         try:
-            for adapter in await disarm():
+            for adapter in await pause_stale_rules():
                 log.info("clients wait until we serve: rules of an earlier run led them to nobody", adapter=adapter)
         except KernelError as error:
             log.warning("rules of an earlier run stay until ours are in force", reason=str(error))
@@ -211,6 +230,7 @@ class Daemon:
             tasks=self._tasks,
         )
         self._proxier = self._make_proxier(self._netfilter)
+        self._takeover.answer()
         self._events.owner_of = self._proxier.owner_of
         self._tracker.notify_node(self._on_node)
         self._closing.push_async_callback(self._tasks.close)
@@ -235,7 +255,7 @@ class Daemon:
             data_plane=self._data_plane,
             health=self._health,
             metrics=self._metrics,
-            elsewhere={**self._host_state.complaints, "log": setup.complaint},
+            elsewhere={**self._host_state.complaints, "log": setup.complaint, "kubernetes": self._sources.complaint},
         )
         self._tasks.start(kept_running("monitor", monitor.look), name="monitor")
         self._tasks.start(monitor.beat(), name="loop lag")
@@ -268,10 +288,14 @@ class Daemon:
             periods=periods(configuration),
             families=self._host_state.families,
             facts=self._host_state.facts(),
+            restrictions=restrictions(configuration),
+            find_holders=Holders(),
             landing=self._host_state.landing,
             bind=self._host_state.bind,
             guard_sockets=self._can_guard_sockets,
             conntrack=self._rule_transfer,
+            rival_lives=self._takeover.rival_lives,
+            on_rival=self._takeover.yield_to_rival,
             observer=ProxierEvents(
                 self._health,
                 self._metrics,
@@ -342,6 +366,7 @@ class Daemon:
         setup.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
         self._proxier.set_periods(periods(new))
         self._proxier.set_port_range(port_range(new))
+        self._proxier.set_restrictions(restrictions(new))
         self._health.timeout_s = 2 * new.sync_period_s
         await self._data_plane.send([tune(new)])
         self._use_access_log()
@@ -414,7 +439,7 @@ class Daemon:
     async def _on_taken(self) -> None:
         """The rules lead to us, for the first time."""
         if self._netfilter.name != "none":
-            await self._takeover.own()
+            self._takeover.own()
         self._takeover.in_force()
         self._data_plane.share(False)
         if self._predecessor is not None:

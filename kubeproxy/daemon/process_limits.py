@@ -8,6 +8,8 @@ import contextlib
 import gc
 import os
 import resource
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +19,9 @@ log = structlog.get_logger(__name__)
 
 CONTAINER_INIT: Final = 1
 """The number of a container's first process."""
+MODULES: Final = ("ip_tables", "ip6_tables")
+"""Those of the legacy tables. What belongs to a single table or match the kernel loads by itself."""
+MODULES_S: Final = 5.0
 REAP_LOOK_S: Final = 5.0
 """How often we look for children that nobody waits for."""
 
@@ -27,6 +32,17 @@ def raise_descriptor_limit() -> int:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def forbid_core_dumps() -> None:
+    """No memory image of this process, or of those that it starts, when it crashes: it holds tokens and client keys.
+
+    The limit is 1 byte and not 0. Either is too little for a file; but a handler behind a pipe (core_pattern "|...")
+    is started in spite of 0, and only 1 keeps it from that (fs/coredump.c). A limit of 0 that is there stays.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    limit = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
 
 
 def set_oom_score_adj(adjustment: int) -> None:
@@ -41,6 +57,15 @@ def set_oom_score_adj(adjustment: int) -> None:
             reason=error.strerror,
             remedy="CAP_SYS_RESOURCE, systemd's OOMScoreAdjust=, or --oom-score-adj=0",
         )
+
+
+def load_modules() -> None:
+    """Have the legacy tables' kernel modules loaded, where they are not and this process may. Adapters say what is
+    missing afterwards."""
+    program = shutil.which("modprobe")
+    if program is not None and not all(Path(f"/proc/net/{name}_names").exists() for name in MODULES):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run([program, "-q", "-a", *MODULES], timeout=MODULES_S, check=False, capture_output=True)
 
 
 async def reap_strangers(*, look_s: float = REAP_LOOK_S) -> None:

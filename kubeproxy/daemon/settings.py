@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from kubeproxy.config.schema import Configuration
+from collections.abc import Iterable
+
+from kubeproxy.config.schema import Configuration, Own
+from kubeproxy.config.value_types import DeniedEndpoints, Ports
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits
+from kubeproxy.proxier.address_blocks import Blocks
 from kubeproxy.proxier.port_allocator import PortRange
+from kubeproxy.proxier.restrictions import NodePortConflict, PortSpan, Restrictions
 from kubeproxy.proxier.sync_schedule import Periods
+from kubeproxy.sources.manifests.source import NAME as MANIFESTS
 
 
 def tune(configuration: Configuration) -> Tune:
@@ -47,3 +53,33 @@ def port_range(configuration: Configuration) -> PortRange | None:
     """For the proxier; None: the kernel chooses."""
     wanted = configuration.port_range
     return PortRange(wanted.first, wanted.last) if wanted else None
+
+
+def restrictions(configuration: Configuration) -> Restrictions:
+    """For the proxier."""
+    own = configuration.kubeproxy
+    denied = own.denied_endpoint_cidrs
+    blocks = Blocks(frozenset(map(str, denied)) - {DeniedEndpoints.NODE})
+    configured = denied != Own().denied_endpoint_cidrs
+    return Restrictions(
+        denied_endpoints=blocks if configured else Blocks(),
+        denied_foreign_endpoints=blocks,
+        deny_node=DeniedEndpoints.NODE in denied,
+        trusted=frozenset({MANIFESTS}),
+        external=Blocks(frozenset(map(str, own.external_address_cidrs))) if own.external_address_cidrs else None,
+        external_ports=_spans(own.external_ports_on_node),
+        own_ports={
+            server.port: setting
+            for setting, server in (
+                ("healthzBindAddress", configuration.healthz_bind_address),
+                ("metricsBindAddress", configuration.metrics_bind_address),
+            )
+            if server.served
+        },
+        reserved_ports=_spans(own.reserved_ports),
+        node_port_conflict=NodePortConflict(own.node_port_conflict),
+    )
+
+
+def _spans(ports: Iterable[Ports]) -> tuple[PortSpan, ...]:
+    return tuple(PortSpan(it.first, it.last) for it in ports)

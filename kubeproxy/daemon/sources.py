@@ -1,7 +1,7 @@
 """Where this process hears of Services: the sources that the configuration names, kept running.
 
-The API server's client is imported only where there is one to speak to: it takes as long as everything else that is
-there before the first client is served.
+A source is imported only where the configuration names one: the API server's client takes as long as everything else
+that is there before the first client is served.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kubeproxy.proxier.snapshot import Snapshot
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.runtime.restart import kept_running
 from kubeproxy.runtime.tasks import TaskSet
-from kubeproxy.sources.manifests.source import ManifestSource
 
 if TYPE_CHECKING:
     from kubeproxy.kubernetes.client.request_metrics import Requests
     from kubeproxy.sources.kubernetes.source import KubernetesSource
+    from kubeproxy.sources.manifests.source import ManifestSource
 
 
 def source_names(configuration: Configuration) -> list[str]:
@@ -84,6 +84,8 @@ class Sources:
         closing.push_async_callback(self._tasks.end, *speaking)
 
     def _start_manifests(self) -> None:
+        from kubeproxy.sources.manifests.source import ManifestSource
+
         manifests = self._configuration.kubeproxy.manifests
         self._manifests = ManifestSource(
             paths=manifests.paths,
@@ -100,6 +102,10 @@ class Sources:
         """Look again at what can be looked at again."""
         if self._manifests is not None:
             await self._manifests.reload()
+
+    def complaint(self) -> str | None:
+        """What is wrong with what the API server has, if anything."""
+        return self._kubernetes.complaint() if self._kubernetes is not None else None
 
     def picture(self, proxier: Snapshot) -> Picture:
         """How they fare, beside how the proxier does."""

@@ -49,6 +49,7 @@ class FrontendCounters:
         "dropped",
         "evicted",
         "frontend",
+        "looped",
         "no_endpoint",
         "refused",
         "share",
@@ -69,6 +70,7 @@ class FrontendCounters:
         self.dial_retries = 0
         self.dropped = 0
         self.evicted = 0
+        self.looped = 0
         self.bytes_in = [0]
         self.bytes_out = [0]
 
@@ -111,4 +113,6 @@ class Context:
         self.dial_times = DialTimes()
         self.ports_exhausted = 0
         """Dials that failed because all of this host's ports towards the endpoint were in use."""
+        self.looped = 0
+        """Connections and datagrams that had come through too many proxies."""
         self.connection_log = ConnectionLog()

@@ -8,6 +8,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from weakref import WeakValueDictionary
 
 from kubeproxy.dataplane.balancing.affinity import pieces
 from kubeproxy.dataplane.balancing.balancer import Ejection
@@ -22,6 +23,7 @@ from kubeproxy.dataplane.interface import (
     WorkerStatus,
 )
 from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.resources.fd_budget import Tenant
 from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
 from kubeproxy.dataplane.tcp.keepalive import KeepaliveSweep
 from kubeproxy.dataplane.tcp.listener import Listener
@@ -57,6 +59,8 @@ class Engine:
         self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
         self._succeeded: dict[FrontendName, Listener | DatagramListener] = {}
         """Those that others have taken the place of, until `shed`."""
+        self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
+        """By their namespaces."""
         self._sockets: dict[Listener | DatagramListener, socket.socket] = {}
         self._told: dict[FrontendName, Counters] = {}
         """The counters of the frontends served now, as last looked at."""
@@ -86,7 +90,7 @@ class Engine:
 
     def _tune(self, tune: Tune) -> None:
         before, self._context.tune = self._context.tune, tune
-        if tune.half_closed_idle_s != before.half_closed_idle_s:
+        if (tune.half_closed_idle_s, tune.unanswered_idle_s) != (before.half_closed_idle_s, before.unanswered_idle_s):
             self._half_closed.restart()
         if tune.keepalive_s != before.keepalive_s:
             self._keepalive.restart()
@@ -98,6 +102,8 @@ class Engine:
         if isinstance(listener, str):
             return listener
         listener.counters.frontend = message.frontend
+        namespace = message.frontend.service_port.namespace
+        listener.counters.share.tenant = self._tenants.setdefault(namespace, listener.counters.share.tenant)
         self._listeners[message.frontend] = listener
         self._told[message.frontend] = NOTHING
         return None
@@ -224,6 +230,7 @@ class Engine:
             log_skipped=context.connection_log.forgotten,
             memory_shortages=context.memory.shortages,
             ports_exhausted=context.ports_exhausted,
+            looped=context.looped,
         )
 
     def take_ended(self) -> list[Ended]:
@@ -273,6 +280,7 @@ def _counters_of(listener: Listener | DatagramListener) -> Counters:
         dial_retries=tally.dial_retries,
         dropped=tally.dropped,
         evicted=tally.evicted,
+        looped=tally.looped,
         affinity_entries=listener.balancer.affinity_entries,
         bytes_in=tally.bytes_in[0],
         bytes_out=tally.bytes_out[0],

@@ -37,11 +37,13 @@ class Counters(Struct, array_like=True):
     """From clients to endpoints."""
     bytes_out: int = 0
     """From endpoints to clients."""
+    looped: int = 0
+    """Connections that failed because they had come through too many proxies; UDP: datagrams."""
 
     @property
     def failed(self) -> int:
         """Connections for which no endpoint answered, whatever the reason."""
-        return self.refused + self.silent + self.no_endpoint + self.unable
+        return self.refused + self.silent + self.no_endpoint + self.unable + self.looped
 
 
 NOTHING = Counters()
@@ -81,6 +83,8 @@ class WorkerStatus(Struct, frozen=True):
     """Grows while there is no memory for more clients."""
     ports_exhausted: int = 0
     """Dials that failed because all of this host's ports towards the endpoint were in use."""
+    looped: int = 0
+    """Connections and datagrams that had come through too many proxies."""
 
 
 class EjectedEndpoint(Struct, frozen=True):
@@ -133,7 +137,7 @@ class Ended(Struct, frozen=True, array_like=True):
     reason: str
     """``closed``: both sides had said all; ``reset by client``, ``reset by endpoint``; ``idle``: half-closed, and
     silent for too long; ``cut``: by this proxy, on its own way out. And without an endpoint: ``refused``, ``timeout``,
-    ``no endpoint``, ``unable`` (see `Counters`). ``no memory``: this host had none left."""
+    ``no endpoint``, ``unable``, ``loop`` (see `Counters`). ``no memory``: this host had none left."""
 
 
 class DataPlane(Protocol):

@@ -53,6 +53,9 @@ class Tune(Struct, frozen=True, tag=True, array_like=True):
     """How long a connection of which one side has ended may stay without a byte from the other. What TCP's keepalive
     finds is ended before; this is for a peer that lives and has forgotten. As long as connection tracking keeps such a
     connection by kube-proxy's default (tcpCloseWaitTimeout)."""
+    unanswered_idle_s: float = 300.0
+    """The same, at most, where the client has ended and the endpoint has not sent a single byte: so much is enough for
+    an answer that takes long, and too little for a loop or a dead endpoint to hold descriptors by."""
     orphan_grace_s: float = 60.0
     """How long a worker goes on when the process that tells it what to do has died and no other comes."""
     shutdown_grace_s: float = 10.0

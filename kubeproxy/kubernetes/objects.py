@@ -54,6 +54,7 @@ class ObjectMeta(Wire, frozen=True):
     namespace: str | None = None
     uid: str | None = None
     resource_version: str | None = None
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: Labels | None = None
     annotations: Annotations | None = None

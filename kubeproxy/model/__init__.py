@@ -2,7 +2,8 @@
 
 from kubeproxy.model.address import Address, Family, family_of, parse_address
 from kubeproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice, SliceName
-from kubeproxy.model.frontend import NODE_PORTS, Destination, Frontend, FrontendName, Scope, Target, Verdict
+from kubeproxy.model.frontend import NODE_PORTS, Claim, Destination, Frontend, FrontendName, Scope, Target, Verdict
+from kubeproxy.model.mark import MARK
 from kubeproxy.model.node import Node
 from kubeproxy.model.service import (
     Protocol,
@@ -14,8 +15,10 @@ from kubeproxy.model.service import (
 )
 
 __all__ = [
+    "MARK",
     "NODE_PORTS",
     "Address",
+    "Claim",
     "Destination",
     "Endpoint",
     "EndpointPort",

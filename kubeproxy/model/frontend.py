@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from kubeproxy.model.address import Address, Family
@@ -20,6 +21,17 @@ class Scope(StrEnum):
     EXTERNAL = "external"
     """Traffic to node ports, external and load balancer addresses under externalTrafficPolicy Local: only this node's
     endpoints answer, and they see the client's own address."""
+
+
+class Claim(IntEnum):
+    """How a Service comes by an address: the lower value wins where two Services have the same."""
+
+    ALLOCATED = 0
+    """Cluster IPs and node ports, which an API server gives to one Service alone."""
+    LOAD_BALANCER = 1
+    """In the Service's status, which a controller writes."""
+    EXTERNAL = 2
+    """In spec.externalIPs, where every author of a Service may write any address (CVE-2020-8554)."""
 
 
 class Verdict(StrEnum):
@@ -78,6 +90,10 @@ class Frontend:
     """CIDRs of this family allowed to reach the `ranged` destinations; empty: no restriction."""
     ranged: frozenset[Destination] = frozenset()
     """The load balancer addresses among the destinations."""
+    claims: Mapping[Destination, Claim] = field(default_factory=dict)
+    """How the Service comes by a destination; those not named are `Claim.ALLOCATED`."""
+    created: int = 0
+    """Of the Service; see there."""
     endpoints: tuple[Target, ...] = ()
     """Sorted and without duplicates, so that equal sets are equal values."""
     preserve: frozenset[Target] = frozenset()

@@ -80,3 +80,5 @@ class Service:
     health_check_node_port: int = 0
     """0: none."""
     traffic_distribution: str = ""
+    created: int = 0
+    """metadata.creationTimestamp in Unix seconds; 0: not given, as in most manifests."""

@@ -1,4 +1,4 @@
-"""Removing what proxies left on a node: ours by every adapter, and kube-proxy's userspace chains."""
+"""Removes rules that proxies left on a node: ours of every adapter, and kube-proxy's userspace chains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.interface import GAP_S
+from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.iptables.chains import OWN
 from kubeproxy.netfilter.nftables.adapter import Nftables
@@ -19,12 +19,12 @@ _XTABLES_NFT = {Family.IPV4: "iptables-nft", Family.IPV6: "ip6tables-nft"}
 
 
 async def cleanup_all(*, keep: str | None = None) -> list[str]:
-    """Remove all of it and say what was removed, one line each; nothing to remove is fine, and so is a missing tool,
-    since what it would have made cannot be there.
+    """Remove the rules of every adapter; what was removed, one line each. Nothing to remove is fine. So is a missing
+    program, since its rules cannot be there.
 
-    `keep` names the adapter that is in use, whose rules stay, and the routing rules with them: what another one left
-    from an earlier run would drop or divert packets beside it. KernelError with everything that could not be removed;
-    the rest is removed all the same.
+    `keep`: the adapter in use, whose rules stay, and the routing rules with them; rules that another adapter left in an
+    earlier run would drop or divert packets beside it. KernelError with all that could not be removed; the rest is
+    removed all the same.
     """
     removed: list[str] = []
     failures: list[str] = []
@@ -47,11 +47,11 @@ async def cleanup_all(*, keep: str | None = None) -> list[str]:
     return removed
 
 
-async def disarm(*, for_s: float = GAP_S) -> list[str]:
-    """Keep the clients waiting whom rules of an earlier run, by whichever adapter, lead to proxy ports that nobody has
-    any more, or somebody else (see `Netfilter.pause`); the adapters that had any. For the start, before the first
-    listener opens, where nobody is left who serves by those rules. KernelError where that cannot be done: then they
-    lead on until the first apply."""
+async def pause_stale_rules(*, for_s: float = PAUSE_S) -> list[str]:
+    """Pause stale rules of an earlier run (see `Netfilter.pause`), of any adapter; the adapters that had redirects.
+
+    Stale rules redirect to proxy ports that this process does not own. To be called at start, before the first listener
+    opens, if no other instance serves by them. KernelError if it fails: then they redirect until the first apply."""
     waiting: list[str] = []
     failures: list[str] = []
     adapters: list[Nftables | Iptables] = [Nftables()] if shutil.which("nft") else []
@@ -78,7 +78,7 @@ async def _clean(netfilter: Nftables | Iptables, what: str, removed: list[str], 
 
 
 async def _clean_iptables_nft(family: Family, program: str) -> list[str]:
-    """kube-proxy writes through whatever ``iptables`` is on its host, and that may keep its rules in nftables."""
+    """Remove kube-proxy's chains where the host's ``iptables`` keeps its rules in nftables; what was removed."""
     if shutil.which(f"{program}-save") is None or shutil.which(f"{program}-restore") is None:
         return []
     saved = (await run(f"{program}-save", timeout_s=_TIMEOUT_S)).decode(errors="replace")

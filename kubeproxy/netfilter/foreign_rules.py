@@ -1,8 +1,10 @@
-"""Rules of kube-proxy's kernel modes that are still here: it was not cleaned up, or runs beside us. They may drop
-clients before ours see them, or lead them to endpoints that are gone. They are another's: told of, never removed.
+"""Finds rules of kube-proxy's kernel modes on this node; they are reported, never removed.
+
+They are there if kube-proxy was not cleaned up, or still runs. They may drop clients before our rules match them, or
+lead them to endpoints that are gone.
 
 The names are kube-proxy's (pkg/proxy/{nftables,iptables,ipvs}/proxier.go). Neither its userspace mode nor kubelet makes
-any of them; what that mode left is ours to take over (`kubeproxy.netfilter.iptables.chains`).
+any of them; rules that the userspace mode left are taken over (`kubeproxy.netfilter.iptables.chains`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.subprocess import run
 
 IPVS_INTERFACE = "kube-ipvs0"
-"""Where the ipvs mode puts service addresses. Others use IPVS, too, but not with this."""
+"""The interface on which the ipvs mode puts service addresses. Other users of IPVS do not have it."""
 
 _NET = Path("/proc/net")
 _TIMEOUT_S = 30.0
@@ -27,12 +29,12 @@ _VIRTUAL_SERVICE = re.compile(r"^(?:TCP|UDP|SCTP) ", re.MULTILINE)
 
 
 async def look(*, net: Path = _NET) -> list[str]:
-    """Each of them that is in force, by the name under which an operator finds it. What cannot be asked, for want of a
-    program or of rights, says nothing. Nothing is made or loaded by looking."""
+    """The foreign rules in force, each by the name under which an operator finds it. A missing program or permission
+    counts as no rules. The kernel makes and loads nothing for it."""
     tables = (await _printed("nft", "list", "tables")).splitlines()
     found = [f"nftables: {table}" for table in map("table {} kube-proxy".format, _FAMILIES) if table in tables]
     for family in _FAMILIES:
-        # Asked for a legacy table that is not there, the kernel would make it.
+        # The kernel makes a missing legacy table when a program asks for it.
         is_there = {
             "legacy": "nat" in _text(net / f"{family}_tables_names").split(),
             "nft": f"table {family} nat" in tables,
@@ -46,7 +48,7 @@ async def look(*, net: Path = _NET) -> list[str]:
 
 
 def complaint(found: Sequence[str]) -> str | None:
-    """What an operator should know of what `look` found; None: nothing. Pure."""
+    """The warning for an operator about what `look` found; None: nothing found. Pure."""
     if not found:
         return None
     return (
@@ -58,7 +60,7 @@ def complaint(found: Sequence[str]) -> str | None:
 
 def catches(saved: str) -> bool:
     """Whether table nat, as ``iptables-save`` prints it, leads packets to kube-proxy's rules. An empty chain, or one
-    that nothing jumps to, harms nobody. Pure."""
+    without a jump to it, has no effect. Pure."""
     return bool(_ENTERED.search(saved) and _SERVED.search(saved))
 
 

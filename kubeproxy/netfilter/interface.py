@@ -1,14 +1,14 @@
-"""What an adapter of the kernel's packet filter can do. The proxier sees no more of it than this."""
+"""The interface of packet filter adapters; the proxier uses nothing else of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
-GAP_S = 30.0
-"""How long clients are kept waiting for a successor. Their attempts come 1, 3, 7, 15 s after the first."""
+PAUSE_S = 30.0
+"""How long first packets are dropped until a new instance serves. TCP clients retry 1, 3, 7, 15 s after the first."""
 
 
 class Netfilter(Protocol):
@@ -21,32 +21,35 @@ class Netfilter(Protocol):
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """Make the kernel equal to `wanted` by one transaction that holds only the difference.
 
-        The difference is taken from what the adapter believes to be there; with `verify` (at start, and at every
-        periodic sync) from what the kernel says, or has said of every change since it was last read, so that rules
-        somebody removed come back, and what an earlier run left is removed. Rules that are not ours are never touched.
-        True if anything had to be changed.
+        The difference is to the rules that the adapter knows to be there; with `verify` (at start, and at every
+        periodic sync) to those read from the kernel, or notified by it since the last reading, so that removed rules
+        are restored, and rules of an earlier run removed. Rules of other programs are never touched. True if anything
+        had to be changed.
         """
 
     async def why_not_transparent(self) -> str | None:
-        """Why this host cannot do what `RuleSet.transparent` asks for; None if it can. Leaves nothing behind."""
+        """Why this host does not support `RuleSet.transparent`; None if it does. Leaves nothing behind."""
 
     async def why_not_guarding_sockets(self) -> str | None:
-        """Why this host cannot do what `RuleSet.guard_sockets` asks for; None if it can. Leaves nothing behind."""
+        """Why this host does not support `RuleSet.guard_sockets`; None if it does. Leaves nothing behind."""
 
-    async def pause(self, for_s: float = GAP_S) -> bool:
-        """Take our redirects away, whoever of us made them, and have the first packets to their destinations dropped
-        for so long, so that a client whose proxy is gone tries again instead of being refused.
+    async def reach(self, ours: RuleSet) -> Reach:
+        """Read the redirects in the kernel and compare them with those of `ours`."""
 
-        Running connections are left alone. When the time is up nothing of it works any more, and nobody needs to come
-        for that; the next `apply` ends it in the transaction that brings its redirects. True if there was any redirect.
+    async def pause(self, for_s: float = PAUSE_S) -> bool:
+        """Replace our redirects by drops of first packets for that time.
+
+        So a client retries instead of being refused. Redirects of other instances are replaced, too. Running
+        connections are left alone. The pause ends by itself after that time, or in the next `apply`, by the transaction
+        that adds redirects. True if there was any redirect.
         """
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """Call this from now on whenever somebody else has, or may have, changed our rules; at once or within a second,
-        and from the event loop. (Where the adapter cannot find out, nobody calls.)"""
+        """Call this whenever another process has, or may have, changed our rules; at once or within a second, and from
+        the event loop. (Never, if the adapter cannot find out.)"""
 
     async def cleanup(self) -> bool:
         """Remove everything of ours. True if there was anything."""
 
     async def close(self) -> None:
-        """Let go of helpers (threads, files); the rules stay."""
+        """Release threads and files; the rules stay."""

@@ -1,6 +1,6 @@
-"""The node's own addresses: where redirected traffic lands, and which addresses are local.
+"""The node's own addresses, and which of them take redirected traffic.
 
-Asked of the kernel by rtnetlink (rtnetlink(7), RTM_GETADDR, RTM_GETLINK), which needs no privilege.
+Read from the kernel by rtnetlink (rtnetlink(7), RTM_GETADDR, RTM_GETLINK), which needs no privilege.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LocalAddress:
 
 
 def local_addresses() -> tuple[LocalAddress, ...]:
-    """Every address of this network namespace, in the kernel's order; KernelError when it does not tell."""
+    """Every address of this network namespace, in the kernel's order; KernelError when it refuses."""
     try:
         with open_netlink() as netlink:
             links = dict(_parse_links(dump(netlink, _RTM_GETLINK)))
@@ -59,8 +59,8 @@ def local_addresses() -> tuple[LocalAddress, ...]:
 
 
 def landing_addresses() -> Mapping[Family, Address]:
-    """For each family the node address that `RuleSet.landing` asks for: the one from which the default route leaves,
-    else the first global one in use. A family without any is missing."""
+    """The node address of each family for `RuleSet.landing`: the source address of the default route, else the first
+    global one in use. A family without any is missing."""
     found = {family: _source_of_default_route(family) for family in Family}
     if None in found.values():
         addresses = local_addresses()
@@ -69,7 +69,7 @@ def landing_addresses() -> Mapping[Family, Address]:
 
 
 def first_global(addresses: Iterable[LocalAddress], family: Family) -> Address | None:
-    """The first of these that other hosts can reach. Pure."""
+    """The first address that other hosts can reach. Pure."""
     return next((it.address for it in addresses if it.family is family and it.is_global and it.usable), None)
 
 

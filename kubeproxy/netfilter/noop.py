@@ -1,15 +1,15 @@
-"""The adapter for ``--netfilter none``: somebody else brings the packets."""
+"""The adapter for ``--netfilter none``: redirects are made by other means."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from kubeproxy.netfilter.interface import GAP_S
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.interface import PAUSE_S
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 
 class NoNetfilter:
-    """Touches nothing. Proxy ports serve whoever connects to them: nothing guards them either."""
+    """Makes no rules. Proxy ports serve every client that connects to them, as nothing guards them."""
 
     name = "none"
 
@@ -23,13 +23,17 @@ class NoNetfilter:
 
     async def why_not_transparent(self) -> str | None:
         """See `Netfilter.why_not_transparent`."""
-        return "without a packet filter nobody leads the endpoints' answers back"
+        return "without a packet filter endpoints' answers find no way back"
 
     async def why_not_guarding_sockets(self) -> str | None:
         """See `Netfilter.why_not_guarding_sockets`."""
-        return "without a packet filter nobody looks at sockets"
+        return "without a packet filter sockets are not checked"
 
-    async def pause(self, for_s: float = GAP_S) -> bool:
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        return Reach(0, 0)
+
+    async def pause(self, for_s: float = PAUSE_S) -> bool:
         """See `Netfilter.pause`."""
         return False
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
-from kubeproxy.netfilter.cidr import disjoint, hold, is_loopback
+from kubeproxy.netfilter.cidr import contains, disjoint, is_loopback
 
 
 class ProxyPort(NamedTuple):
@@ -18,9 +18,16 @@ class ProxyPort(NamedTuple):
     port: int
 
 
+class Reach(NamedTuple):
+    """The number of redirects that belong to a rule set, and of others."""
+
+    ours: int
+    others: int
+
+
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """What the kernel is to do for us. Equal values, equal kernels, whichever the adapter."""
+    """The wanted rules. Equal values mean equal kernels, with any adapter."""
 
     redirects: Mapping[Destination, int] = field(default_factory=dict)
     """Service address -> proxy port, for packets from other hosts (PREROUTING) and of this node (OUTPUT). A destination
@@ -37,19 +44,20 @@ class RuleSet:
     """This node's addresses that take node ports, of both families."""
 
     allowed_sources: Mapping[Destination, frozenset[str]] = field(default_factory=dict)
-    """Destinations that only clients from these CIDRs may reach; first packets of others are dropped, whether they come
-    from other hosts or from this node. Not for node ports."""
+    """Destinations that only clients from these CIDRs may reach; first packets of other clients are dropped, from other
+    hosts and from this node alike. Not for node ports."""
 
     transparent: bool = False
-    """Whether endpoints are dialed from clients' addresses, so that their answers must be led back to our sockets."""
+    """Whether endpoints are dialed from clients' addresses, so that their answers need routing to our sockets."""
 
     guard_sockets: bool = False
-    """Whether our listening sockets have IP_TRANSPARENT, by which the kernel can tell them from others': then a
-    redirected first packet is dropped where the socket that would get it has not, or where there is none. So rules that
-    outlive us never lead a client to somebody else's socket. (Without the flag on the sockets nothing is served!)"""
+    """Whether our listening sockets have IP_TRANSPARENT, by which the kernel knows them: then a redirected first packet
+    is dropped where the socket that would get it lacks the flag, or where there is no socket. So rules that outlive
+    this process never lead a client to another program's socket. (Without the flag on the sockets nothing is
+    served!)"""
 
     proxy_ports: frozenset[ProxyPort] = frozenset()
-    """Guarded: a packet that reaches one without having been redirected is dropped."""
+    """Guarded ports: a packet that reaches one without a redirect is dropped."""
 
     refused: frozenset[ProxyPort] = frozenset()
     """Proxy ports whose redirected clients are refused (TCP reset, ICMP port unreachable): no endpoints."""
@@ -59,26 +67,25 @@ class RuleSet:
 
     landing: Mapping[Family, Address] = field(default_factory=dict)
     """Node address to which traffic from other hosts is redirected. A family without one uses the address of the
-    interface that the packet came in by, which fails where that has none (as pods' interfaces under Calico, Cilium
-    and the cloud CNIs): give one wherever the node has an address."""
+    incoming interface, which fails where that has none (as pods' interfaces under Calico, Cilium and the cloud
+    CNIs): give one wherever the node has an address."""
 
     bind: Mapping[Family, Address] = field(default_factory=dict)
     """Where the proxy ports listen, if not on the wildcard address: both hooks redirect there."""
 
     @property
     def admitted(self) -> dict[Destination, tuple[str, ...]]:
-        """`allowed_sources`, as disjoint ranges of the destination's family. Where an address of the node is among
-        them, so is the destination itself: a load balancer's address is often given to the node, which then speaks to
+        """`allowed_sources`, as disjoint ranges of the destination's family. If they admit an address of the node, they
+        also admit the destination itself: a load balancer's address is often given to the node, which then connects to
         it from that very address. (kube-proxy does the same.)"""
         own = frozenset((*self.landing.values(), *self.node_addresses))
         return {key: _admitted(key.address, cidrs, own) for key, cidrs in self.allowed_sources.items()}
 
     @property
-    def undisguised(self) -> frozenset[ProxyPort]:
-        """Proxy ports to which a redirect may lead without changing the packet, because the Service has the same port
-        number on an address of this node. Nothing tells these packets from such that were sent to the proxy port, so
-        these ports cannot be guarded. A node port that is held by a socket never is one; an external address that is
-        the node's own may be."""
+    def unguarded(self) -> frozenset[ProxyPort]:
+        """Proxy ports that cannot be guarded. A redirect to them may leave the packet unchanged, because the Service
+        has the same port number on an address of this node; then it looks like a packet sent to the proxy port. A
+        node port that is held by a socket never is one; an external address that is the node's own may be."""
         own = {*self.node_addresses, *self.landing.values(), *self.bind.values(), *NODE_PORTS.values()}
         return frozenset(
             ProxyPort(key.protocol, port)
@@ -89,13 +96,13 @@ class RuleSet:
 
     @property
     def guarded(self) -> frozenset[ProxyPort]:
-        """Every proxy port that is looked at: also one that is named only as refused or dropped."""
+        """Every proxy port with a check: also those only in `refused` or `dropped`."""
         return self.proxy_ports | self.refused | self.dropped
 
 
 @lru_cache(maxsize=1 << 14)
 def _admitted(address: Address, cidrs: frozenset[str], own: frozenset[Address]) -> tuple[str, ...]:
     family = family_of(address)
-    if any(family_of(it) is family and not is_loopback(it) and hold(cidrs, it) for it in own):
+    if any(family_of(it) is family and not is_loopback(it) and contains(cidrs, it) for it in own):
         cidrs |= {address}
     return disjoint(cidrs, family)

@@ -1,4 +1,4 @@
-"""Which adapter to use on this host, and why."""
+"""Selects the adapter for this host."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.noop import NoNetfilter
-from kubeproxy.netfilter.with_routing import Routed
+from kubeproxy.netfilter.with_routing import WithRouting
 
 _ADAPTERS: Mapping[str, type[Nftables] | type[Iptables]] = {"nftables": Nftables, "iptables": Iptables}
 
 
 async def select(order: Sequence[str]) -> tuple[Netfilter, str]:
-    """The first of these adapters (``nftables``, ``iptables``) that works, and a sentence that says which and why; the
-    one that makes no rules where none is named.
+    """The first of these adapters (``nftables``, ``iptables``) that works, and why it was selected; without names the
+    adapter that makes no rules.
 
     nftables works when the kernel accepts our whole table in a trial that changes nothing, iptables when its lock and
-    tables can be opened. KernelError with everything that was seen when none does.
+    tables can be opened. KernelError with every reason when none works.
     """
     if not order:
-        return NoNetfilter(), "none, as configured: no rules are made, and proxy ports are open to everybody"
+        return NoNetfilter(), "none, as configured: no rules are made, and proxy ports are open to all clients"
     seen: list[str] = []
     for name in order:
-        netfilter = Routed(_ADAPTERS[name]())
+        netfilter = WithRouting(_ADAPTERS[name]())
         try:
             await netfilter.probe()
         except KernelError as error:

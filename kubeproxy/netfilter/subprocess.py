@@ -1,4 +1,4 @@
-"""Running a netfilter program to its end."""
+"""Runs a netfilter program to its end."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from kubeproxy.model.errors import KernelError
 
 
 class CommandFailed(KernelError):
-    """A program ended with another exit status than 0; `shown` is how it was called, `said` what it wrote
+    """A program ended with another exit status than 0; `command_line` is how it was called, `stderr` what it wrote
     to stderr."""
 
-    def __init__(self, shown: str, said: str) -> None:
-        super().__init__(f"`{shown}`: {said[:500]}")
-        self.shown = f"`{shown}`"
-        self.said = said
+    def __init__(self, command_line: str, stderr: str) -> None:
+        super().__init__(f"`{command_line}`: {stderr[:500]}")
+        self.command_line = f"`{command_line}`"
+        self.stderr = stderr
 
 
 async def run(*command: str, commands: str = "", timeout_s: float) -> bytes:
-    """Run a program that reads `commands`; what it printed. CommandFailed when it fails, another KernelError when it
-    cannot be started or does not end in time (it is killed then, and so it is when nobody waits for it any more)."""
+    """Run a program with `commands` as its input; its output. CommandFailed when it fails, another KernelError when it
+    cannot be started or does not end in time (then it is killed, and also when this call is cancelled)."""
     program = _Program(command)
-    # In a thread: uvloop's pipes raise when a program ends before it has read what it was told.
+    # In a thread: uvloop's pipes raise when a program ends before it has read its input.
     try:
         return await asyncio.to_thread(program.run, commands.encode(), timeout_s)
     except asyncio.CancelledError:
         program.kill()
         raise
-    except RuntimeError as error:  # it waits for a thread all the same
+    except RuntimeError as error:  # no thread can be started
         program.kill()
         raise KernelError(f"cannot run {command[0]}: {error}; raise the limit on processes") from error
 
 
 class _Program:
-    """Run once, in a thread; killed from any."""
+    """One run of a program in a thread; any thread may kill it."""
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self._command = command
@@ -49,16 +49,16 @@ class _Program:
             self._process.kill()
 
     def run(self, commands: bytes, timeout_s: float) -> bytes:
-        shown = " ".join(self._command)
+        command_line = " ".join(self._command)
         if self._killed.is_set():
-            raise KernelError(f"`{shown}` was not wanted any more")
+            raise KernelError(f"`{command_line}` was cancelled before it began")
         try:
             process = self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, "LC_ALL": "C"},  # what it says is compared
+                env={**os.environ, "LC_ALL": "C"},  # its messages are compared
             )
         except FileNotFoundError as error:
             name = self._command[0]
@@ -69,12 +69,12 @@ class _Program:
             process.kill()
         with process:
             try:
-                printed, said = process.communicate(commands, timeout_s)
+                printed, stderr = process.communicate(commands, timeout_s)
             except subprocess.TimeoutExpired as error:
-                raise KernelError(f"`{shown}` did not end within {timeout_s:g} s; it was killed") from error
+                raise KernelError(f"`{command_line}` did not end within {timeout_s:g} s; it was killed") from error
             finally:
                 process.kill()
         if process.returncode != 0:
-            words = said.decode(errors="replace").strip()
-            raise CommandFailed(shown, words or f"exit status {process.returncode}, without a word")
+            words = stderr.decode(errors="replace").strip()
+            raise CommandFailed(command_line, words or f"exit status {process.returncode}, no message")
         return printed

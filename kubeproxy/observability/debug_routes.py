@@ -12,7 +12,6 @@ from typing import Final
 
 from aiohttp import web
 
-_NOSNIFF: Final = {"X-Content-Type-Options": "nosniff"}
 _OFF: Final = (
     "Nothing is shown here unless enableProfiling (--profiling) is set. There are no Go profiles in any case.\n"
 )
@@ -60,4 +59,4 @@ def stacks_text() -> str:
 
 
 def _text(text: str, *, status: int = 200) -> web.Response:
-    return web.Response(text=text, status=status, headers=_NOSNIFF)
+    return web.Response(text=text, status=status)

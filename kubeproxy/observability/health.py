@@ -32,6 +32,8 @@ class Health:
     """What an operator should look at, although it is no reason to send clients elsewhere."""
     node_exists: bool = True
     """If it is not eligible: it is there at all."""
+    exhausted: str | None = None
+    """Why no client of any Service can be served, for minutes already; None: they can."""
 
     @property
     def live(self) -> bool:
@@ -41,7 +43,7 @@ class Health:
     @property
     def healthy(self) -> bool:
         """What /healthz answers: should load balancers send new connections to this node?"""
-        return self.on_time and self.node_eligible
+        return self.on_time and self.node_eligible and self.exhausted is None
 
     @property
     def unready(self) -> str | None:
@@ -66,6 +68,7 @@ class ProxyHealth:
         self._node_eligible = self._node_exists = True
         self._draining = False
         self._degraded: dict[str, str] = {}
+        self._exhausted: str | None = None
 
     def queued(self, now: float) -> None:
         """A change arrived that a sync has to carry out."""
@@ -100,6 +103,11 @@ class ProxyHealth:
         else:
             self._degraded[part] = reason
 
+    def exhausted(self, reason: str | None) -> None:
+        """No client of any Service can be served, and has not been for minutes; None: they can be. A restart would cut
+        those that are served, so the process stays alive."""
+        self._exhausted = reason
+
     def draining(self) -> None:
         """The process will end as soon as its connections have."""
         self._draining = True
@@ -117,4 +125,5 @@ class ProxyHealth:
             families=self._families,
             degraded=tuple(self._degraded.values()),
             node_exists=self._node_exists,
+            exhausted=self._exhausted,
         )

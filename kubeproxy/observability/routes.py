@@ -13,13 +13,13 @@ from typing import Final
 from aiohttp import web
 
 from kubeproxy.observability.health import Health, ProxyHealth
+from kubeproxy.observability.http.server import from_loopback
 from kubeproxy.observability.metrics.exposition import CONTENT_TYPE, Exposition
 from kubeproxy.observability.metrics.metrics import Metrics
 
 MODE: Final = "userspace"
 """What kube-proxy calls a proxy that moves the bytes itself."""
 
-_NOSNIFF: Final = {"X-Content-Type-Options": "nosniff"}
 _SMALL: Final = 16 * 1024
 """Answers below this are sent as they are."""
 
@@ -31,31 +31,45 @@ def health_routes(
     clock: Callable[[], float] = time.monotonic,
     wall_ns: Callable[[], int] = time.time_ns,
 ) -> list[web.RouteDef]:
-    """``/healthz`` and ``/livez`` as the newest kube-proxy answers them, and our ``/readyz``. `clock` is the one that
-    the proxier reports by; `wall_ns` gives Unix nanoseconds."""
+    """``/healthz`` and ``/livez`` as the newest kube-proxy answers them, and our ``/readyz``.
+
+    `clock` is the one that the proxier reports by; `wall_ns` gives Unix nanoseconds. What fails, and what an operator
+    should look at, is told by loopback only: this server is open to the network, for load balancers.
+    """
 
     async def healthz(request: web.Request) -> web.Response:
         state = health.at(clock())
         code = 200 if state.healthy else 503
         metrics.healthz_answered(code)
         metrics.slis.checked("healthz", state.healthy)
-        return _json(code, health_body(state, wall_ns(), healthy=state.healthy, node_eligible=state.node_eligible))
+        return _json(
+            code,
+            health_body(
+                state,
+                wall_ns(),
+                healthy=state.healthy,
+                node_eligible=state.node_eligible,
+                detailed=from_loopback(request),
+            ),
+        )
 
     async def livez(request: web.Request) -> web.Response:
         state = health.at(clock())
         code = 200 if state.live else 503
         metrics.livez_answered(code)
         metrics.slis.checked("livez", state.live)
-        return _json(code, health_body(state, wall_ns(), healthy=state.live, node_eligible=None))
+        body = health_body(state, wall_ns(), healthy=state.live, node_eligible=None, detailed=from_loopback(request))
+        return _json(code, body)
 
     async def readyz(request: web.Request) -> web.Response:
         state = health.at(clock())
         metrics.slis.checked("readyz", state.unready is None)
         body: dict[str, object] = {"currentTime": rfc3339_nano(wall_ns()), "ready": state.unready is None}
-        if state.unready is not None:
-            body["reason"] = state.unready
-        if state.degraded:
-            body["degraded"] = state.degraded
+        if from_loopback(request):
+            if state.unready is not None:
+                body["reason"] = state.unready
+            if state.degraded:
+                body["degraded"] = state.degraded
         return _json(200 if state.unready is None else 503, body)
 
     return [web.get("/healthz", healthz), web.get("/livez", livez), web.get("/readyz", readyz)]
@@ -81,10 +95,10 @@ def metrics_routes(
 
     async def healthz(request: web.Request) -> web.Response:
         metrics.slis.checked("healthz", True, name="ping")
-        return web.Response(text="ok", headers=_NOSNIFF)
+        return web.Response(text="ok")
 
     async def proxy_mode(request: web.Request) -> web.Response:
-        return web.Response(text=MODE, headers=_NOSNIFF)
+        return web.Response(text=MODE)
 
     async def configz(request: web.Request) -> web.Response:
         return _json(200, {"kubeproxy.config.k8s.io": configuration()})
@@ -99,9 +113,11 @@ def metrics_routes(
     ]
 
 
-def health_body(state: Health, wall_ns: int, *, healthy: bool, node_eligible: bool | None) -> dict[str, object]:
-    """The newest kube-proxy's body, with our ``failing`` where a sync failed, and ``degraded`` where an operator should
-    look at something.
+def health_body(
+    state: Health, wall_ns: int, *, healthy: bool, node_eligible: bool | None, detailed: bool
+) -> dict[str, object]:
+    """The newest kube-proxy's body; `detailed` adds why it fails: ``failing`` where a sync failed, ``exhausted`` where
+    no client can be served, and ``degraded`` where an operator should look at something.
 
     While healthy, ``lastUpdated`` is the current time: older releases gave the time of the last sync even if that had
     nothing to do, and load balancers read it so. ``status`` names the families that have been synced, and when.
@@ -122,9 +138,11 @@ def health_body(state: Health, wall_ns: int, *, healthy: bool, node_eligible: bo
         for family in state.families
         if state.last_updated is not None
     }
-    if state.failing is not None:
+    if detailed and state.failing is not None:
         body["failing"] = state.failing
-    if state.degraded:
+    if detailed and state.exhausted is not None:
+        body["exhausted"] = state.exhausted
+    if detailed and state.degraded:
         body["degraded"] = state.degraded
     return body
 
@@ -142,6 +160,4 @@ def rfc3339_nano(unix_ns: int) -> str:
 
 def _json(status: int, body: Mapping[str, object]) -> web.Response:
     # Without a charset, which JSON does not have and kube-proxy does not send.
-    return web.Response(
-        status=status, body=json.dumps(body).encode(), headers={**_NOSNIFF, "Content-Type": "application/json"}
-    )
+    return web.Response(status=status, body=json.dumps(body).encode(), headers={"Content-Type": "application/json"})

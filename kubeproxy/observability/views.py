@@ -113,6 +113,14 @@ class WatchView(Protocol):
     def faulty(self) -> int:
         """Objects of which some part cannot be served."""
 
+    @property
+    def left_out(self) -> int:
+        """Objects that are not served, because all together mean more than is kept."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept of all objects, in bytes of JSON."""
+
 
 class ManifestProblemView(Protocol):
     """Something in a manifest that cannot be taken as it is; `str` says where and what."""

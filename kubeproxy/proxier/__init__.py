@@ -1,21 +1,21 @@
-"""From what the sources say to what the kernel and the data plane do.
+"""Turns what the sources define into listeners, proxy ports and netfilter rules.
 
-The nouns, in the order in which a change meets them:
+The modules, in the order in which a change passes them:
 
-Tracker     what every source says, which of them owns a Service, and what changed since somebody last looked
-NodeFacts   this node, as far as the answers depend on it
-resolve     one Service and its slices -> the frontends that it asks for, one per family and scope
-endpoints   who may answer: ready or leaving, here or anywhere, near or far
-ProxierState      which frontends are wanted, which listeners stand, which ports they hold; it knows what may be done next
-plan        one look at wanted and standing -> what to open, tell, take out of the rules, close
-NodePortClaims      node ports and ports at the node's own addresses, held against other processes
-Ports       the proxy ports: from a range or from the kernel
-Rules       serving frontends -> RuleSet
-Schedule    when netfilter may be spoken to next
-Clock       the time, and how to wait for it; in tests, time that passes when it is told to
-Proxier     carries out what the others decided: the only one that awaits, and the only one that has a Clock
+tracker             what every source defines, which source owns a Service, and what changed since the last round
+node                facts about this node on which frontends and rules depend
+frontends           one Service and its slices -> its frontends, one per family and scope
+endpoint_selection  which endpoints may serve: ready or terminating, on this node or on any, by topology
+state               wanted frontends, existing listeners, their ports; it decides what may be done next
+plan                compares wanted and existing -> what to open, update, add to the rules, remove from them, close
+node_ports          node ports and ports at the node's own addresses, held against other processes
+port_allocator      proxy ports: from a range or from the kernel
+ruleset_builder     serving frontends -> RuleSet
+sync_schedule       when the next netfilter transaction is due
+clock               the time, and waiting for it; tests have a clock of their own
+proxier             carries out the decisions; with the clock the only module that awaits
 
-Everything else is synchronous, and is told what time it is.
+The others are synchronous, and time is an argument to them.
 """
 
 from kubeproxy.proxier.node import NodeFacts, Preserve

@@ -1,4 +1,4 @@
-"""Time, so that tests need not wait for it."""
+"""The clock of the proxier; tests replace it so that they need not wait."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A monotonic clock that one can wait with."""
+    """A monotonic clock that can be waited with."""
 
     def now(self) -> float:
-        """Seconds since some fixed moment."""
+        """Seconds since a fixed moment."""
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
-        """Back when the event is set, or at that time (infinity: not before the event)."""
+        """Return when the event is set, or at that time (infinity: only for the event)."""
 
 
 class LoopClock:
     """The running event loop's clock."""
 
     def now(self) -> float:
-        """Seconds, as the loop counts them."""
+        """Seconds of the loop's clock."""
         return asyncio.get_running_loop().time()
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
-        """Back when the event is set, or at that time."""
+        """Return when the event is set, or at that time."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(None if until == math.inf else until):
                 await event.wait()

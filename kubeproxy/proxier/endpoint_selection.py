@@ -1,26 +1,33 @@
-"""Which endpoints may answer for a service port: ready or leaving, anywhere or on this node, near or far. Pure.
+"""Selects the endpoints of a service port: by readiness, traffic policy and topology. Pure.
 
 The rules are those of kube-proxy's CategorizeEndpoints (pkg/proxy/topology.go), decided for one family at a time:
 
-    everywhere   the ready ones that the hints allot to us; is nobody ready, those who terminate but still serve
-    here         the same among this node's endpoints alone, whatever the hints say
+    cluster_wide   the ready ones that the hints allot to this node; if none is ready, terminating ones that serve
+    local          the same among this node's endpoints alone, whatever the hints
 
-Hints count only if every ready endpoint has one, and at least one names us: first those for nodes (PreferSameNode),
-then those for zones (PreferSameZone). So no client is ever refused for the sake of topology.
+Hints count only if every ready endpoint has one, and at least one names this node or zone: first those for nodes
+(PreferSameNode), then those for zones (PreferSameZone). So topology never causes a refusal.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import NamedTuple
 
 from kubeproxy.model import Endpoint, EndpointSlice, Family, ServicePort, Target
 from kubeproxy.proxier.node import NodeFacts
 
+MOST = 4096
+"""How many endpoints of one frontend a node uses, four times as many as an Endpoints object may name. A worker stands
+still while it learns of a change: 100,000 endpoints of one tenant would cost the clients of all others half a second
+each time; so many cost some milliseconds."""
+
 
 class Candidate(NamedTuple):
-    """Somebody who could answer for a service port, if the conditions and policies allow it."""
+    """An endpoint of a service port, usable or not."""
 
     target: Target
     endpoint: Endpoint
@@ -28,26 +35,26 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Who may answer for a service port; each tuple sorted, so that equal sets are equal values."""
+    """The selected endpoints of a service port; each tuple sorted, so that equal sets are equal values."""
 
-    everywhere: tuple[Target, ...]
-    """Under the Cluster policies."""
-    here: tuple[Target, ...]
-    """Under the Local policies."""
+    cluster_wide: tuple[Target, ...]
+    """For the Cluster policies."""
+    local: tuple[Target, ...]
+    """For the Local policies."""
     on_this_node: frozenset[Target]
-    """Of all these, those on this node that are not this host's own processes."""
+    """Endpoints on this node that are not processes of the host itself."""
 
     @property
-    def anybody(self) -> bool:
+    def any_usable(self) -> bool:
         """Whether there is any usable endpoint in the cluster."""
-        return bool(self.everywhere)
+        return bool(self.cluster_wide)
 
 
 def candidates(slices: Iterable[EndpointSlice], port: ServicePort, family: Family) -> list[Candidate]:
-    """Everybody who listens for a service port, each once. An endpoint port serves the service port of the same name
-    and protocol, whatever its number; each slice has numbers of its own.
+    """All endpoints of a service port, each once. An endpoint port serves the service port of the same name and
+    protocol, whatever its number; each slice has numbers of its own.
 
-    Of an endpoint that several slices name, as happens while it moves from one to another, the best word counts.
+    An endpoint may be in several slices while it moves from one to another; its best conditions count.
     """
     found: dict[Target, Endpoint] = {}
     for endpoint_slice in slices:
@@ -59,51 +66,64 @@ def candidates(slices: Iterable[EndpointSlice], port: ServicePort, family: Famil
             for endpoint in endpoint_slice.endpoints:
                 target = Target(endpoint.address, endpoint_port.port)
                 known = found.get(target)
-                if known is None or _standing(endpoint) > _standing(known):
+                if known is None or _rank(endpoint) > _rank(known):
                     found[target] = endpoint
     return [Candidate(target, endpoint) for target, endpoint in found.items()]
 
 
-def _standing(endpoint: Endpoint) -> tuple[bool, bool]:
-    return endpoint.ready, _leaving(endpoint)
+def _rank(endpoint: Endpoint) -> tuple[bool, bool]:
+    return endpoint.ready, _serves_while_terminating(endpoint)
 
 
-def choose(everybody: Sequence[Candidate], facts: NodeFacts) -> Choice:
-    """Who of them may answer."""
-    local = [candidate for candidate in everybody if is_here(candidate.endpoint, facts)]
-    ready = [candidate for candidate in everybody if candidate.endpoint.ready]
+def choose(all_candidates: Sequence[Candidate], facts: NodeFacts) -> Choice:
+    """Select those that may serve."""
+    local = [candidate for candidate in all_candidates if is_local(candidate.endpoint, facts)]
+    ready = [candidate for candidate in all_candidates if candidate.endpoint.ready]
     return Choice(
-        everywhere=_usable(_allotted(ready, facts) or everybody),
-        here=_usable(local),
+        cluster_wide=_usable(_by_topology(ready, facts) or all_candidates),
+        local=_usable(local),
         on_this_node=frozenset(target for target, _ in local if not facts.is_own(target.address)),
     )
 
 
-def is_here(endpoint: Endpoint, facts: NodeFacts) -> bool:
+def subset(targets: Sequence[Target], node: str) -> tuple[Target, ...]:
+    """The `MOST` of these that a node uses, sorted.
+
+    Each node uses others, so that all of them have as many nodes; and where one comes or goes, at most one of a node's
+    others goes or comes."""
+    seed = node.encode()
+
+    def rank(target: Target) -> bytes:
+        return hashlib.blake2b(f"{target.address} {target.port}".encode(), digest_size=8, key=seed[:64]).digest()
+
+    return tuple(sorted(nsmallest(MOST, targets, key=rank)))
+
+
+def is_local(endpoint: Endpoint, facts: NodeFacts) -> bool:
     """Whether an endpoint is on this node."""
     return endpoint.node != "" and endpoint.node == facts.name
 
 
 def _usable(some: Sequence[Candidate]) -> tuple[Target, ...]:
-    """Those who are ready; if nobody is, those who terminate but still serve, so that a rollout which takes the last
-    endpoint away does not refuse clients that could be served."""
+    """The ready ones; if there is none, terminating ones that still serve, so that a rollout which removes the last
+    endpoint does not refuse clients that could be served."""
     ready = [target for target, endpoint in some if endpoint.ready]
-    return tuple(sorted(ready or [target for target, endpoint in some if _leaving(endpoint)]))
+    return tuple(sorted(ready or [target for target, endpoint in some if _serves_while_terminating(endpoint)]))
 
 
-def _leaving(endpoint: Endpoint) -> bool:
+def _serves_while_terminating(endpoint: Endpoint) -> bool:
     return endpoint.serving and endpoint.terminating
 
 
-def _allotted(ready: Sequence[Candidate], facts: NodeFacts) -> Sequence[Candidate]:
-    """The ready ones that the hints allot to this node; all of them where hints do not count."""
+def _by_topology(ready: Sequence[Candidate], facts: NodeFacts) -> Sequence[Candidate]:
+    """The ready ones that the hints allot to this node; all of them if hints do not count."""
     return _hinted(ready, facts.name, _node_hints) or _hinted(ready, facts.zone, _zone_hints) or ready
 
 
 def _hinted(
     ready: Sequence[Candidate], us: str, hints: Callable[[Endpoint], frozenset[str]]
 ) -> Sequence[Candidate] | None:
-    """Those hinted for us, if all have hints; nobody (as good as None) where we are unknown."""
+    """Candidates with a hint for `us`; None if one has no hint, or `us` is unknown."""
     if not us or not all(hints(endpoint) for _, endpoint in ready):
         return None
     return [candidate for candidate in ready if us in hints(candidate.endpoint)]

@@ -1,6 +1,6 @@
-"""One Service and its EndpointSlices -> the frontends that it asks for. Pure.
+"""Resolves one Service and its EndpointSlices into frontends. Pure.
 
-A service port has up to three frontends in each family, one per scope; a scope that nobody can reach has none:
+A service port has up to three frontends in each family, one per scope; a scope without destinations has none:
 
                               cluster IPs        external IPs, load balancer addresses, node port
     policy Cluster            CLUSTER            CLUSTER
@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from kubeproxy.model import (
     NODE_PORTS,
     Address,
+    Claim,
     Destination,
     EndpointSlice,
     Family,
@@ -33,18 +35,33 @@ from kubeproxy.model import (
     Verdict,
     family_of,
 )
-from kubeproxy.proxier.endpoint_selection import Choice, candidates, choose, is_here
-from kubeproxy.proxier.node import NOWHERE, NodeFacts, Preserve
+from kubeproxy.proxier.endpoint_selection import Choice, candidates, choose, is_local
+from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts, Preserve
 
 
-def resolve(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts = NOWHERE) -> tuple[Frontend, ...]:
+class Resolved(NamedTuple):
+    """The result of resolving a Service and its slices."""
+
+    frontends: tuple[Frontend, ...] = ()
     """The frontends of every service port, in every family in which it has an address."""
-    return tuple(
+    unreachable: tuple[Address, ...] = ()
+    """Load balancer addresses that no client may reach, and which are not served."""
+    health: tuple[int, int] | None = None
+    """The health check node port and the number of ready endpoints on this node; None: no such port."""
+
+
+NOT_SERVED = Resolved()
+
+
+def resolve(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts = UNKNOWN_NODE) -> Resolved:
+    """Resolve a Service and its slices on this node."""
+    frontends = tuple(
         frontend
         for port in service.ports
         for family in Family
         for frontend in _frontends(service, port, family, slices, facts)
     )
+    return Resolved(frontends, _without_source_range(service), _health(service, slices, facts))
 
 
 def _frontends(
@@ -58,6 +75,7 @@ def _frontends(
         external -= balanced
     if not (internal or external):
         return
+    claims = _claims(service, port, family)
     choice = choose(candidates(slices, port, family), facts)
     nothing: frozenset[Destination] = frozenset()
     internal_local = service.internal_policy is TrafficPolicy.LOCAL
@@ -71,7 +89,7 @@ def _frontends(
         own = external if scope is Scope.CLUSTER and external_local else nothing
         if not (destinations or own):
             continue
-        endpoints = choice.everywhere if scope is Scope.CLUSTER else choice.here
+        endpoints = choice.cluster_wide if scope is Scope.CLUSTER else choice.local
         ranged = balanced & (destinations | own)
         yield Frontend(
             name=FrontendName(ServicePortName(*service.name, port.name), family, scope),
@@ -81,9 +99,11 @@ def _frontends(
             source_ranges=ranges if ranged else frozenset(),
             ranged=ranged if ranges else nothing,
             endpoints=endpoints,
+            claims={d: claim for d, claim in claims.items() if d in destinations or d in own},
+            created=service.created,
             preserve=_preserved(endpoints, scope, choice, facts),
             affinity_timeout_s=service.affinity_timeout_s,
-            when_empty=Verdict.DROP if choice.anybody and not endpoints else Verdict.REFUSE,
+            when_empty=Verdict.DROP if choice.any_usable and not endpoints else Verdict.REFUSE,
         )
 
 
@@ -91,6 +111,14 @@ def _destinations(addresses: Iterable[Address], port: ServicePort, family: Famil
     return frozenset(
         Destination(address, port.protocol, port.port) for address in addresses if family_of(address) is family
     )
+
+
+def _claims(service: Service, port: ServicePort, family: Family) -> dict[Destination, Claim]:
+    """How the Service comes by its addresses from outside. One that it has in several ways counts by the best."""
+    allocated = _destinations(service.cluster_ips, port, family)
+    claims = dict.fromkeys(_destinations(service.external_ips, port, family), Claim.EXTERNAL)
+    claims |= dict.fromkeys(_destinations(service.load_balancer_ips, port, family), Claim.LOAD_BALANCER)
+    return {destination: claim for destination, claim in claims.items() if destination not in allocated}
 
 
 def _node_port(service: Service, port: ServicePort, family: Family) -> frozenset[Destination]:
@@ -108,17 +136,17 @@ def _of_family(cidrs: Iterable[str], family: Family) -> frozenset[str]:
 
 
 def _preserved(endpoints: tuple[Target, ...], scope: Scope, choice: Choice, facts: NodeFacts) -> frozenset[Target]:
-    """Those dialed from the client's address. A process of this host itself never is: its answers to the client would
-    leave the host without passing us."""
+    """The endpoints dialed from the client's address. Processes of this host never are: their answers to the client
+    would leave the host without passing this proxy."""
     asked = facts.preserve is Preserve.LOCAL or (facts.preserve is Preserve.EXTERNAL_LOCAL and scope is Scope.EXTERNAL)
     return choice.on_this_node.intersection(endpoints) if asked else frozenset()
 
 
-def barred(service: Service) -> tuple[Address, ...]:
-    """Load balancer addresses that nobody may reach: loadBalancerSourceRanges are given, but none of their family.
+def _without_source_range(service: Service) -> tuple[Address, ...]:
+    """Load balancer addresses that no client may reach: loadBalancerSourceRanges has no range of their family.
 
-    kube-proxy looks at each family alone and takes this for "no restriction". Who lists the clients that may come in
-    does not mean to admit everybody else by another family, so here the address is not served, and that is reported.
+    kube-proxy treats each family alone and takes this for "no restriction". But an author that lists the admitted
+    clients does not mean to admit all others by another family. So the address is not served, and that is reported.
     """
     ranges = service.load_balancer_source_ranges
     if not ranges:
@@ -126,11 +154,11 @@ def barred(service: Service) -> tuple[Address, ...]:
     return tuple(a for a in service.load_balancer_ips if not _of_family(ranges, family_of(a)))
 
 
-def health(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts) -> tuple[int, int] | None:
-    """The health check node port and how many ready endpoints this node has; None: there is no such port.
+def _health(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts) -> tuple[int, int] | None:
+    """The value of `Resolved.health`.
 
-    As kube-proxy counts: addresses, not ports; those that terminate do not count, although they may still serve. Each
-    family is counted for itself and the greater number taken, so that a dual-stack pod is one endpoint.
+    Counted as by kube-proxy: addresses, not ports; terminating ones do not count, although they may still serve. Each
+    family is counted by itself and the greater number taken, so that a dual-stack pod is one endpoint.
     """
     if not service.health_check_node_port:
         return None
@@ -138,6 +166,8 @@ def health(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts) 
     for endpoint_slice in slices:
         if endpoint_slice.ports:
             found[endpoint_slice.family].update(
-                endpoint.address for endpoint in endpoint_slice.endpoints if endpoint.ready and is_here(endpoint, facts)
+                endpoint.address
+                for endpoint in endpoint_slice.endpoints
+                if endpoint.ready and is_local(endpoint, facts)
             )
     return service.health_check_node_port, max(map(len, found.values()))

@@ -1,4 +1,4 @@
-"""What is decided by where we are: the facts about this node that resolving a Service needs. Pure values."""
+"""Facts about this node on which frontends and rules depend. Pure values."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from kubeproxy.model import Address
 
 
 class Preserve(StrEnum):
-    """Whose endpoints are dialed from the client's own address (`--preserve-client-address`)."""
+    """Which endpoints are dialed from the client's own address (`--preserve-client-address`)."""
 
     NEVER = "never"
     EXTERNAL_LOCAL = "external-local"
-    """Those behind externalTrafficPolicy Local, which promises it."""
+    """Endpoints behind externalTrafficPolicy Local, which promises it."""
     LOCAL = "local"
-    """All on this node, whichever the policy."""
+    """All endpoints on this node, whatever the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """This node, as far as frontends and rules depend on it. What is unknown is empty, and then nothing is local."""
+    """The facts about this node. An unknown one is empty, and then nothing is local."""
 
     name: str = ""
     zone: str = ""
     node_addresses: frozenset[Address] = frozenset()
     """The addresses that take node ports (`--nodeport-addresses`), loopback included where it does."""
     own_addresses: frozenset[Address] = frozenset()
-    """All addresses of this node: a Service that has one of them takes its ports away from this host's processes."""
+    """All addresses of this node: a Service at one of them takes its ports from the processes of this host."""
     internal_sources: frozenset[str] = frozenset()
     """CIDRs of the cluster's pods, if known."""
     preserve: Preserve = Preserve.EXTERNAL_LOCAL
@@ -42,5 +42,5 @@ class NodeFacts:
         )
 
 
-NOWHERE = NodeFacts()
-"""Nothing is known."""
+UNKNOWN_NODE = NodeFacts()
+"""No fact is known."""

@@ -1,26 +1,52 @@
-"""Node ports, held: and service ports at addresses that are this node's own.
+"""Claims on node ports, and on service ports at this node's own addresses.
 
-A redirect takes a port away from whatever process of this host may listen there; and a process that comes later would
-listen and never be reached. So each such port is held by a bound socket that never listens, or it is not redirected.
-A claim on the wildcard address stands for every address of its family, as in the kernel.
+A redirect takes a port from any process of this host that listens there; and a process that comes later would listen
+and never be reached. So each such port is held by a bound socket that never listens, or it is not redirected. A claim
+on the wildcard address stands for every address of its family, as in the kernel.
 
-Claims belong to destinations, not to frontends: who takes over a destination takes over its claim. One that nobody
-wants any more is kept until `release`, for the kernel may still lead clients there.
+Claims belong to destinations, not to frontends: a frontend that takes over a destination takes over its claim. A claim
+without a claimant is kept until `release`, for the kernel may still redirect clients there.
+
+Never claimed are, because a Service must not have them:
+
+* ports that are reserved: those of this daemon's own servers, `Restrictions.reserved_ports`, health check node ports;
+* at single addresses: another Service's node port;
+* by spec.externalIPs alone, which any author of a Service may write: ports beyond `Restrictions.external_ports`, and
+  any port at which another process was seen to listen since the start or the last reload: a claim that waited for such
+  a port would have it as soon as the process restarts, and keep it from coming back.
+
+A node port at which another process listens is a conflict of another kind, for the cluster gave that port to a Service:
+`NodePortConflict` decides. Where the port is redirected all the same, the process is named in `notes`.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kubeproxy.dataplane.interface import PortReserver, Reservation
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, FrontendName, Protocol, Target, family_of
+from kubeproxy.model import (
+    NODE_PORTS,
+    Address,
+    Destination,
+    Family,
+    FrontendName,
+    Protocol,
+    ServiceName,
+    Target,
+    family_of,
+)
+from kubeproxy.netfilter.port_holders import Holder
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, NodePortConflict, Restrictions
+
+FindHolders = Callable[[Protocol, Address, int], Sequence[Holder]]
+"""Returns the processes that have a port at an address; OSError when the kernel refuses."""
 
 
 class _Place(NamedTuple):
-    """Ports that exclude each other are those of one place."""
+    """A port number in one protocol and family; two sockets at one place exclude each other."""
 
     protocol: Protocol
     family: Family
@@ -29,90 +55,154 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Holding:
-    """What is held at a place, and for whom."""
+    """The sockets held at a place, and the frontends that claim it."""
 
-    users: dict[Address, frozenset[FrontendName]] = field(default_factory=dict)
+    claimants: dict[Address, frozenset[FrontendName]] = field(default_factory=dict)
     held: dict[Address, Reservation] = field(default_factory=dict)
     faults: dict[Address, str] = field(default_factory=dict)
+    """The addresses that are not available, and why."""
+    final: set[Address] = field(default_factory=set)
+    """Of these, addresses for which a retry is of no use."""
+    notes: dict[Address, str] = field(default_factory=dict)
+    """Addresses that are served though they are not held, and why."""
 
-    def denied(self) -> dict[Address, frozenset[FrontendName]]:
-        """The addresses that could not be had, and who wanted them."""
-        return {address: self.users.get(address, frozenset()) for address in self.faults}
+    @property
+    def idle(self) -> set[Address]:
+        """Addresses that are held without a claimant."""
+        return self.held.keys() - (self.claimants.keys() - self.faults.keys())
+
+    @property
+    def awaited(self) -> set[Address]:
+        """Addresses for which a retry may help."""
+        return (self.faults.keys() - self.final) | self.notes.keys()
+
+    def unavailable(self) -> dict[Address, frozenset[FrontendName]]:
+        """The addresses that could not be bound, and their claimants."""
+        return {address: self.claimants.get(address, frozenset()) for address in self.faults}
 
 
 class NodePortClaims:
-    """Every method that may change what is granted returns the frontends for which it did."""
+    """The claims of all frontends. A method that may change what is available returns the affected frontends."""
 
-    def __init__(self, reserver: PortReserver, *, is_proxy_port: Callable[[Protocol, int], bool]) -> None:
+    def __init__(
+        self,
+        reserver: PortReserver,
+        *,
+        is_proxy_port: Callable[[Protocol, int], bool],
+        find_holders: FindHolders = lambda protocol, address, port: (),
+    ) -> None:
         self._reserver = reserver
         self._is_proxy_port = is_proxy_port
+        self._find_holders = find_holders
+        self._restrictions = NO_RESTRICTIONS
+        self._health: Mapping[int, ServiceName] = {}
+        self._seen: dict[tuple[Protocol, int], str] = {}
+        """Ports at which another process was seen, and which; for every family, as many processes listen in both."""
+        self._external: dict[FrontendName, frozenset[Destination]] = {}
+        """The destinations that frontends claim by spec.externalIPs."""
         self._places: dict[_Place, _Holding] = {}
-        self._wants: dict[FrontendName, frozenset[Destination]] = {}
+        self._claimed: dict[FrontendName, frozenset[Destination]] = {}
         self._faulty: dict[_Place, None] = {}
         self._idle: dict[_Place, None] = {}
-        """Places where something is held that nobody wants."""
+        """Places with a socket that no frontend claims."""
 
     @property
     def faults(self) -> Mapping[Destination, str]:
-        """What could not be had, and why."""
+        """Destinations that are not available, and why."""
         return {
             Destination(address, place.protocol, place.port): fault
             for place in self._faulty
             for address, fault in self._places[place].faults.items()
         }
 
-    def users(self, destination: Destination) -> frozenset[FrontendName]:
-        """Who wants a destination."""
-        return self._places[_place(destination)].users[destination.address]
+    @property
+    def awaited(self) -> set[Destination]:
+        """Destinations for which `retry` may help: not available now, or served without being held."""
+        return {
+            Destination(address, place.protocol, place.port)
+            for place in self._faulty
+            for address in self._places[place].awaited
+        }
 
-    def denied(self, name: FrontendName) -> frozenset[Destination]:
-        """What a frontend wanted and did not get."""
+    @property
+    def notes(self) -> Mapping[Destination, str]:
+        """Destinations that are served though another process has the port, and that process."""
+        return {
+            Destination(address, place.protocol, place.port): note
+            for place in self._faulty
+            for address, note in self._places[place].notes.items()
+        }
+
+    def claimants(self, destination: Destination) -> frozenset[FrontendName]:
+        """The frontends that claim a destination."""
+        return self._places[_place(destination)].claimants[destination.address]
+
+    def unavailable(self, name: FrontendName) -> frozenset[Destination]:
+        """The destinations that a frontend claims and does not get."""
         return frozenset(
             destination
-            for destination in self._wants.get(name, ())
+            for destination in self._claimed.get(name, ())
             if destination.address in self._places[_place(destination)].faults
         )
 
-    def want(self, name: FrontendName, destinations: frozenset[Destination]) -> set[FrontendName]:
-        """From now on a frontend wants these, and nothing else."""
-        before = self._wants.get(name, frozenset())
-        if destinations == before:
+    def use(self, restrictions: Restrictions) -> set[FrontendName]:
+        """Use these restrictions from now on, and forget the ports of other processes."""
+        self._restrictions = restrictions
+        self._seen.clear()
+        return self._arrange(list(self._places))
+
+    def reserve_for_health(self, ports: Mapping[int, ServiceName]) -> set[FrontendName]:
+        """Set the health check node ports and their Services."""
+        changed = ports.items() ^ self._health.items()
+        self._health = dict(ports)
+        numbers = {port for port, _ in changed}
+        concerned = [it for it in self._places if it.protocol is Protocol.TCP and it.port in numbers] if numbers else ()
+        return self._arrange(concerned)
+
+    def claim(
+        self, name: FrontendName, destinations: frozenset[Destination], *, external: Set[Destination] = frozenset()
+    ) -> set[FrontendName]:
+        """From now on a frontend claims these, and no others; some of them (`external`) by spec.externalIPs."""
+        before = self._claimed.get(name, frozenset())
+        external_before = self._external.get(name, frozenset())
+        by_externals = destinations & external
+        if (destinations, by_externals) == (before, external_before):
             return set()
-        if destinations:
-            self._wants[name] = destinations
-        else:
-            del self._wants[name]
+        _set_or_drop(self._claimed, name, destinations)
+        _set_or_drop(self._external, name, by_externals)
         for destination in before - destinations:
-            users = self._places[_place(destination)].users
-            users[destination.address] -= {name}
-            if not users[destination.address]:
-                del users[destination.address]
+            claimants = self._places[_place(destination)].claimants
+            claimants[destination.address] -= {name}
+            if not claimants[destination.address]:
+                del claimants[destination.address]
         for destination in destinations - before:
-            users = self._places.setdefault(_place(destination), _Holding()).users
-            users[destination.address] = users.get(destination.address, frozenset()) | {name}
-        return self._arrange({_place(destination): None for destination in sorted(before ^ destinations)})
+            claimants = self._places.setdefault(_place(destination), _Holding()).claimants
+            claimants[destination.address] = claimants.get(destination.address, frozenset()) | {name}
+        concerned = (before ^ destinations) | (external_before ^ by_externals)
+        return self._arrange({_place(destination): None for destination in sorted(concerned)})
 
     def retry(self) -> set[FrontendName]:
-        """Try again to get what was denied."""
+        """Try again to bind what is not available."""
         return self._arrange(list(self._faulty))
 
     def release(self, in_use: Callable[[Destination], bool]) -> set[FrontendName]:
-        """Give back what nobody wants, unless it is still in use."""
+        """Release ports without a claimant, unless a rule still uses them."""
         places = list(self._idle)
         for place in places:
             holding = self._places[place]
-            for address in holding.held.keys() - holding.users.keys():
+            for address in holding.idle:
                 if not in_use(Destination(address, place.protocol, place.port)):
                     holding.held.pop(address).release()
         return self._arrange(places)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all ports."""
         for holding in self._places.values():
             for reservation in holding.held.values():
                 reservation.release()
         self._places.clear()
-        self._wants.clear()
+        self._claimed.clear()
+        self._external.clear()
         self._faulty.clear()
         self._idle.clear()
 
@@ -120,46 +210,106 @@ class NodePortClaims:
         changed: set[FrontendName] = set()
         for place in places:
             holding = self._places[place]
-            before = holding.denied()
+            before = holding.unavailable()
             self._hold(place, holding)
-            now = holding.denied()
+            now = holding.unavailable()
             for address in before.keys() ^ now.keys():
                 changed |= before.get(address, frozenset()) | now.get(address, frozenset())
-            _mark(self._faulty, place, bool(holding.faults))
-            _mark(self._idle, place, bool(holding.held.keys() - holding.users.keys()))
-            if not (holding.users or holding.held):
+            _mark(self._faulty, place, bool(holding.faults or holding.notes))
+            _mark(self._idle, place, bool(holding.idle))
+            if not (holding.claimants or holding.held):
                 del self._places[place]
         return changed
 
     def _hold(self, place: _Place, holding: _Holding) -> None:
-        """Bind what is wanted and missing. Ours at single addresses make room for the wildcard, which includes them."""
+        """Bind claimed ports that are not held. The wildcard replaces single addresses, as it includes them."""
         wildcard = NODE_PORTS[place.family]
         holding.faults.clear()
-        if wildcard in holding.users and wildcard not in holding.held:
+        holding.final.clear()
+        holding.notes.clear()
+        for address in holding.claimants:
+            if reason := self._refusal(place, address, holding):
+                holding.faults[address] = f"{_what(place, address)} is not served: {reason}"
+                holding.final.add(address)
+        wanted = holding.claimants.keys() - holding.faults.keys()
+        if wildcard in wanted and wildcard not in holding.held:
             for reservation in holding.held.values():
                 reservation.release()
             holding.held.clear()
             self._bind(place, wildcard, holding)
         if wildcard not in holding.held:
-            for address in sorted(holding.users.keys() - holding.held.keys() - {wildcard}):
+            for address in sorted(wanted - holding.held.keys() - {wildcard}):
                 self._bind(place, address, holding)
+
+    def _refusal(self, place: _Place, address: Address, holding: _Holding) -> str:
+        """Why a port must not be claimed, free or not; empty if it may."""
+        if reason := self._restrictions.reserved(place.protocol, place.port):
+            return reason
+        if place.protocol is Protocol.TCP and place.port in self._health:
+            return f"that is the health check node port of {self._health[place.port]}"
+        wildcard = NODE_PORTS[place.family]
+        if address == wildcard:
+            return ""
+        claimants = {name.service_port.service for name in holding.claimants[address]}
+        if others := sorted({name.service_port.service for name in holding.claimants.get(wildcard, ())} - claimants):
+            return f"that is the node port of {others[0]}"
+        destination = Destination(address, place.protocol, place.port)
+        if not all(destination in self._external.get(name, ()) for name in holding.claimants[address]):
+            return ""
+        if not self._restrictions.permits_external(place.port):
+            return "external addresses have only kubeproxy.externalPortsOnNode at this node's own addresses"
+        if address not in holding.held and (seen := self._seen.get((place.protocol, place.port))):
+            return f"{seen} was seen to have that port; it is tried again after a reload (SIGHUP)"
+        return ""
 
     def _bind(self, place: _Place, address: Address, holding: _Holding) -> None:
         try:
             holding.held[address] = self._reserver.reserve(place.protocol, address, place.port, claim=True)
         except OSError as error:
-            holding.faults[address] = self._explain(place, address, error)
+            what = _what(place, address)
+            if error.errno != errno.EADDRINUSE:
+                reason = f"cannot be held and is not served: {error.strerror or error}; it is tried again"
+                holding.faults[address] = f"{what} {reason}"
+            elif self._is_proxy_port(place.protocol, place.port):
+                reason = "it is one of the proxy ports; keep --proxy-port-range apart from node ports"
+                holding.faults[address] = f"{what} is not served: {reason}"
+            else:
+                self._yield_or_take(place, address, holding)
 
-    def _explain(self, place: _Place, address: Address, error: OSError) -> str:
-        if address == NODE_PORTS[place.family]:
-            what = f"node port {place.port} ({place.protocol}, {place.family})"
-        else:
-            what = f"{place.protocol} {Target(address, place.port)}, an address of this node,"
-        if error.errno != errno.EADDRINUSE:
-            return f"{what} cannot be held and is not served: {error.strerror or error}; it is tried again"
-        if self._is_proxy_port(place.protocol, place.port):
-            return f"{what} is not served: it is one of the proxy ports; keep --proxy-port-range apart from node ports"
-        return f"{what} is not served: another process of this host uses that port; it is tried again"
+    def _yield_or_take(self, place: _Place, address: Address, holding: _Holding) -> None:
+        """Decide about a port that another process of this host has."""
+        what = _what(place, address)
+        try:
+            holders: Sequence[Holder] | None = self._find_holders(place.protocol, address, place.port)
+        except OSError:
+            holders = None
+        names = ", ".join(map(str, holders or ())) or "another process"
+        if address == NODE_PORTS[place.family] and self._takes(holders):
+            holding.notes[address] = f"{what} is served, though it is in use by another process of this host: {names}"
+            return
+        holding.faults[address] = (
+            f"{what} is not served: another process of this host uses that port: {names}; it is tried again"
+        )
+        strangers = [holder for holder in holders or () if not holder.ours]
+        if strangers:
+            self._seen[place.protocol, place.port] = str(strangers[0])
+        if strangers and (reason := self._refusal(place, address, holding)):
+            holding.faults[address] = f"{what} is not served: {reason}"
+            holding.final.add(address)
+
+    def _takes(self, holders: Sequence[Holder] | None) -> bool:
+        """Whether a node port is redirected though these processes have it. They do not include processes that have it
+        and do not listen, as a redirect takes no client from those."""
+        conflict = self._restrictions.node_port_conflict
+        if conflict is NodePortConflict.TAKE_UNPRIVILEGED:
+            return holders is not None and not any(holder.privileged for holder in holders)
+        return conflict is NodePortConflict.TAKE
+
+
+def _what(place: _Place, address: Address) -> str:
+    if address == NODE_PORTS[place.family]:
+        return f"node port {place.port} ({place.protocol}, {place.family})"
+    return f"{place.protocol} {Target(address, place.port)}, an address of this node,"
 
 
 def _place(destination: Destination) -> _Place:
@@ -171,3 +321,13 @@ def _mark(marks: dict[_Place, None], place: _Place, on: bool) -> None:
         marks[place] = None
     else:
         marks.pop(place, None)
+
+
+def _set_or_drop(
+    book: dict[FrontendName, frozenset[Destination]], name: FrontendName, value: frozenset[Destination]
+) -> None:
+    """Set an entry, or remove it if the value is empty."""
+    if value:
+        book[name] = value
+    else:
+        book.pop(name, None)

@@ -1,5 +1,6 @@
-"""Who wants to know how the proxier fares: metrics and health. They are told what happens; what merely *is*, they read
-from `Proxier.snapshot()` when asked."""
+"""The observer of the proxier: receives events for metrics and health.
+
+State is not an event: metrics and health read it from `Proxier.snapshot()`."""
 
 from __future__ import annotations
 
@@ -11,59 +12,59 @@ from kubeproxy.model.errors import KubeproxyError
 
 
 class ProxierObserver(Protocol):
-    """Told synchronously, from the event loop's thread; must return at once and not raise."""
+    """Called synchronously, from the event loop's thread; its methods return at once and do not raise."""
 
     def queued(self) -> None:
-        """Something changed and is not in effect yet. Said once until `settled`."""
+        """A change is not in effect yet. Called once until `settled`."""
 
     def settled(self, trigger_times: Sequence[str]) -> None:
-        """Everything known is in effect; said after every round that leaves it so. `trigger_times`: the annotations
-        (RFC 3339) of the slices that came into effect since last time, for the network programming latency."""
+        """Every known change is in effect; called after each round of which this is true. `trigger_times`: annotations
+        (RFC 3339) of the slices that came into effect since the last call, for the network programming latency."""
 
     def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
-        """A netfilter transaction succeeded. `full`: what the kernel really has was looked at; `changed`: it had to be
-        corrected or to learn something."""
+        """A netfilter transaction succeeded. `full`: the rules in the kernel were read; `changed`: they had to be
+        changed."""
 
     def reconciled(self, *, duration_s: float, deleted: int) -> None:
-        """After a transaction the kernel's UDP flows agree with the rules; so many had to be deleted for it."""
+        """After a transaction the kernel's UDP flows agree with the rules; `deleted`: stale ones."""
 
     def conntrack_failed(self, error: KubeproxyError) -> None:
-        """They could not be looked at or deleted. The rules are in force all the same; it will be tried again."""
+        """Stale flows could not be listed or deleted. The rules are in force all the same; it is retried."""
 
     def failed(self, error: KubeproxyError) -> None:
-        """A netfilter transaction, or the handing over to the data plane, failed. It will be tried again."""
+        """A netfilter transaction, or an update of the data plane, failed. It is retried."""
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """The Services that are not, or not wholly, served are now these, and why. Said when it changes."""
+        """The Services that are not, or not wholly, served, and why. Called when they change."""
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Load balancers ask for the health of these Services, each at the port of its own (healthCheckNodePort), and
-        this node has so many ready endpoints of it. Said when it changes."""
+        """The Services with a health check node port: that port, and the number of ready endpoints on this node.
+        Called when they change."""
 
 
 class NoObserver:
-    """Nobody wants to know."""
+    """Ignores every event."""
 
     def queued(self) -> None:
-        """Not told."""
+        """Ignored."""
 
     def settled(self, trigger_times: Sequence[str]) -> None:
-        """Not told."""
+        """Ignored."""
 
     def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
-        """Not told."""
+        """Ignored."""
 
     def reconciled(self, *, duration_s: float, deleted: int) -> None:
-        """Not told."""
+        """Ignored."""
 
     def conntrack_failed(self, error: KubeproxyError) -> None:
-        """Not told."""
+        """Ignored."""
 
     def failed(self, error: KubeproxyError) -> None:
-        """Not told."""
+        """Ignored."""
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Not told."""
+        """Ignored."""
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Not told."""
+        """Ignored."""

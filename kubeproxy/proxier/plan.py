@@ -1,24 +1,25 @@
-"""One look at what is wanted and what stands -> what may be done about it now. Pure.
+"""Compares wanted frontends with existing listeners and returns the next moves. Pure.
 
-The life of a listener. The data plane is told *before* the rules lead clients to it, and *after* they lead them away:
-what a client meets is so always there. A move that has to wait for the kernel is looked at again once the rules that it
-waits for are in force; should they never be, nothing is closed and what works goes on working.
+The life of a listener. The data plane is updated *before* rules redirect clients to a listener, and *after* they stop:
+so a client always finds its listener. A move that waits for the kernel is decided again once the rules that it waits
+for are in force. If they never are, nothing is closed, and working listeners go on working.
 
     wanted       listener                       move
     ------       --------                       ----
     yes          none                           OPEN    reserve a port; Listen, SetEndpoints
     yes          not confirmed                  LISTEN  Listen, SetEndpoints (again, on the same port)
-    yes          other endpoints than told      TELL    SetEndpoints, at once: netfilter has no part in it
-    yes, empty   endpoints were told            RULE    refuse in the rules; WAIT for the kernel; then TELL
-    yes          the rules say otherwise        RULE    addresses and verdict into the rules
-    no *         in the rules                   UNRULE  out of the rules
-    no *         out of the rules               WAIT    until the kernel has learned of it
-    no *         out of the kernel              CLOSE   Retire; give the port back
-    either       as it should be                REST
+    yes          has other endpoints            UPDATE  SetEndpoints, at once: no rule depends on them
+    yes, empty   has endpoints                  ADD_RULE     refuse in the rules; WAIT for the kernel; then UPDATE
+    yes          other addresses or verdict     ADD_RULE     addresses and verdict into the rules
+                 in the rules
+    no *         in the rules                   REMOVE_RULE  out of the rules
+    no *         out of the rules               WAIT    until these rules are in force
+    no *         out of the kernel              CLOSE   Retire; release the port
+    either       as wanted                      REST
 
     * or wanted with another protocol, or at another address: closed first, then opened anew.
 
-Labels, annotations, status and the addresses of a Service so never re-open a listener, nor change its proxy port.
+So labels, annotations, status and the addresses of a Service never re-open a listener, nor change its proxy port.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ WILDCARD: Mapping[Family, Address] = {Family.IPV4: Address("0.0.0.0"), Family.IP
 
 
 class Move(Enum):
-    """What may be done about a frontend now."""
+    """The next thing to do for a frontend."""
 
     OPEN = auto()
     LISTEN = auto()
-    TELL = auto()
-    RULE = auto()
-    UNRULE = auto()
+    UPDATE = auto()
+    ADD_RULE = auto()
+    REMOVE_RULE = auto()
     WAIT = auto()
     CLOSE = auto()
     REST = auto()
@@ -49,24 +50,24 @@ class Move(Enum):
 
 @dataclass(slots=True)
 class ListenerState:
-    """What stands for a frontend."""
+    """The listener of a frontend."""
 
     protocol: Protocol
     address: Address
     reservation: Reservation
     confirmed: bool = False
-    """Whether the data plane said that it listens."""
-    told: SetEndpoints | None = None
-    """What the data plane said that it knows."""
-    ruled: Frontend | None = None
-    """The frontend as the rules have it; None: they do not lead here."""
-    ruled_at: int = 0
-    """The generation of the rules since which they say so."""
+    """Whether the data plane has confirmed that it listens."""
+    sent: SetEndpoints | None = None
+    """The endpoints that the data plane has confirmed."""
+    in_rules: Frontend | None = None
+    """The frontend as the rules have it; None: no rule redirects to this listener."""
+    rules_generation: int = 0
+    """The generation of the rules in which `in_rules` was last changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next move of each frontend that was looked at and cannot rest, in the order in which they were looked at."""
+    """The next move of each frontend that has one, in the given order."""
 
     moves: Mapping[Move, tuple[FrontendName, ...]]
 
@@ -83,7 +84,7 @@ def plan(
     bind: Mapping[Family, Address],
     applied: int,
 ) -> Plan:
-    """The next moves of the frontends named, and of no others: what nobody touched costs nothing.
+    """The next moves of the named frontends alone: an unchanged frontend costs nothing.
 
     `bind`: where listeners listen, if not on the wildcard address; `applied`: the generation of the rules in force.
     """
@@ -97,29 +98,29 @@ def plan(
 
 
 def next_move(wanted: Frontend | None, listener: ListenerState | None, *, address: Address, applied: int) -> Move:
-    """The table above."""
+    """The move of one frontend, by the table above."""
     if listener is None:
         return Move.REST if wanted is None else Move.OPEN
-    known = applied >= listener.ruled_at
+    known = applied >= listener.rules_generation
     if wanted is None or (listener.protocol, listener.address) != (wanted.protocol, address):
-        if listener.ruled is not None:
-            return Move.UNRULE
+        if listener.in_rules is not None:
+            return Move.REMOVE_RULE
         return Move.CLOSE if known else Move.WAIT
-    if not listener.confirmed or listener.told is None:
+    if not listener.confirmed or listener.sent is None:
         return Move.LISTEN
-    if listener.told != endpoints_of(wanted):
-        if wanted.endpoints or not listener.told.endpoints:
-            return Move.TELL
-        if listener.ruled == wanted:
-            return Move.TELL if known else Move.WAIT
-    return Move.REST if listener.ruled == wanted else Move.RULE
+    if listener.sent != endpoints_of(wanted):
+        if wanted.endpoints or not listener.sent.endpoints:
+            return Move.UPDATE
+        if listener.in_rules == wanted:
+            return Move.UPDATE if known else Move.WAIT
+    return Move.REST if listener.in_rules == wanted else Move.ADD_RULE
 
 
 def endpoints_of(frontend: Frontend) -> SetEndpoints:
-    """What the data plane has to know of a frontend."""
+    """The message with the endpoints of a frontend."""
     return SetEndpoints(frontend.name, frontend.endpoints, frontend.affinity_timeout_s, frontend.preserve)
 
 
 def bind_address(bind: Mapping[Family, Address], family: Family) -> Address:
-    """Where listeners of a family listen."""
+    """The address at which listeners of a family listen."""
     return bind.get(family, WILDCARD[family])

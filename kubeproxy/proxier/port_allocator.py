@@ -1,4 +1,4 @@
-"""Proxy ports: taken from a range or from the kernel, and given to one frontend at a time."""
+"""Allocates proxy ports from a range or from the kernel."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _RECENT = 512
 """Ports given back that the kernel's choice avoids: far fewer than its ephemeral range holds (28,232 by default)."""
 
 _ATTEMPTS = 16
-"""How often the kernel is asked for another port before a recent one is good enough."""
+"""Attempts to get a port from the kernel before a recent one is accepted."""
 
-_STEP_OVER = frozenset({errno.EADDRINUSE, errno.EACCES})
-"""What says that this port is somebody else's, rather than that no port can be had at all."""
+_PORT_TAKEN = frozenset({errno.EADDRINUSE, errno.EACCES})
+"""Errors for a port that another process has, rather than for all ports."""
 
 
 class PortRange(NamedTuple):
@@ -31,16 +31,16 @@ class PortRange(NamedTuple):
 
 
 class NoPort(KernelError):
-    """No proxy port can be had now."""
+    """No proxy port is available now."""
 
 
 class Ports:
-    """Hands out reservations.
+    """The allocator; its ports are reservations.
 
     A port number is held once per protocol, also across address families, because the rules know ports by protocol and
-    number. A number that was given back is used again as late as possible: connections that the kernel still tracks
-    must not meet somebody else behind it. From a range, ports are handed out in ascending order at first, so that a
-    restart with the same Services gives them the same ports.
+    number. A released number is used again as late as possible: connections that the kernel still tracks must not meet
+    another Service behind it. Ports of a range are allocated in ascending order at first, so that a restart with the
+    same Services gives them the same ports.
     """
 
     def __init__(self, reserver: PortReserver, port_range: PortRange | None) -> None:
@@ -56,17 +56,17 @@ class Ports:
         return self._range
 
     def use_range(self, port_range: PortRange | None) -> None:
-        """From now on take ports from here. Those held stay as they are: a listener never changes its port."""
+        """Allocate ports from this range from now on. Allocated ones stay: a listener never changes its port."""
         if port_range != self._range:
             self._range = port_range
             self._pools.clear()
 
     def holds(self, protocol: Protocol, port: int) -> bool:
-        """Whether a number is one of ours."""
+        """Whether a port is allocated."""
         return (protocol, port) in self._held
 
     def reserve(self, protocol: Protocol, address: Address) -> Reservation:
-        """A port for a listener at `address`; NoPort says why there is none."""
+        """A port for a listener at `address`; NoPort with the reason when there is none."""
         if self._range is None:
             reservation = self._from_kernel(protocol, address)
         else:
@@ -75,7 +75,7 @@ class Ports:
         return reservation
 
     def release(self, protocol: Protocol, reservation: Reservation) -> None:
-        """Give a port back."""
+        """Release a port."""
         port = reservation.port
         reservation.release()
         self._held.discard((protocol, port))
@@ -86,22 +86,22 @@ class Ports:
 
     def _from_range(self, port_range: PortRange, protocol: Protocol, address: Address) -> Reservation:
         pool = self._pools.setdefault(protocol, _Pool(port_range))
-        stepped_over: list[int] = []
+        skipped: list[int] = []
         try:
             while (port := pool.take()) is not None:
-                if (protocol, port) in self._held:  # since before the range was this one; `release` brings it back
+                if (protocol, port) in self._held:  # allocated before the range was set; `release` puts it back
                     continue
                 try:
                     return self._reserver.reserve(protocol, address, port)
                 except OSError as error:
-                    stepped_over.append(port)
-                    if error.errno not in _STEP_OVER:
+                    skipped.append(port)
+                    if error.errno not in _PORT_TAKEN:
                         raise NoPort(f"cannot bind a proxy port at {address}: {error}") from error
         finally:
-            for port in stepped_over:
+            for port in skipped:
                 pool.put_back(port)
         raise NoPort(
-            f"all {protocol} ports of --proxy-port-range {port_range} are taken ({len(stepped_over)} of them by other"
+            f"all {protocol} ports of --proxy-port-range {port_range} are taken ({len(skipped)} of them by other"
             " processes); widen the range or free ports"
         )
 
@@ -125,24 +125,24 @@ class Ports:
         finally:
             for reservation in unsuitable:
                 reservation.release()
-        why = refusal or "all that it offers are held for the other family; widen net.ipv4.ip_local_port_range"
-        raise NoPort(f"the kernel gives no {protocol} port at {address}: {why}") from refusal
+        why = refusal or "all it offers are held for the other family; widen net.ipv4.ip_local_port_range"
+        raise NoPort(f"the kernel has no free {protocol} port at {address}: {why}") from refusal
 
 
 class _Pool:
-    """Free ports of a range: those never used first, then in the order in which they came back."""
+    """Free ports of a range: unused ones first, then released ones in the order of their release."""
 
     def __init__(self, port_range: PortRange) -> None:
         self._range = port_range
         self._unused = port_range.first
-        self._returned: deque[int] = deque()
+        self._released: deque[int] = deque()
 
     def take(self) -> int | None:
         if self._unused <= self._range.last:
             self._unused += 1
             return self._unused - 1
-        return self._returned.popleft() if self._returned else None
+        return self._released.popleft() if self._released else None
 
     def put_back(self, port: int) -> None:
         if self._range.first <= port < self._unused:
-            self._returned.append(port)
+            self._released.append(port)

@@ -1,5 +1,7 @@
-"""Serving frontends and their proxy ports -> the RuleSet. Kept as we go, so that one change costs the same among ten
-thousand frontends as among ten; only the copy that is handed out grows with them, at a few nanoseconds each."""
+"""Builds the RuleSet of the serving frontends and their proxy ports.
+
+It is updated with each change, so that a change costs the same among ten thousand frontends as among ten; only the copy
+that `ruleset` returns grows with them, at a few nanoseconds each."""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kubeproxy.model import Address, Destination, Family, Frontend, FrontendName, Scope, ServicePortName, Verdict
+from kubeproxy.model import Address, Claim, Destination, Family, Frontend, FrontendName, Scope, ServicePortName, Verdict
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from kubeproxy.proxier.node import NOWHERE, NodeFacts, Preserve
+from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts, Preserve
 
 
 class Contest(NamedTuple):
@@ -17,47 +19,66 @@ class Contest(NamedTuple):
 
     destination: Destination
     holder: FrontendName
-    others: tuple[FrontendName, ...]
-    """One frontend of each service port that does not get it."""
+    claim: Claim
+    """The kind of the holder's claim."""
+    others: Mapping[FrontendName, Claim]
+    """One frontend of each other service port, and the kind of its claim."""
 
 
-class _Claim(NamedTuple):
-    """Who asks for a destination: for everybody's packets, or for those of this node and of pods alone."""
+class _Place(NamedTuple):
+    """The rank of a claim among those on the same destination; the least one wins.
+
+    Services without a creation time are those of manifests, which the operator of the node writes: they go before all
+    that have one, and among themselves the one that was known first stays first.
+    """
+
+    claim: Claim
+    created: int
+    service: tuple[str, str]
+    """Its namespace and name; empty without a creation time."""
+
+
+class _Claimant(NamedTuple):
+    """A frontend's claim on a destination. `own`: for packets of this node and of pods alone."""
 
     name: FrontendName
     own: bool
+    place: _Place
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What the rules say about one frontend."""
+    """The part of the rules that comes from one frontend."""
 
     destinations: frozenset[Destination]
     own_destinations: frozenset[Destination]
     ranged: frozenset[Destination]
     source_ranges: frozenset[str]
+    claims: Mapping[Destination, Claim]
+    created: int
     proxy_port: ProxyPort
     verdict: Verdict | None
-    """What becomes of its clients, if there is nobody to serve them."""
+    """What happens to its clients if it has no endpoint; None: it has."""
 
 
 @dataclass(slots=True)
 class Rules:
-    """The rules in the making.
+    """The rules of all serving frontends.
 
-    A destination that several service ports claim goes to the one that claimed it first, in whichever scope, and from
-    it to the next. `generation` grows with every change that the kernel has to learn of.
+    A destination that several service ports claim goes to the one with the least `_Place`, in whichever scope, and from
+    it to the next: so at a restart it is the same one as before. `generation` grows with every change that the kernel
+    has to learn of.
     """
 
     landing: Mapping[Family, Address] = field(default_factory=dict)
     bind: Mapping[Family, Address] = field(default_factory=dict)
-    facts: NodeFacts = NOWHERE
+    facts: NodeFacts = UNKNOWN_NODE
     guard_sockets: bool = False
     generation: int = 0
     _entries: dict[FrontendName, _Entry] = field(default_factory=dict)
     _external: set[FrontendName] = field(default_factory=set)
     _ever_transparent: bool = False
-    _claims: dict[Destination, tuple[_Claim, ...]] = field(default_factory=dict)
+    _claims: dict[Destination, tuple[_Claimant, ...]] = field(default_factory=dict)
     _contested: dict[Destination, None] = field(default_factory=dict)
     _redirects: dict[Destination, int] = field(default_factory=dict)
     _own_redirects: dict[Destination, int] = field(default_factory=dict)
@@ -66,13 +87,15 @@ class Rules:
     _without_endpoints: dict[Verdict, set[ProxyPort]] = field(default_factory=lambda: {v: set() for v in Verdict})
 
     def put(self, frontend: Frontend, port: int) -> None:
-        """A frontend serves on a proxy port."""
+        """Add or change a frontend that serves on a proxy port."""
         name = frontend.name
         entry = _Entry(
             destinations=frontend.destinations,
             own_destinations=frontend.own_destinations,
             ranged=frontend.ranged,
             source_ranges=frontend.source_ranges,
+            claims=frontend.claims,
+            created=frontend.created,
             proxy_port=ProxyPort(frontend.protocol, port),
             verdict=None if frontend.endpoints else frontend.when_empty,
         )
@@ -80,8 +103,8 @@ class Rules:
         if entry == before:
             return
         self.generation += 1
-        asked = {destination: _Claim(name, own=False) for destination in sorted(entry.destinations)}
-        asked.update((destination, _Claim(name, own=True)) for destination in sorted(entry.own_destinations))
+        asked = {d: _Claimant(name, own=False, place=_place(frontend, d)) for d in sorted(entry.destinations)}
+        asked.update((d, _Claimant(name, own=True, place=_place(frontend, d))) for d in sorted(entry.own_destinations))
         if before is not None:
             self._forget(name, before, keep=asked.keys())
         self._entries[name] = entry
@@ -99,7 +122,7 @@ class Rules:
             self._settle(destination, claims)
 
     def remove(self, name: FrontendName) -> None:
-        """A frontend serves no more."""
+        """Remove a frontend."""
         entry = self._entries.pop(name, None)
         if entry is not None:
             self.generation += 1
@@ -107,13 +130,13 @@ class Rules:
             self._forget(name, entry, keep=set())
 
     def use_addresses(self, landing: Mapping[Family, Address], bind: Mapping[Family, Address]) -> None:
-        """Where the rules lead to from now on; see `RuleSet`."""
+        """Set the addresses to which the rules redirect; see `RuleSet`."""
         if (landing, bind) != (self.landing, self.bind):
             self.landing, self.bind = dict(landing), dict(bind)
             self.generation += 1
 
     def use_facts(self, facts: NodeFacts) -> None:
-        """Where node ports are taken, and who counts as inside the cluster, from now on."""
+        """Set the addresses that take node ports and the CIDRs of pods."""
         before, self.facts = self.facts, facts
         if (facts.node_addresses, facts.internal_sources, facts.preserve) != (
             before.node_addresses,
@@ -122,23 +145,25 @@ class Rules:
         ):
             self.generation += 1
 
-    def leads(self, destination: Destination) -> bool:
-        """Whether anybody asks for packets to a destination."""
+    def has_claim(self, destination: Destination) -> bool:
+        """Whether a frontend claims a destination."""
         return destination in self._claims
 
     def contests(self) -> list[Contest]:
-        """Destinations that several service ports claim."""
+        """The destinations that several service ports claim."""
         found = []
         for destination in self._contested:
-            first: dict[ServicePortName, FrontendName] = {}
-            for claim in self._claims[destination]:
-                first.setdefault(claim.name.service_port, claim.name)
+            first: dict[ServicePortName, _Claimant] = {}
+            for claimant in self._claims[destination]:
+                first.setdefault(claimant.name.service_port, claimant)
             holder, *others = first.values()
-            found.append(Contest(destination, holder, tuple(others)))
+            found.append(
+                Contest(destination, holder.name, holder.place.claim, {it.name: it.place.claim for it in others})
+            )
         return found
 
     def ruleset(self) -> RuleSet:
-        """The rules as of now, as a value of their own."""
+        """A copy of the present rules."""
         return RuleSet(
             redirects=self._redirects.copy(),
             own_redirects=self._own_redirects.copy(),
@@ -155,9 +180,9 @@ class Rules:
         )
 
     def _transparent(self) -> bool:
-        """Whether any frontend may come to dial from clients' addresses, or ever could. Not whether one does now: the
-        data plane learns of endpoints before the kernel could follow, and the way back has to be there by then; and
-        running connections outlive their frontend, and need it to their end."""
+        """Whether a frontend may dial from clients' addresses, or ever could. Not whether one does now: the data plane
+        gets endpoints before the kernel gets rules, and answers must find their way back by then; and running
+        connections outlive their frontend, and need the way back to their end."""
         if self.facts.preserve is Preserve.NEVER:
             return False
         preserving = self._external if self.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries
@@ -171,9 +196,11 @@ class Rules:
         for destination in (entry.destinations | entry.own_destinations) - keep:
             self._settle(destination, tuple(claim for claim in self._claims[destination] if claim.name != name))
 
-    def _settle(self, destination: Destination, claims: tuple[_Claim, ...]) -> None:
-        """Of the service port that claimed a destination first, the first frontend for everybody gets it, and the first
-        for our own packets gets those."""
+    def _settle(self, destination: Destination, claims: tuple[_Claimant, ...]) -> None:
+        """Assign a destination to the service port of the least claim.
+
+        The first frontend of it for all packets gets all, the first for this node's own gets those."""
+        claims = tuple(sorted(claims, key=_place_of))
         if claims:
             self._claims[destination] = claims
         else:
@@ -196,3 +223,16 @@ class Rules:
             self._contested[destination] = None
         else:
             self._contested.pop(destination, None)
+
+
+def _place(frontend: Frontend, destination: Destination) -> _Place:
+    service = frontend.name.service_port
+    return _Place(
+        frontend.claims.get(destination, Claim.ALLOCATED),
+        frontend.created,
+        (service.namespace, service.name) if frontend.created else ("", ""),
+    )
+
+
+def _place_of(claimant: _Claimant) -> _Place:
+    return claimant.place

@@ -10,20 +10,20 @@ from kubeproxy.model import Frontend, ServiceName
 
 @dataclass(frozen=True, slots=True)
 class FrontendStatus:
-    """One frontend that is wanted."""
+    """A wanted frontend and its proxy port."""
 
     frontend: Frontend
     proxy_port: int | None
-    """Where it listens; None: nowhere yet."""
+    """The port at which it listens; None: it does not listen yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The same in a few numbers, which cost nothing to gather however many Services there are."""
+    """A few numbers whose cost does not grow with the number of Services."""
 
     services: int
     waiting: int
-    """Services that changed and have not been looked at yet."""
+    """Services that changed and have not been processed yet."""
     listeners: int
     """Frontends that listen."""
     services_degraded: int
@@ -31,21 +31,21 @@ class Summary:
     failing: str | None
     """Why netfilter, conntrack or the data plane cannot be brought up to date; None: they can."""
     listing: tuple[str, ...]
-    """Sources that have not told yet what they have."""
+    """Sources that have not listed their objects yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is wanted, what stands, and what is wrong. Times are seconds of the proxier's clock."""
+    """Wanted frontends, their listeners, and the problems. Times are seconds of the proxier's clock."""
 
     ready: bool
-    """Whether enough is known to serve at all."""
+    """Whether enough sources are complete to serve."""
     frontends: Sequence[FrontendStatus]
     problems: Mapping[ServiceName, Sequence[str]]
     service_health: Mapping[ServiceName, tuple[int, int]]
-    """Health check node ports, and how many ready endpoints of the Service this node has."""
+    """Health check node ports, and the number of ready endpoints of the Service on this node."""
     sources: Mapping[str, bool]
-    """Every source, and whether it has listed everything."""
+    """Every source, and whether it has listed all its objects."""
     owners: Mapping[ServiceName, str]
     """Which source each Service is served from."""
     netfilter: str

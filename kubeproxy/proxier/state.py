@@ -1,9 +1,9 @@
-"""The books: which frontends are wanted, which listeners stand, which ports they hold, what the rules say.
+"""The state of the proxier: wanted frontends, their listeners, proxy ports and rules.
 
-All state of the proxier is here and changes only between awaits. The Proxier asks `next_step` what the data plane is to
-be told now, tells it, and enters the answer with `done`; it gives the rules to netfilter and enters the success with
-`applied`. A step whose answer never came (the task was cancelled, the data plane broke) is looked at again: every
-message states a wanted condition, so repeating one is harmless.
+It changes only between awaits. The Proxier sends the messages of `next_step` to the data plane and enters its answer
+with `done`; it gives the rules to netfilter and enters the success with `applied`. A step without an answer (the task
+was cancelled, the data plane broke) is decided again: every message states a wanted condition, so repeating one is
+harmless.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kubeproxy.dataplane.messages import Listen, Message, Retire
 from kubeproxy.model import (
     NODE_PORTS,
     Address,
+    Claim,
     Destination,
     Endpoint,
     Family,
@@ -28,12 +29,14 @@ from kubeproxy.model import (
     Target,
     family_of,
 )
-from kubeproxy.proxier.endpoint_selection import candidates
-from kubeproxy.proxier.frontends import barred, health, resolve
-from kubeproxy.proxier.node import NOWHERE, NodeFacts, Preserve
+from kubeproxy.proxier.endpoint_selection import MOST, candidates, subset
+from kubeproxy.proxier.frontends import NOT_SERVED, resolve
+from kubeproxy.proxier.loops import Loops
+from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
 from kubeproxy.proxier.node_ports import NodePortClaims
 from kubeproxy.proxier.plan import ListenerState, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.port_allocator import NoPort, Ports
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Admitted, Restrictions, admit
 from kubeproxy.proxier.ruleset_builder import Rules
 from kubeproxy.proxier.tracker import Change, View
 
@@ -42,21 +45,21 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the data plane is to be told now: who is to be listened for, told of, closed."""
+    """Messages for the data plane, and the frontends that they open, update and close."""
 
     listen: tuple[FrontendName, ...]
-    tell: tuple[FrontendName, ...]
+    update: tuple[FrontendName, ...]
     close: tuple[FrontendName, ...]
     messages: tuple[Message, ...]
 
     @property
     def names(self) -> tuple[FrontendName, ...]:
-        """Everybody whom it concerns."""
-        return self.listen + self.tell + self.close
+        """All frontends of the step."""
+        return self.listen + self.update + self.close
 
 
 class ProxierState:
-    """Not for two tasks at once."""
+    """The wanted and the existing frontends. Not for two tasks at once."""
 
     def __init__(
         self,
@@ -71,65 +74,82 @@ class ProxierState:
         self.claims = claims
         self.rules = Rules(guard_sockets=guard_sockets)
         self.wanted: dict[FrontendName, Frontend] = {}
-        """Without what their claims were denied."""
+        """Frontends without unavailable destinations, and without endpoints that lead back to this proxy."""
         self.listeners: dict[FrontendName, ListenerState] = {}
         self.owners: dict[ServiceName, str] = {}
         self.health: dict[ServiceName, tuple[int, int]] = {}
-        """Health check node ports, and how many ready endpoints this node has."""
+        """Health check node ports, and the number of ready endpoints on this node."""
         self.faults: dict[FrontendName, str] = {}
-        """Frontends whose last move failed, and why. They are left alone until `retry`."""
+        """Frontends whose last move failed, and why. They wait for `retry`."""
+        self._loops = Loops(is_proxy_port=ports.holds)
+        self._left_out: dict[FrontendName, dict[Target, str]] = {}
+        """Endpoints that lead back to this proxy, and what they are."""
         self._families = frozenset(families)
         self._protocols = frozenset(protocols)
-        self._facts = NOWHERE
+        self._facts = UNKNOWN_NODE
+        self._restrictions = NO_RESTRICTIONS
         self._views: dict[ServiceName, View] = {}
         self._stale: dict[ServiceName, None] = {}
-        """To be resolved again, because facts changed that they depend on."""
-        self._asked: dict[FrontendName, Frontend] = {}
-        """As resolved."""
+        """To be resolved again, because facts have changed on which they depend."""
+        self._resolved: dict[FrontendName, Frontend] = {}
+        """Frontends as resolved, before ports are refused."""
         self._frontends_of: dict[ServiceName, tuple[FrontendName, ...]] = {}
         self._remarks: dict[ServiceName, tuple[str, ...]] = {}
         self._unsettled: dict[FrontendName, None] = {}
-        """To be looked at. (A dictionary for its order.)"""
+        """Frontends that may have a move. (A dictionary for its order.)"""
         self._in_flight: tuple[FrontendName, ...] = ()
         self._waiting: dict[FrontendName, None] = {}
-        """To be looked at once the rules are in force."""
+        """Frontends that may have a move once the rules are in force."""
         self._portless: dict[FrontendName, None] = {}
-        """Those of the faults that only want for a port: to be looked at once one comes free."""
+        """Of `faults`, frontends without a free port: they may have a move once a port is released."""
         self._applied = 0
 
     @property
     def rules_pending(self) -> bool:
-        """Whether the kernel has not learned of everything."""
+        """Whether the kernel lacks a change."""
         return self.rules.generation != self._applied
 
     @property
     def settled(self) -> bool:
         """Whether everything absorbed is in effect, but for the faults."""
-        return not (self._stale or self._unsettled or self._in_flight or self._waiting or self.rules_pending)
+        return not (
+            self._stale
+            or self._unsettled
+            or self._in_flight
+            or self._waiting
+            or self._loops.affected
+            or self.rules_pending
+        )
 
     @property
-    def denied(self) -> set[FrontendName | Destination]:
-        """What could not be had: frontends without a listener or untold, and ports that others use."""
-        return {*self.faults, *self.claims.faults}
+    def unavailable(self) -> set[FrontendName | Destination]:
+        """What failed and is retried: frontends not opened or updated, and ports that other processes have."""
+        return {*self.faults, *self.claims.awaited}
 
     def service(self, name: ServiceName) -> Service | None:
-        """A Service as its owner has it."""
+        """A Service as its owner defines it."""
         view = self._views.get(name)
         return None if view is None else view.service
 
     def candidates(self, name: FrontendName) -> dict[Target, Endpoint]:
-        """Everybody who listens for a frontend's service port in its family, whether chosen or not."""
+        """The endpoints of a frontend's service port in its family, selected or not.
+
+        Endpoints that `restrictions` withholds are left out, whatever their conditions."""
         view = self._views.get(name.service_port.service)
         ports = () if view is None or view.service is None else view.service.ports
         port = next((port for port in ports if port.name == name.service_port.port), None)
         if view is None or port is None:
             return {}
-        return {it.target: it.endpoint for it in candidates(view.slices, port, name.family)}
+        slices = self._admit(view.service, view).slices if view.service is not None else ()
+        return {it.target: it.endpoint for it in candidates(slices, port, name.family)}
 
-    # What is wanted.
+    def _admit(self, service: Service, view: View) -> Admitted:
+        return admit(service, view.slices, source=view.owner, restrictions=self._restrictions, facts=self._facts)
+
+    # Wanted frontends.
 
     def absorb(self, changes: Iterable[Change]) -> None:
-        """Services changed: find out what they want now."""
+        """Resolve changed Services."""
         for change in changes:
             if change.after.service is None:
                 self._views.pop(change.name, None)
@@ -138,14 +158,21 @@ class ProxierState:
             self._resolve(change.name, change.after)
 
     def use_facts(self, facts: NodeFacts) -> None:
-        """This node is so now. Services that depend on what is new are resolved again by `refresh`."""
+        """Use these facts from now on. `refresh` resolves the Services again that depend on the difference."""
         before, self._facts = self._facts, facts
         self.rules.use_facts(facts)
+        self._loops.use_facts(facts)
         affected = [name for name, view in self._views.items() if _depends(view, before, facts)]
         self._stale.update(dict.fromkeys(affected))
 
+    def use_restrictions(self, restrictions: Restrictions) -> None:
+        """Use these restrictions from now on. `refresh` resolves all Services again."""
+        self._restrictions = restrictions
+        self._stale.update(dict.fromkeys(self._views))
+        self._update_wanted(sorted(name for name in self.claims.use(restrictions) if name in self._resolved))
+
     def refresh(self, limit: int) -> int:
-        """Resolve up to `limit` Services again that the facts have overtaken; how many."""
+        """Resolve up to `limit` Services again whose facts have changed; the number of them."""
         names = list(islice(self._stale, limit))
         for name in names:
             self._resolve(name, self._views[name])
@@ -153,88 +180,142 @@ class ProxierState:
 
     def _resolve(self, name: ServiceName, view: View) -> None:
         self._stale.pop(name, None)
-        service = view.service
-        frontends = () if service is None else resolve(service, view.slices, self._facts)
-        served = tuple(f for f in frontends if f.protocol in self._protocols and f.name.family in self._families)
-        self._want(name, served, set() if service is None else self._ports_of_ours(service))
-        remarks = [] if service is None else list(self._unserved(service))
+        service, resolved, remarks = view.service, NOT_SERVED, list[str]()
+        if service is not None:
+            service, slices, withheld = self._admit(service, view)
+            resolved = resolve(service, slices, self._facts)
+            remarks += [*withheld, *self._unserved(service, resolved.unreachable)]
+        served = tuple(
+            f for f in resolved.frontends if f.protocol in self._protocols and f.name.family in self._families
+        )
+        many = [frontend for frontend in served if len(frontend.endpoints) > MOST]
+        if many:
+            served = tuple(self._thinned(frontend) if frontend in many else frontend for frontend in served)
+        self._set_wanted(name, served, set() if service is None else self._ports_of_ours(service))
         remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
+        remarks += [
+            f"{frontend.name}: this node uses {MOST} of its {len(frontend.endpoints)} endpoints" for frontend in many
+        ]
         _set_or_drop(self._remarks, name, tuple(remarks))
         _set_or_drop(self.owners, name, view.owner)
-        _set_or_drop(self.health, name, None if service is None else health(service, view.slices, self._facts))
+        before, _ = self.health.get(name, (0, 0))
+        _set_or_drop(self.health, name, resolved.health)
+        if self.health.get(name, (0, 0))[0] != before:
+            ports = {port: it for it, (port, _) in self.health.items()}
+            self._update_wanted(
+                sorted(name for name in self.claims.reserve_for_health(ports) if name in self._resolved)
+            )
 
-    def _unserved(self, service: Service) -> Iterator[str]:
+    def _thinned(self, frontend: Frontend) -> Frontend:
+        """A frontend with at most `MOST` endpoints."""
+        endpoints = subset(frontend.endpoints, self._facts.name)
+        return replace(frontend, endpoints=endpoints, preserve=frontend.preserve.intersection(endpoints))
+
+    def _unserved(self, service: Service, unreachable: Iterable[Address]) -> Iterator[str]:
         for port in service.ports:
             if port.protocol not in self._protocols:
                 yield f"port {port.name or port.port}: {port.protocol} is not served"
-        for address in barred(service):
+        for address in unreachable:
             yield (
                 f"load balancer address {address} is not served: loadBalancerSourceRanges has no {family_of(address)}"
-                " range, so nobody may reach it"
+                " range, so no client may reach it"
             )
 
     def _ports_of_ours(self, service: Service) -> set[Address]:
-        """Addresses at which a Service takes ports away from this host's processes. Never cluster IPs: where this host
-        has one of them, as with a node-local DNS cache, its process is meant to have the port beside us."""
+        """Addresses at which a Service takes ports from processes of this host. Never cluster IPs: where this host has
+        one of them, as with a node-local DNS cache, its process is meant to have the port beside us."""
         portals = service.external_ips + service.load_balancer_ips
         return {*NODE_PORTS.values(), *filter(self._facts.is_own, portals)}
 
-    def _leads_here(self, destination: Destination) -> bool:
-        """Whether the rules take a port away from this host's processes, wanted or no more."""
+    def _takes_local_port(self, destination: Destination) -> bool:
+        """Whether a rule takes a port from processes of this host, still wanted or not."""
         ours = destination.address in NODE_PORTS.values() or self._facts.is_own(destination.address)
-        return ours and self.rules.leads(destination)
+        return ours and self.rules.has_claim(destination)
 
-    def _want(self, service: ServiceName, frontends: tuple[Frontend, ...], claimed: Set[Address]) -> None:
+    def _set_wanted(self, service: ServiceName, frontends: tuple[Frontend, ...], claimed: Set[Address]) -> None:
         names = tuple(frontend.name for frontend in frontends)
         granted: set[FrontendName] = set()
         for name in self._frontends_of.get(service, ()):
             if name not in names:
-                del self._asked[name], self.wanted[name]
+                asked, wanted = self._resolved.pop(name), self.wanted.pop(name)
+                self._left_out.pop(name, None)
+                self._loops.endpoints_changed(name, asked.endpoints, ())
+                self._loops.destinations_changed(_allocated(wanted), frozenset())
                 self._unsettled[name] = None
-                granted |= self.claims.want(name, frozenset())
+                granted |= self.claims.claim(name, frozenset())
         for frontend in frontends:
-            self._asked[frontend.name] = frontend
-            destinations = frontend.destinations | frontend.own_destinations
-            granted |= self.claims.want(frontend.name, frozenset(d for d in destinations if d.address in claimed))
+            before = self._resolved.get(frontend.name)
+            self._loops.endpoints_changed(frontend.name, before.endpoints if before else (), frontend.endpoints)
+            self._resolved[frontend.name] = frontend
+            claims = frozenset(d for d in _takes(frontend) if d.address in claimed)
+            external = {d for d in claims if frontend.claims.get(d) is Claim.EXTERNAL}
+            granted |= self.claims.claim(frontend.name, claims, external=external)
         _set_or_drop(self._frontends_of, service, names)
-        self._grant((*names, *sorted(name for name in granted if name in self._asked and name not in names)))
+        self._update_wanted((*names, *sorted(name for name in granted if name in self._resolved and name not in names)))
 
-    def _grant(self, names: Iterable[FrontendName]) -> None:
-        """Of what these asked for they get what others have not taken."""
+    def _update_wanted(self, names: Iterable[FrontendName]) -> None:
+        """Set what is wanted of frontends: available destinations, and endpoints that do not lead back here."""
         for name in names:
-            asked, denied = self._asked[name], self.claims.denied(name)
+            asked, unavailable = self._resolved[name], self.claims.unavailable(name)
             frontend = asked
-            if denied:
+            if unavailable:
                 frontend = replace(
                     asked,
-                    destinations=asked.destinations - denied,
-                    own_destinations=asked.own_destinations - denied,
-                    ranged=asked.ranged - denied,
+                    destinations=asked.destinations - unavailable,
+                    own_destinations=asked.own_destinations - unavailable,
+                    ranged=asked.ranged - unavailable,
                 )
-            if self.wanted.get(name) != frontend:
-                self.wanted[name] = frontend
-                self._unsettled[name] = None
+            before = self.wanted.get(name)
+            self._loops.destinations_changed(_allocated(before) if before else frozenset(), _allocated(frontend))
+            self._put(name, frontend)
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Update frontends with endpoints that have begun or ceased to lead back here."""
+        affected = self._loops.affected
+        while affected:
+            name = next(iter(affected))
+            del affected[name]
+            if name in self.wanted:
+                asked = self._resolved[name]
+                self._put(name, replace(self.wanted[name], endpoints=asked.endpoints, preserve=asked.preserve))
+
+    def _put(self, name: FrontendName, frontend: Frontend) -> None:
+        """Set a wanted frontend, without the endpoints that lead back here."""
+        if looping := self._loops.leading_back(frontend):
+            self._left_out[name] = looping
+            frontend = replace(
+                frontend,
+                endpoints=tuple(target for target in frontend.endpoints if target not in looping),
+                preserve=frontend.preserve.difference(looping),
+            )
+        else:
+            self._left_out.pop(name, None)
+        if self.wanted.get(name) != frontend:
+            self.wanted[name] = frontend
+            self._unsettled[name] = None
 
     def use_addresses(self, landing: Mapping[Family, Address], bind: Mapping[Family, Address]) -> None:
-        """Where the rules lead to, and where listeners listen; one that listens elsewhere is opened anew."""
+        """Set the addresses of redirects and of listeners; a listener at another address is opened anew."""
         if dict(bind) != self.rules.bind:
             self._unsettled.update(dict.fromkeys(self.listeners))
         self.rules.use_addresses(landing, bind)
 
     def retry(self) -> None:
-        """Look again at what failed."""
+        """Try again what failed."""
         self._unsettled.update(dict.fromkeys(self.faults))
-        self._grant(sorted(self.claims.retry()))
+        self._update_wanted(sorted(self.claims.retry()))
 
-    # What to do about it.
+    # Moves.
 
     def next_step(self, limit: int) -> Step | None:
-        """What the data plane is to be told now about at most `limit` frontends; None: nothing more.
+        """The next messages for the data plane, about at most `limit` frontends; None: there are none.
 
-        What needs no word to the data plane is done on the way: ports are reserved, rules are written.
+        Moves without a message are made on the way: ports are reserved, rules are changed.
         """
         self._unsettled.update(dict.fromkeys(self._in_flight))
         self._in_flight = ()
+        self._leave_out()
         while self._unsettled:
             step = self._step_of(list(islice(self._unsettled, limit)))
             if step.messages:
@@ -249,31 +330,31 @@ class ProxierState:
             self._portless.pop(name, None)
             self.faults.pop(name, None)
         moves = plan(names, self.wanted, self.listeners, bind=self.rules.bind, applied=self._applied)
-        for name in moves.of(Move.RULE):
-            self._rule(name, self.wanted[name])
-        for name in moves.of(Move.UNRULE):
-            self._rule(name, None)
+        for name in moves.of(Move.ADD_RULE):
+            self._update_rules(name, self.wanted[name])
+        for name in moves.of(Move.REMOVE_RULE):
+            self._update_rules(name, None)
         self._waiting.update(dict.fromkeys(moves.of(Move.WAIT)))
         listen = tuple(name for name in moves.of(Move.OPEN) if self._reserve(name)) + moves.of(Move.LISTEN)
-        tell, close = moves.of(Move.TELL), moves.of(Move.CLOSE)
+        update, close = moves.of(Move.UPDATE), moves.of(Move.CLOSE)
         messages: list[Message] = []
         for name in listen:
             listener = self.listeners[name]
             messages.append(Listen(name, listener.protocol, listener.address, listener.reservation.port))
             messages.append(endpoints_of(self.wanted[name]))
-        messages += [endpoints_of(self.wanted[name]) for name in tell]
+        messages += [endpoints_of(self.wanted[name]) for name in update]
         messages += [Retire(name) for name in close]
-        return Step(listen, tell, close, tuple(messages))
+        return Step(listen, update, close, tuple(messages))
 
-    def _rule(self, name: FrontendName, frontend: Frontend | None) -> None:
+    def _update_rules(self, name: FrontendName, frontend: Frontend | None) -> None:
         listener, before = self.listeners[name], self.rules.generation
         if frontend is None:
             self.rules.remove(name)
         else:
             self.rules.put(frontend, listener.reservation.port)
         if self.rules.generation != before:
-            listener.ruled_at = self.rules.generation
-        listener.ruled = frontend
+            listener.rules_generation = self.rules.generation
+        listener.in_rules = frontend
         self._unsettled[name] = None
 
     def _reserve(self, name: FrontendName) -> bool:
@@ -285,26 +366,29 @@ class ProxierState:
             self._portless[name] = None
             return False
         self.listeners[name] = ListenerState(frontend.protocol, address, reservation)
+        self._loops.proxy_port_changed(frontend.protocol, reservation.port)
         return True
 
     def _drop(self, name: FrontendName) -> None:
         listener = self.listeners.pop(name)
+        port = listener.reservation.port
         self.ports.release(listener.protocol, listener.reservation)
+        self._loops.proxy_port_changed(listener.protocol, port)
         self._unsettled.update(self._portless)
 
-    # What came of it.
+    # Results.
 
     def done(self, step: Step, failures: Mapping[FrontendName, str]) -> None:
-        """The data plane did what a step says, but for these."""
+        """The data plane has carried out a step, except for these frontends."""
         self._in_flight = ()
-        for name in step.listen + step.tell:
+        for name in step.listen + step.update:
             listener = self.listeners[name]
             if name not in failures:
-                listener.confirmed, listener.told = True, endpoints_of(self.wanted[name])
-            elif listener.told is None:
-                self._drop(name)  # it never stood, so nobody was led there
+                listener.confirmed, listener.sent = True, endpoints_of(self.wanted[name])
+            elif listener.sent is None:
+                self._drop(name)  # it never listened, so no rule redirects there
             else:
-                listener.confirmed = False  # it may have been lost over there: next time begin with Listen
+                listener.confirmed = False  # the data plane may have lost it: begin with Listen next time
         for name in step.close:
             if name not in failures:
                 self._drop(name)
@@ -314,21 +398,21 @@ class ProxierState:
             else:
                 self._unsettled[name] = None
         if any(name not in failures for name in step.close):
-            self.retry()  # ports may have come free
+            self.retry()  # ports may be free now
 
     def applied(self, generation: int) -> None:
-        """These rules are in force. (No frontend enters or leaves the rules between their making and this.)"""
+        """Rules of this generation are in force. (None changes between their making and this call.)"""
         self._applied = generation
         self._unsettled.update(self._waiting)
-        self._grant(sorted(self.claims.release(self._leads_here)))
+        self._update_wanted(sorted(self.claims.release(self._takes_local_port)))
 
     def close(self) -> None:
-        """Give all ports back."""
+        """Release all ports."""
         for name in list(self.listeners):
             self._drop(name)
         self.claims.close()
 
-    # What is wrong.
+    # Problems.
 
     def problems(self) -> dict[ServiceName, tuple[str, ...]]:
         """The Services that are not, or not wholly, served, and why."""
@@ -336,18 +420,23 @@ class ProxierState:
         for name, fault in self.faults.items():
             service = name.service_port.service
             found[service] = (*found.get(service, ()), f"{name}: {fault}")
-        for destination, fault in self.claims.faults.items():
-            for service in sorted({name.service_port.service for name in self.claims.users(destination)}):
+        for name, looping in self._left_out.items():
+            service = name.service_port.service
+            found[service] = (*found.get(service, ()), f"{name}: {_looping(looping)}")
+        for destination, fault in (*self.claims.faults.items(), *self.claims.notes.items()):
+            for service in sorted({name.service_port.service for name in self.claims.claimants(destination)}):
                 found[service] = (*found.get(service, ()), fault)
-        for destination, holder, others in self.rules.contests():
-            for name in others:
+        for destination, holder, claim, others in self.rules.contests():
+            for name, lesser in others.items():
                 service = name.service_port.service
-                found[service] = (*found.get(service, ()), f"{name}: {_words(destination)} belongs to {holder}")
+                reason = _REASONS[claim] if claim < lesser else "which comes first"
+                fault = f"{name}: {_words(destination)} belongs to {holder}, {reason}"
+                found[service] = (*found.get(service, ()), fault)
         return found
 
 
 def _depends(view: View, before: NodeFacts, now: NodeFacts) -> bool:
-    """Whether what a Service wants may have changed with the facts."""
+    """Whether a change of facts may change the frontends of a Service."""
     if (before.name, before.zone, before.preserve) != (now.name, now.zone, now.preserve):
         return True
     moved = (before.own_addresses | before.node_addresses) ^ (now.own_addresses | now.node_addresses)
@@ -355,7 +444,38 @@ def _depends(view: View, before: NodeFacts, now: NodeFacts) -> bool:
         return False
     if not moved.isdisjoint(view.service.external_ips + view.service.load_balancer_ips):
         return True
-    return now.preserve is not Preserve.NEVER and any(e.address in moved for s in view.slices for e in s.endpoints)
+    return any(e.address in moved for s in view.slices for e in s.endpoints)
+
+
+_REASONS = {
+    Claim.ALLOCATED: "to which it is allocated",
+    Claim.LOAD_BALANCER: "whose load balancer address it is",
+}
+"""Why a destination belongs to its holder and not to a Service with a lesser claim."""
+
+
+def _allocated(frontend: Frontend) -> frozenset[Destination]:
+    """The destinations that the cluster allocated: cluster IPs and node ports.
+
+    An external address may name another tenant's pod, whose endpoint must stay. A dial to one is marked,
+    so this node does not redirect it, and the hop limit ends a loop over several nodes."""
+    taken = _takes(frontend)
+    if not frontend.claims:
+        return taken
+    return frozenset(d for d in taken if frontend.claims.get(d, Claim.ALLOCATED) is Claim.ALLOCATED)
+
+
+def _takes(frontend: Frontend) -> frozenset[Destination]:
+    """All destinations of a frontend, from any source."""
+    if not frontend.own_destinations:
+        return frontend.destinations
+    return frontend.destinations | frontend.own_destinations
+
+
+def _looping(endpoints: Mapping[Target, str]) -> str:
+    (target, what), more = next(iter(endpoints.items())), len(endpoints) - 1
+    others = f", as do {more} more" if more else ""
+    return f"endpoint {target} is left out: it is {what}, so it leads back to this proxy{others}"
 
 
 def _words(destination: Destination) -> str:
@@ -365,7 +485,7 @@ def _words(destination: Destination) -> str:
 
 
 def _set_or_drop(book: dict[ServiceName, V], service: ServiceName, value: V | None) -> None:
-    """An entry that says nothing is none."""
+    """Set an entry, or remove it if the value is empty."""
     if value:
         book[service] = value
     else:

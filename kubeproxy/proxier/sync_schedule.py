@@ -1,5 +1,6 @@
-"""When netfilter may be spoken to next, and when something that failed is tried again. Pure: time is an argument, and
-so is chance."""
+"""When the next netfilter transaction is due, and when a failed one is retried.
+
+Pure: time and random numbers are arguments."""
 
 from __future__ import annotations
 
@@ -9,23 +10,27 @@ from dataclasses import dataclass
 
 from kubeproxy.runtime.backoff import DoublingBackoff
 
+QUICK_ROUNDS = 4
+"""Transactions that need not wait for one another after a time of rest. A new Service is two to four changes some
+milliseconds apart: the Service, a slice of each family, and its first ready endpoint. kube-proxy had a burst
+of two, and its newer versions have none."""
 RETRY_FIRST_S = 0.5
 RETRY_LIMIT_S = 30.0
-LOOK_LIMIT_S = 2.0
-"""How long somebody else's change of our rules is borne at most, however often they make one: clients are lost all that
-time, and putting ten thousand Services right takes less than half a second of a core."""
+FOREIGN_CHANGE_LIMIT_S = 2.0
+"""The longest time until another process's change of our rules is undone, however often it makes one: clients are lost
+all that time, and restoring ten thousand Services takes less than half a second of a core."""
 RETRY_JITTER = 0.25
-"""The largest part of a delay by which it is lengthened at random, so that many nodes do not retry in step."""
+"""The largest part of a delay that is added at random, so that many nodes do not retry in step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """How often netfilter is spoken to; the defaults are kube-proxy's."""
+    """How often netfilter transactions are made; the defaults are kube-proxy's."""
 
     min_sync_s: float = 1.0
-    """The least time from the end of one transaction to the start of the next."""
+    """The time from the end of one transaction to the start of the next, on average of more than QUICK_ROUNDS."""
     sync_s: float = 30.0
-    """The most time from one full sync, that looks at what the kernel really has, to the next."""
+    """The longest time from one full sync, which reads the rules in the kernel, to the next."""
 
 
 class Backoff:
@@ -39,32 +44,36 @@ class Backoff:
         """When to try again; infinity when nothing failed."""
 
     def failed(self, now: float) -> None:
-        """Once more in vain."""
+        """Count a failure and set the time of the next attempt."""
         self.failures += 1
         self.retry_at = now + self._delays.next() * (1 + RETRY_JITTER * self._jitter())
 
     def reset(self) -> None:
-        """Nothing is failing."""
+        """Forget the failures."""
         self._delays.reset()
         self.failures = 0
         self.retry_at = math.inf
 
 
 class Schedule:
-    """The pace of netfilter transactions: the first change at once, later ones `min_sync_s` apart, a full sync every
-    `sync_s`, retries with backoff. What comes after a failure does not wait for the backoff, because it may be the
-    cure: a change waits for `min_sync_s` like any other, and what somebody else has done is looked at just as soon."""
+    """The pace of netfilter transactions: QUICK_ROUNDS at once, later ones `min_sync_s` apart, a full sync every
+    `sync_s`, retries with backoff. Each `min_sync_s` without a transaction allows for one more at once. What
+    comes after a failure does not wait for the backoff, because it may be the cure: a change waits like any other, and
+    a change of our rules by another process is looked at just as soon."""
 
     def __init__(self, periods: Periods, jitter: Callable[[], float]) -> None:
         self.periods = periods
         self._backoff = Backoff(jitter)
         self._ended_at = -math.inf
         self._full_at = -math.inf
+        self._debt = 0.0
+        """Transactions as of `_ended_at`, less those that the time since each allowed for; at most QUICK_ROUNDS, so
+        that retries and looks at the kernel, which do not wait, make no change wait longer than `min_sync_s`."""
         self._certain = False
-        """Whether the last transaction ended, and ended well: else nobody knows what the kernel has."""
-        self._suspect_at = math.inf
-        self._looked_at = -math.inf
-        self._look_delay_s = RETRY_FIRST_S
+        """Whether the last transaction ended with success; otherwise the state of the kernel is unknown."""
+        self._check_at = math.inf
+        self._checked_at = -math.inf
+        self._check_delay_s = RETRY_FIRST_S
 
     @property
     def failures(self) -> int:
@@ -72,46 +81,52 @@ class Schedule:
         return self._backoff.failures
 
     def next_at(self, *, pending: bool, new: bool) -> float:
-        """When the next transaction is due. `pending`: the kernel has not learned of everything; `new`: nor has it
-        been asked to."""
-        due = [self._suspect_at, self._backoff.retry_at if self.failures else self._full_at + self.periods.sync_s]
+        """When the next transaction is due. `pending`: the kernel lacks a change; `new`: that change has not been
+        tried yet."""
+        due = [self._check_at, self._backoff.retry_at if self.failures else self._full_at + self.periods.sync_s]
         if new or ((pending or not self._certain) and not self.failures):
-            due.append(self._ended_at + self.periods.min_sync_s)
+            due.append(self._ended_at + max(0.0, self._debt + 1 - QUICK_ROUNDS) * self.periods.min_sync_s)
         return min(due)
 
     def full_due(self, now: float) -> bool:
-        """Whether a transaction that starts now has to look at what the kernel really has."""
-        return not self._certain or now >= min(self._full_at + self.periods.sync_s, self._suspect_at)
+        """Whether a transaction that starts now has to read the rules in the kernel."""
+        return not self._certain or now >= min(self._full_at + self.periods.sync_s, self._check_at)
 
-    def doubt(self) -> None:
-        """The kernel may have anything: a full sync is due, whatever failed before."""
-        self._suspect_at = -math.inf
+    def require_full_sync(self) -> None:
+        """The state of the kernel is unknown: a full sync is due, whatever failed before."""
+        self._check_at = -math.inf
 
-    def suspect(self, now: float) -> None:
-        """Somebody else has changed something: a full sync is due, at once the first time, and a little later while
-        they go on (up to LOOK_LIMIT_S), so that two who cannot agree do not keep a processor busy."""
-        if self._suspect_at < math.inf:
+    def foreign_change(self, now: float) -> None:
+        """Another process has changed our rules: a full sync is due, at once the first time, and a little later while
+        it goes on (up to FOREIGN_CHANGE_LIMIT_S), so that two processes that disagree do not keep a core busy."""
+        if self._check_at < math.inf:
             return
-        if now >= self._looked_at + RETRY_LIMIT_S:
-            self._look_delay_s = RETRY_FIRST_S
-        self._suspect_at = max(now, self._looked_at + self._look_delay_s)
+        if now >= self._checked_at + RETRY_LIMIT_S:
+            self._check_delay_s = RETRY_FIRST_S
+        self._check_at = max(now, self._checked_at + self._check_delay_s)
 
     def started(self, now: float, *, full: bool) -> None:
-        """A transaction begins; should it be cancelled, nobody knows how it ended."""
+        """A transaction begins; until it ends the state of the kernel is unknown."""
         self._certain = False
-        if full and now >= self._suspect_at:
-            self._looked_at, self._suspect_at = now, math.inf
-            self._look_delay_s = min(2 * self._look_delay_s, LOOK_LIMIT_S)
+        if full and now >= self._check_at:
+            self._checked_at, self._check_at = now, math.inf
+            self._check_delay_s = min(2 * self._check_delay_s, FOREIGN_CHANGE_LIMIT_S)
 
     def succeeded(self, now: float, *, full: bool) -> None:
-        """The kernel is as it should be."""
+        """A transaction succeeded."""
         self._backoff.reset()
         self._certain = True
-        self._ended_at = now
+        self._ended(now)
         if full:
             self._full_at = now
 
     def failed(self, now: float) -> None:
-        """The kernel said no."""
+        """A transaction failed."""
         self._backoff.failed(now)
+        self._ended(now)
+
+    def _ended(self, now: float) -> None:
+        period_s = self.periods.min_sync_s
+        allowed = (now - self._ended_at) / period_s if period_s else math.inf
+        self._debt = min(max(0.0, self._debt - allowed) + 1, QUICK_ROUNDS)
         self._ended_at = now

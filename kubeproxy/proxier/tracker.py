@@ -1,12 +1,12 @@
-"""What every source says, and what changed since somebody last looked.
+"""Tracks the objects of every source, and what changed since changes were last taken.
 
-Rules of this file:
+Rules of this module:
 
-1. Nothing is decided here but *whose word counts*. A Service belongs to the first source that defines it; another
-   that defines it too is refused until the first lets go. Endpoints count only from the source that owns the Service.
-2. A source is invisible until it has listed both kinds, so that nothing is ever served half.
-3. Before anything changes, the view of the Service as it was is put by (`_touch`), and kept until it is taken. What was
-   changed and changed back meanwhile is so no work for anybody. (kube-proxy's change trackers do the same.)
+1. It decides one thing: *which source owns a Service*. That is the first source that defines it; other sources that
+   define it are refused until the owner removes it. Endpoints count only from the source that owns the Service.
+2. A source is ignored until it has listed both kinds, so that nothing is served with half of its objects.
+3. Before a change, the view of the Service is saved (`_touch`) and kept until the change is taken. So a change that is
+   reverted meanwhile causes no work. (kube-proxy's change trackers do the same.)
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from itertools import islice
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 
 START_GRACE_S = 5.0
-"""How long the complete sources wait for the others at start. They must not wait for ever: on a host whose manifests
-define the address of the API server itself, the Kubernetes source completes only once the manifests are served."""
+"""How long the complete sources wait for the others at start. The wait is bounded: on a host where manifests define the
+address of the API server itself, the Kubernetes source completes only once the manifests are served."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What counts about one Service: its owner's word."""
+    """A Service and its slices as the owning source defines them."""
 
     service: Service | None = None
     slices: tuple[EndpointSlice, ...] = ()
     """Sorted by name, so that equal sets are equal values."""
     owner: str = ""
     refused: tuple[str, ...] = ()
-    """Other sources that define it too."""
+    """Other sources that define it, too."""
 
 
 NOTHING = View()
@@ -47,20 +47,20 @@ class Change:
     after: View
 
     def trigger_times(self) -> list[str]:
-        """When the slices that are new here were changed in the cluster, as far as they say."""
+        """The trigger times of the new slices, as far as they have one."""
         return [s.trigger_time for s in self.after.slices if s.trigger_time and s not in self.before.slices]
 
 
 @dataclass(slots=True)
 class ChangeCounter:
-    """Changes of one kind of object; one that says nothing new is none."""
+    """Counts changes of one kind of object; an equal object is no change."""
 
     total: int = 0
     pending: int = 0
     """Not in effect yet."""
 
     def count(self) -> None:
-        """One more."""
+        """Count a change."""
         self.total += 1
         self.pending += 1
 
@@ -78,7 +78,7 @@ class _Store:
 
 
 class Tracker:
-    """A `Sink` for every source named, a `NodeSink`, and the memory of what changed.
+    """A `Sink` for every named source, a `NodeSink`, and the record of changes.
 
     Like the sources it belongs to the event loop's thread.
     """
@@ -87,39 +87,39 @@ class Tracker:
         self._start_grace_s = START_GRACE_S
         self._stores: dict[str, _Store] = {source: _Store() for source in sources}
         self._claims: dict[ServiceName, tuple[str, ...]] = {}
-        """Complete sources that define a Service; the first owns it."""
+        """The complete sources that define a Service; the first owns it."""
         self._untaken: dict[ServiceName, View] = {}
-        """What changed, with the view that was last taken."""
+        """The changed Services, each with the view that was last taken."""
         self._complete_at = math.inf
-        self._on_change: Callable[[], None] = _nobody
-        self._on_node: Callable[[], None] = _nobody
+        self._on_change: Callable[[], None] = _ignore
+        self._on_node: Callable[[], None] = _ignore
         self.node: Node | None = None
-        """This node, as it was last described; None: unknown, or (`node_known`) there is no such node."""
+        """The Node object; None: unknown, or (`node_known`) there is no such node."""
         self.node_known = False
-        """Somebody has said whether there is such a node."""
+        """Whether a source has reported if there is such a node."""
         self.service_changes = ChangeCounter()
         self.slice_changes = ChangeCounter()
 
     def notify(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change` whenever there may be something to take, or a source became complete."""
+        """Call `on_change` whenever there may be changes to take, or a source became complete."""
         self._on_change = on_change
 
     def notify_node(self, on_node: Callable[[], None]) -> None:
-        """Call `on_node` whenever `node` has changed, and when it becomes known: whoever makes the proxier's
-        `NodeFacts` makes them anew."""
+        """Call `on_node` whenever `node` has changed, and when it becomes known: then the proxier's `NodeFacts` have to
+        be made anew."""
         self._on_node = on_node
 
-    # What the sources say.
+    # Calls of the sources.
 
     def set_node(self, node: Node | None) -> None:
-        """This node is so described now; None: there is no such node."""
+        """Set the Node object; None: there is no such node."""
         if node != self.node or not self.node_known:
             self.node = node
             self.node_known = True
             self._on_node()
 
     def replace_services(self, source: str, services: Iterable[Service]) -> None:
-        """All Services of this source, as of now; those not named are gone."""
+        """Set all Services of a source; those not given are removed."""
         store, listed = self._stores[source], {service.name: service for service in services}
         for name in [name for name in store.services if name not in listed]:
             self._remove_service(source, name)
@@ -130,17 +130,17 @@ class Tracker:
         self._on_change()
 
     def put_service(self, source: str, service: Service) -> None:
-        """A Service is new or changed."""
+        """Add or change a Service."""
         self._put_service(source, service)
         self._on_change()
 
     def remove_service(self, source: str, name: ServiceName) -> None:
-        """A Service is gone, or is no longer ours to serve. Unknown names are fine."""
+        """Remove a Service that is gone or not to be served any more. Unknown names are fine."""
         self._remove_service(source, name)
         self._on_change()
 
     def replace_slices(self, source: str, slices: Iterable[EndpointSlice]) -> None:
-        """All EndpointSlices of this source, as of now; those not named are gone."""
+        """Set all EndpointSlices of a source; those not given are removed."""
         store, listed = self._stores[source], {endpoint_slice.name: endpoint_slice for endpoint_slice in slices}
         for name in [name for name in store.slices if name not in listed]:
             self._remove_slice(source, name)
@@ -151,25 +151,25 @@ class Tracker:
         self._on_change()
 
     def put_slice(self, source: str, endpoint_slice: EndpointSlice) -> None:
-        """An EndpointSlice is new or changed."""
+        """Add or change an EndpointSlice."""
         self._put_slice(source, endpoint_slice)
         self._on_change()
 
     def remove_slice(self, source: str, name: SliceName) -> None:
-        """An EndpointSlice is gone. Unknown names are fine."""
+        """Remove an EndpointSlice. Unknown names are fine."""
         self._remove_slice(source, name)
         self._on_change()
 
-    # What somebody wants to know.
+    # Calls of the proxier and the daemon.
 
     def start_within(self, grace_s: float) -> None:
-        """How long complete sources wait for the others, instead of `START_GRACE_S`; infinity: until all are."""
+        """Set how long complete sources wait for the others, instead of `START_GRACE_S`; infinity: until all are."""
         self._start_grace_s = grace_s
         self._on_change()
 
     def ready_at(self, now: float) -> float:
-        """When serving may begin: at once when all sources are complete, the start grace after the first of them was
-        seen to be complete by a call of this, and never (infinity) while none is."""
+        """When serving may begin: at once when all sources are complete; after the start grace, counted from the first
+        call of this with a complete source; never (infinity) while none is complete."""
         complete = sum(store.complete for store in self._stores.values())
         if not complete:
             return math.inf
@@ -182,11 +182,11 @@ class Tracker:
 
     @property
     def untaken(self) -> int:
-        """How many Services were touched since they were last taken."""
+        """The number of Services touched since they were last taken."""
         return len(self._untaken)
 
     def take(self, limit: int) -> list[Change]:
-        """Up to `limit` Services whose view changed since they were last taken, first touched, first taken."""
+        """Take up to `limit` changed Services, in the order of their first change."""
         changes: list[Change] = []
         while self._untaken and len(changes) < limit:
             for name in list(islice(self._untaken, limit - len(changes))):
@@ -194,15 +194,15 @@ class Tracker:
                 if before != after:
                     changes.append(Change(name, before, after))
         if not self._untaken:
-            # The data plane is told next; only Services wait for the kernel.
+            # The data plane is updated next; only Services wait for the kernel.
             self.slice_changes.pending = 0
         return changes
 
     def in_effect(self) -> None:
-        """Everything taken is, and nothing is untaken."""
+        """All changes are taken and in effect."""
         self.service_changes.pending = 0
 
-    # How they are put together.
+    # Views.
 
     def _view(self, name: ServiceName) -> View:
         claims = self._claims.get(name)
@@ -294,5 +294,5 @@ def _slice_name(endpoint_slice: EndpointSlice) -> SliceName:
     return endpoint_slice.name
 
 
-def _nobody() -> None:
-    """Nobody asked to be told."""
+def _ignore() -> None:
+    """The callback before one is set."""

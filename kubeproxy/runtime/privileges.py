@@ -1,4 +1,4 @@
-"""What a process of ours gives up before it meets what others say: every capability, and ever getting one again."""
+"""The capabilities that our processes give up, and never get again: workers nearly all, the control process most."""
 
 from __future__ import annotations
 
@@ -12,13 +12,25 @@ from itertools import count
 
 
 class Capability(IntEnum):
-    """Those that dialing from a client's address can do with (linux/capability.h); either is enough."""
+    """Those that we have a use for (linux/capability.h)."""
 
+    DAC_OVERRIDE = 1
+    """Files of other users: manifests, certificates and keys, the access log, the lock of iptables."""
+    NET_BIND_SERVICE = 10
+    """Ports below 1024."""
     NET_ADMIN = 12
+    """Rules, routes, dialing from a client's address."""
     NET_RAW = 13
+    """The legacy tables; dialing from a client's address, too."""
 
 
-_PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 23, 24, 38, 47, 4
+FOR_DIALING = (Capability.NET_RAW,)
+"""What a worker keeps: to mark its dials, and to dial from clients' addresses. Never CAP_NET_ADMIN, with which it could
+rewrite every rule of the node."""
+CONTROL = frozenset(Capability)
+"""What the control process needs for as long as it lives."""
+
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 23, 24, 38
 """linux/prctl.h."""
 _VERSION_3 = 0x20080522
 """linux/capability.h: sets of 64 bits, in two halves."""
@@ -38,18 +50,46 @@ def held() -> int:
 def drop(keep: Collection[Capability] = ()) -> None:
     """Give up every capability but the first of these that is there, in all sets, and gain none by exec for ever.
     OSError if the kernel says no to giving up."""
-    kept = next((1 << capability for capability in keep if held() >> capability & 1), 0)
+    kept = _first_held(keep)
+    _restrict(kept, inheritable=0)
+
+
+def restrict(keep: Collection[Capability] = CONTROL) -> None:
+    """Give up every capability but these, in all sets, and gain none by exec for ever. Programs that this process
+    starts, and its own next image, have what it has: as root by the bounding set, as another user by the ambient set.
+
+    For the calling thread and those that it starts, so to be called before there are others. OSError if the kernel says
+    no to giving up."""
+    kept = held() & sum(1 << capability for capability in keep)
+    _restrict(kept, inheritable=kept & _inheritable())
+
+
+def _inheritable() -> int:
+    sets: int = _SETS.unpack(_call_with_sets("capget", bytes(_SETS.size)))[2]
+    return sets
+
+
+def _restrict(kept: int, *, inheritable: int) -> None:
     # Asks for CAP_SETPCAP, so it comes first. Who has not got that cannot use the bounding set either.
     for number in count():
         if _prctl(_PR_CAPBSET_READ, number, 0, 0, 0) < 0:
             break
         if not kept >> number & 1 and _prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             _forgive(errno.EPERM)
-    if _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0:
-        _forgive(errno.EINVAL)  # before Linux 4.3 there were none
-    _call_with_sets("capset", _SETS.pack(kept, kept, 0, 0, 0, 0))
+    # The kernel takes out of the ambient set what is not permitted and inheritable.
+    _call_with_sets("capset", _SETS.pack(kept, kept, inheritable, 0, 0, 0))
     if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
         _forgive()
+
+
+def use_alone(keep: Collection[Capability]) -> None:
+    """Have this thread do with the first of these capabilities that is there, to see what is possible with it. OSError
+    if the kernel says no."""
+    _call_with_sets("capset", _SETS.pack(_first_held(keep), held(), 0, 0, 0, 0))
+
+
+def _first_held(some: Collection[Capability]) -> int:
+    return next((1 << capability for capability in some if held() >> capability & 1), 0)
 
 
 def _call_with_sets(name: str, sets: bytes) -> bytes:

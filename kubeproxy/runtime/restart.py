@@ -26,9 +26,7 @@ async def kept_running(name: str, part: Callable[[], Coroutine[Any, Any, None]])
             log.error("part failed", part=name, reason=str(error), retry_in_s=RESTART_S)
         except Exception as error:
             if _is_want_of_memory(error):
-                log.error(
-                    "part lacks memory or threads", part=name, reason=repr(error), retry_in_s=RESTART_S
-                )
+                log.error("part lacks memory or threads", part=name, reason=repr(error), retry_in_s=RESTART_S)
             else:
                 log.exception("part failed by internal error", part=name, retry_in_s=RESTART_S)
         await asyncio.sleep(RESTART_S)

@@ -33,8 +33,10 @@ SAMPLES = {
     "windows-service": "true", "master": "https://a", "kubernetes": "never", "manifests": "/a,b", "recursive": "true",
     "default-namespace": "n", "namespace": "n", "netfilter": "none", "dial-timeouts": "7s,8s",
     "keepalive-period": "7s", "shutdown-grace": "7s", "cleanup-on-exit": "true", "workers": "3",
-    "orphan-grace": "7s", "half-closed-timeout": "7s", "access-log": "/a", "udp-sessions": "7",
+    "orphan-grace": "7s", "half-closed-timeout": "7s", "access-log": "/a", "udp-sessions": "7", "public-status": "true",
     "preserve-client-address": "local", "node-addresses": "192.0.2.7,2001:db8::7", "node-zone": "z",
+    "denied-endpoint-cidrs": "node,10.0.0.0/8", "external-address-cidrs": "192.0.2.0/24,2001:db8::/32",
+    "external-ports-on-node": "53,8000-8080", "reserved-ports": "7,9-11", "node-port-conflict": "keep",
 }  # fmt: skip
 """A value for each flag with a field, as it is printed again; different from the default."""
 
@@ -65,8 +67,9 @@ WINNERS = {
     "hostname-override", "v", "logging-format", "log-flush-frequency", "vmodule",
     "master", "kubernetes", "manifests", "recursive", "default-namespace", "namespace", "netfilter", "dial-timeouts",
     "keepalive-period", "shutdown-grace", "cleanup-on-exit", "udp-sessions", "workers", "orphan-grace",
-    "half-closed-timeout", "access-log", "preserve-client-address",
-    "node-addresses", "node-zone",
+    "half-closed-timeout", "access-log", "preserve-client-address", "public-status",
+    "node-addresses", "node-zone", "denied-endpoint-cidrs", "external-address-cidrs", "external-ports-on-node",
+    "reserved-ports", "node-port-conflict",
 }  # fmt: skip
 
 
@@ -155,6 +158,12 @@ def test_zero_on_the_command_line() -> None:
         ({"dial-timeouts": ""}, "--dial-timeouts: found a list of 0"),
         ({"dial-timeouts": "1s,2"}, '--dial-timeouts[1]: found "2"'),
         ({"nodeport-addresses": "10.0.0.1"}, '--nodeport-addresses[0]: found "10.0.0.1"'),
+        ({"denied-endpoint-cidrs": "node,10.0.0.1"}, '--denied-endpoint-cidrs[1]: found "10.0.0.1"'),
+        ({"external-address-cidrs": "10.0.0.0/33"}, '--external-address-cidrs[0]: found "10.0.0.0/33"'),
+        ({"external-ports-on-node": "443,0"}, '--external-ports-on-node[1]: found "0"'),
+        ({"external-ports-on-node": "9-8"}, '--external-ports-on-node[0]: found "9-8"'),
+        ({"node-port-conflict": "no"}, '--node-port-conflict: found "no"'),
+        ({"reserved-ports": "http"}, '--reserved-ports[0]: found "http"'),
         ({"healthz-port": "65536"}, "--healthz-port: found 65536"),
         ({"healthz-bind-address": "localhost:1"}, '--healthz-bind-address: found "localhost:1"'),
         ({"hostname-override": " "}, '--hostname-override: found " "'),

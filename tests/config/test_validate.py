@@ -76,3 +76,16 @@ def test_a_udp_timeout_that_was_made_for_another_mode_is_doubted(timeout: str, d
     found = of_flags(udp_timeout=timeout).warnings
     assert [line.partition(" counts")[0] for line in found] == [f"udpIdleTimeout: {timeout}"] * doubted
     assert all(line.endswith("left out, it is 1m0s") for line in found)
+
+
+@pytest.mark.parametrize(
+    ("external", "reserved", "clash"),
+    [
+        ("1-65535", "22,10250-10256", "22, 10250-10256"),
+        ("443", "22", ""),
+        ("80,10256-10300", "10250-10256", "10250-10256"),
+    ],
+)
+def test_ports_that_are_permitted_and_reserved(external: str, reserved: str, clash: str) -> None:
+    warnings = of_flags(external_ports_on_node=external, reserved_ports=reserved).warnings
+    assert [it.rpartition(": ")[2] for it in warnings] == ([clash] if clash else [])

@@ -8,6 +8,9 @@ import sys
 LATER = (
     "aiohttp",
     "kubernetes_asyncio",
+    "rich",
+    "pygments",
+    "kubeproxy.observability.status.document",
     "iptc",
     "kubeproxy.kubernetes.client.client",
     "kubeproxy.observability.http.server",
@@ -16,6 +19,9 @@ LATER = (
 
 
 def test_what_is_imported_before_clients_are_served() -> None:
-    look = f"import sys, kubeproxy.cli.run, kubeproxy.daemon.lifecycle; print([name for name in {LATER} if name in sys.modules])"
+    look = (
+        "import sys; from kubeproxy.cli.run import _import_structlog; _import_structlog(); import kubeproxy.daemon.lifecycle; "
+        f"print([name for name in {LATER} if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"

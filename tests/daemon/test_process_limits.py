@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 ALONE = """if True:
     import asyncio, ctypes, os, subprocess, time
@@ -30,6 +36,22 @@ ALONE = """if True:
 
     asyncio.run(main())
 """
+
+
+ABORTED = "import os; from kubeproxy.daemon.process_limits import forbid_core_dumps; forbid_core_dumps(); os.abort()"
+
+
+@pytest.mark.parametrize("limit", [resource.RLIM_INFINITY, 0])
+def test_finding_16_a_process_that_is_aborted_leaves_no_core_dump(tmp_path: Path, limit: int) -> None:
+    def allow() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
+
+    dying = subprocess.Popen([sys.executable, "-c", ABORTED], cwd=tmp_path, preexec_fn=allow)
+    _, status = os.waitpid(dying.pid, 0)
+    dying.returncode = 0
+    assert os.WTERMSIG(status) == signal.SIGABRT
+    assert not os.WCOREDUMP(status)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_first_process_ends_what_others_have_left() -> None:

@@ -138,17 +138,6 @@ async def test_sums_never_fall_while_workers_die() -> None:
         assert asked - 3 <= last.accepted <= asked + lost
 
 
-async def test_who_takes_leave_tells_first_what_it_has_counted() -> None:
-    async with crew(1) as it, endpoint(says("hello")) as target:
-        address = await it.serve(target)
-        for _ in range(7):
-            assert await ask(address) == "hello"
-        os.kill(it.workers[0].pid, signal.SIGTERM)
-        await eventually(lambda: len(it.ends) == 1)
-        await it.complete(1)
-        assert (await it.plane.counters())[frontend()].accepted == 7
-
-
 async def test_counters_on_the_way_are_not_those_of_the_next_by_the_same_name() -> None:
     async with crew(2) as it, endpoint(says("hello")) as target:
         assert await ask(await it.serve(target)) == "hello"
@@ -188,7 +177,7 @@ def channel_and_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channe
     monkeypatch.setattr(Worker, "_listen_to_signals", lambda self: None)
     ours, theirs = socket.socketpair()
     channel: Channel[Report] = Channel(ours, Report)
-    worker = Worker(theirs, number=0, run="", owner_name="")
+    worker = Worker(theirs, number=0, run="", owner_prefix="")
     yield channel, worker
     worker._engine.close()
     worker._reactor.shut()

@@ -63,8 +63,10 @@ class Page:
 
 
 def pages() -> list[Page]:
-    """All documents."""
-    return [Page(ROOT / "README.md"), *map(Page, sorted((ROOT / "docs").glob("*.md")))]
+    """All documents, the README first."""
+    readme = ROOT / "README.md"
+    others = sorted(path for path in ROOT.glob("*.md") if path != readme)
+    return [Page(path) for path in (readme, *others, *sorted((ROOT / "docs").glob("*.md")))]
 
 
 def _anchor(heading: str) -> str:

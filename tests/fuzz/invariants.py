@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from kubeproxy.model import Address, EndpointSlice, Node, Service, family_of, parse_address
-from kubeproxy.proxier.frontends import barred, health, resolve
+from kubeproxy.proxier.frontends import resolve
 from kubeproxy.proxier.node import NodeFacts, Preserve
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -71,7 +71,7 @@ def check_node(node: Node) -> None:
 def resolvable(service: Service, slices: Iterable[EndpointSlice]) -> None:
     """Whatever endpoints come with it, a Service becomes frontends, and each frontend is sound."""
     found = list(slices)
-    for frontend in resolve(service, found, NODE):
+    for frontend in resolve(service, found, NODE).frontends:
         assert frontend.destinations or frontend.own_destinations
         for target in frontend.endpoints:
             canonical([target.address])
@@ -81,5 +81,3 @@ def resolvable(service: Service, slices: Iterable[EndpointSlice]) -> None:
             port(destination.port)
         assert frontend.preserve <= set(frontend.endpoints)
         assert list(frontend.endpoints) == sorted(set(frontend.endpoints))
-    health(service, found, NODE)
-    barred(service)

@@ -3,7 +3,9 @@ returns or raises AssertionError; whatever else escapes from it is a finding."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ipaddress
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +17,8 @@ from kubeproxy.config import flags
 from kubeproxy.config.dump import dump, go_data
 from kubeproxy.config.load import load
 from kubeproxy.config.reload import compare
+from kubeproxy.daemon.takeover import protocol as process_talk
+from kubeproxy.dataplane.workers import orphan
 from kubeproxy.dataplane.workers import protocol as channel
 from kubeproxy.kubernetes import objects
 from kubeproxy.kubernetes.client.decode import (
@@ -28,12 +32,15 @@ from kubeproxy.kubernetes.client.decode import (
     retry_after,
 )
 from kubeproxy.kubernetes.client.errors import CAUSES, ApiError, Garbage
+from kubeproxy.kubernetes.client.list_stream import ListSplitter
 from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.netfilter.conntrack import messages
+from kubeproxy.netfilter.netlink.messages import parse
 from kubeproxy.netfilter.nftables import table as nftables_table
 from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.observability.http.access import OPEN_PAGES, Access, host_name
 from kubeproxy.sources.kubernetes.resources import Endpoints, OwnNode, Services, Slices
 from kubeproxy.sources.manifests.documents import Namespaces, read
 from kubeproxy.sources.manifests.inventory import Inventory
@@ -126,12 +133,19 @@ def watch(data: bytes) -> None:
 
 
 def pages(data: bytes) -> None:
-    """A page of a list: `Garbage`, or items that are each translated or refused."""
+    """A page of a list: `Garbage`, or items that are each translated or refused; the same when it comes in pieces."""
     try:
         page = parse_page(data)
     except Garbage as error:
         _said(error)
+        page = None
+    split = _split(data)
+    if page is None or split is None:
+        assert page is None or data.count(b"items") > 1, "a page that is none in pieces"
+        assert split is None, "no page, but one in pieces"
         return
+    if data.count(b"items") == 1:
+        assert [bytes(raw) for raw in page.items] == split, "other items in pieces"
     sink = Checking()
     for resource in _resources(sink):
         found: list[Any] = []
@@ -143,6 +157,20 @@ def pages(data: bytes) -> None:
                 found += meant
         resource.replace(found)
     sink.resolve()
+
+
+def _split(data: bytes) -> list[bytes] | None:
+    """The items of a page that arrives 64 bytes at a time; None: it is none."""
+    splitter = ListSplitter(max_object_bytes=1 << 16, piece_bytes=64)
+    items: list[bytes] = []
+    try:
+        for start in range(0, len(data), 64):
+            if (part := splitter.feed(data[start : start + 64])) is not None:
+                items += map(bytes, part.items)
+        return items + [bytes(raw) for raw in splitter.end().items]
+    except Garbage as error:
+        _said(error)
+        return None
 
 
 def refusals(data: bytes) -> None:
@@ -276,7 +304,7 @@ def fed(decoder: channel.Decoder[Any], data: bytes) -> Iterator[tuple[Any, int]]
 
 def conntrack(data: bytes) -> None:
     """What ctnetlink says: flows with sound addresses and ports, each of which can be asked to be deleted."""
-    for message in messages.messages(data):
+    for message in parse(data):
         assert isinstance(message.error, int)
         flow = messages.parse_flow(message)
         if flow is not None:
@@ -301,7 +329,49 @@ def nft(data: bytes) -> None:
     nftables_table.difference(table, RuleSet())
 
 
+def host(data: bytes) -> None:
+    """A request to the metrics server: its page on the first line, the values of Host after it. None that names another
+    host is answered on loopback, and none that asks for a page from elsewhere."""
+    page, *hosts = data.decode("utf-8", "surrogateescape").split("\n")
+    ours = frozenset({"node-1"})
+    for public in (False, True):
+        access = Access(names=ours, public=public)
+        for from_loopback in (False, True):
+            refusal = access.refusal(page, hosts, from_loopback=from_loopback)
+            if refusal is not None:
+                assert refusal.status in (403, 421)
+                continue
+            assert page in OPEN_PAGES or from_loopback or public
+            if from_loopback or page not in OPEN_PAGES:
+                for name in map(host_name, hosts):
+                    assert name is not None
+                    if name not in ("localhost", "node-1"):
+                        ipaddress.ip_address(name)
+
+
+def talk(data: bytes) -> None:
+    """What a process says that wants to take over, or an orphan: objects line by line, or `ValueError` and the end."""
+    asyncio.run(_talk(data))
+    for line in data.split(b"\n"):
+        orphan._decode(line)
+
+
+async def _talk(data: bytes) -> None:
+    reader = asyncio.StreamReader(limit=process_talk.LINE_BYTES)
+    reader.feed_data(data)
+    reader.feed_eof()
+    try:
+        while (message := await process_talk.receive(reader)) is not None:
+            assert isinstance(message, dict)
+            remembered = process_talk.heard(message)
+            if remembered is not None:
+                said = msgspec.json.decode(msgspec.json.encode(process_talk.told(remembered)))
+                assert process_talk.heard(said) == remembered
+    except ValueError as error:
+        _said(error)
+
+
 TARGETS: Final[Mapping[str, Target]] = {
     target.__name__: target
-    for target in (watch, pages, refusals, manifests, configuration, command_line, worker, conntrack, nft)
+    for target in (watch, pages, refusals, manifests, configuration, command_line, worker, conntrack, nft, host, talk)
 }

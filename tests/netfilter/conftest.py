@@ -21,7 +21,7 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture
 def lock_file(tmp_path: Path) -> Path:
-    """A lock of the test's own: hosts of the laboratory share the file system with everybody."""
+    """A lock of the test's own: hosts of the laboratory share the file system with the whole machine."""
     return tmp_path / "xtables.lock"
 
 

@@ -1,6 +1,6 @@
 """What the adapters cost.
 
-    python -m tests.netfilter.cost [SERVICES]      (as root; 10,000 unless said otherwise)
+    python -m tests.netfilter.cost [SERVICES]      (as root; 10,000 by default)
 
 On a host of its own, each adapter is given that many services, and then one change at a time. For each step the median
 of several: the time it takes, and the processor time of this process and of the programs that it runs.
@@ -24,7 +24,7 @@ from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
-from kubeproxy.netfilter.with_routing import Routed
+from kubeproxy.netfilter.with_routing import WithRouting
 from tests.netfilter.stage import destination, rule_set
 from tests.support.lab import Host
 
@@ -87,7 +87,7 @@ def main() -> None:
     with tempfile.NamedTemporaryFile() as lock, Host("node") as node, node.entered():
         os.environ["XTABLES_LOCKFILE"] = lock.name
         for adapter in (Nftables, Iptables):
-            asyncio.run(go(Routed(adapter()), services))
+            asyncio.run(go(WithRouting(adapter()), services))
 
 
 if __name__ == "__main__":

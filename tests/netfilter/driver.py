@@ -3,9 +3,10 @@
     python -m tests.netfilter.driver ADAPTER
 
 Reads one JSON request per line and answers each with one line: ``{"do": "apply", "rules": {…}, "verify": bool}``,
-``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "why_not_transparent"}``,
-``{"do": "why_not_guarding_sockets"}``, ``{"do": "watch"}`` and then ``{"do": "foreign", "within_s": seconds}`` (whether
-somebody else has changed our rules), ``{"do": "disarm", "for_s": seconds}``, ``{"do": "cleanup_all", "keep": …}``,
+``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "reach", "rules": …}``,
+``{"do": "why_not_transparent"}``, ``{"do": "why_not_guarding_sockets"}``, ``{"do": "watch"}`` and then
+``{"do": "foreign", "within_s": seconds}`` (whether another process has changed our rules),
+``{"do": "pause_stale_rules", "for_s": seconds}``, ``{"do": "cleanup_all", "keep": …}``,
 ``{"do": "select", "order": […]}``.
 """
 
@@ -22,13 +23,13 @@ import structlog
 
 from kubeproxy.model import Destination, Family, Protocol, parse_address
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.cleanup import cleanup_all, disarm
+from kubeproxy.netfilter.cleanup import cleanup_all, pause_stale_rules
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from kubeproxy.netfilter.select import select
-from kubeproxy.netfilter.with_routing import Routed
+from kubeproxy.netfilter.with_routing import WithRouting
 
 
 def to_json(rules: RuleSet) -> dict[str, Any]:
@@ -79,11 +80,11 @@ def from_json(data: dict[str, Any]) -> RuleSet:
 
 def make(adapter: str) -> Netfilter:
     """An adapter by its name."""
-    return Routed(Nftables() if adapter == "nftables" else Iptables(lock_wait_s=3.0))
+    return WithRouting(Nftables() if adapter == "nftables" else Iptables(lock_wait_s=3.0))
 
 
 async def answer(netfilter: Netfilter, request: dict[str, Any], foreign: asyncio.Event) -> Any:
-    """Do what a request says."""
+    """Carry out a request."""
     match request["do"]:
         case "watch":
             netfilter.on_foreign_change(foreign.set)
@@ -102,10 +103,12 @@ async def answer(netfilter: Netfilter, request: dict[str, Any], foreign: asyncio
             return await netfilter.pause(request["for_s"])
         case "why_not_guarding_sockets":
             return await netfilter.why_not_guarding_sockets()
+        case "reach":
+            return list(await netfilter.reach(from_json(request["rules"])))
         case "cleanup":
             return await netfilter.cleanup()
-        case "disarm":
-            return await disarm(for_s=request["for_s"])
+        case "pause_stale_rules":
+            return await pause_stale_rules(for_s=request["for_s"])
         case "cleanup_all":
             return await cleanup_all(keep=request["keep"])
         case "select":

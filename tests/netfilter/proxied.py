@@ -19,7 +19,7 @@ import structlog
 from kubeproxy.model import Family
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
-from kubeproxy.netfilter.with_routing import Routed
+from kubeproxy.netfilter.with_routing import WithRouting
 from kubeproxy.proxier import Periods, Proxier, Tracker
 from kubeproxy.runtime.tasks import TaskSet
 from tests.proxier.builders import endpoint_slice, service
@@ -28,7 +28,7 @@ from tests.support.doubles.data_plane import FakeDataPlane, FakePortReserver
 SOURCE = "test"
 
 
-def say(tracker: Tracker, services: Mapping[str, str]) -> None:
+def set_services(tracker: Tracker, services: Mapping[str, str]) -> None:
     """These are all the Services."""
     tracker.replace_services(SOURCE, [service(name, address) for name, address in services.items()])
     tracker.replace_slices(SOURCE, [endpoint_slice(name, "10.3.0.2") for name in services])
@@ -48,7 +48,7 @@ def state(proxier: Proxier) -> dict[str, Any]:
 async def main() -> None:
     """Until the end of the input."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    netfilter = Routed(Nftables(timeout_s=1.0) if sys.argv[1] == "nftables" else Iptables(lock_wait_s=0.5))
+    netfilter = WithRouting(Nftables(timeout_s=1.0) if sys.argv[1] == "nftables" else Iptables(lock_wait_s=0.5))
     tracker = Tracker([SOURCE])
     proxier = Proxier(
         tracker=tracker,
@@ -63,7 +63,7 @@ async def main() -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         request = json.loads(line)
         if "services" in request:
-            say(tracker, request["services"])
+            set_services(tracker, request["services"])
         print(json.dumps(state(proxier)), flush=True)
     await proxier.stop(cleanup=False)
     await tasks.close()

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.netfilter.ruleset import ProxyPort, Reach, RuleSet
 from tests.netfilter.driver import to_json
 from tests.support.lab import Host
 
@@ -60,6 +60,10 @@ class Adapter:
         paused = self.call({"do": "pause", "for_s": for_s})
         assert isinstance(paused, bool)
         return paused
+
+    def reach(self, ours: RuleSet) -> Reach:
+        """`Netfilter.reach`."""
+        return Reach(*self.call({"do": "reach", "rules": to_json(ours)}))
 
     def cleanup(self) -> bool:
         """`Netfilter.cleanup`."""
@@ -144,7 +148,7 @@ def from_where_asked(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int,
 def attempt(
     host: Host, address: str, protocol: Protocol, port: int, *, answer: str = "pong", patience_s: float = 5.0
 ) -> str:
-    """What a client on a host meets: ANSWERED, REFUSED or SILENT. (Whoever expects silence need not wait so long.)"""
+    """What a client on a host meets: ANSWERED, REFUSED or SILENT. (A test that expects silence may wait less.)"""
     inet = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM
     with host.make_socket(inet, kind) as sock:
@@ -163,7 +167,7 @@ def attempt(
 
 
 def attempts(ways: Iterable[tuple[Host, str, Protocol, int]], *, patience_s: float = 5.0) -> set[str]:
-    """All that some clients meet who try at the same time: each a host, an address, a protocol and a port."""
+    """The outcomes of clients that try at the same time: each a host, an address, a protocol and a port."""
     with ThreadPoolExecutor(max_workers=16) as threads:
         return set(threads.map(lambda way: attempt(*way, patience_s=patience_s), ways))
 

@@ -1,4 +1,4 @@
-"""What both adapters promise about the kernel's rules, whoever else changes them."""
+"""The promises of both adapters about the kernel's rules, also when other programs change them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kubeproxy.model import Family, Protocol
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.model import Address, Family, Protocol
+from kubeproxy.netfilter.ruleset import ProxyPort, Reach, RuleSet
 from tests.netfilter.stage import (
     ANSWERED,
     Adapter,
@@ -66,11 +66,31 @@ COMMIT
 
 
 def foreign_rules(host: Host) -> None:
-    """Somebody else's."""
+    """Rules of another program."""
     host.run(["nft", "-f", "-"], input=FOREIGN_NFT)
     for program in ("iptables-legacy-restore", "ip6tables-legacy-restore"):
         text = FOREIGN_LEGACY if program[2] != "6" else FOREIGN_LEGACY.replace("198.51.100.1", "2001:db8::1")
         host.run([program], input=text, env={"XTABLES_LOCKFILE": "/dev/null", "PATH": "/usr/sbin:/usr/bin"})
+
+
+def test_it_tells_where_redirects_lead(network: Network, adapter: Adapter) -> None:
+    """Another process with the same Services has other ports, or the same at another address."""
+    assert adapter.reach(RULES) == Reach(0, 0)
+    adapter.apply(RULES, verify=True)
+    ours = adapter.reach(RULES)
+    assert ours.ours >= len(RULES.redirects) + len(RULES.own_redirects)
+    assert ours.others == 0
+    for theirs in (
+        replace(RULES, redirects={key: port + 100 for key, port in RULES.redirects.items()}, own_redirects={}),
+        replace(RULES, bind={Family.IPV4: Address("10.2.0.9"), Family.IPV6: Address("fd00:2::9")}),
+    ):
+        adapter.apply(theirs, verify=True)
+        seen = adapter.reach(RULES)
+        assert seen.others >= len(RULES.redirects)
+        assert seen.ours < seen.others
+        assert adapter.reach(theirs).others == 0
+    adapter.cleanup()
+    assert adapter.reach(RULES) == Reach(0, 0)
 
 
 def test_equal_rules_are_left_as_they_are(network: Network, adapter: Adapter) -> None:
@@ -95,7 +115,7 @@ def test_cleanup_leaves_foreign_rules_and_nothing_else(network: Network, adapter
     assert not adapter.cleanup()
 
 
-def test_what_an_earlier_run_left_goes_with_the_first_apply(
+def test_rules_of_an_earlier_run_are_removed_by_the_first_apply(
     network: Network, adapter: Adapter, environment: dict[str, str]
 ) -> None:
     adapter.apply(rule_set({WEB: 7009}), verify=True)
@@ -103,8 +123,8 @@ def test_what_an_earlier_run_left_goes_with_the_first_apply(
     adapter.apply(RULES)
     stale = rule_set({WEB: 7004, destination("10.96.7.9", Protocol.TCP): 7005}, landing=("10.3.0.1",))
     adapter.apply(replace(stale, refused=frozenset({ProxyPort(Protocol.TCP, 7005)})))
-    successor = Adapter(network.node, adapter.name, env=environment)
-    assert successor.apply(rule_set({WEB: 7009}), verify=True)
+    next_instance = Adapter(network.node, adapter.name, env=environment)
+    assert next_instance.apply(rule_set({WEB: 7009}), verify=True)
     text = dump(network.node)
     assert "7004" not in text
     assert "7005" not in text
@@ -131,10 +151,10 @@ def damages(adapter: str) -> dict[str, list[list[str]]]:
             "an address of the node taken away": [
                 ["nft", "delete", "element", *table, "node_addresses4", "{ 10.2.0.1 }"]
             ],
-            "somebody admitted": [
+            "another source admitted": [
                 ["nft", "add", "element", *table, "admitted4", "{ 203.0.113.5 . tcp . 80 . 10.8.0.0/16 }"]
             ],
-            "nobody is a pod": [["nft", "flush", "set", *table, "internal_sources4"]],
+            "no sources of pods": [["nft", "flush", "set", *table, "internal_sources4"]],
             "a guard taken away": [["nft", "flush", "set", *table, "guarded"]],
         }
     nat, own = ["iptables-legacy", "-t", "nat"], "KUBE-PORTALS-CONTAINER"
@@ -153,13 +173,13 @@ def damages(adapter: str) -> dict[str, list[list[str]]]:
             [*nat, "-A", "PREROUTING", "-s", "10.3.0.0/16", *comment(INTERNAL_COMMENT), "-j", "KUBE-PORTALS-INTERNAL"],
         ],
         "an address of the node taken away": [[*nat, "-D", "KUBE-NODEPORT-CONTAINER", "1"]],
-        "everybody admitted": [["iptables-legacy", "-F", "KUBE-PROXY-SOURCES"]],
+        "all sources admitted": [["iptables-legacy", "-F", "KUBE-PROXY-SOURCES"]],
         "nothing looked at on its way through": [["iptables-legacy", "-F", "FORWARD"]],
         "the guards gone": [["iptables-legacy", "-F", "KUBE-PROXY-DIRECT"]],
     }
 
 
-INTERNAL_COMMENT = "handle packets of pods; NOTE: this must be before the rule for everybody"
+INTERNAL_COMMENT = "handle packets of pods; NOTE: this must be before the rules for all clients"
 PORTALS_COMMENT = "handle ClusterIPs; NOTE: this must be before the NodePort rules"
 _CASES = [(adapter, damage) for adapter in ("nftables", "iptables") for damage in damages(adapter)]
 
@@ -173,7 +193,7 @@ def test_verifying_repairs(network: Network, adapter: Adapter, environment: dict
         network.node.run(command, env=environment)
     assert (settled(dump(network.node)), jumps(network.node)) != (whole, order)
     if adapter.name == "nftables":
-        assert adapter.apply(RULES), "the kernel has told"
+        assert adapter.apply(RULES), "the kernel has notified"
     else:
         assert not adapter.apply(RULES), "what is believed to be there is not looked at"
         assert adapter.apply(RULES, verify=True)
@@ -187,7 +207,7 @@ FLUSHES = {
 }
 
 
-def test_what_somebody_else_changes_is_told_and_what_we_change_is_not(
+def test_foreign_changes_are_reported_and_our_own_are_not(
     network: Network, adapter: Adapter, environment: dict[str, str]
 ) -> None:
     adapter.call({"do": "watch"})

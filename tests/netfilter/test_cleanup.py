@@ -106,7 +106,7 @@ def test_tools_that_are_missing_are_no_fault(network: Network, environment: dict
 
 
 @pytest.mark.netns
-def test_where_nothing_was_left_nothing_is_loaded(network: Network, environment: dict[str, str]) -> None:
+def test_without_old_rules_nothing_is_loaded(network: Network, environment: dict[str, str]) -> None:
     look = (
         "import asyncio, sys; from kubeproxy.netfilter.cleanup import cleanup_all; "
         "print(asyncio.run(cleanup_all(keep='nftables')), 'iptc' in sys.modules)"

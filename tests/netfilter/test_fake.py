@@ -95,7 +95,7 @@ AT_HOME = destination("127.0.0.1", Protocol.TCP, 30080)
         (destination(NODE, Protocol.TCP, 30081), None, True, 7005),
     ],
 )
-def test_whose_packet_goes_where(to: Destination, source: str | None, from_this_host: bool, port: int | None) -> None:
+def test_where_each_packet_goes(to: Destination, source: str | None, from_this_host: bool, port: int | None) -> None:
     rules = rule_set(
         {
             PORT_OF_NODE: 7001,
@@ -125,7 +125,7 @@ def test_whose_packet_goes_where(to: Destination, source: str | None, from_this_
         (WEB.address, True, Fate.PROXIED),
     ],
 )
-def test_who_is_admitted(source: str | None, from_this_host: bool, fate: Fate) -> None:
+def test_admitted_sources(source: str | None, from_this_host: bool, fate: Fate) -> None:
     rules = rule_set(
         {WEB: 7001, OTHER: 7001}, allowed={WEB: ("10.7.0.0/16", "10.2.0.0/24", "fd00::/16")}, landing=(NODE,)
     )

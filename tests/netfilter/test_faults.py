@@ -1,4 +1,4 @@
-"""The kernel, or what stands before it, says no: it is told why, tried again, and nothing is left half done."""
+"""Failures of the kernel or of nft: the error has the reason, a retry works, and nothing is left half done."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.netfilter.iptables.test_adapter import hold
+from tests.netfilter.iptables.test_adapter import contains
 from tests.netfilter.stage import dump, settled
 from tests.support.lab import Host, Network
 
@@ -83,7 +83,7 @@ def fault(tmp_path: Path, environment: dict[str, str]) -> Path:
 
 FAULTS = {
     "hang": "did not end within 1 s; it was killed",
-    "killed-before": "exit status -9, without a word",
+    "killed-before": "exit status -9, no message",
     "Error: Could not process rule: Device or resource busy": "Device or resource busy",
     "Error: Could not process rule: No buffer space available": "No buffer space available",
     "Error: Could not process rule: Cannot allocate memory": "Cannot allocate memory",
@@ -142,7 +142,7 @@ def test_another_holds_the_lock(network: Network, environment: dict[str, str], l
     proxied.ask(ONE)
     proxied.wait(at_rest)
     before = settled(dump(network.node))
-    with hold(lock_file) as holder:
+    with contains(lock_file) as holder:
         proxied.ask(TWO)
         assert proxied.ask()["pending"], "it waits, and answers all the same"
         state = proxied.wait(lambda it: it["failures"] >= 2)
@@ -155,7 +155,7 @@ def test_another_holds_the_lock(network: Network, environment: dict[str, str], l
 
 def test_the_lock_is_freed_while_waited_for(network: Network, environment: dict[str, str], lock_file: Path) -> None:
     proxied = Proxied(network.node, "iptables", environment)
-    with hold(lock_file) as holder:
+    with contains(lock_file) as holder:
         proxied.ask(ONE)
         holder.communicate("\n")
     proxied.wait(at_rest)
@@ -163,7 +163,7 @@ def test_the_lock_is_freed_while_waited_for(network: Network, environment: dict[
 
 
 @pytest.mark.parametrize("adapter", ["nftables", "iptables"])
-def test_what_somebody_flushes_is_back_long_before_the_next_sync(
+def test_flushed_rules_are_restored_long_before_the_next_sync(
     network: Network, environment: dict[str, str], adapter: str
 ) -> None:
     proxied = Proxied(network.node, adapter, environment)
@@ -179,7 +179,7 @@ def test_what_somebody_flushes_is_back_long_before_the_next_sync(
     while settled(dump(network.node)) != whole:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    # The next one comes after a pause, for two who cannot agree.
+    # The next one comes later, in case two programs disagree.
     if adapter == "nftables":
         network.node.run(["nft", "delete", "element", "inet", "kubeproxy", "redirects4", "{ 10.96.0.2 . tcp . 80 }"])
         while settled(dump(network.node)) != whole:

@@ -43,7 +43,7 @@ TCP  0A600001:01BB rr
         pytest.param(SAVED.replace(JUMP, "-A PREROUTING -j KUBE-SERVICES\n"), True, id="without comment"),
         pytest.param(SAVED.replace(JUMP, ""), False, id="nothing jumps to it"),
         pytest.param(SAVED.replace(RULE, ""), False, id="empty"),
-        pytest.param(SAVED.replace("-A PREROUTING", "-A MINE"), False, id="from a chain of somebody's"),
+        pytest.param(SAVED.replace("-A PREROUTING", "-A MINE"), False, id="from a chain of another program"),
         pytest.param(
             SAVED.replace(JUMP, '-A PREROUTING -m comment --comment "was -j KUBE-SERVICES" -j MINE\n'),
             False,
@@ -68,10 +68,10 @@ def test_ipvs_is_kube_proxys_only_with_its_interface() -> None:
 
 def test_one_sentence_says_what_and_what_to_do() -> None:
     assert complaint([]) is None
-    said = complaint(["nftables: table ip kube-proxy", "iptables-legacy: table nat, chain KUBE-SERVICES"])
-    assert said is not None
-    assert "(nftables: table ip kube-proxy; iptables-legacy: table nat, chain KUBE-SERVICES)" in said
-    assert "`kube-proxy --cleanup`" in said
+    text = complaint(["nftables: table ip kube-proxy", "iptables-legacy: table nat, chain KUBE-SERVICES"])
+    assert text is not None
+    assert "(nftables: table ip kube-proxy; iptables-legacy: table nat, chain KUBE-SERVICES)" in text
+    assert "`kube-proxy --cleanup`" in text
 
 
 LOOK = (
@@ -87,7 +87,7 @@ def look(host: Host, *, prefix: Sequence[str] = (), net: str = "/proc/net") -> l
 
 
 @pytest.mark.netns
-def test_nothing_is_found_where_nobody_left_anything_and_nothing_is_made(
+def test_without_foreign_rules_nothing_is_found_and_nothing_is_made(
     network: Network, environment: dict[str, str]
 ) -> None:
     assert look(network.node) == []
@@ -126,7 +126,7 @@ def test_tables_of_the_nftables_mode(network: Network) -> None:
     node = network.node
     node.run(["nft", "add table ip kube-proxy; add table ip6 kube-proxy; add table inet kube-proxy"])
     assert look(node) == ["nftables: table ip kube-proxy", "nftables: table ip6 kube-proxy"]
-    # Nobody is told of what cannot be seen: without rights, and without programs.
+    # What cannot be read is not reported: without permissions, and without programs.
     assert look(node, prefix=("setpriv", "--inh-caps=-all", "--bounding-set=-net_admin,-net_raw")) == []
     assert look(node, prefix=("env", "PATH=/nowhere")) == []
     node.run(["nft", "delete table ip kube-proxy"])

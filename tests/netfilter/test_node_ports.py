@@ -132,7 +132,7 @@ def test_bound_to_one_address(network: Network, adapter: Adapter, family: Family
 
 
 @pytest.mark.parametrize("family", Family)
-def test_the_clusters_own_way(network: Network, adapter: Adapter, family: Family) -> None:
+def test_redirects_of_pods(network: Network, adapter: Adapter, family: Family) -> None:
     node = NODE[family]
     general = {
         key: 7001

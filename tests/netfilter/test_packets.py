@@ -146,7 +146,7 @@ def test_other_ports_of_the_node_are_not_ours(network: Network, adapter: Adapter
     with serving(network.node, Protocol.TCP, 22, Family.IPV4):
         adapter.apply(rule_set({destination(VIP[Family.IPV4], Protocol.TCP): 7001}), verify=True)
         assert attempt(network.client, NODE[Family.IPV4], Protocol.TCP, 22) == ANSWERED
-        # Same port number, other protocol: nothing listens, and the kernel says so itself.
+        # Same port number, other protocol: nothing listens, and the kernel refuses.
         assert attempt(network.client, NODE[Family.IPV4], Protocol.UDP, 7001) == REFUSED
 
 

@@ -35,7 +35,7 @@ NODE_PORT = 30080
 
 def rules(port: int = 7001) -> RuleSet:
     """Each family's service address and node port, and one that is for this node and pods only."""
-    everybody = {
+    all_clients = {
         it: port
         for family in Family
         for protocol in BOTH
@@ -43,7 +43,7 @@ def rules(port: int = 7001) -> RuleSet:
     }
     own = {destination(VIP[family], protocol, 81): port for family in Family for protocol in BOTH}
     return rule_set(
-        everybody,
+        all_clients,
         own=own,
         internal=("10.3.0.0/16", "fd00:3::/32"),
         node_addresses=(*NODE.values(), "127.0.0.1", "::1"),
@@ -62,7 +62,7 @@ def meets(
 ) -> str:
     try:
         return attempt(host, (NODE if on_node else VIP)[family], protocol, port, patience_s=patience_s)
-    except PermissionError:  # how the kernel tells a sender of this host that its datagram was dropped
+    except PermissionError:  # the error of a sender on this host whose datagram was dropped
         return SILENT
 
 
@@ -79,7 +79,7 @@ def test_clients_wait_and_running_connections_go_on(network: Network, adapter: A
         session.send(b"ping")
         assert session.recv(100)
         assert adapter.pause()
-        assert not adapter.pause(), "it is a gap already"
+        assert not adapter.pause(), "it is paused already"
         for protocol in BOTH:
             for host in (network.client, network.node, network.pods[0]):
                 assert meets(host, family, protocol, 80) == SILENT, (protocol, host)
@@ -94,7 +94,7 @@ def test_clients_wait_and_running_connections_go_on(network: Network, adapter: A
         session.send(b"still here")
         assert session.recv(100)
         session.close()
-    # Who comes now is answered by the next proxy, as soon as it has rules.
+    # A client that connects now is answered by the next proxy, as soon as it has rules.
     with serving(network.node, Protocol.TCP, 7002, family):
         patient = network.client.make_socket(kind)
         patient.setblocking(False)
@@ -106,7 +106,7 @@ def test_clients_wait_and_running_connections_go_on(network: Network, adapter: A
         patient.close()
         assert meets(network.client, family, Protocol.TCP, NODE_PORT, on_node=True, patience_s=5) == ANSWERED
     fresh = settled(dump(network.node))
-    assert "GAP" not in fresh
+    assert "PAUSE" not in fresh
     assert not adapter.apply(rules(7002), verify=True)
 
 
@@ -132,35 +132,35 @@ def test_when_the_time_is_up_nothing_of_it_works(network: Network, adapter: Adap
         assert meets(host, family, protocol, port, on_node=port != 80) == met, (host, family, protocol, port)
 
 
-def test_a_gap_of_another_run_ends_with_the_first_apply(
+def test_a_pause_of_another_run_ends_with_the_first_apply(
     network: Network, adapter: Adapter, environment: dict[str, str]
 ) -> None:
     before = without_empty_tables(dump(network.node))
     adapter.apply(rules(), verify=True)
     whole = without_empty_tables(dump(network.node))
     assert adapter.pause()
-    successor = Adapter(network.node, adapter.name, env=environment)
-    assert not successor.pause()
-    assert successor.apply(rules(), verify=True)
+    next_instance = Adapter(network.node, adapter.name, env=environment)
+    assert not next_instance.pause()
+    assert next_instance.apply(rules(), verify=True)
     assert without_empty_tables(dump(network.node)) == whole
-    assert successor.pause()
-    assert successor.cleanup()
+    assert next_instance.pause()
+    assert next_instance.cleanup()
     assert without_empty_tables(dump(network.node)) == before
 
 
-def test_disarming_keeps_the_clients_of_dead_rules_waiting(
+def test_stale_rules_are_paused_and_their_clients_wait(
     network: Network, adapter: Adapter, environment: dict[str, str]
 ) -> None:
     adapter.apply(rules(), verify=True)
-    with serving(network.node, Protocol.TCP, 7001, Family.IPV4):  # somebody else's by now
+    with serving(network.node, Protocol.TCP, 7001, Family.IPV4):  # of another process by now
         assert meets(network.client, Family.IPV4, Protocol.TCP, 80, patience_s=5) == ANSWERED
-        successor = Adapter(network.node, adapter.name, env=environment)
-        assert successor.call({"do": "disarm", "for_s": 30.0}) == [adapter.name]
+        next_instance = Adapter(network.node, adapter.name, env=environment)
+        assert next_instance.call({"do": "pause_stale_rules", "for_s": 30.0}) == [adapter.name]
         assert meets(network.client, Family.IPV4, Protocol.TCP, 80) == SILENT
-        assert successor.call({"do": "disarm", "for_s": 30.0}) == []
+        assert next_instance.call({"do": "pause_stale_rules", "for_s": 30.0}) == []
 
 
-def test_without_rules_there_is_no_gap(network: Network, adapter: Adapter) -> None:
+def test_without_rules_there_is_no_pause(network: Network, adapter: Adapter) -> None:
     before = dump(network.node)
     assert not adapter.pause()
     assert dump(network.node) == before
@@ -181,7 +181,7 @@ def test_redirects_of_a_table_of_another_make_are_paused_too(network: Network, e
     assert "novelty" not in dump(network.node)
 
 
-def test_the_way_back_of_endpoints_answers_stays_for_running_connections(network: Network, adapter: Adapter) -> None:
+def test_routing_of_answers_stays_for_running_connections(network: Network, adapter: Adapter) -> None:
     adapter.apply(replace(rules(), transparent=True), verify=True)
     assert adapter.pause()
     assert "0x00001000" in dump(network.node) or "0x1000" in dump(network.node)

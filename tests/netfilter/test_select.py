@@ -1,4 +1,4 @@
-"""Which adapter is chosen, and the words for it."""
+"""The selection of an adapter, and its reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_iptables_where_there_is_no_nft(network: Network, environment: dict[str,
 
 
 @pytest.mark.netns
-def test_everything_that_was_seen_is_said_when_none_works(network: Network, environment: dict[str, str]) -> None:
+def test_the_error_has_every_reason_when_none_works(network: Network, environment: dict[str, str]) -> None:
     adapter = Adapter(network.node, "nftables", env=environment, prefix=POWERLESS)
     with pytest.raises(KernelRefusal) as caught:
         choose(adapter, "nftables", "iptables")

@@ -24,8 +24,8 @@ BOTH = (Protocol.TCP, Protocol.UDP)
 
 
 def rules(family: Family, *cidrs: str) -> RuleSet:
-    """A service with an address for those of these ranges, and one for everybody. (Ranges of the other family too:
-    they say nothing about this one.)"""
+    """A service with an address for clients of these ranges, and one for all clients. (Also ranges of the other family,
+    which have no effect on this one.)"""
     other = CLIENTS[Family.IPV6 if family is Family.IPV4 else Family.IPV4]
     return rule_set(
         {destination(address[family], protocol): 7001 for address in (LB, VIP) for protocol in BOTH},
@@ -35,13 +35,13 @@ def rules(family: Family, *cidrs: str) -> RuleSet:
 
 
 @pytest.mark.parametrize("family", Family)
-def test_who_is_admitted(network: Network, adapter: Adapter, family: Family) -> None:
+def test_admitted_sources(network: Network, adapter: Adapter, family: Family) -> None:
     hosts = {"client": network.client, "node": network.node, "pod": network.pods[0]}
 
     def expect(*admitted: str) -> None:
         with ThreadPoolExecutor() as threads:
             for protocol in BOTH:
-                unheard = {
+                silent = {
                     name: threads.submit(meet, host, LB[family], protocol)
                     for name, host in hosts.items()
                     if name not in admitted
@@ -51,7 +51,7 @@ def test_who_is_admitted(network: Network, adapter: Adapter, family: Family) -> 
                     if name in admitted:
                         assert attempt(host, LB[family], protocol, 80) == ANSWERED, (name, protocol, admitted)
                     else:
-                        assert unheard[name].result() == SILENT, (name, protocol, admitted)
+                        assert silent[name].result() == SILENT, (name, protocol, admitted)
 
     with ExitStack() as stack:
         for protocol in BOTH:
@@ -68,8 +68,8 @@ def test_who_is_admitted(network: Network, adapter: Adapter, family: Family) -> 
         assert not adapter.apply(rules(family, *OVERLAPPING[family]), verify=True)
         adapter.apply(rules(family))
         expect()
-        everybody = "0.0.0.0/0" if family is Family.IPV4 else "::/0"
-        adapter.apply(rules(family, everybody))
+        all_clients = "0.0.0.0/0" if family is Family.IPV4 else "::/0"
+        adapter.apply(rules(family, all_clients))
         expect("client", "node", "pod")
         before = rules(family)
         adapter.apply(rule_set(before.redirects, landing=(NODE[family],)))
@@ -102,7 +102,7 @@ def test_a_load_balancers_address_that_is_the_nodes_too(network: Network, adapte
 
 @pytest.mark.parametrize("family", Family)
 def test_a_load_balancers_address_that_is_behind_the_node(network: Network, adapter: Adapter, family: Family) -> None:
-    """Who is not admitted is not forwarded to it either."""
+    """Packets of clients that are not admitted are not forwarded to it either."""
     length, pod = ("32", "10.3.0.2") if family is Family.IPV4 else ("128", "fd00:3::2")
     network.pods[0].ip(f"-{family.value} addr add {LB[family]}/{length} dev lo")
     network.node.ip(f"-{family.value} route add {LB[family]}/{length} via {pod}")
@@ -121,7 +121,7 @@ def test_a_load_balancers_address_that_is_behind_the_node(network: Network, adap
 
 
 @pytest.mark.parametrize("family", Family)
-def test_the_clusters_own_way_is_restricted_too(network: Network, adapter: Adapter, family: Family) -> None:
+def test_redirects_of_pods_are_restricted_too(network: Network, adapter: Adapter, family: Family) -> None:
     own = {destination(LB[family], Protocol.TCP): 7002}
     general = {destination(LB[family], Protocol.TCP): 7001}
 

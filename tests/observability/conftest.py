@@ -63,6 +63,7 @@ def worker_status(
     log_skipped: int = 0,
     memory_shortages: int = 0,
     ports_exhausted: int = 0,
+    looped: int = 0,
     lag_s: float = 0.0,
     dials: Sequence[int] = (),
     dial_seconds: float = 0.0,
@@ -83,6 +84,7 @@ def worker_status(
         log_skipped=log_skipped,
         memory_shortages=memory_shortages,
         ports_exhausted=ports_exhausted,
+        looped=looped,
     )
 
 
@@ -113,6 +115,8 @@ class Watch:
     events: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
     faulty: int = 0
+    left_out: int = 0
+    kept_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Short ways to say what a cluster holds."""
+"""Short builders for the objects of a cluster."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def endpoint_slice(
     trigger_time: str = "",
 ) -> EndpointSlice:
     """A slice of a Service; endpoints are addresses separated by blanks."""
-    everybody = (
+    all_candidates = (
         tuple(Endpoint(parse_address(address)) for address in endpoints.split())
         if isinstance(endpoints, str)
         else endpoints
@@ -64,9 +64,9 @@ def endpoint_slice(
     return EndpointSlice(
         name=SliceName(name(of).namespace, called or f"{name(of).name}-1"),
         service=name(of),
-        family=family_of(everybody[0].address) if everybody else Family.IPV4,
+        family=family_of(all_candidates[0].address) if all_candidates else Family.IPV4,
         ports=tuple(EndpointPort(p.name, p.protocol, p.port) for p in map(port, ports.split())),
-        endpoints=everybody,
+        endpoints=all_candidates,
         trigger_time=trigger_time,
     )
 

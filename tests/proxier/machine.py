@@ -14,7 +14,7 @@ from tests.proxier.node import Node
 class NodeMachine(RuleBasedStateMachine):
     """A Node, and a loop that it alone runs on.
 
-    The loop is made by the first `wait`, not with the machine: whoever makes a machine tears it down only if making it
+    The loop is made by the first `wait`, not with the machine: a caller tears a machine down only if making it
     succeeded. And it is closed with the machine, even if the Node does not stand up to its last examination.
     """
 

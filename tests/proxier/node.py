@@ -1,15 +1,17 @@
-"""A node without a kernel: a Proxier among fakes, and time that passes when it is told to."""
+"""A node without a kernel: a Proxier among fakes, with a clock that the test moves."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kubeproxy.model import Family, FrontendName, Protocol, ServiceName, Target
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.reconcile import Conntrack
 from kubeproxy.netfilter.packet_trace import Fate
 from kubeproxy.proxier import NodeFacts, Periods, PortRange, Proxier, Tracker
+from kubeproxy.proxier.node_ports import FindHolders
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
 from kubeproxy.runtime.tasks import TaskSet
 from tests.proxier.builders import destination
 from tests.support.doubles.data_plane import FakeDataPlane, FakePortReserver
@@ -45,7 +47,7 @@ class FakeClock:
 
     @property
     def idle(self) -> bool:
-        """Whether somebody waits, and has nothing to wake for."""
+        """Whether a task waits and its event is not set."""
         return self._waiting is not None and not self._waiting[0].is_set() and self.time < self._waiting[1]
 
     @property
@@ -108,6 +110,10 @@ class Node:
         protocols: Iterable[Protocol] = (Protocol.TCP,),
         facts: NodeFacts = NodeFacts(),  # noqa: B008 - frozen
         conntrack: Conntrack | None = None,
+        restrictions: Restrictions = NO_RESTRICTIONS,
+        find_holders: FindHolders = lambda protocol, address, port: (),
+        rival_lives: Callable[[], bool] = lambda: False,
+        on_rival: Callable[[], None] = lambda: None,
     ) -> None:
         self.tracker = Tracker(sources)
         self.data_plane = FakeDataPlane()
@@ -128,6 +134,10 @@ class Node:
             protocols=protocols,
             facts=facts,
             conntrack=conntrack,
+            restrictions=restrictions,
+            find_holders=find_holders,
+            rival_lives=rival_lives,
+            on_rival=on_rival,
             observer=self.diary,
             clock=self.clock,
             jitter=lambda: 0.0,
@@ -171,11 +181,11 @@ class Node:
         return self.data_plane.listening[name].port
 
     def answers(self, where: str) -> tuple[Target, ...] | Fate:
-        """Who answers a client that sends to `where` now; if nobody, its fate."""
+        """The endpoints that answer a client of `where` now; without any, its fate."""
         met = self.netfilter.trace(destination(where))
         if met.fate is not Fate.PROXIED:
             return met.fate
         for name, listen in self.data_plane.listening.items():
             if (listen.protocol, listen.port) == (destination(where).protocol, met.proxy_port):
                 return self.data_plane.endpoints[name].endpoints
-        raise AssertionError(f"the rules lead {where} to port {met.proxy_port}, where nobody listens")
+        raise AssertionError(f"the rules lead {where} to port {met.proxy_port}, which has no listener")

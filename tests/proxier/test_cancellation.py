@@ -18,10 +18,10 @@ STEPS = 14
 
 
 async def changing() -> Node:
-    """A node with something to open, to tell, to empty, to close, and to open anew with another protocol."""
+    """A node with frontends to open, update, empty, close, and open anew with another protocol."""
     node = Node(port_range=PortRange(30000, 30005), protocols=(Protocol.TCP, Protocol.UDP))
     before = {
-        "told": "10.0.0.1",
+        "updated": "10.0.0.1",
         "emptied": "10.0.0.1",
         "closed": "10.0.0.1",
         "moved": "10.0.0.1",
@@ -29,7 +29,7 @@ async def changing() -> Node:
     node.tracker.replace_services(SOURCE, [service(n, f"10.96.0.{i}") for i, n in enumerate(before)])
     node.tracker.replace_slices(SOURCE, [endpoint_slice(n, endpoints) for n, endpoints in before.items()])
     assert await node.proxier.sync_now()
-    node.tracker.put_slice(SOURCE, endpoint_slice("told", "10.0.0.2"))
+    node.tracker.put_slice(SOURCE, endpoint_slice("updated", "10.0.0.2"))
     node.tracker.put_slice(SOURCE, endpoint_slice("emptied", ()))
     node.tracker.remove_service(SOURCE, service("closed").name)
     node.tracker.put_service(SOURCE, service("moved", "10.96.0.3", "http:80/UDP"))

@@ -21,7 +21,7 @@ from kubeproxy.model import (
     TrafficPolicy,
     Verdict,
 )
-from kubeproxy.proxier.frontends import barred, health, resolve
+from kubeproxy.proxier.frontends import resolve
 from kubeproxy.proxier.node import NodeFacts, Preserve
 from tests.proxier.builders import endpoint_slice, name, targets
 
@@ -67,7 +67,7 @@ def at(*addresses: str, port: int = 80, protocol: Protocol = Protocol.TCP) -> fr
 
 
 def by_scope(of: Service, family: Family = V4, facts: NodeFacts = FACTS) -> dict[Scope, Frontend]:
-    return {f.name.scope: f for f in resolve(of, BOTH, facts) if f.name.family is family}
+    return {f.name.scope: f for f in resolve(of, BOTH, facts).frontends if f.name.family is family}
 
 
 NODE_PORT = at(NODE_PORTS[V4], port=30080)
@@ -126,7 +126,7 @@ def test_each_kind_of_external_address_follows_the_external_policy(
     assert apart[Scope.CLUSTER].own_destinations == destinations
 
 
-def test_a_scope_that_nobody_can_reach_has_no_frontend() -> None:
+def test_a_scope_without_destinations_has_no_frontend() -> None:
     assert by_scope(service(internal_policy=LOCAL)).keys() == {Scope.LOCAL}
     assert by_scope(service(external_policy=LOCAL)).keys() == {Scope.CLUSTER}
 
@@ -142,7 +142,7 @@ def test_a_scope_that_nobody_can_reach_has_no_frontend() -> None:
     ],
 )
 def test_families_are_those_of_all_addresses(ips: str, external: str, families: set[Family]) -> None:
-    found = resolve(service(ips, external=external), BOTH, FACTS)
+    found = resolve(service(ips, external=external), BOTH, FACTS).frontends
     assert {f.name.family for f in found} == families
     for frontend in found:
         marks = ":" if frontend.name.family is V6 else "."
@@ -155,7 +155,7 @@ def test_families_are_those_of_all_addresses(ips: str, external: str, families: 
     ("ips", "families"), [("10.96.0.1", [V4]), ("fd00::1", [V6]), ("10.96.0.1 fd00::1", [V4, V6]), ("", [V4, V6])]
 )
 def test_a_node_port_exists_in_the_families_of_the_cluster_ips(ips: str, families: list[Family]) -> None:
-    found = resolve(service(ips, node_port=30080), BOTH, FACTS)
+    found = resolve(service(ips, node_port=30080), BOTH, FACTS).frontends
     destinations = {d for f in found for d in f.destinations if d.port == 30080}
     assert destinations == {Destination(NODE_PORTS[family], Protocol.TCP, 30080) for family in families}
 
@@ -167,7 +167,7 @@ def test_the_same_number_for_both_protocols_makes_two_frontends_with_endpoints_o
         ports=(ServicePort("dns", Protocol.UDP, 53, 30053), ServicePort("dns-tcp", Protocol.TCP, 53, 30053)),
     )
     slices = [endpoint_slice("dns", "10.0.0.1", "dns:5353/UDP dns-tcp:5354")]
-    udp, tcp = resolve(both, slices, FACTS)
+    udp, tcp = resolve(both, slices, FACTS).frontends
     assert (udp.protocol, udp.endpoints) == (Protocol.UDP, targets("10.0.0.1:5353"))
     assert (tcp.protocol, tcp.endpoints) == (Protocol.TCP, targets("10.0.0.1:5354"))
     assert udp.destinations == at("10.96.0.10", port=53, protocol=Protocol.UDP) | at(
@@ -176,7 +176,7 @@ def test_the_same_number_for_both_protocols_makes_two_frontends_with_endpoints_o
     assert not udp.destinations & tcp.destinations
 
 
-# Nobody there.
+# No endpoints.
 
 
 @pytest.mark.parametrize(
@@ -200,13 +200,13 @@ def test_without_endpoints_here_clients_are_dropped_and_without_any_refused(
     endpoints: tuple[Endpoint, ...], verdicts: dict[Scope, Verdict]
 ) -> None:
     of = service(internal_policy=LOCAL, external_policy=LOCAL, node_port=30080)
-    found = resolve(of, [endpoint_slice("web", endpoints)], FACTS)
+    found = resolve(of, [endpoint_slice("web", endpoints)], FACTS).frontends
     assert {f.name.scope: f.when_empty for f in found if not f.endpoints} == verdicts
 
 
-def test_who_comes_and_goes_elsewhere_changes_nothing_for_a_local_frontend() -> None:
+def test_endpoints_elsewhere_change_nothing_for_a_local_frontend() -> None:
     of = service(internal_policy=LOCAL)
-    assert resolve(of, [endpoint_slice("web", (HERE,))], FACTS) == resolve(of, [SLICE], FACTS)
+    assert resolve(of, [endpoint_slice("web", (HERE,))], FACTS).frontends == resolve(of, [SLICE], FACTS).frontends
 
 
 # The client's address.
@@ -220,7 +220,7 @@ def test_who_comes_and_goes_elsewhere_changes_nothing_for_a_local_frontend() -> 
         (Preserve.LOCAL, {Scope.EXTERNAL: ON_US, Scope.CLUSTER: ON_US, Scope.LOCAL: ON_US}),
     ],
 )
-def test_whose_endpoints_see_the_client(preserve: Preserve, preserved: dict[Scope, tuple[Target, ...]]) -> None:
+def test_which_endpoints_see_the_client_address(preserve: Preserve, preserved: dict[Scope, tuple[Target, ...]]) -> None:
     of = service(internal_policy=LOCAL, external_policy=LOCAL, node_port=30080)
     found = by_scope(of, facts=NodeFacts(name="us", preserve=preserve))
     assert {scope: tuple(f.preserve) for scope, f in found.items() if f.preserve} == preserved
@@ -228,13 +228,13 @@ def test_whose_endpoints_see_the_client(preserve: Preserve, preserved: dict[Scop
 
 def test_a_process_of_this_host_never_sees_the_client() -> None:
     slices = [endpoint_slice("web", (Endpoint(Address("192.0.2.1"), node="us"), HERE))]
-    frontends = resolve(service(external_policy=LOCAL, node_port=30080), slices, FACTS)
+    frontends = resolve(service(external_policy=LOCAL, node_port=30080), slices, FACTS).frontends
     (external,) = [f for f in frontends if f.name.scope is Scope.EXTERNAL]
     assert external.endpoints == targets("10.0.0.1:8080 192.0.2.1:8080")
     assert external.preserve == set(ON_US)
 
 
-# Who may come in.
+# Source ranges.
 
 RANGES = ("192.0.2.0/24", "2001:db8::/32", "198.51.100.0/24")
 
@@ -261,23 +261,23 @@ def test_source_ranges_of_the_right_family_hold_for_load_balancer_addresses_only
 
 
 def test_without_ranges_nothing_is_ranged() -> None:
-    (frontend,) = resolve(service(balancer="203.0.113.1"), [SLICE], FACTS)
+    (frontend,) = resolve(service(balancer="203.0.113.1"), [SLICE], FACTS).frontends
     assert not frontend.ranged
     assert not frontend.source_ranges
 
 
-def test_ranges_of_the_other_family_alone_let_nobody_in() -> None:
+def test_ranges_of_the_other_family_alone_admit_no_client() -> None:
     of = service("10.96.0.1 fd00::1", balancer="203.0.113.1 2001:db8::5", ranges=("192.0.2.0/24",))
-    v4, v6 = resolve(of, BOTH, FACTS)
+    v4, v6 = resolve(of, BOTH, FACTS).frontends
     assert v4.ranged == at("203.0.113.1")
     assert v6.destinations == at("fd00::1")
     assert not v6.source_ranges
-    assert barred(of) == ("2001:db8::5",)
-    assert not barred(service(balancer="203.0.113.1"))
+    assert resolve(of, (), FACTS).unreachable == ("2001:db8::5",)
+    assert not resolve(service(balancer="203.0.113.1"), (), FACTS).unreachable
 
 
 def test_ranges_need_no_load_balancer_address() -> None:
-    (frontend,) = resolve(service(ranges=RANGES), [SLICE], FACTS)
+    (frontend,) = resolve(service(ranges=RANGES), [SLICE], FACTS).frontends
     assert not frontend.ranged
     assert not frontend.source_ranges
 
@@ -293,15 +293,15 @@ def test_health_counts_ready_addresses_here() -> None:
         endpoint_slice("web", (HERE, THERE, leaving), "http:8080 admin:9090"),
         endpoint_slice("web", (HERE, other), called="web-2"),
     ]
-    assert health(of, slices, FACTS) == (32000, 2)
-    assert health(of, [], FACTS) == (32000, 0)
-    assert health(of, slices, NodeFacts()) == (32000, 0)
-    assert health(service(), slices, FACTS) is None
+    assert resolve(of, slices, FACTS).health == (32000, 2)
+    assert resolve(of, [], FACTS).health == (32000, 0)
+    assert resolve(of, slices, NodeFacts()).health == (32000, 0)
+    assert resolve(service(), slices, FACTS).health is None
 
 
 def test_health_counts_a_dual_stack_pod_once() -> None:
     of = service("10.96.0.1 fd00::1", external_policy=LOCAL, health_check_node_port=32000)
-    assert health(of, BOTH, FACTS) == (32000, 1)
+    assert resolve(of, BOTH, FACTS).health == (32000, 1)
 
 
 def test_every_frontend_has_a_name_of_its_own() -> None:
@@ -313,5 +313,5 @@ def test_every_frontend_has_a_name_of_its_own() -> None:
             internal_policy=policies[0],
             external_policy=policies[1],
         )
-        names = [f.name for f in resolve(of, BOTH, FACTS)]
+        names = [f.name for f in resolve(of, BOTH, FACTS).frontends]
         assert len(set(names)) == len(names)

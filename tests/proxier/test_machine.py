@@ -1,4 +1,4 @@
-"""The proxier against a naive model that keeps no state but what the sources said last.
+"""The proxier against a naive model that keeps no state but the last objects of the sources.
 
 Sources talk at random, the kernel and the data plane refuse at random, ports run out. At every rest the promises that
 hold always are checked; and once the failures end and time has passed, everything must be as if it had been computed
@@ -77,8 +77,8 @@ def endpoint_slices(draw: st.DrawFn) -> EndpointSlice:
 
 
 @dataclass
-class Word:
-    """What a source says."""
+class Objects:
+    """The objects of a source."""
 
     services: dict[ServiceName, Service] = field(default_factory=dict)
     slices: dict[SliceName, EndpointSlice] = field(default_factory=dict)
@@ -86,16 +86,16 @@ class Word:
 
 
 class Model:
-    """Everything computed from scratch, whenever somebody asks."""
+    """Everything computed from scratch at each call."""
 
     def __init__(self) -> None:
-        self.words = {source: Word() for source in SOURCES}
+        self.objects = {source: Objects() for source in SOURCES}
         self.claims: dict[ServiceName, list[str]] = {name: [] for name in NAMES}
 
     def note(self) -> None:
-        """Who defines what may have changed."""
+        """The owners may have changed."""
         for name, claims in self.claims.items():
-            claiming = [s for s, word in self.words.items() if word.complete and name in word.services]
+            claiming = [s for s, objects in self.objects.items() if objects.complete and name in objects.services]
             claims[:] = [s for s in claims if s in claiming] + [s for s in claiming if s not in claims]
 
     def frontends(self) -> dict[FrontendName, Frontend]:
@@ -105,8 +105,8 @@ class Model:
     def _frontends_of(self, name: ServiceName) -> list[Frontend]:
         if not self.claims[name]:
             return []
-        word = self.words[self.claims[name][0]]
-        service = word.services[name]
+        objects = self.objects[self.claims[name][0]]
+        service = objects.services[name]
         found = []
         for port in service.ports:
             for family in Family:
@@ -114,7 +114,7 @@ class Model:
                 if not ips:
                     continue
                 ready, leaving = set(), set()
-                for endpoint_slice in word.slices.values():
+                for endpoint_slice in objects.slices.values():
                     if (endpoint_slice.service, endpoint_slice.family) != (name, family):
                         continue
                     for endpoint_port in endpoint_slice.ports:
@@ -139,7 +139,7 @@ class Model:
 
 
 class ProxierMachine(NodeMachine):
-    """Says the same to a Node and to the Model."""
+    """Gives the same objects to a Node and to the Model."""
 
     def __init__(self) -> None:
         node = Node(
@@ -156,24 +156,24 @@ class ProxierMachine(NodeMachine):
         self.model.note()
         self.wait(self.node.rest())
 
-    # What the sources say.
+    # Calls of the sources.
 
     @rule(source=st.sampled_from(SOURCES), service=services)
     def put_service(self, source: str, service: Service) -> None:
-        self.model.words[source].services[service.name] = service
+        self.model.objects[source].services[service.name] = service
         self.node.tracker.put_service(source, service)
         self.rested()
 
     @rule(source=st.sampled_from(SOURCES), name=st.sampled_from(NAMES))
     def remove_service(self, source: str, name: ServiceName) -> None:
-        self.model.words[source].services.pop(name, None)
+        self.model.objects[source].services.pop(name, None)
         self.node.tracker.remove_service(source, name)
         self.rested()
 
     @rule(source=st.sampled_from(SOURCES), name=st.sampled_from(NAMES))
     def touch_service(self, source: str, name: ServiceName) -> None:
-        """Deleted and created again before anybody looked."""
-        service = self.model.words[source].services.get(name)
+        """Deleted and created again before the next round."""
+        service = self.model.objects[source].services.get(name)
         if service is not None and self.model.claims[name] in ([], [source]):
             self.node.tracker.remove_service(source, name)
             self.node.tracker.put_service(source, service)
@@ -181,14 +181,14 @@ class ProxierMachine(NodeMachine):
 
     @rule(source=st.sampled_from(SOURCES), endpoint_slice=endpoint_slices())
     def put_slice(self, source: str, endpoint_slice: EndpointSlice) -> None:
-        self.model.words[source].slices[endpoint_slice.name] = endpoint_slice
+        self.model.objects[source].slices[endpoint_slice.name] = endpoint_slice
         self.node.tracker.put_slice(source, endpoint_slice)
         self.rested()
 
     @rule(source=st.sampled_from(SOURCES), name=st.sampled_from(["s", "t"]))
     def remove_slice(self, source: str, name: str) -> None:
         slice_name = SliceName("default", name)
-        self.model.words[source].slices.pop(slice_name, None)
+        self.model.objects[source].slices.pop(slice_name, None)
         self.node.tracker.remove_slice(source, slice_name)
         self.rested()
 
@@ -204,19 +204,19 @@ class ProxierMachine(NodeMachine):
         slices=st.lists(endpoint_slices(), max_size=2, unique_by=lambda endpoint_slice: endpoint_slice.name),
     )
     def relist(self, source: str, listed: list[Service], slices: list[EndpointSlice]) -> None:
-        word = self.model.words[source]
-        word.services = {service.name: service for service in listed}
-        word.slices = {endpoint_slice.name: endpoint_slice for endpoint_slice in slices}
+        objects = self.model.objects[source]
+        objects.services = {service.name: service for service in listed}
+        objects.slices = {endpoint_slice.name: endpoint_slice for endpoint_slice in slices}
         self.model.note()
         self.node.tracker.replace_services(source, listed)
         self.node.tracker.replace_slices(source, slices)
-        word.complete = True
+        objects.complete = True
         self.rested()
 
     # What goes wrong.
 
     @rule(times=st.integers(1, 3))
-    def kernel_says_no(self, times: int) -> None:
+    def kernel_refuses(self, times: int) -> None:
         self.node.netfilter.fail(times=times)
 
     @rule()
@@ -270,9 +270,9 @@ class ProxierMachine(NodeMachine):
 
         claims: dict[Destination, set[int]] = {}
         for name, listen in standing.items():
-            told = data_plane.endpoints[name]
+            sent = data_plane.endpoints[name]
             assert listen.protocol is wanted[name].protocol
-            assert (told.endpoints, told.affinity_timeout_s) == (
+            assert (sent.endpoints, sent.affinity_timeout_s) == (
                 wanted[name].endpoints,
                 wanted[name].affinity_timeout_s,
             )
@@ -286,8 +286,8 @@ class ProxierMachine(NodeMachine):
         assert self.node.proxier.snapshot().pending_since is None
 
     @invariant()
-    def nobody_is_led_astray(self) -> None:
-        """Where the kernel leads clients somebody listens, and has whom to ask, or is guarded by a refusal."""
+    def no_client_is_misdirected(self) -> None:
+        """Every redirect leads to a listener that has endpoints, or that the rules refuse."""
         kernel, data_plane = self.node.netfilter.kernel, self.node.data_plane
         standing = {ProxyPort(listen.protocol, listen.port): name for name, listen in data_plane.listening.items()}
         for destination, port in kernel.redirects.items():
@@ -296,7 +296,7 @@ class ProxierMachine(NodeMachine):
             assert data_plane.endpoints[standing[proxy_port]].endpoints or proxy_port in kernel.refused
 
     @invariant()
-    def every_port_is_in_one_hand(self) -> None:
+    def every_port_has_one_owner(self) -> None:
         held = [(protocol, port) for protocol, _, port in self.node.reserver.held]
         assert len(held) == len(set(held))
         listening = {(listen.protocol, listen.port) for listen in self.node.data_plane.listening.values()}

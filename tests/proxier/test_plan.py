@@ -29,7 +29,11 @@ OTHER_PROTOCOL = replace(WEB, protocol=Protocol.UDP)
 
 
 def listener(
-    *, confirmed: bool = True, told: Frontend | None = WEB, ruled: Frontend | None = WEB, ruled_at: int = RULES
+    *,
+    confirmed: bool = True,
+    sent: Frontend | None = WEB,
+    in_rules: Frontend | None = WEB,
+    rules_generation: int = RULES,
 ) -> ListenerState:
     """What stands for WEB."""
     return ListenerState(
@@ -37,9 +41,9 @@ def listener(
         address=ANY,
         reservation=FakePortReserver().reserve(Protocol.TCP, ANY, 0),
         confirmed=confirmed,
-        told=None if told is None else endpoints_of(told),
-        ruled=ruled,
-        ruled_at=ruled_at,
+        sent=None if sent is None else endpoints_of(sent),
+        in_rules=in_rules,
+        rules_generation=rules_generation,
     )
 
 
@@ -52,53 +56,63 @@ YET_UNKNOWN = RULES + 1
     [
         pytest.param(None, None, Move.REST, id="nothing wanted, nothing there"),
         pytest.param(WEB, None, Move.OPEN, id="new"),
-        pytest.param(WEB, listener(confirmed=False, told=None, ruled=None), Move.LISTEN, id="never confirmed"),
+        pytest.param(WEB, listener(confirmed=False, sent=None, in_rules=None), Move.LISTEN, id="never confirmed"),
         pytest.param(WEB, listener(confirmed=False), Move.LISTEN, id="lost by the data plane"),
-        pytest.param(WEB, listener(ruled=None), Move.RULE, id="listens, not in the rules"),
+        pytest.param(WEB, listener(in_rules=None), Move.ADD_RULE, id="listens, not in the rules"),
         pytest.param(WEB, STANDING, Move.REST, id="as it should be"),
-        pytest.param(FEWER, STANDING, Move.TELL, id="other endpoints"),
-        pytest.param(STICKY, STANDING, Move.TELL, id="other affinity"),
-        pytest.param(ELSEWHERE, STANDING, Move.RULE, id="other addresses: same listener"),
-        pytest.param(EMPTY, STANDING, Move.RULE, id="no endpoints: first refuse"),
+        pytest.param(FEWER, STANDING, Move.UPDATE, id="other endpoints"),
+        pytest.param(STICKY, STANDING, Move.UPDATE, id="other affinity"),
+        pytest.param(ELSEWHERE, STANDING, Move.ADD_RULE, id="other addresses: same listener"),
+        pytest.param(EMPTY, STANDING, Move.ADD_RULE, id="no endpoints: first refuse"),
         pytest.param(
-            EMPTY, listener(ruled=EMPTY, ruled_at=YET_UNKNOWN), Move.WAIT, id="the kernel does not refuse yet"
+            EMPTY,
+            listener(in_rules=EMPTY, rules_generation=YET_UNKNOWN),
+            Move.WAIT,
+            id="the kernel does not refuse yet",
         ),
-        pytest.param(EMPTY, listener(ruled=EMPTY), Move.TELL, id="the kernel refuses"),
-        pytest.param(EMPTY, listener(told=EMPTY, ruled=EMPTY), Move.REST, id="all know that there is nobody"),
+        pytest.param(EMPTY, listener(in_rules=EMPTY), Move.UPDATE, id="the kernel refuses"),
+        pytest.param(EMPTY, listener(sent=EMPTY, in_rules=EMPTY), Move.REST, id="no endpoints, and all is updated"),
         pytest.param(
             replace(EMPTY, affinity_timeout_s=60),
-            listener(told=EMPTY, ruled=EMPTY, ruled_at=YET_UNKNOWN),
-            Move.TELL,
-            id="nobody to be sticky to: no need to wait",
+            listener(sent=EMPTY, in_rules=EMPTY, rules_generation=YET_UNKNOWN),
+            Move.UPDATE,
+            id="affinity without endpoints: no need to wait",
         ),
-        pytest.param(WEB, listener(told=EMPTY, ruled=EMPTY), Move.TELL, id="somebody came: first tell"),
-        pytest.param(WEB, listener(told=WEB, ruled=EMPTY), Move.RULE, id="then refuse no more"),
-        pytest.param(None, STANDING, Move.UNRULE, id="unwanted: first out of the rules"),
-        pytest.param(None, listener(ruled=None, ruled_at=YET_UNKNOWN), Move.WAIT, id="the kernel still leads there"),
-        pytest.param(None, listener(ruled=None), Move.CLOSE, id="nobody leads there"),
+        pytest.param(WEB, listener(sent=EMPTY, in_rules=EMPTY), Move.UPDATE, id="new endpoints: first update"),
+        pytest.param(WEB, listener(sent=WEB, in_rules=EMPTY), Move.ADD_RULE, id="then refuse no more"),
+        pytest.param(None, STANDING, Move.REMOVE_RULE, id="unwanted: first out of the rules"),
         pytest.param(
-            None, listener(confirmed=False, told=None, ruled=None, ruled_at=0), Move.CLOSE, id="never came to stand"
+            None, listener(in_rules=None, rules_generation=YET_UNKNOWN), Move.WAIT, id="the kernel still leads there"
         ),
-        pytest.param(WEB, listener(ruled=None, ruled_at=YET_UNKNOWN), Move.RULE, id="wanted again: same listener"),
-        pytest.param(OTHER_PROTOCOL, STANDING, Move.UNRULE, id="other protocol: leaves"),
-        pytest.param(OTHER_PROTOCOL, listener(ruled=None), Move.CLOSE, id="other protocol: closes, then opens anew"),
+        pytest.param(None, listener(in_rules=None), Move.CLOSE, id="no rule redirects there"),
+        pytest.param(
+            None,
+            listener(confirmed=False, sent=None, in_rules=None, rules_generation=0),
+            Move.CLOSE,
+            id="never came to stand",
+        ),
+        pytest.param(
+            WEB, listener(in_rules=None, rules_generation=YET_UNKNOWN), Move.ADD_RULE, id="wanted again: same listener"
+        ),
+        pytest.param(OTHER_PROTOCOL, STANDING, Move.REMOVE_RULE, id="other protocol: leaves"),
+        pytest.param(OTHER_PROTOCOL, listener(in_rules=None), Move.CLOSE, id="other protocol: closes, then opens anew"),
     ],
 )
 def test_next_move(wanted: Frontend | None, standing: ListenerState | None, move: Move) -> None:
     assert next_move(wanted, standing, address=ANY, applied=RULES) is move
 
 
-def test_a_listener_elsewhere_than_we_bind_leaves() -> None:
-    assert next_move(WEB, STANDING, address=Address("192.0.2.1"), applied=RULES) is Move.UNRULE
+def test_a_listener_at_another_address_than_bind_is_closed() -> None:
+    assert next_move(WEB, STANDING, address=Address("192.0.2.1"), applied=RULES) is Move.REMOVE_RULE
 
 
-def test_only_those_named_are_looked_at_and_those_who_rest_are_not_named() -> None:
+def test_only_named_frontends_are_planned_and_resting_ones_have_no_move() -> None:
     other = replace(WEB, name=frontend_name("other"))
     resting = replace(WEB, name=frontend_name("resting"))
     found = plan(
         [WEB.name, resting.name],
         {WEB.name: WEB, other.name: other, resting.name: resting},
-        {resting.name: replace(STANDING, told=endpoints_of(resting), ruled=resting)},
+        {resting.name: replace(STANDING, sent=endpoints_of(resting), in_rules=resting)},
         bind={Family.IPV6: Address("2001:db8::1")},
         applied=RULES,
     )

@@ -38,14 +38,14 @@ def ep(number: int, state: str = READY, *, node: str = "", zones: str = "", node
     )
 
 
-def numbered(everybody: tuple[Target, ...]) -> list[int]:
-    return [int(target.address.rpartition(".")[2]) for target in everybody]
+def numbered(all_candidates: tuple[Target, ...]) -> list[int]:
+    return [int(target.address.rpartition(".")[2]) for target in all_candidates]
 
 
 @pytest.mark.parametrize(
-    ("why", "facts", "endpoints", "everywhere", "here"),
+    ("why", "facts", "endpoints", "cluster_wide", "local"),
     [
-        ("nobody at all", US, [], [], []),
+        ("no endpoints", US, [], [], []),
         # Hints for zones.
         (
             "allotted by zone",
@@ -64,11 +64,11 @@ def numbered(everybody: tuple[Target, ...]) -> list[int]:
         ("one has no hint", US, [ep(1, zones="z1"), ep(2), ep(3, zones="z2")], [1, 2, 3], []),
         ("none for our zone", US, [ep(1, zones="z2"), ep(2, zones="z3")], [1, 2], []),
         ("our zone is unknown", ZONELESS, [ep(1, zones="z1"), ep(2, zones="z2")], [1, 2], []),
-        ("who is not ready needs no hint", US, [ep(1, zones="z1"), ep(2, UNREADY), ep(3, zones="z2")], [1], []),
+        ("an unready one needs no hint", US, [ep(1, zones="z1"), ep(2, UNREADY), ep(3, zones="z2")], [1], []),
         ("our zone's only one is not ready", US, [ep(1, UNREADY, zones="z1"), ep(2, zones="z2")], [2], []),
         ("our zone's only one is leaving", US, [ep(1, LEAVING, zones="z1"), ep(2, zones="z2")], [2], []),
         (
-            "hints do not count for those who leave",
+            "hints do not count for terminating ones",
             US,
             [ep(1, LEAVING, zones="z1"), ep(2, LEAVING, zones="z2")],
             [1, 2],
@@ -91,26 +91,26 @@ def numbered(everybody: tuple[Target, ...]) -> list[int]:
         # Conditions.
         ("all leave", US, [ep(1, LEAVING), ep(2, LEAVING), ep(3, GONE)], [1, 2], []),
         ("one is ready, others leave", US, [ep(1), ep(2, LEAVING)], [1], []),
-        ("nobody serves", US, [ep(1, GONE), ep(2, UNREADY)], [], []),
+        ("none serves", US, [ep(1, GONE), ep(2, UNREADY)], [], []),
         # Here.
         ("here and there", US, [ep(1, node="us"), ep(2, node="them")], [1, 2], [1]),
         ("only there", US, [ep(1, node="them")], [1], []),
-        ("nobody knows where", US, [ep(1)], [1], []),
-        ("we do not know who we are", NAMELESS, [ep(1, node="us"), ep(2)], [1, 2], []),
-        ("leaving here, ready there", US, [ep(1, LEAVING, node="us"), ep(2, node="them")], [2], [1]),
-        ("ready here, leaving there", US, [ep(1, node="us"), ep(2, LEAVING, node="them")], [1], [1]),
-        ("ready and leaving here", US, [ep(1, node="us"), ep(2, LEAVING, node="us")], [1], [1]),
-        ("leaving here and there", US, [ep(1, LEAVING, node="us"), ep(2, LEAVING, node="them")], [1, 2], [1]),
+        ("node unknown", US, [ep(1)], [1], []),
+        ("own node unknown", NAMELESS, [ep(1, node="us"), ep(2)], [1, 2], []),
+        ("terminating here, ready there", US, [ep(1, LEAVING, node="us"), ep(2, node="them")], [2], [1]),
+        ("ready here, terminating there", US, [ep(1, node="us"), ep(2, LEAVING, node="them")], [1], [1]),
+        ("ready and terminating here", US, [ep(1, node="us"), ep(2, LEAVING, node="us")], [1], [1]),
+        ("terminating here and there", US, [ep(1, LEAVING, node="us"), ep(2, LEAVING, node="them")], [1, 2], [1]),
         ("gone here", US, [ep(1, GONE, node="us"), ep(2, node="them")], [2], []),
         (
-            "hints have no say here",
+            "hints do not count for local ones",
             US,
             [ep(1, node="us", zones="z2"), ep(2, node="them", zones="z1"), ep(3, node="us", zones="z1")],
             [2, 3],
             [1, 3],
         ),
         (
-            "hints there, leaving here",
+            "hints there, terminating here",
             US,
             [ep(1, LEAVING, node="us", zones="z1"), ep(2, node="them", zones="z1"), ep(3, node="them", zones="z2")],
             [2],
@@ -118,10 +118,12 @@ def numbered(everybody: tuple[Target, ...]) -> list[int]:
         ),
     ],
 )
-def test_table(why: str, facts: NodeFacts, endpoints: list[Endpoint], everywhere: list[int], here: list[int]) -> None:
+def test_table(
+    why: str, facts: NodeFacts, endpoints: list[Endpoint], cluster_wide: list[int], local: list[int]
+) -> None:
     choice = choose([Candidate(Target(endpoint.address, 80), endpoint) for endpoint in endpoints], facts)
-    assert (numbered(choice.everywhere), numbered(choice.here)) == (everywhere, here), why
-    assert choice.anybody == bool(everywhere)
+    assert (numbered(choice.cluster_wide), numbered(choice.local)) == (cluster_wide, local), why
+    assert choice.any_usable == bool(cluster_wide)
 
 
 STATES = tuple(itertools.product(CONDITIONS, ("us", "them")))
@@ -129,7 +131,7 @@ STATES = tuple(itertools.product(CONDITIONS, ("us", "them")))
 
 @pytest.mark.parametrize("states", list(itertools.combinations_with_replacement(STATES, 3)))
 def test_every_combination_of_conditions_and_places(states: tuple[tuple[str, str], ...]) -> None:
-    """Everywhere and here are decided alike, each for itself."""
+    """Cluster-wide and local endpoints are selected by the same rules, each by itself."""
     endpoints = [ep(number, state, node=node) for number, (state, node) in enumerate(states)]
 
     def expected(among: list[int]) -> list[int]:
@@ -137,8 +139,8 @@ def test_every_combination_of_conditions_and_places(states: tuple[tuple[str, str
         return ready or [number for number in among if states[number][0] == LEAVING]
 
     choice = choose([Candidate(Target(endpoint.address, 80), endpoint) for endpoint in endpoints], US)
-    assert numbered(choice.everywhere) == expected([0, 1, 2])
-    assert numbered(choice.here) == expected([number for number in range(3) if states[number][1] == "us"])
+    assert numbered(choice.cluster_wide) == expected([0, 1, 2])
+    assert numbered(choice.local) == expected([number for number in range(3) if states[number][1] == "us"])
 
 
 # Against a naive model.
@@ -160,35 +162,37 @@ endpoints_at_random = st.lists(
 )
 
 
-def naive(everybody: list[Endpoint], facts: NodeFacts) -> tuple[set[str], set[str]]:
+def naive(all_candidates: list[Endpoint], facts: NodeFacts) -> tuple[set[str], set[str]]:
     """By the letter of the rule, step by step."""
-    ready = {e.address: e for e in everybody if e.ready}
-    everywhere: set[str] = set(ready)
+    ready = {e.address: e for e in all_candidates if e.ready}
+    cluster_wide: set[str] = set(ready)
     for_node = {a for a, e in ready.items() if facts.name in e.node_hints}
     for_zone = {a for a, e in ready.items() if facts.zone in e.zone_hints}
     if for_node and not [e for e in ready.values() if len(e.node_hints) == 0]:
-        everywhere = set(for_node)
+        cluster_wide = set(for_node)
     elif for_zone and not [e for e in ready.values() if len(e.zone_hints) == 0]:
-        everywhere = set(for_zone)
-    if not everywhere:
-        everywhere = {e.address for e in everybody if e.serving and e.terminating}
-    here: set[str] = {a for a, e in ready.items() if facts.name and e.node == facts.name}
-    if not here:
-        here = {e.address for e in everybody if e.serving and e.terminating and facts.name and e.node == facts.name}
-    return everywhere, here
+        cluster_wide = set(for_zone)
+    if not cluster_wide:
+        cluster_wide = {e.address for e in all_candidates if e.serving and e.terminating}
+    local: set[str] = {a for a, e in ready.items() if facts.name and e.node == facts.name}
+    if not local:
+        local = {
+            e.address for e in all_candidates if e.serving and e.terminating and facts.name and e.node == facts.name
+        }
+    return cluster_wide, local
 
 
 @given(endpoints_at_random, st.sampled_from(["us", "", "elsewhere"]), st.sampled_from(["z1", "", "elsewhere"]))
-def test_choice_equals_the_naive_model(everybody: list[Endpoint], name: str, zone: str) -> None:
+def test_choice_equals_the_naive_model(all_candidates: list[Endpoint], name: str, zone: str) -> None:
     facts = NodeFacts(name=name, zone=zone)
-    choice = choose([Candidate(Target(endpoint.address, 80), endpoint) for endpoint in everybody], facts)
-    everywhere, here = naive(everybody, facts)
-    assert ({t.address for t in choice.everywhere}, {t.address for t in choice.here}) == (everywhere, here)
-    assert list(choice.everywhere) == sorted(set(choice.everywhere))
-    assert choice.anybody == bool([e for e in everybody if e.ready or (e.serving and e.terminating)])
+    choice = choose([Candidate(Target(endpoint.address, 80), endpoint) for endpoint in all_candidates], facts)
+    cluster_wide, local = naive(all_candidates, facts)
+    assert ({t.address for t in choice.cluster_wide}, {t.address for t in choice.local}) == (cluster_wide, local)
+    assert list(choice.cluster_wide) == sorted(set(choice.cluster_wide))
+    assert choice.any_usable == bool([e for e in all_candidates if e.ready or (e.serving and e.terminating)])
 
 
-# Who is a candidate.
+# Candidates.
 
 
 def of_http(*slices: EndpointSlice) -> list[Candidate]:
@@ -216,7 +220,7 @@ def test_of_an_endpoint_in_two_slices_the_best_word_counts(worse: str) -> None:
         assert found.endpoint.ready
 
 
-def test_an_endpoint_that_leaves_by_one_slice_and_is_gone_by_the_other_still_serves() -> None:
+def test_an_endpoint_terminating_in_one_slice_and_gone_in_the_other_still_serves() -> None:
     slices = [endpoint_slice("web", (ep(1, state),), called=state) for state in (GONE, LEAVING)]
     for order in itertools.permutations(slices):
-        assert choose(of_http(*order), US).everywhere == targets("10.0.0.1:8080")
+        assert choose(of_http(*order), US).cluster_wide == targets("10.0.0.1:8080")

@@ -32,7 +32,7 @@ from kubeproxy.model import (
 )
 from kubeproxy.netfilter.ruleset import ProxyPort
 from kubeproxy.proxier import NodeFacts, Preserve
-from kubeproxy.proxier.frontends import health, resolve
+from kubeproxy.proxier.frontends import resolve
 from tests.proxier.builders import endpoint_slice
 from tests.proxier.machine import NodeMachine
 from tests.proxier.node import SOURCE, Node
@@ -91,7 +91,7 @@ class PoliciesMachine(NodeMachine):
         self.endpoints: dict[ServiceName, list[Endpoint]] = {}
 
     @initialize(preserve=st.sampled_from(Preserve))
-    def choose_whose_address_is_kept(self, preserve: Preserve) -> None:
+    def choose_preserved_addresses(self, preserve: Preserve) -> None:
         self.node.list_nothing()
         self.start()
         self.facts = replace(self.facts, preserve=preserve)
@@ -146,7 +146,7 @@ class PoliciesMachine(NodeMachine):
             self.node.reserver.taken ^= {(protocol, port)}
 
     @rule(times=st.integers(1, 3))
-    def kernel_says_no(self, times: int) -> None:
+    def kernel_refuses(self, times: int) -> None:
         self.node.netfilter.fail(times=times)
 
     @rule()
@@ -171,39 +171,67 @@ class PoliciesMachine(NodeMachine):
             self.wait(self.node.pass_time(40.0))
         wanted: dict[FrontendName, Frontend] = {}
         claims: set[Destination] = set()
-        denied: dict[Destination, set[ServiceName]] = {}
+        unavailable: dict[Destination, set[ServiceName]] = {}
+        owners = self.node_port_owners()
         for service in self.services.values():
-            for frontend in resolve(service, self.slices(service.name), self.facts):
+            for frontend in resolve(service, self.slices(service.name), self.facts).frontends:
                 wanted[frontend.name] = frontend
                 for destination in frontend.destinations | frontend.own_destinations:
                     if not self.claimed(service, destination):
                         continue
-                    if (destination.protocol, destination.port) in self.node.reserver.taken:
-                        denied.setdefault(destination, set()).add(service.name)
+                    taken = (destination.protocol, destination.port) in self.node.reserver.taken
+                    place = (destination.protocol, family_of(destination.address), destination.port)
+                    alien = destination.address not in NODE_PORTS.values() and owners.get(
+                        place, set()
+                    ) - self.claimants(destination)
+                    if taken or alien:
+                        unavailable.setdefault(destination, set()).add(service.name)
                     else:
                         claims.add(destination)
-        self.rules_are_right(wanted, denied)
+        self.rules_are_right(wanted, unavailable)
         self.claims_are_right(claims)
-        for destination, names in denied.items():
+        for destination, names in unavailable.items():
             for name in names:
                 assert any(str(destination.port) in text for text in self.node.diary.problems[name])
         assert self.node.diary.health == {
             name: found
             for name, service in self.services.items()
-            if (found := health(service, self.slices(name), self.facts))
+            if (found := resolve(service, self.slices(name), self.facts).health)
         }
         assert self.node.proxier.snapshot().pending_since is None
 
+    def node_port_owners(self) -> dict[tuple[Protocol, Family, int], set[ServiceName]]:
+        """The Services that have a node port."""
+        owners: dict[tuple[Protocol, Family, int], set[ServiceName]] = {}
+        for service in self.services.values():
+            for frontend in resolve(service, self.slices(service.name), self.facts).frontends:
+                for it in frontend.destinations | frontend.own_destinations:
+                    if it.address in NODE_PORTS.values():
+                        owners.setdefault((it.protocol, family_of(it.address), it.port), set()).add(service.name)
+        return owners
+
+    def claimants(self, destination: Destination) -> set[ServiceName]:
+        """The Services that claim a port of this node."""
+        return {
+            service.name
+            for service in self.services.values()
+            if self.claimed(service, destination)
+            and any(
+                destination in frontend.destinations | frontend.own_destinations
+                for frontend in resolve(service, self.slices(service.name), self.facts).frontends
+            )
+        }
+
     def rules_are_right(
-        self, wanted: dict[FrontendName, Frontend], denied: dict[Destination, set[ServiceName]]
+        self, wanted: dict[FrontendName, Frontend], unavailable: dict[Destination, set[ServiceName]]
     ) -> None:
         kernel, listening = self.node.netfilter.kernel, self.node.data_plane.listening
         assert listening.keys() == wanted.keys()
         ports = {ProxyPort(listen.protocol, listen.port): name for name, listen in listening.items()}
         assert kernel.proxy_ports == ports.keys()
         for name, frontend in wanted.items():
-            told = self.node.data_plane.endpoints[name]
-            assert (told.endpoints, told.preserve) == (frontend.endpoints, frontend.preserve)
+            sent = self.node.data_plane.endpoints[name]
+            assert (sent.endpoints, sent.preserve) == (frontend.endpoints, frontend.preserve)
         for table, asks in (
             (kernel.redirects, {n: f.destinations for n, f in wanted.items()}),
             (kernel.own_redirects, {n: f.own_destinations for n, f in wanted.items()}),
@@ -216,7 +244,7 @@ class PoliciesMachine(NodeMachine):
                 for table in (kernel.redirects, kernel.own_redirects)
                 if destination in table
             }
-            assert len(found) == (0 if destination in denied else 1)
+            assert len(found) == (0 if destination in unavailable else 1)
             for holder in found:
                 holders = [f for f in wanted.values() if f.name.service_port == holder]
                 assert (destination in kernel.own_redirects) == any(destination in f.own_destinations for f in holders)
@@ -224,7 +252,7 @@ class PoliciesMachine(NodeMachine):
                 assert kernel.allowed_sources.get(destination, frozenset()) == (ranges or {frozenset()}).pop()
         external = any(name.scope is Scope.EXTERNAL for name in wanted)
         preserving = {Preserve.NEVER: False, Preserve.EXTERNAL_LOCAL: external, Preserve.LOCAL: bool(wanted)}
-        # The way back stays when nobody needs it any more: running connections may.
+        # The way back stays without such frontends: running connections may need it.
         assert kernel.transparent >= preserving[self.facts.preserve]
         assert self.facts.preserve is not Preserve.NEVER or not kernel.transparent
 
@@ -240,13 +268,13 @@ class PoliciesMachine(NodeMachine):
         assert held == claims - covered
 
     @invariant()
-    def nobody_is_led_to_a_node_port_that_is_not_held(self) -> None:
+    def no_client_is_led_to_a_node_port_that_is_not_held(self) -> None:
         for destination in self.node.netfilter.kernel.redirects:
             if destination.address in NODE_PORTS.values():
                 assert (destination.protocol, destination.address, destination.port) in self.node.reserver.held
 
     @invariant()
-    def nobody_is_led_astray(self) -> None:
+    def no_client_is_misdirected(self) -> None:
         kernel, data_plane = self.node.netfilter.kernel, self.node.data_plane
         standing = {ProxyPort(listen.protocol, listen.port): name for name, listen in data_plane.listening.items()}
         for table in (kernel.redirects, kernel.own_redirects):
@@ -261,10 +289,10 @@ class PoliciesMachine(NodeMachine):
         if not kernel.transparent:
             tables = (kernel.redirects, kernel.own_redirects)
             reached = {ProxyPort(d.protocol, port) for table in tables for d, port in table.items()}
-            for name, told in data_plane.endpoints.items():
+            for name, sent in data_plane.endpoints.items():
                 listen = data_plane.listening[name]
                 empty = kernel.refused | kernel.dropped
-                if told.preserve and ProxyPort(listen.protocol, listen.port) in reached - empty:
+                if sent.preserve and ProxyPort(listen.protocol, listen.port) in reached - empty:
                     raise AssertionError(f"{name} dials as its clients, and the kernel does not lead the answers back")
 
 

@@ -102,7 +102,7 @@ async def test_a_node_port_answers_at_the_nodes_addresses_and_is_held(node: Node
     assert not node.reserver.held
 
 
-async def test_a_node_port_is_held_until_the_kernel_leads_nobody_there(node: Node) -> None:
+async def test_a_node_port_is_held_until_no_rule_redirects_there(node: Node) -> None:
     await serve(node, service())
     node.netfilter.fail()
     node.tracker.remove_service(SOURCE, name("web"))
@@ -113,7 +113,7 @@ async def test_a_node_port_is_held_until_the_kernel_leads_nobody_there(node: Nod
     assert not node.reserver.held
 
 
-async def test_under_policy_local_the_cluster_chooses_freely_and_others_do_not(node: Node) -> None:
+async def test_under_policy_local_only_the_cluster_uses_all_endpoints(node: Node) -> None:
     await serve(node, service(policy=TrafficPolicy.LOCAL, external="198.51.100.1"))
     for where in ("192.0.2.1:30080", "198.51.100.1:80"):
         assert meets(node, where) == ("10.0.0.1",)
@@ -203,7 +203,7 @@ async def test_proxy_ports_step_over_node_ports() -> None:
     await node.close()
 
 
-async def test_two_services_that_want_one_node_port(node: Node) -> None:
+async def test_two_services_claim_one_node_port(node: Node) -> None:
     await serve(node, service("first"))
     await serve(node, service("second", "10.96.0.2"), endpoints=(THERE,))
     assert meets(node, "192.0.2.1:30080") == ("10.0.0.1", "10.0.0.2")
@@ -234,12 +234,12 @@ async def test_another_zone_means_other_endpoints(node: Node) -> None:
 
 async def test_other_node_addresses_take_the_node_ports(node: Node) -> None:
     await serve(node, service())
-    told = len(node.data_plane.sent)
+    count = len(node.data_plane.sent)
     node.proxier.set_facts(replace(FACTS, node_addresses=frozenset({Address("192.0.2.7")})))
     await node.pass_time(2.0)
     assert meets(node, "192.0.2.1:30080") is Fate.PASSED
     assert meets(node, "192.0.2.7:30080") == ("10.0.0.1", "10.0.0.2")
-    assert len(node.data_plane.sent) == told
+    assert len(node.data_plane.sent) == count
 
 
 async def test_many_services_follow_new_facts_in_batches(node: Node) -> None:
@@ -251,7 +251,7 @@ async def test_many_services_follow_new_facts_in_batches(node: Node) -> None:
     node.proxier.set_facts(replace(FACTS, zone="z2"))
     assert node.proxier.snapshot().pending_since is not None
     await node.rest()
-    assert {told.endpoints for told in node.data_plane.endpoints.values()} == {ON_THEM}
+    assert {it.endpoints for it in node.data_plane.endpoints.values()} == {ON_THEM}
     assert node.proxier.snapshot().pending_since is None
 
 
@@ -264,7 +264,7 @@ async def test_a_service_that_goes_while_it_waits_to_be_resolved_again(node: Nod
     assert node.proxier.snapshot().pending_since is None
 
 
-def test_the_tracker_tells_of_the_node_when_it_changes(node: Node) -> None:
+def test_the_tracker_reports_changes_of_the_node(node: Node) -> None:
     calls: list[ModelNode | None] = []
     node.tracker.notify_node(lambda: calls.append(node.tracker.node))
     ours = ModelNode("us", zone="z1")
@@ -335,7 +335,7 @@ async def test_what_failed_is_reconciled_the_next_time_from_where_it_was(tracked
     assert node.proxier.snapshot().failing is None
 
 
-async def test_rules_that_somebody_took_away_may_have_left_flows_of_any_kind(
+async def test_removed_rules_may_leave_flows_of_any_kind(
     tracked: tuple[Node, FakeConntrack],
 ) -> None:
     node, conntrack = tracked
@@ -360,7 +360,7 @@ async def test_no_transaction_no_reconciliation(tracked: tuple[Node, FakeConntra
 # Health check node ports.
 
 
-async def test_health_is_said_when_it_changes(node: Node) -> None:
+async def test_health_is_reported_when_it_changes(node: Node) -> None:
     balanced = service(policy=TrafficPolicy.LOCAL, balancer="203.0.113.1", health_check_node_port=32000)
     await serve(node, balanced)
     assert node.diary.health == {name("web"): (32000, 1)}

@@ -1,4 +1,4 @@
-"""Node ports held against other processes, and who yields to whom."""
+"""Node ports held against other processes, and which claim yields."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.proxier.builders import frontend_name
 from tests.support.doubles.data_plane import FakePortReserver
 
 WEB, SHOP = frontend_name("web"), frontend_name("shop")
+WEB_TOO = frontend_name("web", "other")
 NODE = Address("192.0.2.1")
 WILDCARD = NODE_PORTS[Family.IPV4]
 
@@ -42,20 +43,22 @@ def no_endpoint(destination: Destination) -> bool:
 
 
 def test_what_is_wanted_is_held_until_it_is_released(claims: NodePortClaims, reserver: FakePortReserver) -> None:
-    assert not claims.want(WEB, frozenset({at(), at(protocol=Protocol.UDP), at(NODE_PORTS[Family.IPV6])}))
+    assert not claims.claim(WEB, frozenset({at(), at(protocol=Protocol.UDP), at(NODE_PORTS[Family.IPV6])}))
     assert held(reserver) == {at(), at(protocol=Protocol.UDP), at(NODE_PORTS[Family.IPV6])}
-    claims.want(WEB, frozenset({at()}))
+    claims.claim(WEB, frozenset({at()}))
     claims.release(lambda destination: destination.protocol is Protocol.UDP)
     assert held(reserver) == {at(), at(protocol=Protocol.UDP)}
     claims.release(no_endpoint)
     assert held(reserver) == {at()}
 
 
-def test_who_takes_a_destination_over_takes_its_claim(claims: NodePortClaims, reserver: FakePortReserver) -> None:
-    claims.want(WEB, frozenset({at()}))
+def test_a_new_claimant_of_a_destination_takes_over_its_claim(
+    claims: NodePortClaims, reserver: FakePortReserver
+) -> None:
+    claims.claim(WEB, frozenset({at()}))
     (before,) = reserver.held.values()
-    claims.want(SHOP, frozenset({at()}))
-    claims.want(WEB, frozenset())
+    claims.claim(SHOP, frozenset({at()}))
+    claims.claim(WEB, frozenset())
     claims.release(no_endpoint)
     assert list(reserver.held.values()) == [before]
 
@@ -64,25 +67,25 @@ def test_a_port_of_another_process_is_denied_and_had_once_it_is_free(
     claims: NodePortClaims, reserver: FakePortReserver
 ) -> None:
     reserver.taken.add((Protocol.TCP, 30080))
-    assert claims.want(WEB, frozenset({at(), at(port=30081)})) == {WEB}
-    assert claims.denied(WEB) == {at()}
+    assert claims.claim(WEB, frozenset({at(), at(port=30081)})) == {WEB}
+    assert claims.unavailable(WEB) == {at()}
     assert "another process" in claims.faults[at()]
     assert not claims.retry()
     reserver.taken.clear()
     assert claims.retry() == {WEB}
-    assert not claims.denied(WEB)
+    assert not claims.unavailable(WEB)
     assert not claims.faults
 
 
-def test_a_port_that_is_a_proxy_port_is_said_to_be_one(claims: NodePortClaims, reserver: FakePortReserver) -> None:
+def test_a_port_that_is_a_proxy_port_is_named_as_one(claims: NodePortClaims, reserver: FakePortReserver) -> None:
     reserver.taken.add((Protocol.TCP, 30099))
-    claims.want(WEB, frozenset({at(port=30099)}))
+    claims.claim(WEB, frozenset({at(port=30099)}))
     assert "--proxy-port-range" in claims.faults[at(port=30099)]
 
 
-def test_other_errors_are_told_as_they_are(claims: NodePortClaims, reserver: FakePortReserver) -> None:
+def test_other_errors_are_reported_unchanged(claims: NodePortClaims, reserver: FakePortReserver) -> None:
     reserver.error = OSError(errno.EMFILE, "Too many open files")
-    claims.want(WEB, frozenset({at()}))
+    claims.claim(WEB, frozenset({at()}))
     assert "Too many open files" in claims.faults[at()]
 
 
@@ -90,8 +93,8 @@ def test_what_is_denied_and_not_wanted_any_more_is_forgotten(
     claims: NodePortClaims, reserver: FakePortReserver
 ) -> None:
     reserver.taken.add((Protocol.TCP, 30080))
-    claims.want(WEB, frozenset({at()}))
-    claims.want(WEB, frozenset())
+    claims.claim(WEB, frozenset({at()}))
+    claims.claim(WEB, frozenset())
     assert not claims.faults
     reserver.taken.clear()
     assert not claims.retry()
@@ -101,12 +104,12 @@ def test_what_is_denied_and_not_wanted_any_more_is_forgotten(
 def test_a_node_port_includes_the_same_port_at_the_nodes_own_addresses(
     claims: NodePortClaims, reserver: FakePortReserver
 ) -> None:
-    claims.want(WEB, frozenset({at(NODE)}))
+    claims.claim(WEB, frozenset({at(NODE)}))
     assert held(reserver) == {at(NODE)}
-    assert not claims.want(SHOP, frozenset({at()}))
+    assert not claims.claim(WEB_TOO, frozenset({at()}))
     assert held(reserver) == {at()}
-    assert not claims.denied(WEB)
-    claims.want(SHOP, frozenset())
+    assert not claims.unavailable(WEB)
+    claims.claim(WEB_TOO, frozenset())
     assert held(reserver) == {at()}
     assert not claims.release(no_endpoint)
     assert held(reserver) == {at(NODE)}
@@ -119,16 +122,16 @@ def test_if_the_wildcard_is_denied_single_addresses_are_kept(reserver: FakePortR
 
     reserver = OneAddressTaken()
     claims = NodePortClaims(reserver, is_proxy_port=lambda protocol, port: False)
-    claims.want(WEB, frozenset({at(NODE)}))
-    assert claims.want(SHOP, frozenset({at()})) == {SHOP}
+    claims.claim(WEB, frozenset({at(NODE)}))
+    assert claims.claim(WEB_TOO, frozenset({at()})) == {WEB_TOO}
     assert held(reserver) == {at(NODE)}
-    assert not claims.denied(WEB)
-    assert claims.denied(SHOP) == {at()}
+    assert not claims.unavailable(WEB)
+    assert claims.unavailable(WEB_TOO) == {at()}
 
 
 def test_everything_is_given_back_in_the_end(claims: NodePortClaims, reserver: FakePortReserver) -> None:
-    claims.want(WEB, frozenset({at(), at(NODE, 80)}))
-    claims.want(WEB, frozenset({at()}))
+    claims.claim(WEB, frozenset({at(), at(NODE, 80)}))
+    claims.claim(WEB, frozenset({at()}))
     claims.close()
     assert not reserver.held
     claims.close()
@@ -148,14 +151,14 @@ class ClaimsMachine(RuleBasedStateMachine):
         self.known: dict[FrontendName, frozenset[Destination]] = {WEB: frozenset(), SHOP: frozenset()}
         """What frontends believe that they were denied."""
 
-    def tell(self, changed: set[FrontendName]) -> None:
+    def update(self, changed: set[FrontendName]) -> None:
         for name in changed:
-            self.known[name] = self.claims.denied(name)
+            self.known[name] = self.claims.unavailable(name)
 
     @rule(name=st.sampled_from([WEB, SHOP]), destinations=st.frozensets(st.sampled_from(DESTINATIONS)))
-    def want(self, name: FrontendName, destinations: frozenset[Destination]) -> None:
+    def claim(self, name: FrontendName, destinations: frozenset[Destination]) -> None:
         self.wants[name] = destinations
-        self.tell(self.claims.want(name, destinations) | {name})
+        self.update(self.claims.claim(name, destinations) | {name})
 
     @rule(port=st.sampled_from([30080, 30081]))
     def others(self, port: int) -> None:
@@ -164,33 +167,33 @@ class ClaimsMachine(RuleBasedStateMachine):
 
     @rule()
     def retry(self) -> None:
-        self.tell(self.claims.retry())
+        self.update(self.claims.retry())
         free = {d for d in DESTINATIONS if (Protocol.TCP, d.port) not in self.reserver.taken}
-        assert not free & self.claims.faults.keys()
+        assert not free & self.claims.awaited
 
     @rule(in_use=st.frozensets(st.sampled_from(DESTINATIONS)))
     def release(self, in_use: frozenset[Destination]) -> None:
-        self.tell(self.claims.release(in_use.__contains__))
+        self.update(self.claims.release(in_use.__contains__))
 
     @rule()
     def release_all(self) -> None:
-        self.tell(self.claims.release(no_endpoint))
+        self.update(self.claims.release(no_endpoint))
         assert held(self.reserver) <= frozenset().union(*self.wants.values())
 
     @invariant()
     def granted_is_held(self) -> None:
         have = held(self.reserver)
         for name, destinations in self.wants.items():
-            for destination in destinations - self.claims.denied(name):
+            for destination in destinations - self.claims.unavailable(name):
                 assert destination in have or destination._replace(address=WILDCARD) in have
 
     @invariant()
-    def everybody_knows(self) -> None:
+    def all_parts_agree(self) -> None:
         for name in (WEB, SHOP):
-            assert self.known[name] == self.claims.denied(name)
+            assert self.known[name] == self.claims.unavailable(name)
         wanted = frozenset().union(*self.wants.values())
         assert self.claims.faults.keys() <= wanted
-        assert all(self.claims.users(d) == {n for n, w in self.wants.items() if d in w} for d in self.claims.faults)
+        assert all(self.claims.claimants(d) == {n for n, w in self.wants.items() if d in w} for d in self.claims.faults)
 
 
 ClaimsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -52,7 +52,7 @@ def test_scopes_lead_to_proxy_ports_of_their_own() -> None:
     assert not rules.contests()
 
 
-def test_refused_and_dropped_are_told_apart() -> None:
+def test_refused_and_dropped_differ() -> None:
     rules = Rules()
     rules.put(replace(frontend("web", VIP), endpoints=()), 40001)
     rules.put(replace(apart("shop")[1], endpoints=(), when_empty=Verdict.DROP), 40002)
@@ -128,7 +128,7 @@ def test_the_node_is_part_of_the_rules() -> None:
     assert rules.generation == 1
 
 
-def test_the_way_back_is_there_before_anybody_dials_from_a_clients_address() -> None:
+def test_routing_is_there_before_a_client_address_is_preserved() -> None:
     cluster, external = apart("web")
     expected = {
         Preserve.NEVER: (False, False, False),
@@ -151,14 +151,14 @@ def test_the_way_back_is_there_before_anybody_dials_from_a_clients_address() -> 
         assert not rules.ruleset().transparent
 
 
-def test_when_all_have_gone_nothing_is_left() -> None:
+def test_after_the_last_removal_nothing_is_left() -> None:
     rules = Rules()
-    everybody = [*apart("web"), frontend("shop", VIP, NODE_PORT, ranged=(VIP,), ranges=("192.0.2.0/24",))]
-    for order in itertools.permutations(everybody):
-        for number, one in enumerate(everybody):
+    all_candidates = [*apart("web"), frontend("shop", VIP, NODE_PORT, ranged=(VIP,), ranges=("192.0.2.0/24",))]
+    for order in itertools.permutations(all_candidates):
+        for number, one in enumerate(all_candidates):
             rules.put(one, 40001 + number)
         for one in order:
             rules.remove(one.name)
         assert rules.ruleset() == RuleSet()
-        assert not rules.leads(VIP)
+        assert not rules.has_claim(VIP)
         assert not rules.contests()

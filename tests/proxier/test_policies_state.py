@@ -67,12 +67,13 @@ def test_a_claim_outlives_the_rules_that_need_it(state: ProxierState, reserver: 
     assert not reserver.held
 
 
-def test_who_was_held_by_a_node_port_and_cannot_be_held_alone_is_told_so(
+def test_an_external_address_waits_for_a_node_port_and_then_for_descriptors(
     state: ProxierState, reserver: FakePortReserver
 ) -> None:
     put(state, WEB, SHOP)
     settle(state)
-    assert destination("192.0.2.1:30080") in state.wanted[frontend_name("shop")].destinations
+    assert destination("192.0.2.1:30080") not in state.wanted[frontend_name("shop")].destinations
+    assert any("the node port of default/web" in text for text in state.problems()[SHOP.name])
     reserver.error = OSError(errno.EMFILE, "Too many open files")
     remove(state, WEB)
     settle(state)

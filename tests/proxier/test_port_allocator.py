@@ -1,4 +1,4 @@
-"""Proxy ports: never in two hands, stepped over when somebody else has them, used again late."""
+"""Proxy ports: never allocated twice, skipped when another process has them, used again late."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def take(ports: Ports, count: int, protocol: Protocol = TCP) -> list[Reservation
 
 
 class TestRange:
-    def test_a_range_of_one_is_handed_out_once_and_again_after_its_release(self) -> None:
+    def test_a_range_of_one_port_is_allocated_once_and_again_after_its_release(self) -> None:
         """kube-proxy's TestRangeAllocatorFullyAllocated."""
         ports = Ports(FakePortReserver(), PortRange(1, 1))
         (only,) = take(ports, 1)
@@ -37,14 +37,14 @@ class TestRange:
         with pytest.raises(NoPort):
             ports.reserve(TCP, ANY4)
 
-    def test_a_freed_port_comes_back_last(self) -> None:
+    def test_a_released_port_is_used_again_last(self) -> None:
         ports = Ports(FakePortReserver(), PortRange(1, 4))
         first, second = take(ports, 2)
         ports.release(TCP, second)
         ports.release(TCP, first)
         assert [reservation.port for reservation in take(ports, 4)] == [3, 4, 2, 1]
 
-    def test_ports_of_others_are_stepped_over_and_taken_when_freed(self) -> None:
+    def test_ports_of_other_processes_are_skipped_and_used_when_freed(self) -> None:
         reserver = FakePortReserver()
         reserver.taken = {(TCP, 1), (TCP, 3)}
         ports = Ports(reserver, PortRange(1, 4))
@@ -60,7 +60,7 @@ class TestRange:
         assert ports.reserve(TCP, ANY6).port == 2
 
     @pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
-    def test_what_no_other_port_would_mend_is_said_and_loses_none(self, number: int) -> None:
+    def test_an_error_for_all_ports_is_reported_and_loses_no_port(self, number: int) -> None:
         reserver = FakePortReserver()
         reserver.error = OSError(number, "no")
         ports = Ports(reserver, PortRange(1, 2))
@@ -128,7 +128,7 @@ class TestKernelsChoice:
         ports = Ports(reserver, None)
         ports.release(TCP, ports.reserve(TCP, ANY4))
         assert ports.reserve(TCP, ANY4).port == 40000
-        with pytest.raises(NoPort, match="the kernel gives no TCP port"):
+        with pytest.raises(NoPort, match="the kernel has no free TCP port"):
             ports.reserve(TCP, ANY4)
 
     def test_only_numbers_of_the_other_family_are_none(self) -> None:

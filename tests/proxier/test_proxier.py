@@ -1,10 +1,11 @@
-"""The proxier among fakes: what clients meet after what the sources said, and when."""
+"""The proxier among fakes: the outcome for clients after changes of the sources, and when."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -15,6 +16,7 @@ from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.packet_trace import Fate
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier import START_GRACE_S, Periods, PortRange
+from kubeproxy.proxier.sync_schedule import QUICK_ROUNDS
 from tests.proxier.builders import endpoint_slice, frontend_name, name, service, targets
 from tests.proxier.node import SOURCE, Node
 from tests.support.doubles.conntrack import FakeConntrack
@@ -99,6 +101,7 @@ class TestServices:
     async def test_created_again_before_its_rules_are_gone_it_keeps_its_listener(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         port = node.proxy_port(WEB)
+        await no_more_quick_rounds(node)
         node.tracker.put_slice(SOURCE, endpoint_slice("web", ()))
         await node.rest()
         node.tracker.remove_service(SOURCE, WEB.service_port.service)
@@ -204,7 +207,9 @@ class TestEndpoints:
         assert node.netfilter.history == before
         assert node.data_plane.sent == [SetEndpoints(WEB, e) for e in (TWO, TWO[1:], ONE)]
 
-    async def test_nobody_left_is_refused_by_the_kernel_before_the_data_plane_knows(self, make_node: MakeNode) -> None:
+    async def test_without_endpoints_the_kernel_refuses_before_the_data_plane_is_updated(
+        self, make_node: MakeNode
+    ) -> None:
         node = await serving(make_node())
         node.netfilter.fail()
         node.tracker.put_slice(SOURCE, endpoint_slice("web", ()))
@@ -215,7 +220,7 @@ class TestEndpoints:
         assert node.answers(VIP) is Fate.REFUSED
         assert node.data_plane.sent == [SetEndpoints(WEB, ())]
 
-    async def test_somebody_again_is_served(self, make_node: MakeNode) -> None:
+    async def test_endpoints_that_return_are_served(self, make_node: MakeNode) -> None:
         node = await serving(make_node(), "")
         assert node.answers(VIP) is Fate.REFUSED
         node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1"))
@@ -229,7 +234,7 @@ class TestEndpoints:
         await node.rest()
         assert not node.data_plane.sent
 
-    async def test_the_cluster_s_time_of_a_change_is_told_once_it_is_in_effect(self, make_node: MakeNode) -> None:
+    async def test_the_trigger_time_of_a_change_is_reported_once_it_is_in_effect(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         node.netfilter.fail()
         node.tracker.put_slice(SOURCE, endpoint_slice("web", (), trigger_time="2026-01-01T00:00:00Z"))
@@ -307,12 +312,28 @@ class TestStart:
         assert node.proxier.snapshot().failing is None
 
 
+async def no_more_quick_rounds(node: Node) -> None:
+    """Change so much that the next transaction has to wait."""
+    for number in range(QUICK_ROUNDS):
+        node.tracker.put_service(SOURCE, service(f"quick-{number}", f"10.96.1.{number}"))
+        await node.rest()
+        assert node.answers(f"10.96.1.{number}:80") is Fate.REFUSED
+
+
 class TestPace:
-    async def test_the_first_change_is_at_once_and_the_next_waits(self, make_node: MakeNode) -> None:
+    async def test_a_service_and_its_endpoints_are_in_effect_at_once(self, make_node: MakeNode) -> None:
+        """Point 10: two writes, one after the other."""
         node = await serving(make_node())
         node.tracker.put_service(SOURCE, service("a", "10.96.0.2"))
         await node.rest()
         assert node.answers("10.96.0.2:80") is Fate.REFUSED
+        node.tracker.put_slice(SOURCE, endpoint_slice("a", "10.0.0.1"))
+        await node.rest()
+        assert node.answers("10.96.0.2:80") == ONE
+
+    async def test_the_first_changes_are_at_once_and_the_next_waits(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        await no_more_quick_rounds(node)
         node.tracker.put_service(SOURCE, service("b", "10.96.0.3"))
         await node.pass_time(0.5)
         node.tracker.put_service(SOURCE, service("c", "10.96.0.4"))
@@ -341,7 +362,7 @@ class TestPace:
         await node.rest()
         assert node.answers("10.96.0.2:80") is Fate.REFUSED
 
-    async def test_rules_that_somebody_removed_come_back_with_the_next_full_sync(self, make_node: MakeNode) -> None:
+    async def test_removed_rules_are_restored_by_the_next_full_sync(self, make_node: MakeNode) -> None:
         node = await serving(make_node(periods=Periods(sync_s=30.0)))
         node.netfilter.lose()
         await node.pass_time(28.9)
@@ -395,7 +416,7 @@ class TestFailures:
         assert node.proxier.snapshot().service_changes_pending == 0
         assert node.diary.entries == ["queued", *["failed: table is locked"] * 3, "programmed full changed", "settled"]
 
-    async def test_a_listener_that_cannot_be_had_harms_nobody_else(self, make_node: MakeNode) -> None:
+    async def test_a_listener_that_fails_harms_no_other(self, make_node: MakeNode) -> None:
         node = make_node(port_range=PortRange(30000, 30001))
         node.data_plane.refuse[WEB] = "bind: not today"
         await serving(node)
@@ -426,9 +447,7 @@ class TestFailures:
         assert node.answers(VIP) == TWO
         assert node.proxy_port(WEB) == port
 
-    async def test_a_listener_that_stands_keeps_its_port_whatever_the_data_plane_denies(
-        self, make_node: MakeNode
-    ) -> None:
+    async def test_a_listener_keeps_its_port_whatever_the_data_plane_refuses(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         held = list(node.reserver.held)
         node.netfilter.fail(times=10)
@@ -519,7 +538,7 @@ class TestAddresses:
 
 
 class TestHold:
-    """While a successor turns the rules to itself."""
+    """While a new instance takes over the rules."""
 
     async def test_the_rules_are_left_alone_until_it_is_over(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
@@ -542,8 +561,8 @@ class TestHold:
         assert node.answers(VIP) == TWO
 
 
-class TestSomebodyElse:
-    async def test_what_they_take_away_comes_back_at_once(self, make_node: MakeNode) -> None:
+class TestForeignChanges:
+    async def test_removed_rules_are_restored_at_once(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         node.netfilter.lose(noticed=True)
         assert node.answers(VIP) is Fate.PASSED
@@ -564,7 +583,7 @@ class TestSomebodyElse:
         assert node.answers(VIP) == ONE
         assert node.answers("10.96.0.2:80") is Fate.REFUSED
 
-    async def test_who_goes_on_is_followed_ever_more_slowly(self, make_node: MakeNode) -> None:
+    async def test_repeated_foreign_changes_are_undone_ever_more_slowly(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         for delay_s in (0.0, 1.0, 2.0):
             node.netfilter.lose(noticed=True)
@@ -574,7 +593,7 @@ class TestSomebodyElse:
                 await node.pass_time(delay_s)
             assert node.answers(VIP) == ONE
 
-    async def test_a_successor_is_not_somebody_else(self, make_node: MakeNode) -> None:
+    async def test_a_new_instance_is_no_foreign_change(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         await node.proxier.hold(True)
         node.netfilter.lose(noticed=True)
@@ -583,6 +602,55 @@ class TestSomebodyElse:
         await node.proxier.hold(False)
         await node.rest()
         assert node.answers(VIP) == ONE
+
+
+class TestRival:
+    """Another proxy that one cannot speak with turns the rules to itself."""
+
+    @staticmethod
+    def turn(node: Node) -> None:
+        """Its rules instead of ours."""
+        kernel = node.netfilter.kernel
+        ports = {key: port + 1 for key, port in kernel.redirects.items()}
+        node.netfilter.lose()
+        node.netfilter.kernel = replace(kernel, redirects=ports, own_redirects={})
+
+    async def test_the_younger_keeps_the_rules(self, make_node: MakeNode) -> None:
+        yielded: list[bool] = []
+        node = await serving(make_node(rival_lives=lambda: True, on_rival=lambda: yielded.append(True)))
+        self.turn(node)
+        theirs = node.netfilter.kernel
+        await node.pass_time(100.0)
+        assert yielded == [True]
+        assert node.netfilter.kernel == theirs
+        assert not [entry for entry in node.diary.entries if entry.startswith("programmed")]
+
+    @pytest.mark.parametrize("dead", [True, False])
+    async def test_what_leads_nowhere_or_to_a_dead_one_is_put_right(self, make_node: MakeNode, dead: bool) -> None:
+        yielded: list[bool] = []
+        node = await serving(make_node(rival_lives=lambda: not dead, on_rival=lambda: yielded.append(True)))
+        if dead:
+            self.turn(node)
+        else:
+            node.netfilter.lose(noticed=True)
+        await node.pass_time(100.0)
+        assert node.answers(VIP) == ONE
+        assert not yielded
+
+    async def test_what_cannot_be_seen_does_not_count(self, make_node: MakeNode) -> None:
+        def lives() -> bool:
+            raise OSError("no sock_diag")
+
+        node = await serving(make_node(rival_lives=lives))
+        self.turn(node)
+        await node.pass_time(100.0)
+        assert node.answers(VIP) == ONE
+
+    async def test_it_tells_a_successor_whether_rules_lead_here(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        assert await node.proxier.leads_here()
+        self.turn(node)
+        assert not await node.proxier.leads_here()
 
 
 class TestStop:
@@ -616,7 +684,7 @@ class TestStop:
         await node.proxier.forget_flows()
 
     @pytest.mark.parametrize("cleanup", [True, False])
-    async def test_that_it_failed_is_told(self, make_node: MakeNode, cleanup: bool) -> None:
+    async def test_a_failure_is_reported(self, make_node: MakeNode, cleanup: bool) -> None:
         node = await serving(make_node())
         node.netfilter.fail()
         with pytest.raises(KernelError):
@@ -631,7 +699,7 @@ class TestStop:
         assert len(node.reserver.held) == 1
 
 
-async def test_who_looks_again_and_again_costs_nothing_while_nothing_changes(make_node: MakeNode) -> None:
+async def test_repeated_snapshots_cost_nothing_without_a_change(make_node: MakeNode) -> None:
     node = await serving(make_node())
     shown = node.proxier.snapshot().frontends
     assert node.proxier.snapshot().frontends is shown

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from kubeproxy.dataplane.messages import SetEndpoints
-from kubeproxy.model import Frontend
 from kubeproxy.proxier import state
-from kubeproxy.proxier.frontends import resolve
+from kubeproxy.proxier.frontends import Resolved, resolve
 from tests.proxier.builders import endpoint_slice, frontend_name, service, targets
 from tests.proxier.node import SOURCE, Node
 
@@ -22,7 +21,7 @@ ENDPOINTS = " ".join(f"10.0.0.{i}" for i in range(10))
 async def test_one_change_among_ten_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved: list[str] = []
 
-    def counted(*args: Any) -> tuple[Frontend, ...]:
+    def counted(*args: Any) -> Resolved:
         resolved.append(args[0].name.name)
         return resolve(*args)
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kubeproxy.proxier.sync_schedule import RETRY_JITTER, RETRY_LIMIT_S, Backoff, Periods, Schedule
+from kubeproxy.proxier.sync_schedule import QUICK_ROUNDS, RETRY_JITTER, RETRY_LIMIT_S, Backoff, Periods, Schedule
 
 
 def even() -> float:
@@ -41,7 +41,7 @@ class TestBackoff:
 
 class TestSchedule:
     def schedule(self, *, at: float = 100.0, full: bool = True) -> Schedule:
-        """One whose last transaction succeeded at a time."""
+        """A schedule whose last transaction succeeded at that time."""
         schedule = Schedule(Periods(min_sync_s=1.0, sync_s=30.0), even)
         schedule.started(110.0, full=False)
         schedule.succeeded(at, full=full)
@@ -54,7 +54,56 @@ class TestSchedule:
 
     @pytest.mark.parametrize(("pending", "expected"), [(True, 101.0), (False, 130.0)])
     def test_changes_are_apart_and_full_syncs_regular(self, pending: bool, expected: float) -> None:
-        assert self.schedule().next_at(pending=pending, new=pending) == expected
+        schedule = self.schedule()
+        for _ in range(QUICK_ROUNDS - 1):
+            schedule.succeeded(100.0, full=True)
+        assert schedule.next_at(pending=pending, new=pending) == expected
+
+    def test_a_few_rounds_are_quick_and_come_back_one_by_one(self) -> None:
+        """Point 10: a new Service and its endpoints are some changes, milliseconds apart."""
+        schedule, now = self.schedule(), 120.0
+        for _ in range(QUICK_ROUNDS):
+            assert schedule.next_at(pending=True, new=True) <= now
+            schedule.succeeded(now, full=False)
+        assert schedule.next_at(pending=True, new=True) == now + 1.0
+        now += 2.5
+        for _ in range(2):
+            assert schedule.next_at(pending=True, new=True) <= now
+            schedule.succeeded(now, full=False)
+        assert schedule.next_at(pending=True, new=True) == now + 0.5
+        now += 5.0
+        for _ in range(QUICK_ROUNDS):
+            assert schedule.next_at(pending=True, new=True) <= now
+            schedule.succeeded(now, full=False)
+        assert schedule.next_at(pending=True, new=True) == now + 1.0
+
+    @pytest.mark.parametrize("every_s", [0.001, 0.3, 0.999])
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_storm_is_limited_to_the_period_on_average(self, every_s: float, fails: bool) -> None:
+        schedule, rounds, now = self.schedule(at=0.0), 0, 0.0
+        schedule.periods = Periods(sync_s=1e9)
+        while now < 60.0:
+            if schedule.next_at(pending=True, new=True) <= now:
+                schedule.started(now, full=False)
+                schedule.failed(now) if fails else schedule.succeeded(now, full=False)
+                rounds += 1
+            now += every_s
+        assert 60 <= rounds <= 60 + QUICK_ROUNDS
+
+    def test_what_is_slow_does_not_make_the_next_quick(self) -> None:
+        schedule, now, ended = self.schedule(at=0.0), 0.0, 0
+        while now < 100.0:
+            now = max(now, schedule.next_at(pending=True, new=True)) + 3.0  # a transaction of three seconds
+            schedule.succeeded(now, full=False)
+            ended += 1
+        assert 25 <= ended <= 34
+
+    def test_a_shorter_period_counts_at_once(self) -> None:
+        schedule = self.schedule()
+        for _ in range(20):
+            schedule.succeeded(100.0, full=False)
+        schedule.periods = Periods(min_sync_s=0.01)
+        assert schedule.next_at(pending=True, new=True) == 100.01
 
     def test_only_a_full_sync_counts_as_one(self) -> None:
         schedule = self.schedule()
@@ -81,23 +130,23 @@ class TestSchedule:
         assert schedule.next_at(pending=True, new=False) == 140.0
         assert schedule.next_at(pending=True, new=True) == 111.0
 
-    def test_so_may_be_what_somebody_else_did_after_them(self) -> None:
+    def test_foreign_changes_after_our_own_are_noticed(self) -> None:
         schedule = self.schedule()
         for _ in range(7):
             schedule.failed(110.0)
-        schedule.suspect(111.0)
+        schedule.foreign_change(111.0)
         assert schedule.next_at(pending=True, new=False) == 111.0
         schedule.started(111.0, full=True)
         schedule.failed(111.0)
         assert schedule.next_at(pending=True, new=False) == 141.0
-        schedule.suspect(111.1)
+        schedule.foreign_change(111.1)
         assert schedule.next_at(pending=True, new=False) == 112.0
 
     def test_a_doubt_waits_for_nothing_once(self) -> None:
         schedule = self.schedule()
         for _ in range(7):
             schedule.failed(110.0)
-        schedule.doubt()
+        schedule.require_full_sync()
         assert schedule.next_at(pending=False, new=False) <= 110.0
         assert schedule.full_due(110.0)
         schedule.started(110.0, full=True)
@@ -112,20 +161,20 @@ class TestSchedule:
         schedule.succeeded(111.0, full=True)
         assert schedule.next_at(pending=False, new=False) == 141.0
 
-    def test_one_that_was_cancelled_leaves_nobody_certain(self) -> None:
+    def test_after_a_cancelled_transaction_the_kernel_is_unknown(self) -> None:
         schedule = self.schedule()
-        schedule.suspect(110.0)
+        schedule.foreign_change(110.0)
         schedule.started(110.0, full=True)
         assert schedule.full_due(110.0)
         assert schedule.next_at(pending=False, new=False) <= 110.0
 
-    def test_somebody_elses_changes_are_looked_at_at_once_and_then_a_little_later(self) -> None:
+    def test_foreign_changes_are_undone_at_once_and_repeated_ones_later(self) -> None:
         schedule, now = self.schedule(), 101.0
         schedule.periods = Periods(sync_s=1000.0)
         for delay_s in (0.0, 1.0, 2.0, 2.0, 2.0):
             assert not schedule.full_due(now)
-            schedule.suspect(now)
-            schedule.suspect(now + 0.1)
+            schedule.foreign_change(now)
+            schedule.foreign_change(now + 0.1)
             assert schedule.next_at(pending=False, new=False) == now + delay_s
             assert schedule.full_due(now) is (delay_s == 0.0)
             now += delay_s
@@ -133,14 +182,14 @@ class TestSchedule:
             schedule.started(now, full=True)
             schedule.succeeded(now, full=True)
         # After a while without any it is forgotten.
-        schedule.suspect(now + 30.0)
+        schedule.foreign_change(now + 30.0)
         assert schedule.full_due(now + 30.0)
 
     def test_a_change_during_a_full_sync_is_looked_at_after_it(self) -> None:
         schedule = self.schedule()
-        schedule.suspect(101.0)
+        schedule.foreign_change(101.0)
         schedule.started(101.0, full=True)
-        schedule.suspect(101.1)
+        schedule.foreign_change(101.1)
         schedule.succeeded(101.2, full=True)
         assert schedule.next_at(pending=False, new=False) == 102.0
 

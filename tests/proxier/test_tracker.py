@@ -1,4 +1,4 @@
-"""What counts of what the sources say, and what changed since somebody looked."""
+"""The views of Services from all sources, and their changes since they were last taken."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Act = tuple[Callable[[Tracker, Service], None], Service]
         pytest.param((OLD,), [(put, NEW), (put, NEWER)], OLD, NEWER, id="updated twice: updated from the oldest"),
         pytest.param((OLD,), [(put, NEW), (remove, NEW)], OLD, None, id="updated, deleted: the oldest deleted"),
         pytest.param((OLD,), [(remove, OLD), (put, NEW)], OLD, NEW, id="deleted, added: updated"),
-        pytest.param((OLD,), [(put, OLD)], None, None, id="said again: nothing"),
+        pytest.param((OLD,), [(put, OLD)], None, None, id="equal object: no change"),
         pytest.param((OLD,), [(put, NEW), (put, OLD)], None, None, id="changed and changed back: nothing"),
         pytest.param((OLD,), [(remove, OLD), (put, OLD)], None, None, id="deleted and created again: nothing"),
         pytest.param((), [(remove, OLD)], None, None, id="an unknown one deleted: nothing"),
@@ -95,7 +95,7 @@ class TestSlices:
         tracker.put_slice(API, moved)
         assert {change.name: change.after.slices for change in tracker.take(10)} == {OLD.name: (), other.name: (moved,)}
 
-    def test_those_of_a_service_that_nobody_defines_are_kept_for_it(self) -> None:
+    def test_slices_without_a_service_are_kept_for_it(self) -> None:
         tracker = tracker_of(API)
         early = endpoint_slice("web", "10.0.0.1")
         tracker.put_slice(API, early)
@@ -143,19 +143,19 @@ class TestCompleteness:
         assert OLD.name in {change.name for change in tracker.take(10)}
         assert tracker.ready_at(now=6.0) == 6.0
 
-    def test_complete_sources_wait_for_all_where_others_serve_meanwhile(self) -> None:
-        tracker, told = Tracker([API, FILES]), []
+    def test_complete_sources_wait_for_all_while_another_instance_serves(self) -> None:
+        tracker, calls = Tracker([API, FILES]), []
         tracker.start_within(math.inf)
-        tracker.notify(lambda: told.append("changed"))
+        tracker.notify(lambda: calls.append("changed"))
         tracker.replace_services(FILES, [OLD])
         tracker.replace_slices(FILES, [])
         assert tracker.ready_at(now=10.0) == math.inf
-        told.clear()
+        calls.clear()
         tracker.start_within(START_GRACE_S)
-        assert told == ["changed"]
+        assert calls == ["changed"]
         assert tracker.ready_at(now=100.0) == 10.0 + START_GRACE_S
 
-    def test_complete_sources_wait_for_the_others_only_so_long(self) -> None:
+    def test_complete_sources_wait_for_the_others_for_a_bounded_time(self) -> None:
         tracker = Tracker([API, FILES])
         assert tracker.ready_at(now=0.0) == math.inf
         tracker.replace_services(FILES, [OLD])
@@ -233,13 +233,13 @@ class TestTaking:
         assert tracker.service_changes.pending == 0
         assert (tracker.service_changes.total, tracker.slice_changes.total) == (2, 1)
 
-    def test_somebody_is_told(self) -> None:
+    def test_the_callback_is_called(self) -> None:
         tracker = tracker_of(API)
-        told: list[int] = []
-        tracker.notify(lambda: told.append(tracker.untaken))
+        calls: list[int] = []
+        tracker.notify(lambda: calls.append(tracker.untaken))
         tracker.put_service(API, OLD)
         tracker.put_slice(API, endpoint_slice("web", "10.0.0.1"))
-        assert told == [1, 1]
+        assert calls == [1, 1]
 
     def test_a_list_that_fails_midway_changes_nothing(self) -> None:
         tracker = tracker_of(API, services=(OLD,))
@@ -249,11 +249,11 @@ class TestTaking:
 
 
 def test_that_there_is_no_such_node_is_news_too() -> None:
-    """kube-proxy's newest answers 503 on /healthz then; before anybody has said it, nobody knows."""
-    tracker, told = tracker_of(API), list[object]()
-    tracker.notify_node(lambda: told.append(tracker.node))
+    """kube-proxy's newest answers 503 on /healthz then; until a source has reported it, that is unknown."""
+    tracker, calls = tracker_of(API), list[object]()
+    tracker.notify_node(lambda: calls.append(tracker.node))
     known = [tracker.node_known]
     tracker.set_node(None)
     assert [*known, tracker.node_known] == [False, True]
     tracker.set_node(None)
-    assert told == [None]
+    assert calls == [None]

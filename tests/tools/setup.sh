@@ -41,6 +41,8 @@ fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-"$venv/bin/python" -m pip install --quiet --use-pep517 --require-hashes -r requirements-dev.lock
+# What is executed in a build has hashes, too: pip would fetch the newest build tools without. So they come first.
+"$venv/bin/python" -m pip install --quiet --only-binary :all: --require-hashes -r requirements-build.lock
+"$venv/bin/python" -m pip install --quiet --use-pep517 --no-build-isolation --require-hashes -r requirements-dev.lock
 "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
 echo "setup: $venv is ready"

@@ -8,10 +8,12 @@ from typing import Any
 
 import structlog
 
+from kubeproxy.daemon.takeover.predecessor import Predecessor
 from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.dataplane.workers.batch import CHUNK_MESSAGES
-from kubeproxy.model.errors import KubeproxyError
+from kubeproxy.model.errors import KernelError, KubeproxyError
+from kubeproxy.netfilter.cleanup import cleanup_all
 from kubeproxy.netfilter.conntrack.reconcile import Conntrack
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -22,8 +24,9 @@ log = structlog.get_logger(__name__)
 class RuleTransfer:
     """A `Netfilter` and a `Conntrack` of which the first use turns the rules from the predecessor, if there is one, to
     us: it tells which client stays with which endpoint, it holds still, the one transaction is made, the flows that
-    still lead to it are deleted, it gives everything away. Should the transaction fail, it looks after its rules again,
-    and the next apply is the first. Everything else, and everything after, is the adapter's own.
+    still lead to it are deleted, it gives everything away. Should the transaction fail, or the predecessor still see
+    rules that lead to it, it looks after its rules again, and the next apply is the first. Everything else, and
+    everything after, is the adapter's own.
 
     The flows come before the giving: should we die in between, the predecessor goes on as before, and no client that
     keeps its UDP socket is left to a process that has made way.
@@ -95,7 +98,22 @@ class RuleTransfer:
         if self.taken.is_set() or not self._applied:
             return
         if self._predecessor is not None:
-            await self._predecessor.take()
+            if (why := await self._ask_for_all(self._predecessor)) is not None:
+                self._applied = False
+                await self._predecessor.resume()
+                raise KernelError(f"the process that serves this node does not make way: {why}")
             self._predecessor.close()
         self.taken.set()
         await self._on_taken()
+
+    async def _ask_for_all(self, predecessor: Predecessor) -> str | None:
+        """Why it does not make way, or None. It looks whether rules still lead to it, and where it uses the other
+        adapter, they do: they are removed then, while ours serve."""
+        if await predecessor.take() is None:
+            return None
+        try:
+            for removed in await cleanup_all(keep=self._netfilter.name):
+                log.info("removed the predecessor's rules", what=removed)
+        except KernelError as error:
+            log.warning("cannot remove the predecessor's rules", reason=str(error))
+        return await predecessor.take()

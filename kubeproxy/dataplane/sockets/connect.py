@@ -9,6 +9,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from kubeproxy.dataplane.sockets.client_address import bind_as
+from kubeproxy.dataplane.sockets.outgoing import limit_hops, mark
 
 if TYPE_CHECKING:
     from kubeproxy.model import Target
@@ -23,13 +24,15 @@ HUNG_UP = select.EPOLLERR | select.EPOLLHUP
 NON_BLOCKING_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
-def begin_connecting(target: Target, *, client: str | None) -> int:
-    """A descriptor whose connection to an endpoint is under way, from the address of `client` if one is given. OSError
-    when it could not even begin."""
+def begin_connecting(target: Target, *, client: str | None, hops: int) -> int:
+    """A descriptor whose connection to an endpoint at most so many hops away is under way, from the address of `client`
+    if one is given. OSError when it could not even begin."""
     # The C type: a `socket.socket` costs three Python calls more.
     sock = socket.SocketType(socket.AF_INET6 if ":" in target.address else socket.AF_INET, NON_BLOCKING_STREAM)
     try:
         set_stream_options(sock)
+        mark(sock)
+        limit_hops(sock, hops)
         if client is not None:
             bind_as(sock, client)
         error = sock.connect_ex(target)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
+from kubeproxy.dataplane.sockets.outgoing import IP_RECVTTL, IPV6_RECVHOPLIMIT
+
 BUFFER_BYTES = 4 << 20
 """Socket buffers towards the clients, who share them: some 64 datagrams of the largest size."""
 SO_RCVBUFFORCE, SO_SNDBUFFORCE = 33, 32
@@ -17,8 +19,10 @@ def prepare(sock: socket.socket) -> None:
     """Set the options of a socket towards clients; again by the process that serves, which may be allowed less."""
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVHOPLIMIT, 1)
     else:
         sock.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+        sock.setsockopt(socket.IPPROTO_IP, IP_RECVTTL, 1)
     for force, ask in ((SO_RCVBUFFORCE, socket.SO_RCVBUF), (SO_SNDBUFFORCE, socket.SO_SNDBUF)):
         if sock.getsockopt(socket.SOL_SOCKET, ask) >= BUFFER_BYTES:
             continue

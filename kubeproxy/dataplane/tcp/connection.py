@@ -408,6 +408,11 @@ class Connection:
         return self.up.open is not self.down.open
 
     @property
+    def unanswered(self) -> bool:
+        """The client has said all, and the endpoint nothing so far."""
+        return not self.up.open and self.down.open and not self.down.count
+
+    @property
     def moved(self) -> int:
         """Bytes so far, both ways."""
         return self.up.count + self.down.count

@@ -48,6 +48,7 @@ class Dial:
         "_counters",
         "_early",
         "_entry",
+        "_hops",
         "_preserve",
         "_refused",
         "_step",
@@ -65,16 +66,18 @@ class Dial:
         *,
         client: int,
         client_address: str,
+        hops: int,
         preserve: frozenset[Target],
         entry: Entry | None,
     ) -> None:
-        """The entry is for the journal, if there is to be one."""
+        """`hops`: how far the dials may go, 0: nowhere. The entry is for the journal, if there is to be one."""
         self.since = context.reactor.now
         self._context = context
         self._counters = counters
         self._balancer = balancer
         self._client = client
         self._client_address = client_address
+        self._hops = hops
         self._preserve = preserve
         self._client_events = 0
         self._watched = False
@@ -95,6 +98,11 @@ class Dial:
         """Begin with the first step of the ladder."""
         context = self._context
         if self not in context.live:
+            return
+        if not self._hops:
+            self._counters.looped += 1
+            context.looped += 1
+            self._end("loop")
             return
         try:
             try:
@@ -134,7 +142,7 @@ class Dial:
         """Dial the next endpoints of this step, until one has not refused at once; and let one whose time aside is over
         be tried beside."""
         if self._balancer.ejected and (due := self._balancer.due(self._context.reactor.now)) is not None:
-            EndpointProbe(self._context, self._balancer, due).begin(client=self._speak_as(due))
+            EndpointProbe(self._context, self._balancer, due).begin(client=self._speak_as(due), hops=self._hops)
         while self._attempts < ATTEMPTS_PER_STEP:
             target = self._balancer.pick(self._client_address, self._context.reactor.now, self._tried)
             if target is None:
@@ -155,7 +163,7 @@ class Dial:
         if self._waiting and not context.budget.take(1, self._counters.share):
             return False
         try:
-            fd = begin_connecting(target, client=self._speak_as(target))
+            fd = begin_connecting(target, client=self._speak_as(target), hops=self._hops)
         except OSError as error:
             if error.errno in UNREACHABLE:
                 self._refuse(target, "refused" if error.errno == errno.ECONNREFUSED else "unreachable")

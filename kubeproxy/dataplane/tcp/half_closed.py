@@ -2,7 +2,8 @@
 
 One side has said all, the other says nothing and does not end: a peer that lives and has forgotten, which keepalive
 never finds. Looked for rarely and all at once, so that a connection needs no timer, nor to remember when it was last
-used: one that is half-closed and has moved no byte from one look to another, a whole limit later, is ended."""
+used: one that is half-closed and has moved no byte from one look to another, a whole limit later, is ended. One whose
+endpoint has not sent a byte at all has a limit of minutes: nothing tells it from a loop, or from a dead endpoint."""
 
 from __future__ import annotations
 
@@ -30,11 +31,13 @@ class HalfClosedSweep:
         """The limit has changed."""
         if self._timer is not None:
             self._timer.cancel()
-        every_s = self._context.tune.half_closed_idle_s / LOOKS_PER_LIMIT
+        tune = self._context.tune
+        every_s = min(tune.half_closed_idle_s, tune.unanswered_idle_s) / LOOKS_PER_LIMIT
         self._timer = self._context.reactor.after(every_s, self._look)
 
     def _look(self) -> None:
         now, limit_s = self._context.reactor.now, self._context.tune.half_closed_idle_s
+        unanswered_s = min(limit_s, self._context.tune.unanswered_idle_s)
         seen, self._quiet = self._quiet, {}
         for live in tuple(self._context.live):
             if not isinstance(live, Connection) or not live.half_closed:
@@ -42,7 +45,7 @@ class HalfClosedSweep:
             moved, since = seen.get(live, (-1, now))
             if moved != live.moved:
                 since = now
-            elif now - since >= limit_s:
+            elif now - since >= (unanswered_s if live.unanswered else limit_s):
                 live.abort("idle")
                 continue
             self._quiet[live] = (live.moved, since)

@@ -14,6 +14,7 @@ from kubeproxy.dataplane.loop.reactor import LEVEL, Timer
 from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.sockets.connect import set_stream_options
 from kubeproxy.dataplane.sockets.options import BACKLOG, keep_alive
+from kubeproxy.dataplane.sockets.outgoing import hops_left, hops_of, save_syns
 from kubeproxy.dataplane.tcp.dial import Dial
 from kubeproxy.model import Address, Target
 
@@ -53,6 +54,7 @@ class Listener:
         self.balancer = Balancer(rng=rng, probes_beside=True)
         self.counters = FrontendCounters()
         set_stream_options(sock)
+        save_syns(sock)
         keep_alive(sock.fileno(), context.tune.keepalive_s)
         sock.setblocking(False)
         sock.listen(BACKLOG)
@@ -105,6 +107,7 @@ class Listener:
                 self.balancer,
                 client=fd,
                 client_address=address[0],
+                hops=hops_left(hops_of(fd)),
                 preserve=self._preserve,
                 entry=self._entry_of(address) if self._context.tune.access_log else None,
             )

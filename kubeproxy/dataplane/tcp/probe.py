@@ -31,14 +31,15 @@ class EndpointProbe:
         self._target = target
         self._fd = -1
 
-    def begin(self, *, client: str | None) -> None:
-        """Dial it, from the address of `client` if one is given: a network policy may let that one in alone. If this
-        host cannot now, the endpoint stays aside until its next trial."""
+    def begin(self, *, client: str | None, hops: int) -> None:
+        """Dial it, from the address of `client` if one is given: a network policy may let that one in alone. At most
+        so many `hops` away, as for the client. If this host cannot now, the endpoint stays aside until its next
+        trial."""
         context = self._context
         if not context.budget.take(1):
             return
         try:
-            self._fd = begin_connecting(self._target, client=client)
+            self._fd = begin_connecting(self._target, client=client, hops=hops)
             context.reactor.add(self._fd, self._on_event)
         except (OSError, MemoryError) as error:
             if self._fd >= 0:

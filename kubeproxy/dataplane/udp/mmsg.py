@@ -26,6 +26,8 @@ DATAGRAM_BYTES = 1 << 16
 _MIDDLE = 32
 """Where in its slot of `_ENVELOPE_BYTES` an envelope's address ends and its packet information begins."""
 _ENVELOPE_BYTES = 128
+_HOPS_BYTES = 4
+"""Of a hop limit, in a control message behind the packet information."""
 _CONTROL = struct.Struct("@Nii")
 """struct cmsghdr: length, level, type."""
 
@@ -41,6 +43,11 @@ class _Layout(NamedTuple):
     kind: int
     information: struct.Struct
     """struct in_pktinfo (interface, local address, address in the header) or in6_pktinfo (address, interface)."""
+
+    @property
+    def information_bytes(self) -> int:
+        """Of the control message that holds it."""
+        return socket.CMSG_SPACE(self.information.size)
 
 
 _LAYOUTS = {
@@ -80,9 +87,9 @@ class _Slots:
     """The memory of a batch, in which the kernel finds everything at the places it has been told once. Of the room for
     datagrams only the pages that were ever filled are there."""
 
-    def __init__(self, family: int) -> None:
+    def __init__(self, family: int, *, more_control_bytes: int = 0) -> None:
         layout = _LAYOUTS[socket.AddressFamily(family)]
-        control_bytes = socket.CMSG_SPACE(layout.information.size)
+        control_bytes = layout.information_bytes + more_control_bytes
         self._datagrams = mmap.mmap(-1, SLOTS * DATAGRAM_BYTES)
         self._envelopes = mmap.mmap(-1, SLOTS * _ENVELOPE_BYTES)
         self._vectors = (_Vector * SLOTS)()
@@ -95,7 +102,7 @@ class _Slots:
             message.header.address, message.header.address_bytes = middle - layout.address_bytes, layout.address_bytes
             message.header.vectors, message.header.vector_count = ctypes.addressof(vector), 1
             message.header.control, message.header.control_bytes = middle, control_bytes
-        begin, end = _MIDDLE - layout.address_bytes, _MIDDLE + control_bytes
+        begin, end = _MIDDLE - layout.address_bytes, _MIDDLE + layout.information_bytes
         self._places = tuple(slice(at + begin, at + end) for at in range(0, SLOTS * _ENVELOPE_BYTES, _ENVELOPE_BYTES))
         """Of the envelopes."""
 
@@ -108,7 +115,11 @@ class Arrivals(_Slots):
     """Takes in datagrams of one address family. One for all sockets: what was received is copied out at once."""
 
     def __init__(self, family: int) -> None:
-        super().__init__(family)
+        super().__init__(family, more_control_bytes=socket.CMSG_SPACE(_HOPS_BYTES))
+        # The kernel puts the hop limit behind the packet information.
+        at = _MIDDLE + _LAYOUTS[socket.AddressFamily(family)].information_bytes + _CONTROL.size
+        self.hops = memoryview(self._envelopes).cast("I")[at // 4 :: _ENVELOPE_BYTES // 4]
+        """How many hops each datagram of the last batch had left; 0: the socket does not tell."""
         self._headers = memoryview(self._messages).cast("B")
         self._fresh = bytes(self._headers)
         self._lengths = self._headers.cast("I")[_Message.bytes.offset // 4 :: ctypes.sizeof(_Message) // 4]

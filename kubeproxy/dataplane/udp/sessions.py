@@ -22,6 +22,7 @@ from kubeproxy.dataplane.context import Context, FrontendCounters
 from kubeproxy.dataplane.loop.reactor import LEVEL, Timer
 from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.sockets.client_address import bind_as, can_preserve
+from kubeproxy.dataplane.sockets.outgoing import hops_left, limit_hops, mark
 from kubeproxy.dataplane.sockets.udp_options import prepare
 from kubeproxy.dataplane.udp.mmsg import SLOTS, Arrivals, Departures, host_of, reply_to
 from kubeproxy.model import Target
@@ -40,11 +41,13 @@ USED_S = 0.1
 
 
 class Sessions:
-    """All sessions of a process, the idlest first."""
+    """All sessions of a process, those of each listener by themselves, the idlest first."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._by_idleness: OrderedDict[Session, None] = OrderedDict()
+        self._count = 0
+        self._by_idleness: dict[DatagramListener, OrderedDict[Session, None]] = {}
+        """Of the listeners that have any."""
         self._timer: Timer | None = None
         self._mail: dict[int, tuple[Arrivals, Departures]] = {}
 
@@ -57,35 +60,65 @@ class Sessions:
         return mail
 
     def __len__(self) -> int:
-        return len(self._by_idleness)
+        return self._count
 
-    def make_room(self) -> bool:
-        """Claim a descriptor for one more; the idlest session goes if there is none. False if there is nothing to
-        give up."""
-        while len(self._by_idleness) >= self._context.tune.udp_sessions_max or not self._context.budget.take(1):
-            if not self._by_idleness:
-                return False
-            idlest = next(iter(self._by_idleness))
-            idlest.listener.counters.evicted += 1
-            idlest.end()
-        return True
+    def make_room(self, listener: DatagramListener) -> bool:
+        """Claim a descriptor for one more session of a listener; False if there is none.
+
+        Where there is no room, a listener that has an equal part of all sessions or more gives up its own idlest one,
+        and for any other the listener with the most sessions does: a flood takes nothing from others.
+        """
+        while self._count > self._context.tune.udp_sessions_max:  # which was lowered
+            self._evict(max(self._by_idleness.values(), key=len))
+        if self._has_room(listener):
+            return True
+        own = self._by_idleness.get(listener)
+        if own is None or len(own) * len(self._by_idleness) < self._count:
+            largest = max(self._by_idleness.values(), key=len, default=own)
+            if largest and largest is not own:
+                self._evict(largest)
+                if self._has_room(listener):
+                    return True
+        if own:
+            self._evict(own)
+            # Not a matter of fairness: it has as many as before.
+            self._context.budget.take_back(1, listener.counters.share)
+            return True
+        return False
+
+    def _has_room(self, listener: DatagramListener) -> bool:
+        return self._count < self._context.tune.udp_sessions_max and self._context.budget.take(
+            1, listener.counters.share
+        )
+
+    def _evict(self, some: OrderedDict[Session, None]) -> None:
+        idlest = next(iter(some))
+        idlest.listener.counters.evicted += 1
+        self._context.touched.add(idlest.listener.counters)
+        idlest.end()
 
     def add(self, session: Session) -> None:
         """One more, active now."""
-        self._by_idleness[session] = None
+        self._by_idleness.setdefault(session.listener, OrderedDict())[session] = None
+        self._count += 1
         if self._timer is None:
             self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
 
     def used(self, session: Session, now: float) -> None:
         """It is the least idle now. To be told when that was last said `USED_S` ago."""
         session.last_used = now
-        self._by_idleness.move_to_end(session)
+        self._by_idleness[session.listener].move_to_end(session)
 
     def remove(self, session: Session) -> None:
         """It has ended."""
-        if session in self._by_idleness:
-            del self._by_idleness[session]
-            self._context.budget.give(1)
+        listener = session.listener
+        sessions = self._by_idleness.get(listener)
+        if sessions is not None and session in sessions:
+            del sessions[session]
+            if not sessions:
+                del self._by_idleness[listener]
+            self._count -= 1
+            self._context.budget.give(1, listener.counters.share)
 
     @property
     def _sweep_s(self) -> float:
@@ -94,8 +127,9 @@ class Sessions:
     def _sweep(self) -> None:
         self._timer = None
         expired = self._context.reactor.now - self._context.tune.udp_idle_s - USED_S
-        while self._by_idleness and (idlest := next(iter(self._by_idleness))).last_used <= expired:
-            idlest.end()
+        for sessions in tuple(self._by_idleness.values()):
+            while sessions and (idlest := next(iter(sessions))).last_used <= expired:
+                idlest.end()
         if self._by_idleness:
             self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
 
@@ -107,16 +141,22 @@ class Session:
         "_answered",
         "_avoid",
         "_envelope",
+        "_hops",
         "_reply",
         "_socket",
         "_target",
+        "hops",
         "last_used",
         "listener",
         "queue",
     )
 
-    def __init__(self, listener: DatagramListener, envelope: bytes) -> None:
+    def __init__(self, listener: DatagramListener, envelope: bytes, hops: int) -> None:
+        """`hops`: how many its first datagram had left."""
         self.listener = listener
+        self.hops = hops
+        """The fewest that any of its datagrams had left."""
+        self._hops = hops_left(hops)
         self.last_used = listener.context.reactor.now
         self.queue: deque[bytes] = deque()
         """From the client, to be sent on when it is this session's turn."""
@@ -176,6 +216,8 @@ class Session:
         except OSError:
             return None
         try:
+            mark(sock)
+            limit_hops(sock, self._hops)
             if target in listener.preserve and can_preserve(client, target.address):
                 bind_as(sock, client)
             sock.connect(target)
@@ -224,6 +266,17 @@ class Session:
         if self._socket is not None:
             self.listener.context.reactor.close(self._socket.detach())
         self._socket = self._target = None
+
+    def tighten(self, hops: int) -> bool:
+        """A datagram comes with fewer hops left than any before; whether it may go on. A port that is used again may
+        close a ring of sessions, in which each datagram has to come to its end all the same."""
+        left = hops_left(hops)
+        if not left:
+            return False
+        self.hops, self._hops = hops, left
+        if self._socket is not None:
+            limit_hops(self._socket, left)
+        return True
 
     def leave(self, endpoints: frozenset[Target]) -> None:
         """These are the endpoints from now on: if its own is not among them, the next datagram goes to another."""
@@ -277,15 +330,16 @@ class DatagramListener:
             except OSError:
                 # An ICMP error for an earlier answer: that client's business.
                 continue
-            for envelope, datagram in arrived:
+            for (envelope, datagram), hops in zip(arrived, self.arrivals.hops, strict=False):
                 session = sessions.get(envelope)
                 if session is None:
-                    session = self._welcome(envelope)
+                    session = self._welcome(envelope, hops)
                     if session is None:
-                        self.counters.dropped += 1
-                        self.context.touched.add(self.counters)
                         continue
-                elif now - session.last_used >= USED_S:
+                elif hops < session.hops and not session.tighten(hops):
+                    self._refuse_loop()
+                    continue
+                if now - session.last_used >= USED_S:
                     self.sessions.used(session, now)
                 queue = session.queue
                 if not queue:
@@ -300,16 +354,28 @@ class DatagramListener:
             self._sending = True
             self.context.reactor.at_end(self._send_on)
 
-    def _welcome(self, envelope: bytes) -> Session | None:
-        if not self.sessions.make_room():
+    def _welcome(self, envelope: bytes, hops: int) -> Session | None:
+        """The session of a client that has none; None where it gets none, and its datagram is dropped."""
+        if not hops_left(hops):
+            self._refuse_loop()
             return None
-        session = Session(self, envelope)
+        if not self.sessions.make_room(self):
+            self.counters.dropped += 1
+            self.context.touched.add(self.counters)
+            return None
+        session = Session(self, envelope, hops)
         self._sessions[envelope] = session
         self.sessions.add(session)
         self.counters.accepted += 1
         self.counters.active += 1
         self.context.touched.add(self.counters)
         return session
+
+    def _refuse_loop(self) -> None:
+        """A datagram has come through too many proxies."""
+        self.counters.looped += 1
+        self.context.looped += 1
+        self.context.touched.add(self.counters)
 
     def _send_on(self) -> None:
         """One round: each session its share."""

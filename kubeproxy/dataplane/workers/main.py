@@ -26,6 +26,7 @@ from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.messages import Listen, Message, Tune
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.tcp.connection import send_backlogs
+from kubeproxy.dataplane.workers import seccomp
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.orphan import Orphan
 from kubeproxy.dataplane.workers.protocol import (
@@ -68,11 +69,11 @@ STATUS_S = 1.0
 class Worker:
     """The process, from its first request to its end."""
 
-    def __init__(self, sock: socket.socket, *, number: int, run: str, owner_name: str) -> None:
+    def __init__(self, sock: socket.socket, *, number: int, run: str, owner_prefix: str) -> None:
         """`sock` is this end of the channel; see `orphan` for the others."""
         self._number = number
         self._run = run
-        self._owner_name = owner_name
+        self._owner_prefix = owner_prefix
         self._reactor = Reactor()
         self._context = Context(reactor=self._reactor, budget=DescriptorBudget.of_this_process(), send=send_backlogs)
         self._engine = Engine(
@@ -110,10 +111,6 @@ class Worker:
                 self._channel.flush()
             if what & ~select.EPOLLOUT:
                 for request, descriptors in self._channel.receive():
-                    if self._leaving:  # whoever asks will see us gone, and ask our successor
-                        for descriptor in descriptors:
-                            os.close(descriptor)
-                        continue
                     self._arriving.extend(descriptors)
                     self._work.append(self._see_to(request, len(descriptors)))
         except MemoryError:
@@ -189,14 +186,12 @@ class Worker:
         self._reactor.remove(self._channel.sock.fileno())
         self._channel.close()
         self._channel = None
-        if self._leaving:
-            return
         if not self._engine.frontends and not self._work:
             self._reactor.stop()
             return
         Orphan(
             self._reactor,
-            owner_name=self._owner_name,
+            owner_prefix=self._owner_prefix,
             run=self._run,
             grace_s=self._context.tune.orphan_grace_s,
             bindings=self._engine.bindings,
@@ -331,8 +326,10 @@ class Worker:
     # The end.
 
     def _listen_to_signals(self) -> None:
+        # A signal to the whole process group is for the control process, which tells us what it means; SIGTERM, too, as
+        # long as it lives: who ended by that would cut connections that are to be drained.
         for ignored in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(ignored, signal.SIG_IGN)  # for the control process, which tells us what it means
+            signal.signal(ignored, signal.SIG_IGN)
         wake, woken = socket.socketpair()
         for end in (wake, woken):
             end.setblocking(False)
@@ -342,10 +339,11 @@ class Worker:
 
     def _on_signal(self, woken: socket.socket) -> None:
         woken.recv(64)
-        self._leave()
+        if self._channel is None:
+            self._leave()
 
     def _leave(self) -> None:
-        """Take who waits already and nobody more, let the connections finish, end."""
+        """As an orphan: take who waits already and nobody more, let the connections finish, end."""
         if self._leaving:
             return
         self._leaving = True
@@ -353,11 +351,9 @@ class Worker:
         self._set_to_work()
 
     def _take_leave(self) -> Iterator[bool]:
-        yield from self._count(0)
         for _ in self._engine.retire():
             yield False
         yield True
-        self._answer(Status(self._open, leaving=True))
         until = self._reactor.clock() + self._context.tune.shutdown_grace_s
 
         def look() -> None:
@@ -371,10 +367,10 @@ class Worker:
 
 def main(arguments: Sequence[str]) -> int:
     """Live a worker's life; the exit status. The arguments are those that `process.command` gives."""
-    fd, number, transparent, run, owner_name = arguments
+    fd, number, run, owner_prefix = arguments
     try:
-        _settle_in(f"kubeproxy-{number}", transparent=transparent == "1")
-        worker = Worker(socket.socket(fileno=int(fd)), number=int(number), run=run, owner_name=owner_name)
+        _settle_in(number)
+        worker = Worker(socket.socket(fileno=int(fd)), number=int(number), run=run, owner_prefix=owner_prefix)
         gc.collect()
         gc.freeze()
         gc.set_threshold(1_000, 4, 10_000)  # the byte path leaves no cycles; and a short look is a short pause
@@ -385,13 +381,15 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _settle_in(name: str, *, transparent: bool) -> None:
+def _settle_in(number: str) -> None:
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # where there is no /proc nobody looks
-        comm.write(name)
+        comm.write(f"kubeproxy-{number}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    wanted = (privileges.Capability.NET_RAW, privileges.Capability.NET_ADMIN)
-    privileges.drop(keep=wanted if transparent else ())
+    # Never CAP_NET_ADMIN: with it a worker that an attacker controls could rewrite every rule of the node.
+    privileges.drop(keep=privileges.FOR_DIALING)
+    if (why_not := seccomp.confine()) is not None:
+        _say(number, f"goes on without: {why_not}")
 
 
 def _say(number: int | str, what: str) -> None:

@@ -54,18 +54,17 @@ class WorkerDataPlane:
         *,
         on_end: Callable[[WorkerEnd], None],
         on_crash: Callable[[str, BaseException], None],
-        transparent: bool = False,
         run: str = "",
-        owner_name: str = "",
+        owner_prefix: str = "",
         inherit: Sequence[int] = (),
         budget: DescriptorBudget | None = None,
     ) -> None:
         """To be made inside a running event loop; the workers start at once.
 
-        `on_crash` is told of errors that ought not to be (see `TaskSet`). `transparent`: workers keep the capability
-        to dial from clients' addresses, if they have it. `owner_name`: the abstract Unix socket (without the leading
-        NUL) at which they look for another owner when this process is gone, and say that they are of this `run`;
-        empty: they do not. `inherit`: descriptors that stay open in every worker as long as it lives.
+        `on_crash` is told of errors that ought not to be (see `TaskSet`). `owner_prefix`: how the names of the abstract
+        Unix sockets begin (without the leading NUL) at which they look for another owner when this process is gone, and
+        say that they are of this `run`; empty: they do not. `inherit`: descriptors that stay open in every worker as
+        long as it lives.
         """
         self._count = count
         self._budget = budget or DescriptorBudget.of_this_process()
@@ -77,9 +76,7 @@ class WorkerDataPlane:
         self._tasks = TaskSet(on_crash)
         self._supervisor = Supervisor(
             count,
-            command=lambda number, fd: command(
-                fd, number=number, transparent=transparent, run=run, owner_name=owner_name
-            ),
+            command=lambda number, fd: command(fd, number=number, run=run, owner_prefix=owner_prefix),
             inherit=inherit,
             bring_up=self._bring_up,
             on_gone=self._remember,

@@ -42,9 +42,9 @@ REAP_S = 2.0
 """How long it may take to; then it is killed."""
 
 
-def command(fd: int, *, number: int, transparent: bool, run: str, owner_name: str) -> list[str]:
+def command(fd: int, *, number: int, run: str, owner_prefix: str) -> list[str]:
     """What starts a worker whose end of the channel is `fd`."""
-    arguments = [str(fd), str(number), "1" if transparent else "0", run, owner_name]
+    arguments = [str(fd), str(number), run, owner_prefix]
     # -P: nothing is imported from where the operator happens to be.
     return [sys.executable, "-P", "-m", "kubeproxy.dataplane.workers.main", *arguments]
 
@@ -194,8 +194,6 @@ class WorkerProcess:
         self._silent, self._has_spoken = 0, True
         self.open = report.open
         if isinstance(report, Status):
-            if report.leaving:
-                self._end("it was told to end (SIGTERM)", leaving=True)
             return
         if isinstance(report, CountersReply):
             forgotten = self._forgotten
@@ -215,8 +213,8 @@ class WorkerProcess:
         if (pending := self._pending.pop(report.number, None)) is not None:
             pending.resolve(report)
 
-    def _end(self, reason: str, *, leaving: bool = False) -> None:
-        """The channel is over. The process is, too, or will be soon; one that takes leave may finish what it has."""
+    def _end(self, reason: str) -> None:
+        """The channel is over. The process is, too, or will be soon."""
         if self._channel is None:
             return
         self._beating.cancel()
@@ -229,14 +227,12 @@ class WorkerProcess:
         pending, self._pending = list(self._pending.values()), {}
         for each in pending:
             each.resolve(None)
-        if leaving:
-            self.gone.set_result(reason)
-        self._reap(reason, None if leaving else self._loop.time() + REAP_S)
+        self._reap(reason, self._loop.time() + REAP_S)
 
-    def _reap(self, reason: str, until: float | None) -> None:
+    def _reap(self, reason: str, until: float) -> None:
         status = self._process.poll()
         if status is None:
-            if until is not None and self._loop.time() >= until:
+            if self._loop.time() >= until:
                 self.kill(reason or "it closed its channel")
             self._loop.call_later(REAP_LOOK_S, self._reap, reason, until)
             return

@@ -166,11 +166,9 @@ class Drained(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Status(Struct, frozen=True, tag=True, array_like=True):
-    """Unasked: so many clients are being served or dialed for; whether it takes leave, to be replaced at once, and
-    serves those to their end."""
+    """Unasked: so many clients are being served or dialed for."""
 
     open: int
-    leaving: bool = False
 
 
 Request = Apply | ClosePrevious | Ask | PreviewRequest | StopAccepting | Drain | End

@@ -87,7 +87,7 @@ class Supervisor:
 
     @property
     def open_connections(self) -> int:
-        """Of all of them, those that take leave included; at most a second old."""
+        """Of all of them, those included that are not reaped yet; at most a second old."""
         return sum(worker.open for worker in (*self.workers.values(), *self._leavers))
 
     async def until_served(self) -> None:

@@ -18,16 +18,15 @@ from kubeproxy.kubernetes.client.decode import LineSplitter, error_of, excerpt, 
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unauthorized, Unreachable
 from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.kubernetes.client.token_bucket import TokenBucket
-from kubeproxy.kubernetes.client.transport import Link, explained, read, read_beginning
+from kubeproxy.kubernetes.client.transport import Link, pieces, read, read_beginning
 from kubeproxy.model.errors import ConfigError
 
 log = structlog.get_logger(__name__)
 
 ANSWER_S = 75.0
 """Limit of a whole answer. The server's own is 60 s; its priority and fairness may first queue a request for 15 s."""
-MAX_ANSWER_BYTES = 64 << 20
-"""The longest body accepted: half as much again as the slices of 10,000 Services with 10 endpoints each. A longer list
-is then requested page by page."""
+MAX_ANSWER_BYTES = 32 << 20
+"""The longest body that is read whole. Lists are read in pieces (`Client.pieces`) and have no such bound."""
 _MAX_ERROR_BYTES = 64 << 10
 
 
@@ -85,6 +84,16 @@ class Client:
         """The body of a JSON answer; an `ApiError` for anything else, and if it does not begin within `head_s`."""
         async with self._answer(_Request(path=path, query=query or {}, total_s=ANSWER_S, head_s=head_s)) as response:
             return await read(response, max_bytes=max_bytes)
+
+    @asynccontextmanager
+    async def pieces(
+        self, path: str, query: Mapping[str, str], *, head_s: float | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The body of a JSON answer in pieces (`link.PIECE_BYTES` at most), as they arrive; an `ApiError` for anything
+        else, where it does not begin within `head_s`, and where it is not over after ANSWER_S."""
+        request = _Request(path=path, query=query, total_s=ANSWER_S, head_s=head_s)
+        async with self._answer(request) as response:
+            yield pieces(response)
 
     async def send_json(
         self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
@@ -202,11 +211,7 @@ def _done_with(response: aiohttp.ClientResponse) -> None:
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     splitter = LineSplitter()
     where = str(response.url.with_query(None))  # the query is the same for all watches, and longer than the error
-    while True:
-        with explained(where):
-            data = await response.content.readany()
-        if not data:
-            break
+    async for data in pieces(response, where=where):
         for line in splitter.feed(data):
             yield line
     if rest := splitter.rest:

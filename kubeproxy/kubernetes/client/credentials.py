@@ -1,15 +1,20 @@
 """Server address and credentials; the only module that imports kubernetes_asyncio.
 
-The library reads in-cluster configuration and kubeconfigs, runs exec plugins and keeps tokens fresh. Its import costs
-0.7 s and 63 MiB, so it happens in `Access.load`, when there is a Kubernetes source to start.
+The library reads in-cluster configuration and kubeconfigs, runs exec plugins and keeps tokens fresh. That is a small
+part of it: its packages import some 700 models of API objects, which cost more time and memory than all of ours. So
+`Access.load` imports the modules that are needed, and not the packages that they are in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 from kubeproxy.model.errors import ConfigError
@@ -21,6 +26,8 @@ RENEW_S = 60.0
 FORCED_FILES_S = 1.0
 FORCED_PLUGIN_S = 10.0
 """The shortest time between two renewals forced by a 401: reading files is cheap, running a plugin is not."""
+MAX_MEMORY_FILES = 16
+"""Certificates and keys of kubeconfigs held as files in memory; one configuration has three."""
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -52,13 +59,15 @@ class Access:
 
     @classmethod
     def load(cls, settings: ClientSettings) -> Self:
-        """Import the library. Takes most of a second: call it from a thread."""
-        return cls(
-            settings,
-            client=importlib.import_module("kubernetes_asyncio.client"),
-            kube_config=importlib.import_module("kubernetes_asyncio.config.kube_config"),
-            in_cluster=importlib.import_module("kubernetes_asyncio.config.incluster_config"),
-        )
+        """Import the library. Takes a tenth of a second: call it from a thread."""
+        client = _import_configuration()
+        kube_config = in_cluster = None
+        if settings.kubeconfig:
+            kube_config = importlib.import_module("kubernetes_asyncio.config.kube_config")
+            kube_config.FileOrData._create_temp_file_with_content = _in_memory
+        elif not settings.master:
+            in_cluster = importlib.import_module("kubernetes_asyncio.config.incluster_config")
+        return cls(settings, client=client, kube_config=kube_config, in_cluster=in_cluster)
 
     async def configuration(self) -> Any:
         """A ``kubernetes_asyncio.client.Configuration`` read from scratch, with a hook that keeps its token fresh.
@@ -103,6 +112,40 @@ class Access:
         self.forced_renewal_s = FORCED_PLUGIN_S if renewal.runs_program else FORCED_FILES_S
         configuration.refresh_api_key_hook = renewal
         return configuration
+
+
+def _import_configuration() -> ModuleType:
+    """What stands for ``kubernetes_asyncio.client``: its `Configuration`, and nothing else of it but a name for the
+    `ApiClient` that kube_config imports and that is never made here. Where the true package has been imported already,
+    it is that."""
+    if "kubernetes_asyncio" not in sys.modules:
+        for name in ("kubernetes_asyncio", "kubernetes_asyncio.config", "kubernetes_asyncio.client"):
+            spec = importlib.util.find_spec(name)
+            if spec is None:
+                raise ConfigError(f"the library {name} is not installed; an API server cannot be asked without it")
+            sys.modules[name] = importlib.util.module_from_spec(spec)  # made, and not executed
+        client = sys.modules["kubernetes_asyncio.client"]
+        configuration = importlib.import_module("kubernetes_asyncio.client.configuration")
+        client.__dict__.update(Configuration=configuration.Configuration, ApiClient=None)
+    return importlib.import_module("kubernetes_asyncio.client")
+
+
+_memory_files: dict[bytes, int] = {}
+
+
+def _in_memory(_: object, content: str | bytes) -> str:
+    """The path of a file that has this content and no name on any disk: a client's key stays nowhere, however this
+    process ends. In place of the library's own, which writes to /tmp and removes it at an orderly exit."""
+    data = content.encode() if isinstance(content, str) else content
+    descriptor = _memory_files.pop(data, None)
+    if descriptor is None:
+        descriptor = os.memfd_create("kubeconfig")
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(data)
+    _memory_files[data] = descriptor
+    while len(_memory_files) > MAX_MEMORY_FILES:
+        os.close(_memory_files.pop(next(iter(_memory_files))))
+    return f"/proc/self/fd/{descriptor}"
 
 
 class _Renewal:

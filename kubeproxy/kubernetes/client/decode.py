@@ -20,9 +20,10 @@ from kubeproxy.kubernetes.client.errors import (
     Unauthorized,
 )
 
-MAX_LINE_BYTES = 4 << 20
-"""The longest line accepted. One event is one line; a slice of 1000 endpoints makes 280 kB, and etcd by default refuses
-objects above 1.5 MiB."""
+MAX_OBJECT_BYTES = 32 << 20
+"""The longest object accepted, in bytes of JSON, and so the longest line of a watch. No tenant can write a longer one:
+a server accepts requests of 3 MiB, etcd stores 1.5 MiB by default, and JSON makes at most six bytes of one (a ``<``
+becomes ``\\u003c``), which is 18 MiB. A slice of 1000 endpoints makes 280 kB."""
 MAX_VERSION = 128
 """The longest resourceVersion accepted; real ones have up to 20 digits. It is sent back in a URL."""
 MAX_TOKEN = 4096
@@ -37,7 +38,7 @@ _SHOWN = 500
 class LineSplitter:
     """Cuts a stream into lines, whatever its pieces. Empty lines are dropped."""
 
-    def __init__(self, *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+    def __init__(self, *, max_line_bytes: int = MAX_OBJECT_BYTES) -> None:
         self._max = max_line_bytes
         self._pieces: list[bytes] = []
         self._size = 0

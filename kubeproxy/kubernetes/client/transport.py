@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 import aiohttp
 
+from kubeproxy.kubernetes.client.decode import excerpt
 from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
@@ -24,6 +26,8 @@ TCP_CONNECT_S = 4.0
 server too late."""
 CONNECT_S = 10.0
 """The same, with name resolution and TLS."""
+PIECE_BYTES = 256 << 10
+"""The longest piece of a body that is returned at once: a millisecond of unpacking."""
 
 # Keepalive probes start after 5 s of silence; the connection ends 9 s after the peer's last packet, long before a read
 # timeout. During shorter outages TCP's retransmissions keep a stream alive, and arrive within seconds of the end.
@@ -53,6 +57,7 @@ class Link:
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": f"kubeproxy/{__version__}", "Accept": "application/json"},
             trust_env=True,
+            auto_decompress=False,
         )
         self._users = 0
         self._retired = False
@@ -122,10 +127,60 @@ async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray
 async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
     """A body, or its first `max_bytes`. It grows in place: joining pieces at the end would hold them twice."""
     body = bytearray()
-    with explained(str(response.url)):
-        while len(body) < max_bytes and (data := await response.content.readany()):
+    async with aclosing(pieces(response)) as found:
+        async for data in found:
             body += data[: max_bytes - len(body)]
+            if len(body) == max_bytes:
+                break
     return body
+
+
+async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncGenerator[bytes, None]:
+    """A body as it arrives, unpacked, in pieces of at most PIECE_BYTES; errors speak of `where`, by default of the URL.
+    Left to aiohttp, a piece could be a thousand times as long as it was on the wire: a tenant's annotations may be."""
+    where = where or str(response.url)
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding not in ("gzip", "identity"):
+        raise Garbage(f"{where} answered in the encoding {excerpt(encoding.encode())}, not asked for", cause="garbage")
+    unpacked = _Gzip(where) if encoding == "gzip" else None
+    while True:
+        with explained(where):
+            data = await response.content.readany()
+        if not data:
+            break
+        if unpacked is None:
+            yield data
+        else:
+            for piece in unpacked.feed(data):
+                yield piece
+    if unpacked is not None and not unpacked.ended:
+        raise Unreachable(f"{where}: the answer was cut off before its end", cause="cut")
+
+
+class _Gzip:
+    """Unpacks a body of one or more gzip members, step by step."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+
+    @property
+    def ended(self) -> bool:
+        return self._member.eof
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        full = False  # then there may be more, though all of `data` has gone in
+        while data or full:
+            if self._member.eof:
+                self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+            try:
+                piece = self._member.decompress(data, PIECE_BYTES)
+            except zlib.error as error:
+                raise Garbage(f"{self._where} answered what is no gzip: {error}", cause="garbage") from error
+            if piece:
+                yield piece
+            full = len(piece) == PIECE_BYTES and not self._member.eof
+            data = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from kubeproxy.kubernetes.client.errors import (
 )
 from kubeproxy.runtime.backoff import DecorrelatedJitter
 
+MAX_BREAKS = 2
+"""Lists in a row whose answer began and did not end, before pages are asked for, and shorter ones each time."""
 MAX_REFUSALS = 3
 """Watches that the server refused in a row before a new list; those that did not reach it do not count."""
 
@@ -45,7 +47,9 @@ class Pace:
     list_s: float = 300.0
     """A list with all its pages."""
     page: int = 500
-    """Objects per page (client-go's)."""
+    """Objects per page at most (client-go's)."""
+    refill_s: float = 60.0
+    """A list for the sake of objects that had been left out comes this long after the one before."""
     slice_s: float = 0.001
     """Time for which objects and events are handled before other tasks of the event loop run."""
 
@@ -60,6 +64,8 @@ class ListWatchPolicy:
         self._from_storage = False
         self._refusals = 0
         self._patience_s = pace.patience_s[0]
+        self._page = pace.page
+        self._breaks = 0
         self.version = ""
         """The last resourceVersion seen; the next watch starts after it. Empty before the first list."""
         self.must_list = True
@@ -77,14 +83,14 @@ class ListWatchPolicy:
         would mean exactly that version, soon a 410). If the cache fails, the list comes from storage, page by page.
         """
         if self._from_storage:
-            return {"limit": str(self._pace.page)}
+            return {"limit": str(self._page)}
         if not self.version:
             return {"resourceVersion": "0", "limit": str(self._pace.page)}
         return {"resourceVersion": self.version}
 
     def next_page_query(self, token: str) -> dict[str, str]:
         """The query of the page after the one with `token`."""
-        return {"limit": str(self._pace.page), "continue": token}
+        return {"limit": str(self._page), "continue": token}
 
     def probe_query(self) -> dict[str, str]:
         """The query, if `doubtful`, for one object from the cache at `version` or newer. A server with an older version
@@ -116,7 +122,18 @@ class ListWatchPolicy:
         self.version = version
         self.must_list = False
         self.doubtful = False
-        self._from_storage = False
+        self._breaks = 0
+        # Pages that had to be short grow from list to list, until the cache is asked for all at once again.
+        self._from_storage = self._page < self._pace.page
+        self._page = min(2 * self._page, self._pace.page)
+
+    def list_broke(self) -> None:
+        """An answer began, and did not end: it was cut off, or took too long. Once may be the server's end; again, and
+        it is too long for this server, this network or this node."""
+        self._breaks += 1
+        if self._breaks >= MAX_BREAKS:
+            self._page = max(1, self._page // 2) if self._from_storage else self._page
+            self._from_storage = True
 
     def seen(self, version: str) -> None:
         """Note an event or bookmark of that version. `Garbage` if it is older than the last one: its server is behind,

@@ -20,13 +20,15 @@ import msgspec
 import structlog
 
 from kubeproxy.kubernetes import objects
-from kubeproxy.kubernetes.client.client import MAX_ANSWER_BYTES, Client
-from kubeproxy.kubernetes.client.decode import MAX_LINE_BYTES, Event, EventType, identity, parse_event, parse_page
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.decode import MAX_OBJECT_BYTES, Event, EventType, Page, identity, parse_event
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unreachable
+from kubeproxy.kubernetes.client.list_stream import ListSplitter
 from kubeproxy.kubernetes.fault import Fault
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.decode_cache import DecodeCache
 from kubeproxy.kubernetes.informer.list_watch import ListWatchPolicy, Pace
+from kubeproxy.kubernetes.informer.memory_bound import Allowance
 from kubeproxy.kubernetes.informer.object_faults import Faults
 from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.kubernetes.objects import SOURCE
@@ -34,10 +36,10 @@ from kubeproxy.runtime.yielding import TimeSlice
 
 log = structlog.get_logger(__name__)
 
-MAX_LIST_BYTES = 4 * MAX_ANSWER_BYTES
-"""All pages of one list together."""
-MAX_OBJECTS = 200_000
-"""All objects of one list: ten times what Kubernetes is tested with (10,000 Services with 10 pods each)."""
+MAX_NAMELESS = 1000
+"""Objects without a readable name in one list: no API server has any, so what sends more may never end."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Phase(StrEnum):
@@ -67,6 +69,10 @@ class ReflectorState:
     last_error: str
     faulty: int
     """Objects with a part that cannot be served."""
+    left_out: int
+    """Objects that are not served, because all together exceed the memory limit (see `allowance`)."""
+    kept_bytes: int
+    """Size of all kept objects, in bytes of JSON."""
     behind_s: float
     """Time for which changes may have been missed; 0 while a watch works."""
 
@@ -103,6 +109,10 @@ class Reflector:
         self._course = ListWatchPolicy(pace=pace, random=random)
         self._faults = Faults(name)
         self._recall: DecodeCache[Any] = DecodeCache()
+        self._allowance = Allowance()
+        self._told_left_out = False
+        self._listed_at = float("-inf")
+        self._nameless = 0
         self._turns = TimeSlice(pace.slice_s)
         self._tally = _ReflectorCounters()
         self._resource: Resource[Any] | None = None
@@ -124,6 +134,8 @@ class Reflector:
             failures=dict(tally.failures),
             last_error=tally.last_error,
             faulty=len(self._faults),
+            left_out=self._allowance.left_out,
+            kept_bytes=self._allowance.kept,
             behind_s=0.0 if self._behind_since is None else monotonic() - self._behind_since,
         )
 
@@ -136,7 +148,7 @@ class Reflector:
         """List and watch until cancelled."""
         while True:
             try:
-                if self._resource is None or self._course.must_list:
+                if self._resource is None or self._course.must_list or self._refill_due():
                     self._phase = Phase.LISTING
                     await self._list()
                 else:
@@ -196,42 +208,93 @@ class Reflector:
         self._contact.listed()
         self._tally.lists += 1
         self._tally.last_list = time()
+        self._listed_at = monotonic()
+        self._tell_left_out()
         log.info("listed", source=SOURCE, resource=resource.name, served=len(found), resource_version=version)
 
+    def _refill_due(self) -> bool:
+        """Whether a new list is due because there is room again for objects that were left out."""
+        return self._allowance.worth_a_list and monotonic() - self._listed_at >= self._pace.refill_s
+
+    def _plan_refill(self, watch: asyncio.Timeout) -> None:
+        """End a watch in time for that list."""
+        if watch.when() is None and self._allowance.worth_a_list:
+            wait_s = max(0.0, self._listed_at + self._pace.refill_s - monotonic())
+            watch.reschedule(asyncio.get_running_loop().time() + wait_s)
+
+    def _tell_left_out(self) -> None:
+        """Log it once when objects are left out, and once when none are any more."""
+        left_out = self._allowance.left_out
+        if bool(left_out) == self._told_left_out:
+            return
+        self._told_left_out = bool(left_out)
+        if not left_out:
+            log.info("all objects are kept again", source=SOURCE, resource=self._called)
+            return
+        log.error(
+            "objects left out; too many to keep",
+            source=SOURCE,
+            resource=self._called,
+            left_out=left_out,
+            kept_bytes=self._allowance.kept,
+            limit_bytes=self._allowance.limit,
+            largest_namespace=self._allowance.largest,
+            remedy="delete objects of that namespace, or limit them by a ResourceQuota",
+        )
+
     async def _pages(self, resource: Resource[Any]) -> tuple[list[Any], str]:
-        """All objects of the list, and its version. An expired page ends the list: the token that a 410 offers would
+        """All kept objects of the list, and its version. An expired page ends the list: the token of a 410 would
         continue it, but miss changes of the objects already read."""
         found: list[Any] = []
         names: set[str] = set()
         tokens: set[str] = set()
         query = self._course.list_query()
-        size = count = 0
+        self._allowance.begin()
+        self._nameless = 0
         while True:
-            body = await self._client.get_json(
-                resource.path,
-                {**resource.query, **query},
-                max_bytes=resource.max_bytes,
-                head_s=self._course.patience_s(),
-            )
-            size += len(body)
-            page = parse_page(body)
-            del body
-            if page.kind != f"{resource.kind}List":
-                raise Garbage(f"{page.kind} where a list of {resource.name} was asked for", cause="wrong kind")
-            count += len(page.items)
-            if count > MAX_OBJECTS:
-                raise Garbage(f"a list of more than {MAX_OBJECTS} {resource.name}", cause="endless list")
-            for raw in page.items:
-                found.extend(self._translate(resource, identity(raw), raw, names) or ())
-                await self._turns.offer()
+            page = await self._page(resource, query, found, names)
             if not page.token:
                 self._faults.keep(names)
                 self._recall.keep(names)
+                self._allowance.keep(names)
                 return found, page.resource_version
-            if page.token in tokens or size > MAX_LIST_BYTES:
-                raise Garbage(f"a list of {resource.name} without an end ({size} bytes)", cause="endless list")
+            if page.token in tokens:
+                raise Garbage(f"a list of {resource.name} that goes in circles", cause="endless list")
             tokens.add(page.token)
             query = self._course.next_page_query(page.token)
+
+    async def _page(self, resource: Resource[Any], query: Mapping[str, str], found: list[Any], names: set[str]) -> Page:
+        """Read one page, and translate its objects while they arrive."""
+        splitter = ListSplitter()
+        answer = self._client.pieces(resource.path, {**resource.query, **query}, head_s=self._course.patience_s())
+        async with answer as pieces:
+            try:
+                async for data in pieces:
+                    if (part := splitter.feed(data)) is not None:
+                        await self._take(resource, part, found, names)
+                    await self._turns.offer()
+            except Unreachable:
+                self._course.list_broke()
+                raise
+        page = splitter.end()
+        await self._take(resource, page, found, names)
+        return page
+
+    async def _take(self, resource: Resource[Any], page: Page, found: list[Any], names: set[str]) -> None:
+        if page.kind and page.kind != f"{resource.kind}List":
+            raise Garbage(f"{page.kind} where a list of {resource.name} was asked for", cause="wrong kind")
+        for raw in page.items:
+            metadata = identity(raw)
+            if not metadata.name:
+                self._nameless += 1
+                if self._nameless > MAX_NAMELESS:
+                    raise Garbage(f"a list of {resource.name} without names", cause="endless list")
+            name = _name(metadata)
+            meaning = self._translate(resource, name, raw, listed=True)
+            if name in self._allowance:
+                names.add(name)
+                found.extend(meaning or ())
+            await self._turns.offer()
 
     # Watching
 
@@ -239,7 +302,7 @@ class Reflector:
         if self._course.doubtful:
             probe = {**resource.query, **self._course.probe_query()}
             patience_s = self._course.patience_s()
-            await self._client.get_json(resource.path, probe, max_bytes=MAX_LINE_BYTES, head_s=patience_s)
+            await self._client.get_json(resource.path, probe, max_bytes=MAX_OBJECT_BYTES, head_s=patience_s)
             self._course.known()
         query, silence_s = self._course.watch_query()
         self._tally.watches += 1
@@ -252,12 +315,18 @@ class Reflector:
         async with stream as lines:
             settling = loop.call_later(self._pace.settle_s, self._settled)
             try:
-                async for line in lines:
-                    self._apply(resource, parse_event(line))
-                    seen += 1
-                    if seen == 1:
-                        self._in_step()
-                    await self._turns.offer()
+                async with asyncio.timeout(None) as refill:
+                    self._plan_refill(refill)
+                    async for line in lines:
+                        self._apply(resource, parse_event(line))
+                        seen += 1
+                        if seen == 1:
+                            self._in_step()
+                        self._tell_left_out()
+                        self._plan_refill(refill)
+                        await self._turns.offer()
+            except TimeoutError:
+                return
             finally:
                 settling.cancel()
         if loop.time() - begun < self._pace.settle_s:
@@ -269,37 +338,41 @@ class Reflector:
             raise Garbage(f"a {event.kind or 'nameless kind'} among the {resource.name}", cause="wrong kind")
         self._course.seen(event.resource_version)
         if event.type is not EventType.BOOKMARK:
-            self._recall.forget(_name(event.metadata))
-        if event.type is EventType.DELETED:
-            self._faults.note(_name(event.metadata), ())
-            resource.remove(event.metadata)
-        elif event.type is not EventType.BOOKMARK:
-            found = self._translate(resource, event.metadata, event.object)
-            if found is not None:
-                resource.put(event.metadata, found)
-        if event.type is not EventType.BOOKMARK:
+            name = _name(event.metadata)
+            self._recall.forget(name)
+            if event.type is EventType.DELETED:
+                self._faults.note(name, ())
+                self._allowance.release(name)
+                resource.remove(event.metadata)
+            else:
+                found = self._translate(resource, name, event.object, listed=False)
+                if name not in self._allowance:
+                    resource.remove(event.metadata)
+                elif found is not None:
+                    resource.put(event.metadata, found)
             self._tally.events += 1
             self._tally.last_event = time()
         self._course.version = event.resource_version
 
-    def _translate(
-        self, resource: Resource[Any], metadata: objects.ObjectMeta, raw: msgspec.Raw, names: set[str] | None = None
-    ) -> list[Any] | None:
-        """An object's translation; None if its types are wrong: a watch then keeps the earlier translation. `names`
-        marks an object of a list: its translation comes from the cache if its text is unchanged."""
-        name = _name(metadata)
-        if names is not None:
-            names.add(name)
-            known = self._recall.meaning(name, raw)
-            if known is not None:
-                return known
+    def _translate(self, resource: Resource[Any], name: str, raw: msgspec.Raw, *, listed: bool) -> list[Any] | None:
+        """An object's translation; None if its types are wrong: a watch then keeps the earlier translation. Afterwards
+        the object is in the allowance, or is not served. The translation of a listed object comes from the cache if its
+        text is unchanged."""
+        if listed and (known := self._recall.meaning(name, raw)) is not None:
+            return known
         try:
             found, faults = resource.translate(raw)
         except objects.UNDECODABLE as error:
-            self._faults.note(name, [Fault("object", f"not of the shape that the API gives it: {error}")])
+            found, faults = None, [Fault("object", f"not of the shape that the API gives it: {error}")]
+        if found is None and name in self._allowance:
+            self._faults.note(name, faults)
+            return None
+        if not self._allowance.admit(name, len(_encode(found)) + sum(len(str(fault)) for fault in faults)):
+            self._faults.note(name, ())
+            self._recall.forget(name)
             return None
         self._faults.note(name, faults)
-        if names is not None:
+        if listed and found is not None:
             self._recall.note(name, raw, found)
         return found
 

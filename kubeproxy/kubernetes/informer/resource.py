@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 import msgspec
 
 from kubeproxy.kubernetes import objects
-from kubeproxy.kubernetes.client.client import MAX_ANSWER_BYTES
 from kubeproxy.kubernetes.fault import Fault
 
 T = TypeVar("T")
@@ -22,8 +21,6 @@ class Resource(ABC, Generic[T]):
     kind: str
     path: str
     query: Mapping[str, str]
-    max_bytes: int = MAX_ANSWER_BYTES
-    """The longest list accepted in one piece."""
 
     @abstractmethod
     def translate(self, raw: msgspec.Raw) -> tuple[list[T], list[Fault]]:

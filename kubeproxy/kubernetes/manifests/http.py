@@ -6,9 +6,13 @@ The HTTP client is imported for the first request, so that a daemon that only re
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from kubeproxy.kubernetes.manifests.files import MAX_BYTES, ReadError
 
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
 
 TOTAL_S, SILENT_S = 120.0, 10.0
 """Time limit of an answer (50 MB over a slow link), and of silence."""
+MAX_REDIRECTS = 5
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_PORTS = {"http": 80, "https": 443}
 _ACCEPT = "application/yaml, application/json, text/plain;q=0.9, */*;q=0.1"
 
 
@@ -52,7 +59,7 @@ async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
     if last.last_modified:
         headers["If-Modified-Since"] = last.last_modified
     try:
-        async with session.open().get(url, headers=headers) as response:
+        async with _answer(session.open(), url, headers) as response:
             if response.status == 304 and headers.keys() != {"Accept"}:
                 return None
             if response.status != 200:
@@ -67,6 +74,41 @@ async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
     if not data.strip():
         raise ReadError("the server answered nothing")
     return Fetched(data, Version(response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")))
+
+
+@asynccontextmanager
+async def _answer(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The answer behind at most MAX_REDIRECTS redirects, all within one server: a manifest is not to be taken from
+    where its author did not name, in clear text instead of TLS, or from a service that answers this node alone."""
+    at = url
+    for _ in range(MAX_REDIRECTS + 1):
+        async with session.get(at, headers=headers, allow_redirects=False, proxy=_proxy(at)) as response:
+            location = response.headers.get("Location", "")
+            if response.status not in _REDIRECTS or not location:
+                yield response
+                return
+        to = urljoin(at, location)
+        if _server(to) != _server(url):
+            shown = urlsplit(to)._replace(query="", fragment="").geturl()
+            raise ReadError(f"the server redirects to {shown[:200]!r}; allowed: the same scheme, host and port")
+        at = to
+    raise ReadError(f"the server redirects more than {MAX_REDIRECTS} times")
+
+
+def _server(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port. ValueError where the port is none."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for a URL. aiohttp's own `trust_env` would send what ~/.netrc holds, too."""
+    parts: SplitResult = urlsplit(url)
+    if not parts.hostname or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    return getproxies().get(parts.scheme)
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
@@ -94,7 +136,6 @@ class Session:
 
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                trust_env=True,
                 cookie_jar=aiohttp.DummyCookieJar(loop=asyncio.get_running_loop()),
                 timeout=aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=SILENT_S, sock_read=SILENT_S),
             )

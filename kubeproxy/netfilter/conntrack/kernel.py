@@ -1,4 +1,4 @@
-"""The kernel's own table of flows, by ctnetlink: what is stale is found and deleted in a thread."""
+"""Deletes stale flows from the kernel's conntrack table by ctnetlink, in a thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import errno
 import itertools
 import os
-import socket
 import typing
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
@@ -19,14 +18,13 @@ from kubeproxy.netfilter.conntrack import messages as wire
 from kubeproxy.netfilter.conntrack.reconcile import Flow, Transition
 from kubeproxy.netfilter.conntrack.sock_diag import tcp_connections
 from kubeproxy.netfilter.local_addresses import local_addresses
+from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, NLMSG_ERROR, answers, open_netlink, parse
 from kubeproxy.netfilter.ruleset import RuleSet
 
 log = structlog.get_logger(__name__)
 
-_NETLINK_NETFILTER = 12
-"""linux/netlink.h; Python has no name for it."""
 _BATCH = 64
-"""Deletions asked for at once: their answers fit in a socket's buffer of any size."""
+"""Deletions requested at once: their answers fit in a socket's buffer of any size."""
 _BUFFER_BYTES = 1 << 17
 
 _ADVICE = {
@@ -34,7 +32,7 @@ _ADVICE = {
     errno.ENOBUFS: "its answers did not fit in the socket's buffer",
     errno.EINVAL: "the kernel has no ctnetlink: load the module nf_conntrack_netlink (CONFIG_NF_CT_NETLINK)",
     errno.EPROTONOSUPPORT: "the kernel has no netfilter netlink (CONFIG_NETFILTER_NETLINK)",
-    errno.EBUSY: "somebody has handed them over to a flow table, which lets go of them when they are idle",
+    errno.EBUSY: "they are in a flow table of another program, which releases them when they are idle",
 }
 
 
@@ -53,17 +51,17 @@ class KernelConntrack:
     def _reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
         transition = Transition(before, now)
         udp = self._delete("stale UDP flows", Protocol.UDP, transition.families, transition.stale)
-        asking = self._delete(
-            "TCP flows of clients who asked before we served",
+        unanswered = self._delete(
+            "unanswered TCP flows",
             Protocol.TCP,
             transition.new_tcp_families,
-            partial(_asking, transition),
+            partial(_unanswered, transition),
             unanswered=True,
         )
-        deserted = self._delete(
-            "deserted TCP flows", Protocol.TCP, transition.tcp_families, partial(_deserted, transition)
+        abandoned = self._delete(
+            "deserted TCP flows", Protocol.TCP, transition.tcp_families, partial(_abandoned, transition)
         )
-        return udp + asking + deserted
+        return udp + unanswered + abandoned
 
     def _delete(
         self,
@@ -74,8 +72,8 @@ class KernelConntrack:
         *,
         unanswered: bool = False,
     ) -> int:
-        """Of the flows of a protocol and of these families, delete those that `choose` takes; how many that were.
-        `unanswered`: it takes no others."""
+        """Delete the flows of a protocol and of these families that `choose` returns; the number deleted.
+        `unanswered`: it returns no answered ones."""
         if not families:
             return 0
         local = frozenset(it.address for it in local_addresses())
@@ -86,7 +84,7 @@ class KernelConntrack:
         except OSError as error:
             raise _explained(f"cannot look for {what} by ctnetlink", error.errno, str(error)) from error
         if deleted:
-            log.info(f"deleted {what}", count=deleted)
+            log.info("conntrack flows deleted", flows=what, count=deleted)
         if failed:
             number = failed[0]
             raise _explained(f"cannot delete {len(failed)} {what} by ctnetlink", number, os.strerror(number))
@@ -97,30 +95,30 @@ class _Choice(typing.Protocol):
     def __call__(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]: ...
 
 
-def _asking(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-    """Of TCP flows, those of clients whom our rules would lead to us, if they met them."""
-    return [flow for flow in transition.passed_by(flows, local=local) if wire.is_asking(flow)]
+def _unanswered(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+    """The unanswered TCP flows that our rules would redirect if they began now."""
+    return [flow for flow in transition.untranslated(flows, local=local) if wire.is_unanswered(flow)]
 
 
-def _deserted(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-    """Of TCP flows, those that lead astray and are nobody's."""
-    astray = [flow for flow in transition.astray(flows, local=local) if wire.has_begun(flow)]
-    if not astray:
+def _abandoned(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+    """The TCP flows that lead to a wrong port of this node, without a socket."""
+    misdirected = [flow for flow in transition.misdirected(flows, local=local) if wire.has_begun(flow)]
+    if not misdirected:
         return []
     try:
-        # Asked after the flows: what has begun by then, and is somebody's, has a socket.
-        theirs = tcp_connections()
-    except OSError as error:  # CONFIG_INET_DIAG may be missing; it is no reason to be called ill
-        log.info("cannot tell whose old TCP flows are; they stay", count=len(astray), reason=str(error))
+        # Read after the flows: a flow that has begun by then, and belongs to a process, has a socket.
+        connections = tcp_connections()
+    except OSError as error:  # CONFIG_INET_DIAG may be missing; that is no reason to be degraded
+        log.info("keeping old TCP flows", count=len(misdirected), reason=f"cannot list sockets: {error}")
         return []
-    return [flow for flow in astray if (flow.target_port, *wire.peer(flow)) not in theirs]
+    return [flow for flow in misdirected if (flow.target_port, *wire.peer(flow)) not in connections]
 
 
 class Ctnetlink:
     """A ctnetlink socket of this network namespace, for one thread; OSError when the kernel has none."""
 
     def __init__(self, *, timeout_s: float) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
+        self._socket = open_netlink(NETLINK_NETFILTER)
         self._socket.settimeout(timeout_s)
         self._sequence = itertools.count(1)
 
@@ -131,23 +129,16 @@ class Ctnetlink:
         self._socket.close()
 
     def dump(self, family: Family, protocol: Protocol, *, unanswered: bool = False) -> Iterator[Flow]:
-        """Every flow of a family and protocol (see `wire.dump_request`); OSError when the kernel does not tell."""
+        """Every flow of a family and protocol (see `wire.dump_request`); OSError when the kernel refuses."""
         sequence = next(self._sequence)
         self._socket.send(wire.dump_request(family, sequence, protocol, unanswered=unanswered))
-        while True:
-            for message in wire.messages(self._socket.recv(_BUFFER_BYTES)):
-                if message.sequence != sequence:
-                    continue
-                if message.kind in (wire.NLMSG_DONE, wire.NLMSG_ERROR):
-                    if message.error:
-                        raise OSError(message.error, os.strerror(message.error))
-                    return
-                flow = wire.parse_flow(message, protocol)
-                if flow is not None:
-                    yield flow
+        for message in answers(self._socket, sequence, at_most=_BUFFER_BYTES):
+            flow = wire.parse_flow(message, protocol)
+            if flow is not None:
+                yield flow
 
     def delete(self, flows: Sequence[Flow]) -> tuple[int, list[int]]:
-        """Delete just these; how many were, and the errors met. One that is gone already is neither."""
+        """Delete these flows; the number deleted and the errors met. A flow that is gone already is neither."""
         deleted, failed = 0, list[int]()
         requests = [wire.delete_request(flow, next(self._sequence)) for flow in flows]
         for at in range(0, len(requests), _BATCH):
@@ -155,8 +146,8 @@ class Ctnetlink:
             self._socket.send(b"".join(batch))
             answers = 0
             while answers < len(batch):
-                for message in wire.messages(self._socket.recv(_BUFFER_BYTES)):
-                    if message.kind != wire.NLMSG_ERROR:
+                for message in parse(self._socket.recv(_BUFFER_BYTES)):
+                    if message.kind != NLMSG_ERROR:
                         continue
                     answers += 1
                     if not message.error:

@@ -1,7 +1,8 @@
-"""What ctnetlink is told and says, as bytes (linux/netfilter/nfnetlink_conntrack.h). Pure.
+"""Requests to ctnetlink and the flows in its answers (linux/netfilter/nfnetlink_conntrack.h). Pure.
 
-Thousands of flows are read, and few of them are ever deleted: so each is read by one match of the shape in which the
-kernel writes a flow of that protocol, and only a record that is to be deleted is taken apart.
+A dump has thousands of flows, and few of them are ever deleted. So a flow is read by one regular expression of the
+bytes that the kernel writes for its protocol, and not by `attributes`, which would walk through three levels of nested
+attributes of each. Only the record of a flow that is to be deleted is decoded attribute by attribute.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ import struct
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
 
 from kubeproxy.model import Address, Family, Protocol, family_of
 from kubeproxy.netfilter.conntrack.reconcile import Flow
-from kubeproxy.netfilter.netlink.messages import attributes, encode
+from kubeproxy.netfilter.netlink.messages import (
+    ATTRIBUTE_HEADER,
+    NLM_F_ACK,
+    NLM_F_DUMP,
+    Message,
+    attributes,
+    encode,
+    frame,
+)
 
-NLMSG_ERROR, NLMSG_DONE = 2, 3
-_NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_DUMP = 0x1, 0x4, 0x300
 _NEW, _GET, _DELETE = 0x100, 0x101, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*
 _NESTED = 0x8000
 
@@ -29,73 +35,46 @@ _SEEN_REPLY = 1 << 1
 """IPS_SEEN_REPLY (linux/netfilter/nf_conntrack_common.h)."""
 _PROTOINFO_TCP, _PROTOINFO_TCP_STATE = 1, 1
 _SYN_SENT, _ESTABLISHED, _CLOSE = 1, 3, 8
-"""TCP_CONNTRACK_*: nobody has answered; the first state behind the handshake, and the last before it may begin anew
-(linux/netfilter/nf_conntrack_tcp.h)."""
+"""TCP_CONNTRACK_* (linux/netfilter/nf_conntrack_tcp.h): the server has not answered; the first state after the
+handshake; the last state before the flow may begin anew."""
 _TUPLE_IP, _TUPLE_PROTO = 1, 2
 _PROTO_NUM, _PROTO_SRC_PORT, _PROTO_DST_PORT = 1, 2, 3
 _FILTER_ORIG_FLAGS, _BY_PROTO_NUM = 1, 1 << 3
 
-_NLMSG = struct.Struct("=IHHII")  # length, type, flags, sequence, sender
 _NFGEN = struct.Struct("=BBH")  # family, version, resource
-_ATTRIBUTE = struct.Struct("=HH")  # length, type
-_PAYLOAD_AT = _NLMSG.size + _NFGEN.size
 
 _NUMBERS = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
 _INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _IP_SRC_DST = {Family.IPV4: (1, 2, 4), Family.IPV6: (3, 4, 16)}
-"""CTA_IP_*_SRC, CTA_IP_*_DST, and how long an address is."""
-
-
-class Message(NamedTuple):
-    """One of the kernel's."""
-
-    kind: int
-    sequence: int
-    body: bytes
-    """What comes after the netlink header."""
-
-    @property
-    def error(self) -> int:
-        """The errno that an answer of kind NLMSG_ERROR or NLMSG_DONE tells; 0 for none."""
-        return -int.from_bytes(self.body[:4], sys.byteorder, signed=True)
-
-
-def messages(data: bytes) -> Iterator[Message]:
-    """Those of one read of the socket."""
-    at = 0
-    while at + _NLMSG.size <= len(data):
-        length, kind, _, sequence, _ = _NLMSG.unpack_from(data, at)
-        if length < _NLMSG.size:
-            return
-        yield Message(kind, sequence, data[at + _NLMSG.size : at + length])
-        at += (length + 3) & ~3
+"""CTA_IP_*_SRC, CTA_IP_*_DST, and the bytes of an address."""
 
 
 def dump_request(
     family: Family, sequence: int, protocol: Protocol = Protocol.UDP, *, unanswered: bool = False
 ) -> bytes:
-    """Ask for every flow of a family and protocol, or only for those that nobody has answered yet. Kernels before 5.8
-    do not know the filter by protocol, those before 5.18 not that by answer, and tell of others too."""
+    """The request for all flows of a family and protocol, or the unanswered ones. Kernels before 5.8 do not
+    filter by protocol, kernels before 5.18 do not filter by status; they answer with other flows, too."""
     flows = _nest(_TUPLE_ORIG, _nest(_TUPLE_PROTO, _attribute(_PROTO_NUM, bytes([_NUMBERS[protocol]]))))
     by_protocol = _nest(_FILTER, _attribute(_FILTER_ORIG_FLAGS, struct.pack("=I", _BY_PROTO_NUM)))
     by_status = [(_STATUS, 0), (_STATUS_MASK, _SEEN_REPLY)] if unanswered else []
     status = b"".join(_attribute(kind, struct.pack(">I", bits)) for kind, bits in by_status)
-    return _request(_GET, _NLM_F_DUMP, family, sequence, flows + by_protocol + status)
+    return _request(_GET, NLM_F_DUMP, family, sequence, flows + by_protocol + status)
 
 
 def delete_request(flow: Flow, sequence: int) -> bytes:
-    """Ask to delete just this flow, and (as far as the kernel tells them apart) not one that has come into its place.
-    One that is tracked in another zone than the default is not found by it: whoever made the zone (a virtual switch)
-    does its translations too."""
+    """The request to delete this flow.
+
+    Where the kernel gives flows identities, it does not match a newer flow of the same tuple. It does not find a flow
+    of another conntrack zone than the default: the owner of the zone (a virtual switch) translates its flows itself."""
     found = dict(_inside(flow.record))
     family = Family.IPV6 if ":" in flow.address else Family.IPV4
     original = _nest(_TUPLE_ORIG, found[_TUPLE_ORIG])
     identity = _attribute(_ID, found[_ID]) if _ID in found else b""
-    return _request(_DELETE, _NLM_F_ACK, family, sequence, original + identity)
+    return _request(_DELETE, NLM_F_ACK, family, sequence, original + identity)
 
 
 def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | None:
-    """A flow that was asked for by `dump_request`; None when it is of another protocol (or its tuples of a zone)."""
+    """The flow in an answer to `dump_request`; None when it is of another protocol, or its tuples are of a zone."""
     if message.kind != _NEW:
         return None
     record = message.body[_NFGEN.size :]
@@ -116,12 +95,12 @@ def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | No
 
 
 def has_begun(flow: Flow) -> bool:
-    """Whether a TCP flow has its handshake behind it, as far as the kernel has seen."""
+    """Whether the kernel has seen the end of a TCP flow's handshake."""
     return _ESTABLISHED <= _tcp_state(flow) <= _CLOSE
 
 
-def is_asking(flow: Flow) -> bool:
-    """Whether the client of a TCP flow asks for a connection, and nobody has answered."""
+def is_unanswered(flow: Flow) -> bool:
+    """Whether the client of a TCP flow has sent its SYN and got no answer."""
     return _tcp_state(flow) == _SYN_SENT
 
 
@@ -132,7 +111,7 @@ def _tcp_state(flow: Flow) -> int:
 
 
 def peer(flow: Flow) -> tuple[Address, int]:
-    """Whom its answers are sent to: the client, or whatever the client was translated to."""
+    """The destination of the flow's replies: the client, or the address that the client was translated to (SNAT)."""
     reply = dict(_inside(dict(_inside(flow.record))[_TUPLE_REPLY]))
     _, destination, _ = _IP_SRC_DST[family_of(flow.address)]
     address = dict(_inside(reply[_TUPLE_IP]))[destination]
@@ -149,9 +128,7 @@ def _text(packed: bytes) -> Address:
 
 
 def _request(kind: int, flags: int, family: Family, sequence: int, attributes: bytes) -> bytes:
-    length = _PAYLOAD_AT + len(attributes)
-    header = _NLMSG.pack(length, kind, _NLM_F_REQUEST | flags, sequence, 0)
-    return header + _NFGEN.pack(_INET[family], 0, 0) + attributes
+    return frame(kind, _NFGEN.pack(_INET[family], 0, 0) + attributes, flags=flags, sequence=sequence)
 
 
 def _attribute(kind: int, value: bytes) -> bytes:
@@ -163,20 +140,20 @@ def _nest(kind: int, value: bytes) -> bytes:
 
 
 def _shape(protocol: Protocol, family: Family) -> re.Pattern[bytes]:
-    """Matches a record that begins with the two tuples of such a flow: its source and destination, their ports, and the
-    source of the answers with its port."""
+    """Matches a record that begins with the two tuples of such a flow. Groups: source and destination, their ports, and
+    the source of the replies with its port."""
     src, dst, size = _IP_SRC_DST[family]
-    ip_length = 2 * (_ATTRIBUTE.size + size)
-    proto_length = 3 * (_ATTRIBUTE.size + 4)
+    ip_length = 2 * (ATTRIBUTE_HEADER.size + size)
+    proto_length = 3 * (ATTRIBUTE_HEADER.size + 4)
 
     def head(kind: int, length: int) -> bytes:
-        return re.escape(_ATTRIBUTE.pack(_ATTRIBUTE.size + length, kind))
+        return re.escape(ATTRIBUTE_HEADER.pack(ATTRIBUTE_HEADER.size + length, kind))
 
     def one(kind: int, groups: tuple[bytes, bytes, bytes, bytes]) -> bytes:
         source, destination, source_port, destination_port = groups
         return b"".join(
             [
-                head(kind | _NESTED, 2 * _ATTRIBUTE.size + ip_length + proto_length),
+                head(kind | _NESTED, 2 * ATTRIBUTE_HEADER.size + ip_length + proto_length),
                 head(_TUPLE_IP | _NESTED, ip_length),
                 head(src, size) + source,
                 head(dst, size) + destination,

@@ -1,18 +1,17 @@
-"""Flows that the kernel goes on translating as rules of yesterday said: which they are. Pure.
+"""Finds conntrack flows that contradict the rules in force. Pure.
 
-Only a flow's first packet meets the redirects; what they said then is kept for as long as the client goes on sending.
-A TCP client is told by a reset and comes again, a UDP client that keeps its socket stays in a black hole. So after the
-rules have changed, the UDP flows that contradict them are deleted, and their next packets meet the rules as they are.
+Only a flow's first packet meets the redirects; the kernel keeps their result for as long as the client goes on sending.
+A TCP client gets a reset and reconnects, but a UDP client that keeps its socket gets no answer any more. So after a
+change of rules, the UDP flows that contradict them are deleted, and their next packets meet the present rules.
 
-A TCP client that asked for a connection when there was no rule yet asks again and again, and the kernel remembers for
-two minutes that this flow is not translated. It is deleted when the rule is there, and the next time it asks it is led
-to us.
+A TCP client that sent its SYN when there was no rule yet repeats it, and the kernel remembers for two minutes that this
+flow is not translated. The flow is deleted when the rule is there, and the next SYN is redirected.
 
-Any other TCP flow that contradicts them is as a rule a connection that goes on, and is left alone. But those of an
-earlier process may be left behind: it was cut off by a reset that the kernel did not take for the end, as something was
-still on its way, and the flow stays for a day, or five. A client that comes by the same port again is then led to a
-port that is nobody's, or another's. These are deleted, once at start: flows to another port than the rules', without a
-socket.
+Any other TCP flow that contradicts the rules is usually a running connection, and is left alone. But flows of an
+earlier process may be left: its connection ended by a reset that the kernel did not accept as the end, because packets
+were still on their way, and the flow stays for a day, or five. A client that uses the same port again is then led to a
+port that is closed, or of another Service. Such flows - to another port than the rules', without a socket - are deleted
+once at start.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
-from kubeproxy.netfilter.cidr import hold, is_loopback
+from kubeproxy.netfilter.cidr import contains, is_loopback
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 
 
@@ -31,18 +30,19 @@ class Conntrack(typing.Protocol):
     """The kernel's table of flows. Its calls are made one at a time."""
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
-        """Delete every UDP flow that contradicts the rules `now` in force, every TCP flow to a new destination that is
-        not answered, and with `before` None every TCP flow that contradicts them and is nobody's; how many that were.
+        """Delete the flows that contradict the rules `now` in force; the number deleted.
 
-        `before` are the rules that flows were last reconciled with; with None that is unknown (at start, or when
-        somebody else had changed our rules). Nothing is asked of the kernel when no difference between the two could
-        have left a stale flow behind. KernelError when the kernel refuses: flows may be left, so the next call is to
-        be given the same `before` again.
+        That is every UDP flow that contradicts them, every unanswered TCP flow to a new destination, and with `before`
+        None every TCP flow that contradicts them and has no socket.
+
+        `before`: the rules of the last reconciliation; None: unknown (at start, or when another process had changed our
+        rules). The kernel is not asked when no difference between the two could have left a stale flow. KernelError
+        when the kernel refuses: flows may be left, so the next call is to have the same `before` again.
         """
 
 
 class NoConntrack:
-    """For ``--netfilter none``: who brings the packets looks after their flows."""
+    """For ``--netfilter none``: deletes nothing, as no redirects are ours."""
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
         """See `Conntrack.reconcile`."""
@@ -50,31 +50,31 @@ class NoConntrack:
 
 
 class Flow(NamedTuple):
-    """A flow that the kernel tracks: where its client sent to, and where that leads."""
+    """A tracked flow: its source, its destination, and the translated destination."""
 
     source: Address
     source_port: int
     address: Address
     port: int
     target: Address
-    """Where the answers are to come from: the destination itself, or what it was translated to."""
+    """The source of the replies: the destination itself, or the address it was translated to."""
     target_port: int
     record: bytes = b""
-    """The kernel's own, by which it knows the flow again."""
+    """The kernel's record, which identifies the flow."""
 
     @property
     def is_translated(self) -> bool:
-        """Whether it leads elsewhere than the client wanted."""
+        """Whether its destination was translated."""
         return self.target != self.address or self.target_port != self.port
 
 
 Key = tuple[Address, int]
-"""A destination of the protocol in question."""
+"""A destination, of a protocol known from the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What a rule set says about one protocol."""
+    """The part of a rule set for one protocol."""
 
     redirects: Mapping[Key, int] = field(default_factory=dict)
     own_redirects: Mapping[Key, int] = field(default_factory=dict)
@@ -85,13 +85,13 @@ class _Rules:
     bind: Mapping[Family, Address] = field(default_factory=dict)
     proxy_ports: frozenset[int] = frozenset()
     guarded: frozenset[int] = frozenset()
-    """Those that nobody reaches directly."""
+    """Proxy ports that cannot be reached without a redirect."""
     closed: frozenset[int] = frozenset()
-    """Refused or dropped."""
+    """Proxy ports whose clients are refused or dropped."""
 
     @classmethod
     def of(cls, rules: RuleSet, protocol: Protocol) -> _Rules:
-        """The part of that protocol."""
+        """The part of a rule set for a protocol."""
         return cls(
             redirects=_part(rules.redirects, protocol),
             own_redirects=_part(rules.own_redirects, protocol),
@@ -101,13 +101,13 @@ class _Rules:
             landing=rules.landing,
             bind=rules.bind,
             proxy_ports=_ports(rules.guarded, protocol),
-            guarded=_ports(rules.guarded - rules.undisguised, protocol),
+            guarded=_ports(rules.guarded - rules.unguarded, protocol),
             closed=_ports(rules.refused | rules.dropped, protocol),
         )
 
     @property
     def steering(self) -> tuple[Any, ...]:
-        """All that decides where a flow is to lead; the rest says nothing where there is no redirect."""
+        """All that decides the target of a flow; empty without a redirect."""
         if not self.redirects and not self.own_redirects:
             return ()
         return (
@@ -122,12 +122,12 @@ class _Rules:
 
     @property
     def families(self) -> frozenset[Family]:
-        """Those of the destinations."""
+        """The families of the destinations."""
         addresses = {address for address, _ in (*self.redirects, *self.own_redirects)}
         return frozenset(map(family_of, addresses))
 
     def destination(self, flow: Flow, local: frozenset[Address]) -> tuple[Key, int] | None:
-        """The destination by which a flow's first packet would be redirected, and its proxy port."""
+        """The redirect that a flow's first packet would meet: its destination and proxy port."""
         keys: tuple[Key, ...] = ((flow.address, flow.port),)
         if flow.address in self.node_addresses:
             keys = (*keys, (NODE_PORTS[family_of(flow.address)], flow.port))
@@ -141,17 +141,17 @@ class _Rules:
         return None
 
     def listens_on(self, address: Address, local: frozenset[Address]) -> bool:
-        """Whether proxy ports are served on an address."""
+        """Whether proxy ports listen on an address."""
         family = family_of(address)
         bind = self.bind.get(family)
         return address == bind if bind else address in local or address == self.landing.get(family)
 
     def _is_own(self, source: Address, local: frozenset[Address]) -> bool:
-        return source in local or is_loopback(source) or hold(self.internal_sources, source)
+        return source in local or is_loopback(source) or contains(self.internal_sources, source)
 
 
 class Transition:
-    """From the rules `before` (None: unknown) to those in force `now`: which flows it leaves stale."""
+    """A change from the rules `before` (None: unknown) to `now`; it finds the stale flows."""
 
     def __init__(self, before: RuleSet | None, now: RuleSet) -> None:
         self._before = None if before is None else _Rules.of(before, Protocol.UDP)
@@ -160,36 +160,36 @@ class Transition:
         self._new_tcp = self._tcp if before is None else _Rules.of(_added(before, now), Protocol.TCP)
         known = (self._now,) if self._before is None else (self._now, self._before)
         self._home = frozenset().union(*(each.values() for rules in known for each in (rules.landing, rules.bind)))
-        """Addresses that we have redirected to, whether or not they are this node's still."""
+        """Addresses to which the rules redirect or did, whether or not they still belong to this node."""
         self._proxy_ports = frozenset().union(*(rules.proxy_ports for rules in known))
 
     @property
     def families(self) -> frozenset[Family]:
-        """Those in which it can have left UDP flows; mostly none."""
+        """The families in which UDP flows may be stale; mostly none."""
         now, before = self._now, self._before or _Rules()
         if not (now.proxy_ports <= before.proxy_ports and now.guarded <= before.guarded):
-            return frozenset(Family)  # whichever family somebody sent to that port by
+            return frozenset(Family)  # clients of either family may have sent to that port
         if now.steering == before.steering and now.closed <= before.closed:
             return frozenset()
         return now.families | before.families
 
     @property
     def tcp_families(self) -> frozenset[Family]:
-        """Those in which TCP flows of an earlier process may be left; none unless `before` is unknown."""
+        """The families in which TCP flows of an earlier process may be left; none unless `before` is unknown."""
         return self._tcp.families
 
     @property
     def new_tcp_families(self) -> frozenset[Family]:
-        """Those of TCP destinations that are redirected only now."""
+        """The families of TCP destinations that are new."""
         return self._new_tcp.families
 
-    def passed_by(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-        """Of TCP flows, those that are not translated, to destinations that are redirected only now."""
+    def untranslated(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+        """The TCP flows that are not translated and have a new destination."""
         new = self._new_tcp
         return [flow for flow in flows if not flow.is_translated and new.destination(flow, local) is not None]
 
-    def astray(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-        """Of TCP flows, those to destinations that are redirected now which lead to another of this node's ports."""
+    def misdirected(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+        """The TCP flows with a redirected destination that lead to a wrong port here."""
         home = self._home | local
         return [
             flow
@@ -201,18 +201,18 @@ class Transition:
         ]
 
     def stale(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-        """Of UDP flows, those that contradict the rules in force, on a node with the `local` addresses.
+        """The UDP flows that contradict the rules in force; `local`: this node's addresses.
 
         A flow to a destination that is redirected now is stale
 
-        - if it is not translated: the client spoke before the Service existed;
-        - if it leads to another of this node's ports or addresses than the rules: those of an earlier run or Service;
-        - if its client may not reach the destination, or the proxy port refuses or drops: only first packets are told;
-        - if it leads to another host, and the destination was not ours before. If it was, somebody's translation comes
-          before ours, and would again.
+        - if it is not translated: it began before the Service existed;
+        - if it leads to another port or address of this node than the rules: that of an earlier run or Service;
+        - if its client may not reach the destination, or the proxy port refuses or drops: only first packets meet that;
+        - if it leads to another host, and the destination had no redirect of ours before. If it had, another program's
+          translation comes before ours, and would again.
 
-        Any other flow is stale if it was translated to a proxy port of ours (its Service has gone), or was sent there
-        directly (it is older than the guard). Everything else stays.
+        Any other flow is stale if it was translated to a proxy port of ours (its Service is gone), or was sent there
+        directly (it is older than the guard). All others stay.
         """
         home = self._home | local
         return [flow for flow in flows if self._is_stale(flow, local, home)]
@@ -230,7 +230,7 @@ class Transition:
         allowed = now.allowed_sources.get(key)
         return (
             port in now.closed
-            or (allowed is not None and not hold(allowed, flow.source))
+            or (allowed is not None and not contains(allowed, flow.source))
             or flow.target_port != port
             or not now.listens_on(flow.target, local)
         )
@@ -240,7 +240,7 @@ _Value = TypeVar("_Value")
 
 
 def _added(before: RuleSet, now: RuleSet) -> RuleSet:
-    """The redirects that were not there before."""
+    """The redirects that `before` does not have."""
     return RuleSet(
         redirects={each: now.redirects[each] for each in now.redirects.keys() - before.redirects.keys()},
         own_redirects={

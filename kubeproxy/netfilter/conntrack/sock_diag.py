@@ -1,4 +1,4 @@
-"""The TCP connections that processes of this network namespace have, by sock_diag(7)."""
+"""Lists the TCP connections of this network namespace by sock_diag(7)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ import struct
 from typing import NamedTuple
 
 from kubeproxy.model import Address
-from kubeproxy.netfilter.netlink import messages
+from kubeproxy.netfilter.netlink.messages import NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, dump, open_netlink
 
-_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
-"""linux/netlink.h, linux/sock_diag.h; Python has no names for them."""
 _QUESTION = struct.Struct("=BxxI48x")
 """struct inet_diag_req_v2 behind its family: protocol, no extensions, states, any socket."""
 _NOT_LISTENING = 0xFFF & ~(1 << 10)
 """A bit for each state of the kernel's, without TCP_LISTEN (net/tcp_states.h)."""
 _ENDS = struct.Struct("!4x2H16s16s")
-"""The begin of struct inet_diag_msg: own port, the peer's; own address, the peer's."""
+"""The begin of struct inet_diag_msg: local port, peer's port; local address, peer's address."""
 
 
 class Connection(NamedTuple):
-    """As seen from here. Its own address is left out: who was translated knows another."""
+    """A TCP connection as its local socket has it. Without the local address, which may differ by translation."""
 
     port: int
     peer: Address
@@ -29,13 +27,12 @@ class Connection(NamedTuple):
 
 
 def tcp_connections() -> frozenset[Connection]:
-    """All of them, those included that are not accepted yet, or linger. OSError when the kernel does not tell."""
-    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
+    """All TCP connections, also those not accepted yet, and closing ones. OSError when the kernel refuses."""
     found = set[Connection]()
     for family in (socket.AF_INET, socket.AF_INET6):
-        with socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG) as netlink:
+        with open_netlink(NETLINK_SOCK_DIAG) as netlink:
             question = _QUESTION.pack(socket.IPPROTO_TCP, _NOT_LISTENING)
-            for answer in messages.dump(netlink, _SOCK_DIAG_BY_FAMILY, family, rest=question):
+            for answer in dump(netlink, SOCK_DIAG_BY_FAMILY, family, rest=question):
                 port, peer_port, _, peer = _ENDS.unpack_from(answer)
                 found.add(Connection(port, _text(peer[:4] if family == socket.AF_INET else peer), peer_port))
     return frozenset(found)

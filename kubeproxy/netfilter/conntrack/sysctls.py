@@ -1,6 +1,6 @@
-"""The kernel's connection tracking, sized as kube-proxy does it at start: room in its table, and its timeouts.
+"""Sets the size and timeouts of the kernel's connection tracking at start, as kube-proxy does.
 
-Every redirected connection is an entry there. What is set stays after the process has ended, as with kube-proxy.
+Every redirected connection is an entry there. The settings stay after the process has ended, as with kube-proxy.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DIRECTORY = Path("/proc/sys/net/netfilter")
-"""Of the network namespace that the process is in. Missing until the kernel's module nf_conntrack is loaded."""
+"""Settings of this process's network namespace. Missing until the kernel's module nf_conntrack is loaded."""
 
 _MAX, _BUCKETS = "nf_conntrack_max", "nf_conntrack_buckets"
 _ENTRIES_PER_BUCKET = 4
-"""What kube-proxy keeps to (cmd/kube-proxy/app/conntrack.go); fewer buckets make every look-up a longer walk."""
+"""As kube-proxy has it (cmd/kube-proxy/app/conntrack.go); fewer buckets make every look-up slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConntrackLimits:
-    """What is wanted, as KubeProxyConfiguration has it; 0 leaves a setting as the host has it."""
+    """The wanted settings of KubeProxyConfiguration; 0 leaves a setting as the host has it."""
 
     max_per_core: int = 0
     min: int = 0
@@ -29,14 +29,14 @@ class ConntrackLimits:
     tcp_established_s: float = 0.0
     tcp_close_wait_s: float = 0.0
     udp_s: float = 0.0
-    """For UDP that nobody has answered yet."""
+    """For UDP flows without an answer yet."""
     udp_stream_s: float = 0.0
-    """For UDP that went both ways."""
+    """For UDP flows with packets both ways."""
     tcp_be_liberal: bool = False
-    """True takes packets out of the window for valid; false leaves that setting as the host has it."""
+    """True: packets out of the window are valid; false leaves that setting as the host has it."""
 
     def table_size(self, cores: int) -> int:
-        """How many connections the table is to hold at least; 0: as many as it does."""
+        """The least number of connections the table is to hold; 0: as the host has it."""
         return max(self.min, self.max_per_core * cores) if self.max_per_core > 0 else 0
 
     def settings(self) -> Mapping[str, int]:
@@ -52,10 +52,10 @@ class ConntrackLimits:
 
 
 def apply(limits: ConntrackLimits, *, cores: int | None = None, directory: Path = DIRECTORY) -> list[str]:
-    """Make it so, as far as the kernel lets us; what could not be set, a line each.
+    """Apply the settings; those that could not be set, one line each.
 
     The table only ever grows. It belongs to the first network namespace: in any other its size cannot be set, and need
-    not be for a host to work. `cores`: those that this process may run on, unless given.
+    not be for a host to work. `cores`: the cores that this process may run on, unless given.
     """
     failures = [_set(directory / name, value, at_least=False) for name, value in limits.settings().items()]
     if size := limits.table_size(cores or len(os.sched_getaffinity(0))):
@@ -65,7 +65,7 @@ def apply(limits: ConntrackLimits, *, cores: int | None = None, directory: Path 
 
 
 def _set(path: Path, wanted: int, *, at_least: bool) -> str:
-    """Write one sysctl where it is not as wanted; why that failed, empty if it did not."""
+    """Write one sysctl if it is not as wanted; the reason if that failed, else empty."""
     found = "nothing"
     try:
         found = path.read_text().strip()

@@ -1,5 +1,7 @@
-"""How full the kernel's connection tracking is. When it is full, first packets of connections are dropped and nobody is
-told: every redirected connection needs an entry there, and so does every other on the node."""
+"""Reads how full the kernel's connection tracking is.
+
+Every redirected connection needs an entry there, and so does every other on the node. When it is full, the kernel drops
+first packets of connections silently."""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from pathlib import Path
 
 SETTINGS = Path("/proc/sys/net/netfilter")
 STATISTICS = Path("/proc/net/stat/nf_conntrack")
-"""Both of the network namespace that the process is in, and missing until the kernel tracks connections. The limit is
-the first namespace's; it holds in each."""
+"""Both are of this process's network namespace, and missing until the kernel tracks connections. The limit is that of
+the first namespace; it holds in each."""
 
 NEARLY_FULL = 0.9
 
@@ -22,10 +24,10 @@ class ConntrackRoom:
     limit: int
     """0: none."""
     dropped: int
-    """First packets for which there was no room, since the start of the namespace."""
+    """First packets dropped for want of room, since the start of the namespace."""
 
     def complaint(self, before: ConntrackRoom | None) -> str | None:
-        """What an operator should know; None: nothing. `before`: the last look, since which losses count."""
+        """The warning for an operator; None: there is none. `before`: the last reading, since which losses count."""
         lost = self.dropped - before.dropped if before is not None else 0
         if lost > 0:
             what = f"the kernel's connection tracking was full, and {lost} new connections lost their first packet"
@@ -37,7 +39,7 @@ class ConntrackRoom:
 
 
 def look(*, settings: Path = SETTINGS, statistics: Path = STATISTICS) -> ConntrackRoom | None:
-    """How full it is now; None when the kernel does not track connections, or does not tell."""
+    """The present usage; None when the kernel does not track connections, or does not report them."""
     try:
         entries, limit = (int((settings / f"nf_conntrack_{name}").read_text()) for name in ("count", "max"))
         names, *processors = (line.split() for line in statistics.read_text().splitlines())

@@ -1,9 +1,9 @@
 """The iptables adapter: kube-proxy's chains in the legacy tables, through python-iptables.
 
-python-iptables lends its binding of libiptc, one commit of which replaces a table at once. The rest of it is left
-alone: it takes no lock, loses changes when it commits by itself, is not safe with threads, and reads rules back through
-the process's standard output. So: one thread for every call into it, the lock of iptables(8) around each transaction,
-and rules as bytes (`kubeproxy.netfilter.iptables.entry`).
+Only the binding of libiptc in python-iptables is used; one commit of it replaces a table at once. The rest of it takes
+no lock, loses changes when it commits by itself, is not safe with threads, and reads rules back through the process's
+standard output. So all calls are made in one thread, each transaction holds the lock of iptables(8), and rules are
+bytes (`kubeproxy.netfilter.iptables.entry`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import structlog
 
 from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.interface import GAP_S
+from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.iptables import chains as iptables_chains
 from kubeproxy.netfilter.iptables import entry as iptables_entry
 from kubeproxy.netfilter.iptables.chains import (
@@ -46,14 +46,14 @@ from kubeproxy.netfilter.iptables.chains import (
 )
 from kubeproxy.netfilter.iptables.entry import Entry
 from kubeproxy.netfilter.iptables.lock import xtables_lock
-from kubeproxy.netfilter.iptables.table_info import extent_of
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.iptables.table_info import info_of
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 log = structlog.get_logger(__name__)
 
 _ATTEMPTS = 4
 _RETRY_S = 0.02
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _NAMES = {Family.IPV4: Path("/proc/net/ip_tables_names"), Family.IPV6: Path("/proc/net/ip6_tables_names")}
 
 _Key = tuple[Family, str]
@@ -70,35 +70,40 @@ class Iptables:
     def __init__(self, *, lock_wait_s: float = 10.0) -> None:
         self._lock_wait_s = lock_wait_s
         self._thread = ThreadPoolExecutor(1, "iptables")
-        # What the kernel has as far as we know, by table; missing: unknown. Belongs to the thread.
+        # The rules believed to be in the kernel, by table; missing: unknown. Used by the thread alone.
         self._believed: dict[_Key, Chains] = {}
-        self._workshop = RuleFactory()
-        # How large the tables were when we last left or looked at them. Belongs to the thread, too.
-        self._extents: dict[_Key, bytes] = {}
+        self._rule_factory = RuleFactory()
+        # The sizes of the tables after the last transaction or poll. Used by the thread alone, too.
+        self._table_infos: dict[_Key, bytes] = {}
         self._on_foreign_change: Callable[[], None] = lambda: None
-        self._look: asyncio.TimerHandle | None = None
-        self._looking: asyncio.Future[bool] | None = None
+        self._poll_timer: asyncio.TimerHandle | None = None
+        self._polling: asyncio.Future[bool] | None = None
 
     async def probe(self) -> None:
-        """Open the tables; KernelError tells why that cannot be done. (Opening one has the kernel make it.)"""
+        """Open the tables; KernelError with the reason if that fails. (The kernel makes a table that is opened.)"""
         await self._in_thread(self._probe)
 
     async def probe_transparent(self) -> None:
-        """Make what a transparent rule set needs besides, without leading any packet to it, and remove it again;
-        KernelError tells why that cannot be done."""
+        """Make and remove the chain of a transparent rule set, without a jump to it. KernelError with the reason if
+        that fails."""
         await self._in_thread(self._probe_transparent)
 
     async def probe_socket_guard(self) -> None:
-        """The same for one that guards sockets."""
+        """The same for a rule set that guards sockets."""
         await self._in_thread(self._probe_socket_guard)
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
-        """See `Netfilter.apply`. All or nothing holds by table; the tables change in an order in which no client is
-        ever redirected to a port that is not yet, or not any more, guarded."""
+        """See `Netfilter.apply`. All or nothing holds for each table; the tables change in an order in which no client
+        is ever redirected to a port without its guard."""
         return await self._in_thread(self._apply, wanted, verify)
 
-    async def pause(self, for_s: float = GAP_S) -> bool:
-        """See `Netfilter.pause`. The drops come in a commit of table mangle, before the redirects go."""
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        families = [family for family in Family if _exists(family, NAT)]
+        return await self._in_thread(self._reach, families, ours) if families else Reach(0, 0)
+
+    async def pause(self, for_s: float = PAUSE_S) -> bool:
+        """See `Netfilter.pause`. A commit of table mangle adds the drops before the redirects are removed."""
         families = [family for family in Family if _exists(family, NAT)]
         return bool(families) and await self._in_thread(self._pause, families, for_s)
 
@@ -109,50 +114,50 @@ class Iptables:
         return await self._in_thread(self._apply, None, True)
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """See `Netfilter.on_foreign_change`. The kernel does not tell of changes to these tables, so their size is
-        asked for every second: what replaces a rule by one of that length is noticed by the next full sync only."""
+        """See `Netfilter.on_foreign_change`. The kernel does not notify of changes to these tables, so their size is
+        read every second: a rule replaced by one of the same length is noticed by the next full sync only."""
         self._on_foreign_change = callback
-        self._look_later()
+        self._poll_later()
 
-    def _look_later(self) -> None:
-        self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_now)
+    def _poll_later(self) -> None:
+        self._poll_timer = asyncio.get_running_loop().call_later(_POLL_S, self._poll_now)
 
-    def _look_now(self) -> None:
-        self._looking = asyncio.get_running_loop().run_in_executor(self._thread, self._has_changed)
-        self._looking.add_done_callback(self._looked)
+    def _poll_now(self) -> None:
+        self._polling = asyncio.get_running_loop().run_in_executor(self._thread, self._has_changed)
+        self._polling.add_done_callback(self._polled)
 
-    def _looked(self, found: asyncio.Future[bool]) -> None:
-        if self._look is None or found.cancelled():
+    def _polled(self, found: asyncio.Future[bool]) -> None:
+        if self._poll_timer is None or found.cancelled():
             return
         if found.result():
             self._on_foreign_change()
-        self._look_later()
+        self._poll_later()
 
     async def close(self) -> None:
         """See `Netfilter.close`."""
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+            self._poll_timer = None
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     async def _in_thread(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        # Not first in the thread: importing holds a lock that the loop wants, holding others, whenever it starts a
-        # program, and the two would wait for each other for ever.
+        # Not first in the thread: importing holds a lock that the loop takes, with others held, whenever it starts a
+        # program; the two would deadlock.
         _iptc()
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *arguments, **named))
 
     @contextlib.contextmanager
-    def _remembering_extents(self) -> Iterator[None]:
+    def _recording_table_infos(self) -> Iterator[None]:
         try:
             yield
         finally:
-            self._extents = _extents()
+            self._table_infos = _table_infos()
 
     def _has_changed(self) -> bool:
-        now = _extents()
-        changed = any(self._extents.get(key) != extent for key, extent in now.items() if key in self._extents)
-        gone = self._extents.keys() - now.keys()
-        self._extents = now
+        now = _table_infos()
+        changed = any(self._table_infos.get(key) != info for key, info in now.items() if key in self._table_infos)
+        gone = self._table_infos.keys() - now.keys()
+        self._table_infos = now
         if changed or gone:
             self._believed.clear()
         return changed or bool(gone)
@@ -169,14 +174,26 @@ class Iptables:
                 self._move(Family.IPV4, MANGLE, lambda _: {})
 
     def _probe_socket_guard(self) -> None:
-        probe = {PROXY_SOCKETS: frozenset({iptables_chains.ours(Family.IPV4)})}
+        probe = {PROXY_SOCKETS: frozenset({iptables_chains.own_socket_rule(Family.IPV4)})}
         with xtables_lock(self._lock_wait_s):
             if self._move(Family.IPV4, FILTER, lambda have: {**probe, **have}):
                 self._move(Family.IPV4, FILTER, lambda have: {it: have[it] for it in have if it not in probe})
 
+    def _reach(self, families: Iterable[Family], ours: RuleSet) -> Reach:
+        mine = others = 0
+        for family in families:
+            table = _open(family, NAT)
+            try:
+                have, _ = _read(table, family, NAT)
+            finally:
+                table.close()
+            found = iptables_chains.reach(have, ours, family)
+            mine, others = mine + found.ours, others + found.others
+        return Reach(mine, others)
+
     def _pause(self, families: Iterable[Family], for_s: float) -> bool:
         self._believed.clear()
-        with xtables_lock(self._lock_wait_s), self._remembering_extents():
+        with xtables_lock(self._lock_wait_s), self._recording_table_infos():
             paused = [self._pause_family(family, math.ceil(time.time() + for_s)) for family in families]
         return any(paused)
 
@@ -186,11 +203,13 @@ class Iptables:
             nat, _ = _read(table, family, NAT)
         finally:
             table.close()
-        drops = iptables_chains.gap(nat, family, until=until)
+        drops = iptables_chains.pause(nat, family, until=until)
         if not drops:
             return False
         nothing = iptables_chains.chains_of(RuleSet(), family)
-        self._move(family, MANGLE, lambda have: iptables_chains.union(iptables_chains.without_gap(have, family), drops))
+        self._move(
+            family, MANGLE, lambda have: iptables_chains.union(iptables_chains.without_pause(have, family), drops)
+        )
         self._move(family, NAT, lambda _: nothing[NAT])
         self._move(family, FILTER, lambda _: nothing[FILTER])
         return True
@@ -199,8 +218,8 @@ class Iptables:
         if verify:
             self._believed.clear()
         changed, failures = False, []
-        with xtables_lock(self._lock_wait_s), self._remembering_extents():
-            # A family that fails (a kernel without IPv6 tables) does not keep the other from being served.
+        with xtables_lock(self._lock_wait_s), self._recording_table_infos():
+            # A family that fails (a kernel without IPv6 tables) does not prevent the other from being served.
             for family in Family:
                 try:
                     changed |= self._apply_family(family, wanted)
@@ -216,12 +235,12 @@ class Iptables:
             needed = True
         else:
             want, needed = (
-                iptables_chains.chains_of(wanted, family, self._workshop),
+                iptables_chains.chains_of(wanted, family, self._rule_factory),
                 iptables_chains.is_needed(wanted, family),
             )
         return any(
             [
-                # Guards and refusals come before the redirects that need them, and go after them.
+                # Guards and refusals are added before the redirects that need them, and removed after them.
                 self._move(
                     family, FILTER, lambda have: iptables_chains.union(have, want[FILTER]) if needed or have else {}
                 ),
@@ -232,7 +251,7 @@ class Iptables:
         )
 
     def _move(self, family: Family, name: str, goal: Callable[[Chains], Chains]) -> bool:
-        """Bring a table to where `goal` leads from what it has; True if that took a commit."""
+        """Change a table from its present rules to those that `goal` returns for them; True if that took a commit."""
         key = family, name
         for attempt in range(_ATTEMPTS):
             have = self._believed.pop(key, None)
@@ -252,10 +271,12 @@ class Iptables:
                     table.commit()
             except _iptc().IPTCError as error:
                 if attempt == _ATTEMPTS - 1:
-                    raise KernelError(f"{family} table {name}: {_said(error)}; nothing was changed in it") from error
-                # Somebody who does not take the lock changed the table under our hands, or our belief was wrong.
+                    raise KernelError(
+                        f"{family} table {name}: {_error_text(error)}; nothing was changed in it"
+                    ) from error
+                # A program that does not take the lock changed the table meanwhile, or the believed rules were wrong.
                 log.warning(
-                    "commit refused, reading the table again", family=str(family), table=name, reason=_said(error)
+                    "commit refused, reading the table again", family=str(family), table=name, reason=_error_text(error)
                 )
                 time.sleep(random.uniform(0.5, 1.5) * _RETRY_S * 2**attempt)
                 continue
@@ -266,14 +287,14 @@ class Iptables:
         raise AssertionError("unreachable")
 
 
-def _extents() -> dict[_Key, bytes]:
-    """Those of the tables that are there, and tell."""
+def _table_infos() -> dict[_Key, bytes]:
+    """The sizes of the existing tables, as far as the kernel reports them."""
     found: dict[_Key, bytes] = {}
     for family in Family:
         for table in OWN:
             if _exists(family, table):
                 with contextlib.suppress(OSError):
-                    found[family, table] = extent_of(family, table)
+                    found[family, table] = info_of(family, table)
     return found
 
 
@@ -282,24 +303,24 @@ def _iptc() -> ModuleType:
     """python-iptables. Importing it loads a kernel module and runs two programs: never at our own import."""
     try:
         return importlib.import_module("iptc")
-    except Exception as error:  # whatever it raises, from OSError to its own
+    except Exception as error:  # it raises anything from OSError to its own
         raise KernelError(
             f"python-iptables cannot be loaded: {error}; install libxtables, libip4tc and libip6tc (iptables)"
         ) from error
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """An error's text without the marks of the bytes that python-iptables puts into it."""
     return re.sub(r"b'([^']*)'", r"\1", str(error))
 
 
 def _exists(family: Family, name: str) -> bool:
-    """Whether the kernel has this table. Opening one would make it, and show up in other people's tools."""
+    """Whether the kernel has this table. Opening one would make it, and tools would show it."""
     try:
         return name in _NAMES[family].read_text().split()
     except FileNotFoundError:
         return False
-    except PermissionError:  # in a user namespace: then only opening it tells
+    except PermissionError:  # in a user namespace: only opening it would show
         return True
 
 
@@ -311,17 +332,17 @@ def _open(family: Family, name: str) -> Any:
         table.refresh()
         return table
     except module.IPTCError as error:
-        said = _said(error)
+        text = _error_text(error)
         hint = (
             "it needs CAP_NET_ADMIN and CAP_NET_RAW"
-            if "ermission" in said
+            if "ermission" in text
             else "the kernel may have no legacy tables (CONFIG_NETFILTER_XTABLES_LEGACY): use --netfilter nftables"
         )
-        raise KernelError(f"{family} table {name}: {said}; {hint}") from error
+        raise KernelError(f"{family} table {name}: {text}; {hint}") from error
 
 
 def _read(table: Any, family: Family, name: str) -> tuple[Chains, list[tuple[str, Entry]]]:
-    """Our chains and our jumps to them in the built-in ones, and what stands in our chains more than once."""
+    """Our chains and the jumps to them in built-in ones; and the surplus of rules that a chain has more than once."""
     chains: dict[str, Rules] = {}
     surplus: list[tuple[str, Entry]] = []
     for chain in (*BUILTIN[name], *filter(table.is_chain, OWN[name])):
@@ -358,7 +379,7 @@ def _carry_out(table: Any, difference: Difference, surplus: list[tuple[str, Entr
     position: dict[str, int] = {}
     for chain, entry in difference.add:
         rule = ctypes.create_string_buffer(entry, len(entry))
-        # Our first jumps go before a NAT rule or a firewall of somebody else.
+        # Our first jumps come before the NAT rules or the firewall of other programs.
         if table.builtin_chain(chain) and not iptables_chains.comes_last(entry):
             table.insert_entry(chain, rule, position.get(chain, 0))
             position[chain] = position.get(chain, 0) + 1

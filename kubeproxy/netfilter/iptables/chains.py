@@ -1,8 +1,8 @@
-"""A rule set as chains of the legacy tables, and the difference between two of them. Pure.
+"""Rule sets as chains of the legacy tables, and their differences. Pure.
 
-Names and comments are those of kube-proxy's userspace mode, so that one takes over what the other left. The rules in
-a chain of ours exclude one another (but for one that comes first), so their order does not matter, and a chain is a
-set. ``docs/netfilter.md`` shows them.
+Names and comments are those of kube-proxy's userspace mode, so that each takes over the rules that the other left. At
+most one rule in a chain of ours matches a packet (but for one that comes first), so their order does not matter, and a
+chain is a set. ``docs/netfilter.md`` shows them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, family_of
+from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, family_of
 from kubeproxy.netfilter.cidr import disjoint, is_loopback, of_family
 from kubeproxy.netfilter.iptables import entry as iptables_entry
 from kubeproxy.netfilter.iptables.entry import Entry
-from kubeproxy.netfilter.routing.rules import MARK
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.netfilter.ruleset import ProxyPort, Reach, RuleSet
 
 NAT, FILTER, MANGLE = "nat", "filter", "mangle"
 
@@ -36,8 +35,8 @@ PROXY_CLOSED = "KUBE-PROXY-CLOSED"
 PROXY_SOURCES = "KUBE-PROXY-SOURCES"
 PROXY_SOCKETS = "KUBE-PROXY-SOCKETS"
 PROXY_DIVERT = "KUBE-PROXY-DIVERT"
-PROXY_GAP = "KUBE-PROXY-GAP"
-PROXY_GAP_PORTS = "KUBE-PROXY-GAP-PORTS"
+PROXY_PAUSE = "KUBE-PROXY-PAUSE"
+PROXY_PAUSE_PORTS = "KUBE-PROXY-PAUSE-PORTS"
 
 OWN: Mapping[str, frozenset[str]] = {
     NAT: frozenset(
@@ -50,38 +49,38 @@ OWN: Mapping[str, frozenset[str]] = {
     FILTER: frozenset(
         {PROXY_PORTS, PROXY_DIRECT, PROXY_CLOSED, PROXY_SOCKETS, PROXY_SOURCES, "KUBE-NODEPORT-NON-LOCAL"}
     ),
-    MANGLE: frozenset({PROXY_DIVERT, PROXY_GAP, PROXY_GAP_PORTS}),
+    MANGLE: frozenset({PROXY_DIVERT, PROXY_PAUSE, PROXY_PAUSE_PORTS}),
 }
-"""Our chains in each table, those that kube-proxy's userspace mode had besides included: it left them on purpose."""
+"""Our chains in each table, and others of kube-proxy's userspace mode, which it leaves behind on purpose."""
 
 BUILTIN: Mapping[str, tuple[str, ...]] = {
     NAT: ("PREROUTING", "OUTPUT"),
     FILTER: ("INPUT", "FORWARD", "OUTPUT"),
     MANGLE: ("PREROUTING", "OUTPUT"),
 }
-"""Where those are jumped to from."""
+"""The built-in chains with jumps to ours."""
 
 _PORTALS_COMMENT = "handle ClusterIPs; NOTE: this must be before the NodePort rules"
 _NODEPORTS_COMMENT = "handle service NodePorts; NOTE: this must be the last rule in the chain"
-_INTERNAL_COMMENT = "handle packets of pods; NOTE: this must be before the rule for everybody"
-_SOURCES_COMMENT = "drop what is not redirected because its source is not admitted"
+_INTERNAL_COMMENT = "handle packets of pods; NOTE: this must be before the rules for all clients"
+_SOURCES_COMMENT = "drop packets whose source is not admitted, which are not redirected"
 _DIVERT_COMMENT = "mark answers to connections from addresses of clients"
-_GAP_COMMENT = "let clients wait for the next proxy"
+_PAUSE_COMMENT = "pause clients until the next proxy serves"
 _PORTS_COMMENT = "guard proxy ports, refuse clients of services without endpoints"
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 Rules = frozenset[Entry] | tuple[Entry, ...]
-"""The rules of a chain: without order in our own chains, in order in the built-in ones, of which it is our jumps."""
+"""The rules of a chain: without order in our own chains; our jumps in order in the built-in ones."""
 
 Chains = Mapping[str, Rules]
-"""Our chains with their rules, and the built-in ones with our jumps in them."""
+"""Our chains with their rules, and the built-in ones with our jumps."""
 
 
 class RuleFactory:
-    """Where the long chains are made. It keeps the last of each, and makes of the next one only what is different, so
-    that one change among ten thousand services does not cost ten thousand rules."""
+    """Makes the long chains. It keeps the last version of each and makes only the rules that differ, so that one change
+    among ten thousand Services does not cost ten thousand rules."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Family, str], tuple[object, Mapping[Any, Any], frozenset[Entry]]] = {}
@@ -89,8 +88,8 @@ class RuleFactory:
     def make(
         self, family: Family, chain: str, items: Mapping[K, V], rules: Callable[[K, V], Iterable[Entry]], *, to: object
     ) -> frozenset[Entry]:
-        """The chain that has these rules for each of the items; `to` is what the rules depend on besides. Different
-        items have different rules."""
+        """The chain with the rules of each item; `to`: what else the rules depend on. Different items have different
+        rules."""
         before_to, before, made = self._kept.get((family, chain), (to, {}, frozenset()))
         if before_to != to:
             before, made = {}, frozenset()
@@ -103,29 +102,28 @@ class RuleFactory:
         return made
 
 
-def chains_of(wanted: RuleSet, family: Family, workshop: RuleFactory | None = None) -> dict[str, Chains]:
-    """What a rule set comes to in each table of a family. The chains and jumps are there also when they have nothing
-    to do: with the last rule that needs connection tracking, the kernel would end it, and every running connection
-    with it. (Chains for node ports and for the cluster's own way are there when they have something to do.)"""
-    workshop = workshop or RuleFactory()
+def chains_of(wanted: RuleSet, family: Family, rule_factory: RuleFactory | None = None) -> dict[str, Chains]:
+    """The chains of a rule set in each table of a family. Chains and jumps are there even when empty: with the last
+    rule that needs connection tracking, the kernel would end it, and every running connection with it. (Chains for
+    node ports and for pods are there when they have rules.)"""
+    rule_factory = rule_factory or RuleFactory()
     mangle = divert(family) if wanted.transparent else {}
-    return {NAT: _nat(wanted, family, workshop), FILTER: _filter(wanted, family, workshop), MANGLE: mangle}
+    return {NAT: _nat(wanted, family, rule_factory), FILTER: _filter(wanted, family, rule_factory), MANGLE: mangle}
 
 
-_ANYBODY = (None,)
+_ANY_SOURCE = (None,)
 
 
-def _nat(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
+def _nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
     bind = wanted.bind.get(family)
     landing = bind or wanted.landing.get(family)
     exact, on_node = _by_kind(wanted.redirects, family)
     own_exact, own_on_node = _by_kind(wanted.own_redirects, family)
     addresses = of_family(wanted.node_addresses, family)
-    # Redirected, packets from outside to a loopback address would be like any other; left alone, the kernel drops
-    # them as martians.
+    # Packets from outside to a loopback address are not redirected: the kernel drops them as martians.
     outside = [address for address in addresses if not is_loopback(address)]
     internal = disjoint(wanted.internal_sources, family)
-    # Who is not admitted is not redirected, and is dropped by the filter table (the nat table must not drop).
+    # Clients that are not admitted are not redirected, and the filter table drops them (the nat table must not).
     admitted = wanted.admitted
 
     def portals(chain: str, redirects: Mapping[Destination, int], to: Address | None) -> Rules:
@@ -143,19 +141,23 @@ def _nat(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
                 for source in sources
             ]
 
-        items = {key: (port, admitted.get(key, _ANYBODY)) for key, port in redirects.items()}
-        return workshop.make(family, chain, items, portal, to=to)
+        items = {key: (port, admitted.get(key, _ANY_SOURCE)) for key, port in redirects.items()}
+        return rule_factory.make(family, chain, items, portal, to=to)
 
-    def jumps(chain: str, comment: str, *, sources: Iterable[str | None] = _ANYBODY) -> list[Entry]:
-        match = iptables_entry.match_comment(comment)
-        return [iptables_entry.rule(family, iptables_entry.jump(chain), match, source=source) for source in sources]
+    def jumps(chain: str, comment: str, *matches: bytes, sources: Iterable[str | None] = _ANY_SOURCE) -> list[Entry]:
+        all_matches = (*matches, iptables_entry.match_comment(comment))
+        return [
+            iptables_entry.rule(family, iptables_entry.jump(chain), *all_matches, source=source) for source in sources
+        ]
 
     def on(addresses: Iterable[Address], chain: str) -> Rules:
         return frozenset(
             iptables_entry.rule(family, iptables_entry.jump(chain), destination=address) for address in addresses
         )
 
-    prerouting, output = jumps(PORTALS_CONTAINER, _PORTALS_COMMENT), jumps(PORTALS_HOST, _PORTALS_COMMENT)
+    # First of all: a dial of the proxy that came back to it would be dialed again.
+    not_ours = iptables_entry.match_unmarked(MARK)
+    prerouting, output = jumps(PORTALS_CONTAINER, _PORTALS_COMMENT), jumps(PORTALS_HOST, _PORTALS_COMMENT, not_ours)
     chains = {
         PORTALS_CONTAINER: portals(PORTALS_CONTAINER, exact, landing),
         PORTALS_HOST: portals(PORTALS_HOST, {**exact, **own_exact}, bind),
@@ -172,14 +174,14 @@ def _nat(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
         chains[NODEPORT_CONTAINER] = on(outside, PORTS_CONTAINER)
         chains[PORTS_CONTAINER] = portals(PORTS_CONTAINER, on_node, landing)
     if (on_node or own_on_node) and addresses:
-        output += jumps(NODEPORT_HOST, _NODEPORTS_COMMENT)
+        output += jumps(NODEPORT_HOST, _NODEPORTS_COMMENT, not_ours)
         chains[NODEPORT_HOST] = on(addresses, PORTS_HOST)
         chains[PORTS_HOST] = portals(PORTS_HOST, {**on_node, **own_on_node}, bind)
     return {"PREROUTING": tuple(prerouting), "OUTPUT": tuple(output), **chains}
 
 
 def _by_kind(redirects: Mapping[Destination, int], family: Family) -> tuple[dict[Destination, int], ...]:
-    """Those of one family: to addresses of their own, and to node ports."""
+    """The redirects of one family: of single addresses, and of node ports."""
     exact: dict[Destination, int] = {}
     on_node: dict[Destination, int] = {}
     for key, port in redirects.items():
@@ -188,7 +190,7 @@ def _by_kind(redirects: Mapping[Destination, int], family: Family) -> tuple[dict
     return exact, on_node
 
 
-def _filter(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
+def _filter(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
     def on_port(port: ProxyPort, is_refused: bool) -> list[Entry]:
         target = iptables_entry.reject(family, port.protocol) if is_refused else iptables_entry.jump("DROP")
         return [iptables_entry.rule(family, target, iptables_entry.match_port(*port), protocol=port.protocol)]
@@ -197,10 +199,10 @@ def _filter(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
         return iptables_entry.rule(family, iptables_entry.jump(chain), *matches)
 
     closed = {**dict.fromkeys(wanted.refused, True), **dict.fromkeys(wanted.dropped, False)}
-    undisguised = wanted.undisguised
+    unguarded = wanted.unguarded
     direct = {
-        **dict.fromkeys(wanted.guarded - undisguised, False),
-        **{port: closed[port] for port in undisguised if port in closed},
+        **dict.fromkeys(wanted.guarded - unguarded, False),
+        **{port: closed[port] for port in unguarded if port in closed},
     }
     restricted = [key for key in wanted.allowed_sources if family_of(key.address) is family]
     sources = (
@@ -212,7 +214,7 @@ def _filter(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
     )
     first_packets = iptables_entry.match_state(iptables_entry.NEW | iptables_entry.INVALID | iptables_entry.UNTRACKED)
     ports = jump(PROXY_PORTS, first_packets, iptables_entry.match_comment(_PORTS_COMMENT))
-    # Not ours is whose socket is somebody else's, and which nobody listens for: those meet the same as direct ones.
+    # Packets for another program's socket, or for none, meet the same rules as direct ones.
     sockets = {jump(PROXY_SOCKETS, iptables_entry.match_state(iptables_entry.DNAT))} if wanted.guard_sockets else set()
     chains: dict[str, Rules] = {
         "INPUT": (ports,),
@@ -223,8 +225,8 @@ def _filter(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
                 *sockets,
             }
         ),
-        PROXY_DIRECT: workshop.make(family, PROXY_DIRECT, direct, on_port, to=None),
-        PROXY_CLOSED: workshop.make(family, PROXY_CLOSED, closed, on_port, to=None),
+        PROXY_DIRECT: rule_factory.make(family, PROXY_DIRECT, direct, on_port, to=None),
+        PROXY_CLOSED: rule_factory.make(family, PROXY_CLOSED, closed, on_port, to=None),
     }
     if sockets:
         chains |= guarding_sockets(family)
@@ -244,14 +246,14 @@ def _filter(wanted: RuleSet, family: Family, workshop: RuleFactory) -> Chains:
 
 
 def divert(family: Family) -> Chains:
-    """What table mangle has for transparent rule sets."""
+    """The chains of table mangle for transparent rule sets."""
     comment = iptables_entry.match_comment(_DIVERT_COMMENT)
     return {
         "PREROUTING": (iptables_entry.rule(family, iptables_entry.jump(PROXY_DIVERT), comment),),
         PROXY_DIVERT: frozenset(
             {
-                # What is addressed to this host needs no help: our accepted sockets are transparent, as their listeners
-                # are, and their clients' packets keep the way that they have always had.
+                # Not for packets to this host: accepted sockets are transparent like their listeners, and packets of
+                # their clients are to be routed as usual.
                 iptables_entry.rule(
                     family,
                     iptables_entry.mark(MARK),
@@ -264,23 +266,28 @@ def divert(family: Family) -> Chains:
 
 
 def guarding_sockets(family: Family) -> Chains:
-    """The chain of table filter that looks whose socket a redirected packet would get."""
-    return {PROXY_SOCKETS: frozenset({ours(family), iptables_entry.rule(family, iptables_entry.jump(PROXY_DIRECT))})}
+    """The chain of table filter that checks sockets of redirected packets."""
+    return {
+        PROXY_SOCKETS: frozenset(
+            {own_socket_rule(family), iptables_entry.rule(family, iptables_entry.jump(PROXY_DIRECT))}
+        )
+    }
 
 
-def ours(family: Family) -> Entry:
-    """The rule by which a packet that is for a transparent socket leaves that chain."""
+def own_socket_rule(family: Family) -> Entry:
+    """The rule that lets packets for a transparent socket leave that chain."""
     return iptables_entry.rule(family, iptables_entry.jump("RETURN"), iptables_entry.match_transparent(wildcard=True))
 
 
-def gap(nat: Chains, family: Family, *, until: int) -> Chains:
-    """What table mangle has to have so that first packets to the destinations which table nat redirects are dropped
-    until then (seconds since 1970), from wherever they come; nothing if it redirects none. Afterwards a packet meets no
-    more of it than the two jumps, which lead nowhere any more."""
+def pause(nat: Chains, family: Family, *, until: int) -> Chains:
+    """The chains of table mangle that drop first packets instead of table nat's redirects.
+
+    From any source and until then (seconds since 1970); afterwards a packet meets the two jumps alone, which do not
+    match any more. Nothing without redirects."""
 
     def drops(*chains: str) -> frozenset[Entry]:
         return frozenset(
-            iptables_entry.turned(family, entry, iptables_entry.jump("DROP"))
+            iptables_entry.with_target(family, entry, iptables_entry.jump("DROP"))
             for name in chains
             for entry in nat.get(name, ())
             if iptables_entry.target_of(family, entry) in ("DNAT", "REDIRECT")
@@ -291,45 +298,57 @@ def gap(nat: Chains, family: Family, *, until: int) -> Chains:
     if not exact and not on_node:
         return {}
     to_ports = frozenset(
-        iptables_entry.turned(family, entry, iptables_entry.jump(PROXY_GAP_PORTS))
+        iptables_entry.with_target(family, entry, iptables_entry.jump(PROXY_PAUSE_PORTS))
         for name in (NODEPORT_CONTAINER, NODEPORT_HOST, NODEPORT_INTERNAL)
         for entry in nat.get(name, ())
         if iptables_entry.target_of(family, entry) in OWN[NAT]
     )
     jump = iptables_entry.rule(
         family,
-        iptables_entry.jump(PROXY_GAP),
+        iptables_entry.jump(PROXY_PAUSE),
         iptables_entry.match_state(iptables_entry.NEW),
         iptables_entry.match_until(until),
-        iptables_entry.match_comment(_GAP_COMMENT),
+        iptables_entry.match_comment(_PAUSE_COMMENT),
     )
-    return {"PREROUTING": (jump,), "OUTPUT": (jump,), PROXY_GAP: exact | to_ports, PROXY_GAP_PORTS: on_node}
+    return {"PREROUTING": (jump,), "OUTPUT": (jump,), PROXY_PAUSE: exact | to_ports, PROXY_PAUSE_PORTS: on_node}
 
 
-def without_gap(mangle: Chains, family: Family) -> Chains:
-    """What table mangle has besides."""
-    kept = {name: rules for name, rules in mangle.items() if name not in (PROXY_GAP, PROXY_GAP_PORTS)}
+def reach(nat: Chains, ours: RuleSet, family: Family) -> Reach:
+    """The number of table nat's redirects that belong to a rule set, and of others."""
+    wanted = chains_of(ours, family)[NAT]
+    mine = others = 0
+    for name in (PORTALS_CONTAINER, PORTALS_HOST, PORTALS_INTERNAL, PORTS_CONTAINER, PORTS_HOST, PORTS_INTERNAL):
+        same = frozenset(wanted.get(name, ()))
+        for entry in nat.get(name, ()):
+            if iptables_entry.target_of(family, entry) in ("DNAT", "REDIRECT"):
+                mine, others = (mine + 1, others) if entry in same else (mine, others + 1)
+    return Reach(mine, others)
+
+
+def without_pause(mangle: Chains, family: Family) -> Chains:
+    """The chains of table mangle without those of a pause."""
+    kept = {name: rules for name, rules in mangle.items() if name not in (PROXY_PAUSE, PROXY_PAUSE_PORTS)}
     for name in BUILTIN[MANGLE]:
-        kept[name] = tuple(rule for rule in kept.get(name, ()) if iptables_entry.target_of(family, rule) != PROXY_GAP)
+        kept[name] = tuple(rule for rule in kept.get(name, ()) if iptables_entry.target_of(family, rule) != PROXY_PAUSE)
     return {name: rules for name, rules in kept.items() if rules or name not in BUILTIN[MANGLE]}
 
 
 def is_needed(wanted: RuleSet, family: Family) -> bool:
-    """Whether a family's tables have to be touched if there is nothing of ours in them. Touching loads them into the
-    kernel, so IPv6's are only for IPv6 addresses; an IPv4 listener's proxy port cannot be reached by IPv6 anyway."""
+    """Whether a family's tables are needed even if they have no rules of ours. Opening them loads them into the kernel,
+    so IPv6's are opened only for IPv6 addresses; an IPv4 listener's proxy port cannot be reached by IPv6 anyway."""
     destinations = chain(wanted.redirects, wanted.own_redirects, wanted.allowed_sources)
     return family is Family.IPV4 or any(":" in key.address for key in destinations)
 
 
 def union(have: Chains, wanted: Chains) -> Chains:
-    """What is there and what is wanted, together."""
+    """The existing and the wanted rules together."""
     return {
-        name: _together(have.get(name, frozenset()), wanted.get(name, frozenset()))
+        name: _merged(have.get(name, frozenset()), wanted.get(name, frozenset()))
         for name in have.keys() | wanted.keys()
     }
 
 
-def _together(have: Rules, wanted: Rules) -> Rules:
+def _merged(have: Rules, wanted: Rules) -> Rules:
     if have is wanted:
         return have
     if isinstance(have, frozenset) and isinstance(wanted, frozenset):
@@ -339,13 +358,13 @@ def _together(have: Rules, wanted: Rules) -> Rules:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What to do to a table, in this order."""
+    """The changes of a table, in this order."""
 
     create: tuple[str, ...]
     flush: tuple[str, ...]
     delete: tuple[tuple[str, Entry], ...]
     add: tuple[tuple[str, Entry], ...]
-    """In a built-in chain in the order in which they are to stand there."""
+    """For a built-in chain in the order of its rules."""
     drop: tuple[str, ...]
 
     def __bool__(self) -> bool:
@@ -353,7 +372,7 @@ class Difference:
 
 
 def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
-    """What turns one into the other."""
+    """The changes that turn one into the other."""
     own = OWN[table]
     drop = [name for name in have if name not in wanted and name in own]
     flush, add, delete = [], [], []
@@ -370,7 +389,7 @@ def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
         if old is new:
             continue
         more, gone = frozenset(new) - frozenset(old), frozenset(old) - frozenset(new)
-        # Finding a rule to delete takes a walk through its chain, so a chain that loses most is filled anew.
+        # Deleting a rule takes a search through its chain, so a chain that loses most rules is filled anew.
         if len(gone) > len(new):
             flush.append(name)
             add += [(name, entry) for entry in new]
@@ -387,12 +406,12 @@ def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
 
 
 def comes_last(entry: Entry) -> bool:
-    """Whether a jump stands at the end of a built-in chain; the others stand at its start."""
+    """Whether a jump belongs at the end of a built-in chain; other jumps belong at its start."""
     return entry.endswith(_LAST)
 
 
 def comes_first(entry: Entry) -> bool:
-    """Whether a rule stands at the start of its chain: one that ends it for some."""
+    """Whether a rule belongs at the start of its chain."""
     return entry.endswith(iptables_entry.jump("RETURN"))
 
 

@@ -1,6 +1,6 @@
 """Rules of the legacy tables as the kernel's own bytes (``struct ipt_entry``, ``struct ip6t_entry``). Pure.
 
-python-iptables can build these too, at 0.7 ms a rule, and reads them back through the process's standard output. Their
+python-iptables can build these, too, at 0.7 ms a rule, and reads them back through the process's standard output. Their
 layout is kernel ABI (linux/netfilter/x_tables.h, netfilter_ipv4/ip_tables.h, netfilter_ipv6/ip6_tables.h and
 the headers named below), so building them here costs microseconds, and reading them back a comparison of bytes.
 """
@@ -15,7 +15,7 @@ from functools import lru_cache
 from kubeproxy.model import Address, Family, Protocol
 
 Entry = bytes
-"""A rule in canonical form: counters and kernel's notes zeroed, names padded with zeros, standard targets by name."""
+"""A rule in canonical form: counters and the kernel's fields zeroed, names zero-padded, standard targets by name."""
 
 _PROTOCOL_NUMBER = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
 
@@ -70,6 +70,11 @@ def match_until(time: int) -> bytes:
     return _element("time", struct.pack("=IIIIIBB", 0, time, 0, last_second, every_monthday, every_weekday, 0))
 
 
+def match_unmarked(bit: int) -> bytes:
+    """``-m mark ! --mark`` (xt_mark.h, xt_mark_mtinfo1): a packet without this bit in its mark."""
+    return _element("mark", struct.pack("=IIB3x", bit, bit, 1), revision=1)
+
+
 def jump(chain: str) -> bytes:
     """``-j`` to a chain of this table, ``DROP`` or ``RETURN``."""
     return _element(chain, bytes(4))
@@ -116,7 +121,7 @@ def rule(
     """A rule of these matches and target; `source` is an address or a CIDR."""
     source_address, source_mask = _packed(family, source)
     address, mask = _packed(family, destination)
-    # IPv6 rules say that a protocol is given (IP6T_F_PROTO), IPv4 rules do not.
+    # IPv6 rules have a flag for a given protocol (IP6T_F_PROTO), IPv4 rules do not.
     flags = int(protocol is not None and family is Family.IPV6)
     layout = _ENTRY4 if family is Family.IPV4 else _ENTRY6
     target_offset = layout.size + sum(map(len, matches))
@@ -151,8 +156,8 @@ def target_of(family: Family, entry: Entry) -> str:
     return name.partition(b"\0")[0].decode()
 
 
-def turned(family: Family, entry: Entry, target: bytes) -> Entry:
-    """An entry with another target, for packets from anywhere."""
+def with_target(family: Family, entry: Entry, target: bytes) -> Entry:
+    """A copy of an entry with another target and without its source."""
     at = _target_offset(family, entry)
     size = 4 if family is Family.IPV4 else 16
     notes = _NOTES[family][0]
@@ -190,7 +195,7 @@ def canonical(family: Family, raw: bytes, target: str) -> Entry:
         size, name, revision = _HEADER.unpack_from(entry, at)
         if at == target_offset and not name.partition(b"\0")[0]:
             return bytes(entry[:at]) + jump(target)
-        # The kernel writes a name without what lies behind it.
+        # The kernel does not zero the bytes behind a name.
         _HEADER.pack_into(entry, at, size, name.partition(b"\0")[0], revision)
         if size < _HEADER.size:
             break

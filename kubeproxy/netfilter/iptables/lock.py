@@ -1,4 +1,4 @@
-"""The lock that keeps programs from overwriting each other's changes of the legacy tables (iptables(8), ``-w``)."""
+"""The lock against concurrent changes of the legacy tables by several programs (iptables(8), ``-w``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLL_S = 0.02
 
 @contextlib.contextmanager
 def xtables_lock(wait_s: float) -> Iterator[None]:
-    """Hold the lock; blocks the calling thread for at most `wait_s`, then KernelError says who has it."""
+    """Hold the lock; blocks the calling thread for at most `wait_s`, then KernelError with its holder."""
     path = os.environ.get("XTABLES_LOCKFILE", "/run/xtables.lock")
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -48,7 +48,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def _holder(fd: int) -> str:
-    """Who has the lock, as far as /proc/locks tells."""
+    """The process that has the lock, by /proc/locks."""
     inode = os.fstat(fd).st_ino
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""How large the legacy tables are just now: what changes in them shows there, and asking for it costs microseconds."""
+"""Reads the size of a legacy table: most changes show in it, and it costs microseconds."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _KINDS = {
 }
 
 
-def extent_of(family: Family, table: str) -> bytes:
-    """Where the built-in chains of a table begin and end, how many rules it has, and their length: as the kernel writes
-    it, to be compared. OSError (needs CAP_NET_RAW and CAP_NET_ADMIN). A table that is not there is made by asking."""
+def info_of(family: Family, table: str) -> bytes:
+    """The positions of a table's built-in chains, its number of rules and their length: the kernel's bytes, to be
+    compared. OSError (needs CAP_NET_RAW and CAP_NET_ADMIN). The kernel makes a table that is not there."""
     inet, level = _KINDS[family]
     info = ctypes.create_string_buffer(table.encode(), _INFO_BYTES)
     length = ctypes.c_uint32(_INFO_BYTES)

@@ -1,4 +1,4 @@
-"""Questions and orders to the kernel's routing by rtnetlink(7): the messages, without what they say."""
+"""Netlink messages (netlink(7)): headers, attributes, requests and their answers."""
 
 from __future__ import annotations
 
@@ -7,86 +7,104 @@ import socket
 import struct
 import sys
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-_NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_DUMP = 0x1, 0x4, 0x300
-_NLMSG_ERROR, _NLMSG_DONE = 2, 3
-_MESSAGE = struct.Struct("=IHHII")  # length, type, flags, sequence, sender
-_ATTRIBUTE = struct.Struct("=HH")  # length, type
+NETLINK_SOCK_DIAG, NETLINK_NETFILTER = 4, 12
+"""linux/netlink.h; Python has no names for them."""
+SOCK_DIAG_BY_FAMILY = 20
+"""linux/sock_diag.h"""
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x1, 0x4, 0x300
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port of the sender
+ATTRIBUTE_HEADER = struct.Struct("=HH")  # length, type
+_ANSWER_BYTES = 1 << 16
 
 
-def open_netlink() -> socket.socket:
-    """A socket to the routing of this network namespace. OSError."""
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+class Message(NamedTuple):
+    """A message from the kernel."""
+
+    kind: int
+    sequence: int
+    body: bytes
+    """The bytes behind the netlink header."""
+
+    @property
+    def error(self) -> int:
+        """The errno in an answer of kind NLMSG_ERROR or NLMSG_DONE; 0: success."""
+        return -int.from_bytes(self.body[:4], sys.byteorder, signed=True)
+
+
+def open_netlink(protocol: int = socket.NETLINK_ROUTE) -> socket.socket:
+    """A socket for requests to this network namespace, by default to its routing. OSError."""
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
 
 
 def dump(
     netlink: socket.socket, kind: int, family: int = socket.AF_UNSPEC, *, rest: bytes = bytes(3)
 ) -> Iterator[bytes]:
-    """The payloads that answer a dump request (`rest`: what comes behind its family); OSError when the kernel refuses
-    it."""
-    header = bytes([family]) + rest
-    netlink.send(_MESSAGE.pack(_MESSAGE.size + len(header), kind, _NLM_F_REQUEST | _NLM_F_DUMP, kind, 0) + header)
-    while True:
-        for answer, payload in _messages(netlink.recv(1 << 16), kind):
-            if answer == _NLMSG_DONE:
-                return
-            if answer == _NLMSG_ERROR:
-                raise _error(payload)
-            yield payload
+    """The payloads that answer a dump request; OSError when the kernel refuses it. `rest`: the request behind its
+    family."""
+    netlink.send(frame(kind, bytes([family]) + rest, flags=NLM_F_DUMP, sequence=kind))
+    return (message.body for message in answers(netlink, kind))
 
 
-def order(netlink: socket.socket, kind: int, payload: bytes, *, flags: int = 0) -> None:
-    """Have the kernel make or remove something; OSError when it does not."""
-    netlink.send(
-        _MESSAGE.pack(_MESSAGE.size + len(payload), kind, _NLM_F_REQUEST | _NLM_F_ACK | flags, kind, 0) + payload
-    )
+def request(netlink: socket.socket, kind: int, payload: bytes, *, flags: int = 0) -> None:
+    """Have the kernel make or remove an object; OSError when it refuses."""
+    netlink.send(frame(kind, payload, flags=NLM_F_ACK | flags, sequence=kind))
+    for _ in answers(netlink, kind):
+        pass
+
+
+def frame(kind: int, payload: bytes, *, flags: int, sequence: int) -> bytes:
+    """A request to the kernel."""
+    return _HEADER.pack(_HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, sequence, 0) + payload
+
+
+def answers(netlink: socket.socket, sequence: int, *, at_most: int = _ANSWER_BYTES) -> Iterator[Message]:
+    """The answers to a request until the one that ends them; OSError if that is an error. `at_most`: bytes per read."""
     while True:
-        for answer, said in _messages(netlink.recv(1 << 16), kind):
-            if answer == _NLMSG_ERROR:
-                if int.from_bytes(said[:4], sys.byteorder):
-                    raise _error(said)
+        for message in parse(netlink.recv(at_most)):
+            if message.sequence != sequence:
+                continue
+            if message.kind in (NLMSG_DONE, NLMSG_ERROR):
+                if message.error:
+                    raise OSError(message.error, os.strerror(message.error))
                 return
+            yield message
+
+
+def parse(data: bytes) -> Iterator[Message]:
+    """The messages of one read from a socket."""
+    at = 0
+    while at + _HEADER.size <= len(data):
+        length, kind, _, sequence, _ = _HEADER.unpack_from(data, at)
+        if length < _HEADER.size:
+            return
+        yield Message(kind, sequence, data[at + _HEADER.size : at + length])
+        at += _align(length)
+
+
+def kind_of(data: bytes) -> int:
+    """The kind of the first message of one read."""
+    kind: int = _HEADER.unpack_from(data)[1]
+    return kind
 
 
 def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
     """The attributes that follow a payload's header: type and value."""
     at = 0
-    while at + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, at)
-        if length < _ATTRIBUTE.size:
+    while at + ATTRIBUTE_HEADER.size <= len(data):
+        length, kind = ATTRIBUTE_HEADER.unpack_from(data, at)
+        if length < ATTRIBUTE_HEADER.size:
             return
-        yield kind, data[at + _ATTRIBUTE.size : at + length]
+        yield kind, data[at + ATTRIBUTE_HEADER.size : at + length]
         at += _align(length)
 
 
 def encode(values: Iterable[tuple[int, bytes]]) -> bytes:
     """The inverse of `attributes`."""
-    parts = [_ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value for kind, value in values]
+    parts = [ATTRIBUTE_HEADER.pack(ATTRIBUTE_HEADER.size + len(value), kind) + value for kind, value in values]
     return b"".join(part.ljust(_align(len(part)), b"\0") for part in parts)
-
-
-def notifications(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """What the kernel says unasked: types and payloads."""
-    return ((kind, payload) for kind, _, payload in _all(data))
-
-
-def _messages(data: bytes, sequence: int) -> Iterator[tuple[int, bytes]]:
-    return ((kind, payload) for kind, its_sequence, payload in _all(data) if its_sequence == sequence)
-
-
-def _all(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    at = 0
-    while at + _MESSAGE.size <= len(data):
-        length, kind, _, sequence, _ = _MESSAGE.unpack_from(data, at)
-        if length < _MESSAGE.size:
-            return
-        yield kind, sequence, data[at + _MESSAGE.size : at + length]
-        at += _align(length)
-
-
-def _error(payload: bytes) -> OSError:
-    number = -int.from_bytes(payload[:4], sys.byteorder, signed=True)
-    return OSError(number, os.strerror(number))
 
 
 def _align(length: int) -> int:

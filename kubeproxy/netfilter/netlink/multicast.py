@@ -1,4 +1,4 @@
-"""What the kernel tells everybody by netlink(7): subscribed to, and heard without waiting."""
+"""Subscriptions to the kernel's netlink(7) notifications, read without waiting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MESSAGE_BYTES = 1 << 16
 
 
 def subscribe(protocol: int, *groups: int) -> socket.socket:
-    """A subscription, non-blocking. OSError when the kernel has no such groups, or not for us (CAP_NET_ADMIN)."""
+    """A non-blocking subscription. OSError when the kernel has no such groups, or refuses them (CAP_NET_ADMIN)."""
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
     try:
         sock.bind((0, sum(1 << (group - 1) for group in groups)))
@@ -20,8 +20,8 @@ def subscribe(protocol: int, *groups: int) -> socket.socket:
     return sock
 
 
-def heard(sock: socket.socket) -> Iterator[bytes | None]:
-    """The messages that are there; None in place of those that there was no room for."""
+def received(sock: socket.socket) -> Iterator[bytes | None]:
+    """The reads that are waiting, each of one or more messages; None where messages were lost for want of room."""
     while True:
         try:
             yield sock.recv(_MESSAGE_BYTES)

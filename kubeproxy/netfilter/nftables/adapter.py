@@ -10,17 +10,17 @@ import msgspec
 import structlog
 
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.interface import GAP_S
+from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.nftables import table
 from kubeproxy.netfilter.nftables.table import TABLE, Table
 from kubeproxy.netfilter.nftables.watch import TableWatch
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 from kubeproxy.netfilter.subprocess import CommandFailed, run
 
 log = structlog.get_logger(__name__)
 
 _ATTEMPTS = 3
-"""From belief, from the kernel's own word, and once more for somebody who changed our table in between."""
+"""From the believed rules, from those in the kernel, and once more if another process changes them in between."""
 
 
 class Nftables:
@@ -31,18 +31,18 @@ class Nftables:
     def __init__(self, *, nft: str = "nft", timeout_s: float = 30.0) -> None:
         self._nft = nft
         self._timeout_s = timeout_s
-        # What the kernel has as far as we know; None: unknown.
+        # The table believed to be in the kernel; None: unknown.
         self._believed: Table | None = None
-        # From the first transaction on; None then: the kernel does not tell.
+        # From the first transaction on; None then: the kernel does not notify.
         self._watch: TableWatch | None = None
         self._watching = False
-        # Whether it takes everything that there is in our table.
+        # Whether the kernel accepts every feature of our table.
         self._takes_all = False
         self._on_foreign_change: Callable[[], None] = lambda: None
 
     async def probe(self) -> None:
-        """Have the kernel check our table without making it; KernelError tells why it would not take it."""
-        # Everything at once: each trial starts a program, and clients may be waiting. Singly where that will not do.
+        """Have the kernel check our table without making it; KernelError with the reason if it refuses."""
+        # All features at once: each check starts a program, and clients may be waiting. Singly if that fails.
         try:
             await self._check(RuleSet(transparent=True, guard_sockets=True))
         except KernelError:
@@ -51,12 +51,12 @@ class Nftables:
             self._takes_all = True
 
     async def probe_transparent(self) -> None:
-        """The same for a transparent rule set."""
+        """Check a transparent rule set."""
         if not self._takes_all:
             await self._check(RuleSet(transparent=True))
 
     async def probe_socket_guard(self) -> None:
-        """The same for one that guards sockets."""
+        """Check a rule set that guards sockets."""
         if not self._takes_all:
             await self._check(RuleSet(guard_sockets=True))
 
@@ -68,7 +68,7 @@ class Nftables:
         """See `Netfilter.apply`."""
         self._start_watching()
         self._notice()
-        # The kernel has told of every change by others: what we believe is what it would say, and saying takes it long.
+        # The kernel notifies of every foreign change, so the believed table is true, and reading it takes long.
         have = None if verify and self._watch is None else self._believed
         for attempt in range(_ATTEMPTS):
             believed = have is not None
@@ -88,12 +88,17 @@ class Nftables:
             return bool(steps)
         raise AssertionError("unreachable")
 
-    async def pause(self, for_s: float = GAP_S) -> bool:
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        have = await self._read()
+        return Reach(0, 0) if have is None else table.reach(have, ours)
+
+    async def pause(self, for_s: float = PAUSE_S) -> bool:
         """See `Netfilter.pause`."""
         self._notice()
         have = self._believed or await self._read()
         self._believed = None
-        if have is None or not (steps := table.gap(have, for_s=for_s)):
+        if have is None or not (steps := table.pause(have, for_s=for_s)):
             return False
         await self._commit(steps)
         return True
@@ -107,7 +112,7 @@ class Nftables:
         return True
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """See `Netfilter.on_foreign_change`. The kernel tells at once."""
+        """See `Netfilter.on_foreign_change`. The kernel notifies at once."""
         self._on_foreign_change = callback
         self._start_watching()
         if self._watch is not None:
@@ -127,10 +132,10 @@ class Nftables:
         try:
             self._watch = TableWatch()
         except OSError as error:
-            log.info("the kernel does not tell who changes nftables; every full sync reads it", reason=error.strerror)
+            log.info("no notifications of nftables changes", reason=error.strerror)
 
     def _notice(self) -> None:
-        """Whether somebody else has changed our table; then what we believed is worth nothing."""
+        """Read notifications; a change by another process makes the believed table invalid."""
         if self._watch is None or not self._watch.look():
             return
         self._believed = None
@@ -146,7 +151,7 @@ class Nftables:
             return table.parse(listing)
         except msgspec.MsgspecError as error:
             raise KernelError(
-                f"`nft -j list table {TABLE}` printed what this version does not understand: {error}; see whether "
+                f"`nft -j list table {TABLE}` printed what this version does not understand: {error}; check whether "
                 f"`nft --version` was built with JSON, or delete the table by `nft delete table {TABLE}`"
             ) from error
 
@@ -154,7 +159,7 @@ class Nftables:
         try:
             await self._transact("".join(steps))
         except _TooLong:
-            # An unprivileged user namespace cannot have the netlink buffer that thousands of elements need at once.
+            # An unprivileged user namespace cannot enlarge the netlink buffer for thousands of elements at once.
             rest = iter(steps)
             while batch := list(islice(rest, 2)):
                 await self._transact("".join(batch))
@@ -175,17 +180,17 @@ class Nftables:
         try:
             return await run(self._nft, *arguments, commands=commands, timeout_s=self._timeout_s)
         except CommandFailed as error:
-            if "Operation not permitted" in error.said or "you must be root" in error.said:
+            if "Operation not permitted" in error.stderr or "you must be root" in error.stderr:
                 raise KernelError(f"{_shorten(error)}; it needs CAP_NET_ADMIN (root, or the capability)") from error
-            if "No such file or directory" in error.said:
+            if "No such file or directory" in error.stderr:
                 raise _NotFound(_shorten(error)) from error
-            if "Message too long" in error.said:
+            if "Message too long" in error.stderr:
                 raise _TooLong(_shorten(error)) from error
             raise KernelError(_shorten(error)) from error
 
 
 class _NotFound(KernelError):
-    """The table or an element is not there."""
+    """The table or an element does not exist."""
 
 
 class _TooLong(KernelError):
@@ -193,6 +198,6 @@ class _TooLong(KernelError):
 
 
 def _shorten(error: CommandFailed) -> str:
-    """nft repeats the faulty command, which may hold thousands of elements, with marks below it."""
-    lines = [line for line in error.said.splitlines() if "Error" in line]
-    return f"{error.shown}: {'; '.join(lines[:3])}" if lines else str(error)
+    """The error without the command, which nft repeats and may have thousands of elements."""
+    lines = [line for line in error.stderr.splitlines() if "Error" in line]
+    return f"{error.command_line}: {'; '.join(lines[:3])}" if lines else str(error)

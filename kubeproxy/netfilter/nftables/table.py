@@ -1,7 +1,7 @@
-"""Our nftables table as a value: what is wanted, what the kernel has, and the transaction between the two. Pure.
+"""Our nftables table as a value: wanted, in the kernel, and the transaction between. Pure.
 
-Chains, maps and sets are static; everything that changes with the cluster is an element, so that the cost of a packet
-and of a change stays the same however many services there are. ``docs/netfilter.md`` shows the table as it is.
+Chains, maps and sets are static; what changes with the cluster are elements, so that the cost of a packet and of a
+change does not grow with the number of Services. ``docs/netfilter.md`` shows the table.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
+from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, Protocol, family_of
 from kubeproxy.netfilter.cidr import disjoint, of_family
-from kubeproxy.netfilter.routing.rules import MARK
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 TABLE = "inet kubeproxy"
 
 
 class Kind(NamedTuple):
-    """How a map or set is declared: what its keys are made of, and whether they hold ranges of addresses, or go by
-    themselves after a time."""
+    """The declaration of a map or set: the types of its key, and whether elements have address ranges, or expire."""
 
     key: tuple[str, ...]
     ranges: bool = False
@@ -34,7 +32,7 @@ class Kind(NamedTuple):
 
     @property
     def flag(self) -> str | None:
-        """What nft calls that."""
+        """The flag in nft's syntax."""
         return "interval" if self.ranges else "timeout" if self.expires else None
 
 
@@ -47,11 +45,11 @@ _MAPS: Mapping[str, Kind] = {
     **{f"own_node_ports{family.value}": Kind(_PORT) for family in Family},
     **{f"node_ports{family.value}": Kind(_PORT) for family in Family},
 }
-"""All of them lead to a proxy port."""
+"""The maps; the value of each is a proxy port."""
 
 _SETS: Mapping[str, Kind] = {
     "guarded": Kind(_PORT),
-    "undisguised": Kind(_PORT),
+    "unguarded": Kind(_PORT),
     "refused": Kind(_PORT),
     "dropped": Kind(_PORT),
     **{f"node_addresses{family.value}": Kind((_ADDRESS[family],)) for family in Family},
@@ -59,18 +57,17 @@ _SETS: Mapping[str, Kind] = {
     **{f"admitted{family.value}": Kind((_ADDRESS[family], *_PORT, _ADDRESS[family]), ranges=True) for family in Family},
     **{f"restricted{family.value}": Kind((_ADDRESS[family], *_PORT)) for family in Family},
 }
-"""In the order in which they grow: a destination is not restricted before it is known who is admitted."""
+"""In the order in which elements are added: those admitted to a destination come before its restriction."""
 
-_GAPS: Mapping[str, Kind] = {
-    **{f"gap{family.value}": Kind((_ADDRESS[family], *_PORT), expires=True) for family in Family},
-    **{f"gap_ports{family.value}": Kind(_PORT, expires=True) for family in Family},
+_PAUSE_SETS: Mapping[str, Kind] = {
+    **{f"paused{family.value}": Kind((_ADDRESS[family], *_PORT), expires=True) for family in Family},
+    **{f"paused_ports{family.value}": Kind(_PORT, expires=True) for family in Family},
 }
-"""Where clients are kept waiting while nobody serves; empty at any other time."""
+"""Destinations whose first packets are dropped while no instance serves; empty at any other time."""
 
-# Five before the usual priorities: service addresses are ours before another NAT table (hostports, Docker) can take
-# the packet, and a refusal is said before a host firewall could swallow it. "divert" is where marks are given, before
-# the packet is routed. Numbers, because nft knows the name
-# "dstnat" in some hooks only.
+# Five before the usual priorities: our redirects come before another NAT table (hostports, Docker) can take the packet,
+# and a refusal is sent before a host firewall could drop the packet. "divert" sets marks before the packet is routed.
+# Numbers, because nft knows the name "dstnat" in some hooks only.
 _HOOKS: Mapping[str, tuple[str, str, int, str] | None] = {
     "divert": ("filter", "prerouting", -150, "accept"),
     "prerouting": ("nat", "prerouting", -105, "accept"),
@@ -90,35 +87,34 @@ Element = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: what it says, and the comment by which we recognize it."""
+    """A rule and the comment by which it is recognized."""
 
     text: str
     why: str
 
     @property
     def comment(self) -> str:
-        """Its reason and a digest of its text. Rules are compared by it: how nft prints them back differs from
-        version to version."""
+        """Its reason and a digest of its text. Rules are compared by it, as versions of nft print them differently."""
         return f"{self.why} #{hashlib.sha256(self.text.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The table, wanted or found."""
+    """The contents of the table, wanted or in the kernel."""
 
     chains: Mapping[str, tuple[str, ...]]
     """The comments of each chain's rules, in order."""
     redirects: Mapping[Destination, int]
     own_redirects: Mapping[Destination, int]
     sets: Mapping[str, frozenset[Element]]
-    gap: bool = False
-    """Whether clients are kept waiting, or were until their time was up."""
+    paused: bool = False
+    """Whether there is a pause, over or not."""
     sound: bool = True
-    """Whether its maps, sets and chains are as this version declares them; otherwise the table is made anew."""
+    """Whether maps, sets and chains are declared as by this version; otherwise the table is made anew."""
 
     @classmethod
     def of(cls, wanted: RuleSet) -> Table:
-        """The table that does what a rule set says."""
+        """The table of a rule set."""
         return cls(
             chains={chain: tuple(rule.comment for rule in rules) for chain, rules in rules_of(wanted).items()},
             redirects=wanted.redirects,
@@ -133,7 +129,7 @@ EMPTY = Table(chains={}, redirects={}, own_redirects={}, sets=dict.fromkeys(_SET
 def _sets_of(wanted: RuleSet) -> dict[str, frozenset[Element]]:
     sets: dict[str, frozenset[Element]] = {
         "guarded": wanted.guarded,
-        "undisguised": wanted.undisguised,
+        "unguarded": wanted.unguarded,
         "refused": wanted.refused,
         "dropped": wanted.dropped,
     }
@@ -148,16 +144,16 @@ def _sets_of(wanted: RuleSet) -> dict[str, frozenset[Element]]:
 
 
 def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
-    """The rules of each chain; of a rule set only its landing and bind addresses show here, whether it is transparent,
-    and whether it guards sockets."""
+    """The rules of each chain. They depend only on the landing and bind addresses of a rule set, whether it is
+    transparent, and whether it guards sockets."""
     remote = {family: wanted.bind.get(family) or wanted.landing.get(family) for family in Family}
     return {
-        # Looking for the socket costs each packet something, so it is done only where it is asked for. An ICMP packet
-        # is for the socket that it complains about: an endpoint refuses.
+        # Looking for the socket costs time for each packet, so it is done only where needed. An ICMP packet belongs to
+        # the socket of the packet that it quotes, as when an endpoint refuses.
         "divert": (
             Rule(
-                # What is addressed to this host needs no help: our accepted sockets are transparent, as their listeners
-                # are, and their clients' packets keep the way that they have always had.
+                # Not for packets to this host: accepted sockets are transparent like their listeners, and packets of
+                # their clients are to be routed as usual.
                 "meta l4proto { tcp, udp, icmp, icmpv6 } socket transparent 1 socket wildcard 0 "
                 f"fib daddr type != local meta mark set meta mark | {MARK:#x}",
                 "answers to connections from clients' addresses",
@@ -171,7 +167,7 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
         "output": tuple(
             rule for family in Family for rule in _first_packets(family, wanted.bind.get(family), from_this_host=True)
         ),
-        # The only rule that packets of running connections meet; it ends at its first match for them.
+        # The only rule that packets of running connections meet; its first match ends it for them.
         "input": (
             Rule(
                 "ct state new,invalid,untracked meta l4proto . th dport @guarded goto guard",
@@ -179,17 +175,17 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
             ),
         ),
         "guard": (
-            # An untracked packet has no ct status to look at, so the next rule would not see it.
+            # An untracked packet has no ct status, so the next rule would not match it.
             Rule("ct state invalid,untracked drop", "belongs to no connection"),
-            Rule("ct status & dnat == 0 meta l4proto . th dport != @undisguised drop", "came to a proxy port directly"),
+            Rule("ct status & dnat == 0 meta l4proto . th dport != @unguarded drop", "came to a proxy port directly"),
             Rule("meta l4proto . th dport @dropped drop", "no local endpoint"),
             Rule("meta l4proto tcp meta l4proto . th dport @refused reject with tcp reset", "no endpoint"),
             Rule("meta l4proto . th dport @refused reject with icmpx port-unreachable", "no endpoint"),
             *(
                 (
                     Rule("socket transparent 1 return", "a listener of ours"),
-                    # Somebody else's, or nobody's: whoever comes in our place tells the client's next attempt.
-                    Rule("meta l4proto . th dport != @undisguised drop", "no listener of ours"),
+                    # The socket of another program, or none: the next instance answers the client's next attempt.
+                    Rule("meta l4proto . th dport != @unguarded drop", "no listener of ours"),
                 )
                 if wanted.guard_sockets
                 else ()
@@ -199,28 +195,33 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
 
 
 def _first_packets(family: Family, to: str | None, *, from_this_host: bool) -> Iterator[Rule]:
-    """What becomes of the first packets of a hook: of those that may not, and then of those that the map of a rule
-    knows, the first such rule's."""
+    """The rules for first packets in a hook: drop those not admitted, then redirect by the first map that has the
+    destination."""
     number = family.value
     ip = "ip" if family is Family.IPV4 else "ip6"
-    who = f"{family} clients on {'this host' if from_this_host else 'other hosts'}"
+    clients = f"{family} clients on {'this host' if from_this_host else 'other hosts'}"
     own, others = ("", "") if from_this_host else (f"{ip} saddr @internal_sources{number} ", "pods' ")
     on_node = f"{ip} daddr @node_addresses{number} "
     if not from_this_host:
-        # Redirected it would be a packet like any other; left alone, the kernel drops it as a martian.
+        # Without a redirect the kernel drops such a packet as a martian.
         on_node += f"{ip} daddr != {'127.0.0.0/8' if family is Family.IPV4 else '::1'} "
 
     def rule(name: str, key: str, condition: str, why: str) -> Rule:
         port = f"{key} map @{name}{number}"
         action = f"redirect to :{port}" if to is None else f"dnat {ip} to {to} : {port}"
-        return Rule(f"meta nfproto ipv{number} {condition}meta l4proto {{ tcp, udp }} {action}", f"{who}{why}")
+        return Rule(f"meta nfproto ipv{number} {condition}meta l4proto {{ tcp, udp }} {action}", f"{clients}{why}")
 
     address, port = f"{ip} daddr . meta l4proto . th dport", "meta l4proto . th dport"
     yield Rule(
-        # A chain of type nat can drop, and it sees first packets only: those of running connections cost nothing.
+        # A chain of type nat can drop, and it gets first packets only, so running connections cost nothing.
         f"{address} @restricted{number} {address} . {ip} saddr != @admitted{number} drop",
-        f"{who}, from ranges that are not admitted",
+        f"{clients}, from ranges that are not admitted",
     )
+    if from_this_host:
+        # Before the maps: a dial of the proxy that came back to it would be dialed again.
+        yield Rule(
+            f"meta nfproto ipv{number} meta mark & {MARK:#x} == {MARK:#x} return", f"{family} dials of the proxy"
+        )
     yield rule("own_redirects", address, own, f", {others}own way")
     yield rule("redirects", address, "", "")
     yield rule("own_node_ports", port, own + on_node, f", {others}own way to node ports")
@@ -228,12 +229,12 @@ def _first_packets(family: Family, to: str | None, *, from_this_host: bool) -> I
 
 
 def creation() -> str:
-    """Commands that make the table with its maps, sets and chains, all of them empty."""
+    """The commands that make the table with its empty maps, sets and chains."""
     lines = [f"add table {TABLE}"]
     lines += [
         f"add map {TABLE} {name} {{ type {' . '.join(kind.key)} : inet_service; }}" for name, kind in _MAPS.items()
     ]
-    for name, kind in (*_SETS.items(), *_GAPS.items()):
+    for name, kind in (*_SETS.items(), *_PAUSE_SETS.items()):
         flags = f" flags {kind.flag};" if kind.flag else ""
         lines.append(f"add set {TABLE} {name} {{ type {' . '.join(kind.key)};{flags} }}")
     for chain, hook in _HOOKS.items():
@@ -246,10 +247,10 @@ DELETION = f"delete table {TABLE}\n"
 
 
 def difference(have: Table | None, wanted: RuleSet) -> list[str]:
-    """The transaction that turns one table into the other, as steps; none when they are equal.
+    """The steps of the transaction from one table to the other; none when they are equal.
 
-    The steps are meant to be sent as one. Where that is too much for the kernel they can be sent one by one: guards
-    come before what they guard, and what is replaced is replaced within its step.
+    The steps are to be sent as one transaction. If that is too large for the kernel they can be sent one by one: guards
+    come before the redirects to guarded ports, and an element is replaced within one step.
     """
     steps: list[str] = []
     if have is None or not have.sound:
@@ -264,46 +265,61 @@ def difference(have: Table | None, wanted: RuleSet) -> list[str]:
         steps += _element_steps("add", name, new - have.sets[name])
     steps += _redirect_steps("own_", have.own_redirects, wanted.own_redirects)
     steps += _redirect_steps("", have.redirects, wanted.redirects)
-    if have.gap:
-        removals.append(_flush(_GAPS))
+    if have.paused:
+        removals.append(_flush(_PAUSE_SETS))
     return steps + removals
 
 
-def gap(have: Table, *, for_s: float) -> list[str]:
-    """The transaction that takes all redirects away and has the first packets to their destinations dropped for so
-    long, so that clients try again instead of being refused; none when there are no redirects. Steps as those of
-    `difference`. What is left when the time is up does nothing; what marks the answers of endpoints stays."""
+def reach(have: Table, ours: RuleSet) -> Reach:
+    """The numbers of the table's redirects that belong to a rule set, and of others. Their address is in the rules, and
+    their port in the elements."""
+    wanted = Table.of(ours)
+    same = all(have.chains.get(chain) == wanted.chains[chain] for chain in ("prerouting", "output"))
+    redirects = [
+        (mine.get(key) == port) and same
+        for found, mine in ((have.redirects, ours.redirects), (have.own_redirects, ours.own_redirects))
+        for key, port in found.items()
+    ]
+    return Reach(sum(redirects), len(redirects) - sum(redirects))
+
+
+def pause(have: Table, *, for_s: float) -> list[str]:
+    """The transaction that replaces redirects by drops of first packets, as steps.
+
+    So clients retry instead of being refused, for that time. None without redirects; steps as in `difference`. When the
+    time is up, the drops have no effect; the rule that marks answers of endpoints stays."""
     destinations = {*have.redirects, *have.own_redirects}
     if not destinations:
         return []
     steps: list[str] = []
     if have.sound:
-        steps.append(_flush(_GAPS))
+        steps.append(_flush(_PAUSE_SETS))
     else:
         steps.append(DELETION + creation())
         for name in _NODE_ADDRESSES:
             steps += _element_steps("add", name, have.sets[name])
     by_set: dict[str, list[str]] = {}
     for key in sorted(destinations):
-        name = _map_of(key).replace("redirects", "gap").replace("node_ports", "gap_ports")
+        name = _map_of(key).replace("redirects", "paused").replace("node_ports", "paused_ports")
         by_set.setdefault(name, []).append(f"{_key(key)} timeout {math.ceil(for_s * 1000)}ms")
     for name, texts in by_set.items():
         steps += _adding("add", name, texts)
-    # Without a rule that asks for connection tracking the kernel would end it, and with it every running connection.
+    # With the last rule that needs connection tracking the kernel would end it, and every running connection.
     rules = rules_of(RuleSet())
     del rules["divert"]
-    rules["prerouting"] = rules["output"] = tuple(_gap_rules())
+    rules["prerouting"] = rules["output"] = tuple(_pause_rules())
     chains = have.chains if have.sound else {}
     return [*steps, "".join(_chain_steps(chains, rules)) + _flush({*_MAPS, *_SETS} - _NODE_ADDRESSES)]
 
 
-def _gap_rules() -> Iterator[Rule]:
+def _pause_rules() -> Iterator[Rule]:
     for family in Family:
         ip, number = "ip" if family is Family.IPV4 else "ip6", family.value
         why = f"{family} clients wait for the next proxy"
-        yield Rule(f"{ip} daddr . meta l4proto . th dport @gap{number} drop", why)
+        yield Rule(f"{ip} daddr . meta l4proto . th dport @paused{number} drop", why)
         yield Rule(
-            f"{ip} daddr @node_addresses{number} meta l4proto . th dport @gap_ports{number} drop", f"{why}, node ports"
+            f"{ip} daddr @node_addresses{number} meta l4proto . th dport @paused_ports{number} drop",
+            f"{why}, node ports",
         )
 
 
@@ -370,7 +386,7 @@ _ANY_ADDRESS = frozenset(NODE_PORTS.values())
 _NODE_ADDRESSES = frozenset(f"node_addresses{family.value}" for family in Family)
 
 
-# What `nft -j list table` prints, to the fields in use (libnftables-json(5)).
+# The output of `nft -j list table`, as far as it is used (libnftables-json(5)).
 
 
 class _Set(msgspec.Struct):
@@ -390,7 +406,7 @@ class _Chain(msgspec.Struct):
 
     @property
     def base(self) -> tuple[str | None, str | None, int | None, str | None] | None:
-        """Where it hooks in; None for a chain that others jump to."""
+        """Its hook; None for a chain without one."""
         return (self.type, self.hook, self.prio, self.policy) if self.hook else None
 
 
@@ -414,7 +430,7 @@ _decoder = msgspec.json.Decoder(_Listing)
 
 
 def parse(listing: bytes) -> Table:
-    """The table as `nft -j list table` prints it; msgspec.MsgspecError when that is not what nft prints."""
+    """The table in the output of `nft -j list table`; msgspec.MsgspecError when that is no such output."""
     try:
         items = _decoder.decode(listing).nftables
     except (UnicodeDecodeError, RecursionError) as error:  # a comment may hold any bytes
@@ -428,7 +444,7 @@ def parse(listing: bytes) -> Table:
     kinds = {name: (kind.type, kind.map, kind.flags) for name, kind in sets.items()}
     found = EMPTY
     try:
-        # Of a table of another make these are of use, too: another version's clients are kept waiting like our own.
+        # Redirects are read from tables of other versions, too: their clients are paused like our own.
         redirects, own_redirects = _parse_redirects("", sets), _parse_redirects("own_", sets)
         found = replace(EMPTY, redirects=redirects, own_redirects=own_redirects)
         elements = {
@@ -440,11 +456,11 @@ def parse(listing: bytes) -> Table:
             redirects=redirects,
             own_redirects=own_redirects,
             sets=elements,
-            gap=any(sets[name].elem for name in _GAPS if name in sets),
+            paused=any(sets[name].elem for name in _PAUSE_SETS if name in sets),
             sound=hooks == _HOOKS and kinds == _KINDS,
         )
     except (KeyError, TypeError, ValueError):
-        # Elements of another shape (with timeouts, comments, counters, foreign protocols) were never added by us.
+        # We never add elements of another form (with timeouts, comments, counters, other protocols).
         return found
 
 
@@ -483,7 +499,7 @@ def _port(found: Any) -> int:
 
 
 def _canonical(address: Any) -> str:
-    """nft writes the ends of some IPv6 addresses as IPv4 addresses; ranges and addresses of the model do not."""
+    """An address as the model writes it; nft prints the ends of some IPv6 addresses as IPv4 addresses."""
     if not isinstance(address, str):
         raise TypeError(address)
     return str(ipaddress.ip_address(address)) if ":" in address and "." in address else address
@@ -499,5 +515,5 @@ def _declared(kind: Kind, leads_to: str | None) -> tuple[Any, ...]:
 
 _KINDS: Mapping[str, Any] = {
     **{name: _declared(kind, "inet_service") for name, kind in _MAPS.items()},
-    **{name: _declared(kind, None) for name, kind in (*_SETS.items(), *_GAPS.items())},
+    **{name: _declared(kind, None) for name, kind in (*_SETS.items(), *_PAUSE_SETS.items())},
 }

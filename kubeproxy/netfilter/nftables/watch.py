@@ -1,29 +1,26 @@
-"""Who else changes our nftables table: the kernel tells, to whoever listens, what each transaction did."""
+"""Watches our nftables table for transactions of other processes, by the kernel's notifications."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 
-from kubeproxy.netfilter.netlink.multicast import heard, subscribe
+from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, encode, kind_of
+from kubeproxy.netfilter.netlink.multicast import received, subscribe
 from kubeproxy.netfilter.nftables.table import TABLE
 
-_NETLINK_NETFILTER = 12
-"""linux/netlink.h; Python has no name for it."""
 _GROUP_NFTABLES = 7  # NFNLGRP_NFTABLES, linux/netfilter/nfnetlink.h
-_NEWGEN = 10 << 8 | 15  # NFNL_SUBSYS_NFTABLES, NFT_MSG_NEWGEN: the last word of each transaction
+_NEWGEN = 10 << 8 | 15  # NFNL_SUBSYS_NFTABLES, NFT_MSG_NEWGEN: the last message of each transaction
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 _ROOM_BYTES = 16 << 20
-"""For the notifications of our own largest transactions, about 400 bytes of the kernel's memory an element; taken only
-while they are waiting."""
+"""For the notifications of our own largest transactions, about 400 bytes of kernel memory per element; used only while
+they wait to be read."""
 
 _MANY = 1 << 20
-"""In place of the number of transactions when the kernel had more to tell than there was room for."""
+"""Stands for the unknown number of transactions whose notifications were lost for want of room."""
 
-_NAME = TABLE.split()[1].encode() + b"\0"
-_ATTRIBUTE = struct.pack("=HH", 4 + len(_NAME), 1) + _NAME
-"""How a notification names the table that it is about: every kind of object has that as its attribute 1."""
+_TABLE_ATTRIBUTE = encode([(1, TABLE.split()[1].encode() + b"\0")])
+"""The name of our table in a notification: it is attribute 1 of every kind of object."""
 
 
 class TableWatch:
@@ -31,7 +28,7 @@ class TableWatch:
 
     def __init__(self) -> None:
         """OSError when the kernel has no such notifications, or not for us (CAP_NET_ADMIN)."""
-        self._socket = subscribe(_NETLINK_NETFILTER, _GROUP_NFTABLES)
+        self._socket = subscribe(NETLINK_NETFILTER, _GROUP_NFTABLES)
         self._touched = False
         self._own_under_way = False
         self._unaccounted = 0
@@ -44,8 +41,8 @@ class TableWatch:
         return self._socket.fileno()
 
     def look(self) -> bool:
-        """Whether somebody else has, or may have, changed our table since the last look. Not told while a transaction
-        of our own is under way, but afterwards."""
+        """Whether another process has, or may have, changed our table since the last look. False while a transaction of
+        our own is under way; its result comes afterwards."""
         self._unaccounted += self._count()
         if self._own_under_way:
             return False
@@ -57,19 +54,19 @@ class TableWatch:
         self._own_under_way = True
 
     def end(self, *, committed: bool) -> None:
-        """It ended. The kernel tells of a transaction before it answers whoever asked for it, so ours is among those
-        counted by now."""
+        """Our transaction ended. The kernel notifies of a transaction before it answers the process that sent it, so
+        ours is among those counted by now."""
         self._unaccounted = max(0, self._unaccounted + self._count() - committed)
         self._own_under_way = False
 
     def _count(self) -> int:
-        """How many transactions have changed our table since the last time."""
+        """The number of transactions that have changed our table since the last call."""
         ended = 0
-        for message in heard(self._socket):
+        for message in received(self._socket):
             if message is None:
                 ended += _MANY
-            elif struct.unpack_from("=H", message, 4)[0] != _NEWGEN:
-                self._touched |= _ATTRIBUTE in message
+            elif kind_of(message) != _NEWGEN:
+                self._touched |= _TABLE_ATTRIBUTE in message  # not parsed: there is a message for every element
             elif self._touched:
                 ended += 1
                 self._touched = False

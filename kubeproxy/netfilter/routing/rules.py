@@ -1,15 +1,14 @@
-"""How the answers of endpoints that were dialed from a client's address find back to our sockets.
+"""Routing rules that deliver endpoints' answers to our sockets where clients' addresses are preserved.
 
-Such an answer is addressed to the client. The packet filter recognizes it by our socket and marks it (`MARK`), and
-these rules, of ip-rule(8), have what is marked delivered on this host:
+Such an answer is addressed to the client. The packet filter finds our socket for it and marks the packet (`MARK`), and
+these rules (ip-rule(8)) have marked packets delivered on this host:
 
     107: from all iif lo goto 109
     108: from all fwmark 0x1000/0x1000 lookup 27504        table 27504: local default dev lo
     109: from all nop
 
-The detour around 108 is for lookups that are not about a packet on its way in: those of the node's own packets, and the
-one by which the kernel asks whether a packet's sender would be reached by the interface that it came from (rp_filter),
-which heeds the mark where src_valid_mark is set, and would take every sender for this host.
+Rule 107 skips 108 for lookups that are not about an incoming packet: those of the node's own packets, and the reverse
+path check (rp_filter). Where src_valid_mark is set, that check uses the mark and would find every sender on this host.
 """
 
 from __future__ import annotations
@@ -20,23 +19,19 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kubeproxy.model import Family
+from kubeproxy.model import MARK, Family
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.netlink.messages import attributes, dump, encode, notifications, open_netlink, order
-
-MARK = 0x1000
-"""The one bit of a packet's mark that we use: neither kube-proxy's (0x4000, 0x8000) nor one of those that Calico
-(0xffff0000), Cilium (0x0f00), the hostport plugin (0x2000), Tailscale (0xff0000) or Istio (0x0539, 0x0fff) use."""
+from kubeproxy.netfilter.netlink.messages import attributes, dump, encode, open_netlink, parse, request
 
 TABLE = 27504
 """Our routing table: "kp" in ASCII."""
 
 PRIORITY = 107
-"""Of the first of our three rules: before the main table and whoever else has an opinion on where clients are."""
+"""Of the first of our three rules: before the main table and the rules of other programs."""
 
 PROTOCOL = 107
-"""Who made a rule or route, as ip(8) shows it (``proto 107``): by this ours are known. Its own list
-(/etc/iproute2/rt_protos) has nobody there."""
+"""The origin of a rule or route, as ip(8) shows it (``proto 107``): it identifies ours. The list of ip(8)
+(/etc/iproute2/rt_protos) does not have this number."""
 
 _RTM_NEWROUTE, _RTM_DELROUTE, _RTM_GETROUTE = 24, 25, 26
 _RTM_NEWRULE, _RTM_DELRULE, _RTM_GETRULE = 32, 33, 34
@@ -55,12 +50,12 @@ _SCOPE_HOST, _LOCAL = 254, 2
 
 _INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EACCES)
-"""What the kernel says of IPv6 where it was disabled: as a whole, or (EACCES) on the interface lo."""
+"""The errors for IPv6 where it is disabled: as a whole, or (EACCES) on the interface lo."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Thing:
-    """A rule or route: its header without what the kernel notes in it, and its attributes."""
+class _Entry:
+    """A rule or route: its header without the kernel's own flags, and its attributes."""
 
     is_rule: bool
     header: bytes
@@ -68,21 +63,21 @@ class _Thing:
 
 
 def add() -> bool:
-    """Make what is missing, and remove what is ours but not like this; True if there was anything to do. KernelError,
-    also where CAP_NET_ADMIN is missing."""
+    """Add missing rules and remove other rules of ours; True if there was anything to do. KernelError, also where
+    CAP_NET_ADMIN is missing."""
     return _settle(wanted=True)
 
 
 def remove() -> bool:
-    """Remove all of it; True if there was anything."""
+    """Remove all our rules and the route; True if there were any."""
     return _settle(wanted=False)
 
 
 def is_removal_of_ours(message: bytes) -> bool:
-    """Whether this notification of the kernel says that one of our rules has gone."""
+    """Whether a notification of the kernel reports the removal of one of our rules."""
     return any(
-        kind == _RTM_DELRULE and dict(attributes(payload[_RULE.size :])).get(_FRA_PROTOCOL) == bytes([PROTOCOL])
-        for kind, payload in notifications(message)
+        it.kind == _RTM_DELRULE and dict(attributes(it.body[_RULE.size :])).get(_FRA_PROTOCOL) == bytes([PROTOCOL])
+        for it in parse(message)
     )
 
 
@@ -91,7 +86,7 @@ def _settle(*, wanted: bool) -> bool:
     try:
         with open_netlink() as netlink:
             for family in Family:
-                want = _things(family) if wanted else []
+                want = _wanted_entries(family) if wanted else []
                 try:
                     changed |= _settle_family(netlink, family, want)
                 except OSError as error:
@@ -103,25 +98,25 @@ def _settle(*, wanted: bool) -> bool:
     return changed
 
 
-def _settle_family(netlink: socket.socket, family: Family, want: list[_Thing]) -> bool:
+def _settle_family(netlink: socket.socket, family: Family, want: list[_Entry]) -> bool:
     have = [*_rules(netlink, family), *_routes(netlink, family)]
     surplus = [it for it in have if it not in want]
     missing = [it for it in want if it not in have]
-    # A marked packet must find the table filled, and its rule is the first to go.
+    # A marked packet must find the table filled, so its rule is removed first and added last.
     for it in sorted(surplus, key=lambda it: not it.is_rule):
-        order(netlink, _RTM_DELRULE if it.is_rule else _RTM_DELROUTE, it.header + encode(it.values))
+        request(netlink, _RTM_DELRULE if it.is_rule else _RTM_DELROUTE, it.header + encode(it.values))
     for it in missing:
         kind = _RTM_NEWRULE if it.is_rule else _RTM_NEWROUTE
-        order(netlink, kind, it.header + encode(it.values), flags=_NLM_F_CREATE | _NLM_F_EXCL)
+        request(netlink, kind, it.header + encode(it.values), flags=_NLM_F_CREATE | _NLM_F_EXCL)
     return bool(surplus or missing)
 
 
-def _things(family: Family) -> list[_Thing]:
-    """What is wanted, in the order in which it is to be made."""
+def _wanted_entries(family: Family) -> list[_Entry]:
+    """The wanted rules and route, in the order in which they are added."""
 
-    def rule(priority: int, action: int, table: int = 0, **values: bytes) -> _Thing:
+    def rule(priority: int, action: int, table: int = 0, **values: bytes) -> _Entry:
         kinds = {"iif": _FRA_IIFNAME, "goto": _FRA_GOTO, "mark": _FRA_FWMARK, "mask": _FRA_FWMASK}
-        return _Thing(
+        return _Entry(
             is_rule=True,
             header=_RULE.pack(_INET[family], 0, 0, 0, _short(table), action, 0),
             values=frozenset(
@@ -135,7 +130,7 @@ def _things(family: Family) -> list[_Thing]:
         )
 
     return [
-        _Thing(
+        _Entry(
             is_rule=False,
             header=_ROUTE.pack(_INET[family], 0, 0, 0, _short(TABLE), PROTOCOL, _scope(family), _LOCAL, 0),
             values=frozenset({(_RTA_TABLE, _number(TABLE)), (_RTA_OIF, _number(socket.if_nametoindex("lo")))}),
@@ -146,7 +141,7 @@ def _things(family: Family) -> list[_Thing]:
     ]
 
 
-def _rules(netlink: socket.socket, family: Family) -> Iterator[_Thing]:
+def _rules(netlink: socket.socket, family: Family) -> Iterator[_Entry]:
     """Our rules in the kernel."""
     for payload in dump(netlink, _RTM_GETRULE, _INET[family]):
         header = _RULE.unpack_from(payload)
@@ -155,22 +150,22 @@ def _rules(netlink: socket.socket, family: Family) -> Iterator[_Thing]:
             continue
         if values.get(_FRA_SUPPRESS_PREFIXLEN) == b"\xff" * 4:  # not set
             del values[_FRA_SUPPRESS_PREFIXLEN]
-        yield _Thing(is_rule=True, header=_RULE.pack(*header[:-1], 0), values=frozenset(values.items()))
+        yield _Entry(is_rule=True, header=_RULE.pack(*header[:-1], 0), values=frozenset(values.items()))
 
 
-def _routes(netlink: socket.socket, family: Family) -> Iterator[_Thing]:
+def _routes(netlink: socket.socket, family: Family) -> Iterator[_Entry]:
     """The routes in our table."""
     for payload in dump(netlink, _RTM_GETROUTE, _INET[family]):
         header = _ROUTE.unpack_from(payload)
         values = dict(attributes(payload[_ROUTE.size :]))
         if header[0] != _INET[family] or values.get(_RTA_TABLE) != _number(TABLE):
             continue
-        kept = {kind: value for kind, value in values.items() if kind in _TOLD}
-        yield _Thing(is_rule=False, header=_ROUTE.pack(*header[:-1], 0), values=frozenset(kept.items()))
+        kept = {kind: value for kind, value in values.items() if kind in _ROUTE_ATTRIBUTES}
+        yield _Entry(is_rule=False, header=_ROUTE.pack(*header[:-1], 0), values=frozenset(kept.items()))
 
 
-_TOLD = frozenset({1, 2, 4, 5, 7, 8, 9, 15})
-"""The attributes that say where a route leads; the others are measurements, and a metric that the kernel adds."""
+_ROUTE_ATTRIBUTES = frozenset({1, 2, 4, 5, 7, 8, 9, 15})
+"""The attributes that decide where a route leads; the others are measurements, and a metric that the kernel adds."""
 
 
 def _scope(family: Family) -> int:
@@ -182,5 +177,5 @@ def _number(value: int) -> bytes:
 
 
 def _short(table: int) -> int:
-    """A table's number as it stands in a header, which has room for a byte only."""
+    """A table's number as a header has it, in one byte."""
     return table if table < 256 else 252

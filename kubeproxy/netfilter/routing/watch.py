@@ -1,11 +1,12 @@
-"""Who else removes our routing rules: the kernel tells of each that goes. Network managers that start anew are known to
-remove all that they have not made."""
+"""Watches for removals of our routing rules, by the kernel's notifications.
+
+Network managers are known to remove, when they start anew, all rules that they have not made."""
 
 from __future__ import annotations
 
 import socket
 
-from kubeproxy.netfilter.netlink.multicast import heard, subscribe
+from kubeproxy.netfilter.netlink.multicast import received, subscribe
 from kubeproxy.netfilter.routing.rules import is_removal_of_ours
 
 _GROUPS = (8, 19)  # linux/rtnetlink.h: RTNLGRP_IPV4_RULE, RTNLGRP_IPV6_RULE
@@ -23,9 +24,9 @@ class RuleWatch:
         return self._socket.fileno()
 
     def look(self) -> bool:
-        """Whether rules of ours have been removed, by whomever, since the last look; or may have been."""
+        """Whether rules of ours have been removed since the last look, or may have been."""
         found = False
-        for message in heard(self._socket):
+        for message in received(self._socket):
             found |= message is None or is_removal_of_ours(message)
         return found
 

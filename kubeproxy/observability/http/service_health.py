@@ -111,6 +111,7 @@ class ServiceHealthServers:
             dualstack=False,
             on_failure=lambda reason: self._tell(place.service, place.port, f"health check node port: {reason}"),
             quiet=True,
+            alone=True,
             retry_s=self._retry_s,
         )
 
@@ -127,7 +128,6 @@ class ServiceHealthServers:
             body=json.dumps(body, indent="\t").encode(),
             headers={
                 "Content-Type": "application/json",
-                "X-Content-Type-Options": "nosniff",
                 "X-Load-Balancing-Endpoint-Weight": str(local_endpoints),
             },
         )

@@ -162,6 +162,14 @@ class Metrics:
             "Lines of the access log that could not be written",
             registry=registry,
         )
+        self._http_refused = Counter(
+            "kubeproxy_http_connections_refused_total",
+            "Connections to the HTTP servers that were refused, because their address made too many per second",
+            ["server"],
+            registry=registry,
+        )
+        for server in ("health", "metrics"):
+            self._http_refused.labels(server)
         self._lag = Histogram(
             "kubeproxy_loop_lag_seconds",
             "How late the control process's event loop comes to what is due",
@@ -227,6 +235,10 @@ class Metrics:
     def access_log_lost(self, lines: int) -> None:
         """So many lines of the access log are lost."""
         self._access_log_lost.inc(lines)
+
+    def http_refused(self, server: str) -> None:
+        """An HTTP server (`health`, `metrics`) has refused a connection."""
+        self._http_refused.labels(server).inc()
 
     def healthz_answered(self, code: int) -> None:
         """/healthz gave an answer."""

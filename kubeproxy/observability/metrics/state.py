@@ -113,6 +113,14 @@ def _watches(watches: Sequence[WatchView]) -> Iterator[Metric]:
     faulty = GaugeMetricFamily(
         "kubeproxy_watch_faulty_objects", "Objects of which some part cannot be served", labels=("resource",)
     )
+    left_out = GaugeMetricFamily(
+        "kubeproxy_watch_left_out_objects",
+        "Objects that are not served, because all together mean more than is kept; at most 10,000 are counted",
+        labels=("resource",),
+    )
+    kept = GaugeMetricFamily(
+        "kubeproxy_watch_kept_bytes", "What is kept of all objects, in bytes of JSON", labels=("resource",)
+    )
     lists = CounterMetricFamily("kubeproxy_watch_lists_total", "Full lists taken", labels=("resource",))
     starts = CounterMetricFamily("kubeproxy_watch_starts_total", "Watches begun", labels=("resource",))
     events = CounterMetricFamily("kubeproxy_watch_events_total", "Events received", labels=("resource",))
@@ -124,12 +132,14 @@ def _watches(watches: Sequence[WatchView]) -> Iterator[Metric]:
         behind.add_metric(resource, watch.behind_s)
         last_event.add_metric(resource, watch.last_event or 0.0)
         faulty.add_metric(resource, watch.faulty)
+        left_out.add_metric(resource, watch.left_out)
+        kept.add_metric(resource, watch.kept_bytes)
         lists.add_metric(resource, watch.lists)
         starts.add_metric(resource, watch.watches)
         events.add_metric(resource, watch.events)
         for cause, times in watch.failures.items():
             failures.add_metric((watch.resource, cause), times)
-    yield from (behind, last_event, faulty, lists, starts, events, failures)
+    yield from (behind, last_event, faulty, left_out, kept, lists, starts, events, failures)
 
 
 def _manifests(manifests: ManifestsView) -> Iterator[Metric]:

@@ -37,7 +37,7 @@ FAMILIES: Final = (
         "kubeproxy_connections_failed_total",
         "counter",
         "Connections for which no endpoint answered: all refused, were silent (timeout), there was none (no_endpoint),"
-        " or this node could not dial (local)",
+        " this node could not dial (local), or the client came through too many proxies (loop)",
         ("namespace", "service", "port", "reason"),
     ),
     Family("kubeproxy_dial_retries_total", "counter", "Further endpoints tried after one did not answer"),
@@ -81,6 +81,7 @@ SERIES: Final = (
     Series("kubeproxy_connections_failed_total", ',reason="timeout"', "silent"),
     Series("kubeproxy_connections_failed_total", ',reason="no_endpoint"', "no_endpoint"),
     Series("kubeproxy_connections_failed_total", ',reason="local"', "unable"),
+    Series("kubeproxy_connections_failed_total", ',reason="loop"', "looped", rare=True),
     Series("kubeproxy_dial_retries_total", "", "dial_retries"),
     Series("kubeproxy_forwarded_bytes_total", ',direction="in"', "bytes_in"),
     Series("kubeproxy_forwarded_bytes_total", ',direction="out"', "bytes_out"),

@@ -43,6 +43,8 @@ class Workers(Collector):
         """Grows while there is no memory for more clients."""
         self.ports_exhausted = 0
         """Dials that failed because all of this host's ports towards the endpoint were in use."""
+        self.looped = 0
+        """Connections and datagrams that had come through too many proxies."""
 
     def see(self, worker_status: Sequence[WorkerStatus], *, restarts: int = 0, problem: str | None = None) -> None:
         """So they are now. Belongs to the event loop's thread."""
@@ -56,6 +58,7 @@ class Workers(Collector):
             self.log_skipped += it.log_skipped - (before.log_skipped if before else 0)
             self.memory_shortages += it.memory_shortages - (before.memory_shortages if before else 0)
             self.ports_exhausted += it.ports_exhausted - (before.ports_exhausted if before else 0)
+            self.looped += it.looped - (before.looped if before else 0)
             self._known.add(it.number)
             lives[life] = it
         self._now, self._last = worker_status, lives

@@ -24,6 +24,10 @@ LOOK_S: Final = 5.0
 """How often those that serve are asked."""
 BEAT_S: Final = 0.25
 """How often the loop's lag is measured: a sleep of so long, and how much longer it was."""
+FULL_S: Final = 120.0
+"""How long all descriptors may be in use before load balancers are told to send clients elsewhere: what ends by itself
+or by an operator's help ends sooner."""
+DESCRIPTORS_PER_CLIENT: Final = 2
 REPEAT_S: Final = 60.0
 """How often the same trouble is said, and how long it is shown after it was last seen."""
 MOST_AT_ONCE: Final = 10
@@ -60,7 +64,9 @@ class Monitor:
         self._memory_shortages = metrics.workers.memory_shortages
         self._portless = metrics.workers.ports_exhausted
         self._illness = EndpointHealthLog()
+        self._looped = metrics.workers.looped
         self._held_back_at: float | None = None
+        self._full_since: float | None = None
         self._short_at: float | None = None
 
     async def look(self) -> None:
@@ -83,6 +89,7 @@ class Monitor:
         self._metrics.workers.see(worker_status, restarts=self._data_plane.restarts, problem=problem)
         self._look_at_memory()
         self._look_at_ports()
+        self._look_at_loops()
         self._look_at_descriptors(worker_status)
         self._look_at_workers(problem)
         self._look_at_access_log()
@@ -154,6 +161,30 @@ class Monitor:
             self._health.degraded("descriptors", None if over else "clients have to wait for want of descriptors")
             if over:
                 self._held_back_at = None
+
+        self._look_whether_full(worker_status, now)
+
+    def _look_whether_full(self, worker_status: Sequence[WorkerStatus], now: float) -> None:
+        """Where each process that serves has no descriptor left for long, no client of any Service is served."""
+        if not worker_status or any(
+            it.descriptors + DESCRIPTORS_PER_CLIENT <= it.descriptors_limit for it in worker_status
+        ):
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = now
+        full = self._full_since is not None and now - self._full_since >= FULL_S
+        self._health.exhausted("no client can be served: all descriptors are in use" if full else None)
+
+    def _look_at_loops(self) -> None:
+        more = self._metrics.workers.looped - self._looped
+        self._looped = self._metrics.workers.looped
+        if more:
+            self._log.warning(
+                "connections come through too many proxies",
+                times=more,
+                cause="an endpoint is a node port or another address of a Service, here or on another node",
+                remedy='kubeproxy_connections_failed_total{reason="loop"} names the Service: correct its endpoints',
+            )
 
     def _look_at_workers(self, problem: str | None) -> None:
         self._health.degraded("data plane", problem)

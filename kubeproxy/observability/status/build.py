@@ -183,6 +183,8 @@ def _complaints(sight: Observation) -> Iterator[str]:
         yield "a change has waited for longer than twice the sync period"
     elif health.last_updated is None and not sight.proxier.failing:
         yield "starting: not everything is in effect for the first time"
+    if health.exhausted:
+        yield health.exhausted
     if not health.node_exists:
         yield (
             f"the cluster has no Node {sight.node}, so load balancers are told to go elsewhere; if the node is known by"
@@ -214,8 +216,16 @@ def _sources(sight: Observation) -> Iterator[SourceStatus]:
         told.add("kubernetes")
         failures = tuple(f"{cause}: failed {times} times" for cause, times in sorted(watch.failures.items()) if times)
         listed = watch.lists > 0
+        if watch.left_out:
+            failures = (f"{watch.left_out} objects are left out: too many to keep", *failures)
         yield SourceStatus(
-            f"kubernetes {watch.resource}", listed, round(watch.behind_s, 1), watch.last_event, watch.faulty, failures
+            f"kubernetes {watch.resource}",
+            listed,
+            round(watch.behind_s, 1),
+            watch.last_event,
+            watch.faulty,
+            failures,
+            watch.left_out,
         )
     if sight.manifests is not None:
         told.add("manifests")

@@ -81,11 +81,12 @@ class StatusCounters:
     affinity_entries: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    looped: int = 0
 
     @property
     def failed(self) -> int:
         """Whatever the reason."""
-        return self.refused + self.silent + self.no_endpoint + self.unable
+        return self.refused + self.silent + self.no_endpoint + self.unable + self.looped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +175,8 @@ class SourceStatus:
     faults: int
     """Objects or documents that cannot be taken as they are."""
     remarks: tuple[str, ...] = ()
+    left_out: int = 0
+    """Objects that are not served, because all together mean more than is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

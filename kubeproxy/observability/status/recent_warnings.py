@@ -6,10 +6,10 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from kubeproxy.observability.status.document import Incident
-from kubeproxy.observability.status.wording import discreet
+if TYPE_CHECKING:
+    from kubeproxy.observability.status.document import Incident
 
 KEPT: Final = 50
 _LONGEST: Final = 400
@@ -34,6 +34,10 @@ class RecentWarnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """As logging calls it."""
+        from kubeproxy.observability.status.document import (
+            Incident,  # here, because a start without warnings needs none of it
+        )
+
         text, details = _words(record)
         last = self._kept[-1] if self._kept else None
         times = 1
@@ -51,6 +55,8 @@ class RecentWarnings(logging.Handler):
 
 def _words(record: logging.LogRecord) -> tuple[str, str]:
     """The event and its fields; of an exception its type and text alone, the rest is in the log."""
+    from kubeproxy.observability.status.wording import discreet
+
     if isinstance(record.msg, Mapping):
         fields = {key: value for key, value in record.msg.items() if key not in _NOT_DETAILS}
         text, error = str(record.msg.get("event", "")), record.msg.get("exc_info") or record.exc_info

@@ -172,7 +172,7 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
     yield (
         f"  counters    {counters.active} open, {counters.accepted} accepted, {counters.dial_retries} retries; "
         f"{counters.failed} failed ({counters.refused} refused, {counters.silent} silent, "
-        f"{counters.no_endpoint} nobody there, {counters.unable} unable)"
+        f"{counters.no_endpoint} nobody there, {counters.unable} unable, {counters.looped} looped)"
     )
     if counters.dropped or counters.evicted:
         yield f"  datagrams   {counters.dropped} dropped; {counters.evicted} sessions made room for others"

@@ -130,4 +130,6 @@ def source(status: SourceStatus) -> str:
         text = f"behind by {duration(status.behind_s)}" if status.behind_s > 0 else "follows"
     if status.faults:
         text += f", {status.faults} faulty"
+    if status.left_out:
+        text += f", {status.left_out} left out"
     return text

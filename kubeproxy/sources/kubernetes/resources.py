@@ -135,7 +135,6 @@ class OwnNode(Resource[Node]):
     kind = "Node"
     path = "/api/v1/nodes"
     query: Mapping[str, str]
-    max_bytes = 4 << 20
 
     def __init__(self, sink: NodeSink, node_name: str) -> None:
         self._sink = sink

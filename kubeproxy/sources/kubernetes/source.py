@@ -34,6 +34,8 @@ class _GroupList(msgspec.Struct):
     groups: list[_Group] | None = None
 
 
+LEFT_OUT = "the API server has more than is kept; some objects are not served"
+
 Choice = Callable[[], Awaitable[Resource[Any]]]
 
 
@@ -78,6 +80,10 @@ class KubernetesSource:
     def state(self) -> tuple[ReflectorState, ...]:
         """The state of each reflector."""
         return tuple(reflector.state() for reflector in self._reflectors)
+
+    def complaint(self) -> str | None:
+        """What is wrong with what the server has; None: nothing."""
+        return LEFT_OUT if any(reflector.state().left_out for reflector in self._reflectors) else None
 
     async def _choose_slices(self) -> Resource[Any]:
         """EndpointSlices if the list of API groups has them, else Endpoints. A request for the group's own path would

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from datetime import datetime
 
 from kubeproxy.kubernetes import objects
 from kubeproxy.kubernetes.fault import Fault, FaultList, show
@@ -80,9 +81,24 @@ def service(raw: objects.Service) -> tuple[Service | None, list[Fault]]:
             load_balancer_source_ranges=source_ranges,
             health_check_node_port=_health_check_node_port(spec, faults) if local else 0,
             traffic_distribution=_distribution(spec.traffic_distribution, faults),
+            created=_created(meta.creation_timestamp, faults),
         ),
         faults,
     )
+
+
+def _created(text: str | None, faults: list[Fault]) -> int:
+    """When the Service was created, in Unix seconds; 0 where it does not say, as ``null`` in generated manifests."""
+    if not text:
+        return 0
+    try:
+        created = datetime.fromisoformat(text)
+    except ValueError:
+        created = None
+    if created is None or created.tzinfo is None:
+        faults.append(Fault("metadata.creationTimestamp", f"{show(text)}; {allowed(('RFC 3339',))}; it is ignored"))
+        return 0
+    return max(0, int(created.timestamp()))
 
 
 def _cluster_ips(spec: objects.ServiceSpec, faults: list[Fault]) -> tuple[Address, ...]:

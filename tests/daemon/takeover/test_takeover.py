@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
@@ -15,15 +17,18 @@ import uvloop
 
 from kubeproxy.daemon.takeover import predecessor as takeover_predecessor
 from kubeproxy.daemon.takeover import takeover as takeover
-from kubeproxy.daemon.takeover.predecessor import Predecessor
-from kubeproxy.daemon.takeover.protocol import Message, told
+from kubeproxy.daemon.takeover.control_socket import ControlSocket
+from kubeproxy.daemon.takeover.predecessor import RETRY_S, Predecessor
+from kubeproxy.daemon.takeover.protocol import Message, receive_first, send_first, told
 from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
-from kubeproxy.daemon.takeover.takeover import RETRY_S, OwnerCallbacks, Takeover
+from kubeproxy.daemon.takeover.takeover import OwnerCallbacks, Takeover
 from kubeproxy.dataplane.balancing.affinity import pieces
 from kubeproxy.dataplane.messages import Binding, RestoreBindings
 from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.runtime import net_admin
+from kubeproxy.runtime.unix_names import listening
 from tests.support.doubles.conntrack import FakeConntrack
 from tests.support.doubles.data_plane import FakeDataPlane
 from tests.support.doubles.netfilter import FakeNetfilter
@@ -38,6 +43,8 @@ class Story:
         self.bound: list[RestoreBindings] = []
         """What its data plane knows of clients."""
         self.forgets: Exception | None = None
+        self.leads_here: bool | KernelError = False
+        """Whether the rules still lead to it."""
         self.ponders = False
         """Whether its data plane has no answer."""
 
@@ -58,9 +65,15 @@ class Story:
                 await asyncio.Event().wait()
             return self.bound
 
+        async def leads_here() -> bool:
+            if isinstance(self.leads_here, KernelError):
+                raise self.leads_here
+            return self.leads_here
+
         return OwnerCallbacks(
             share=lambda on: self.words.append("share" if on else "unshare"),
             hold=hold,
+            leads_here=leads_here,
             bindings=bindings,
             yield_all=yield_all,
         )
@@ -68,15 +81,40 @@ class Story:
 
 @pytest.fixture
 def name() -> str:
-    return f"kubeproxy-test/{uuid4()}"
+    """How the names of this test's processes begin."""
+    return f"kubeproxy-test/{uuid4()}/"
+
+
+@pytest.fixture(autouse=True)
+def capable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests may be run by a user without CAP_NET_ADMIN; tests/runtime/test_net_admin.py and
+    tests/system/e2e/test_security_takeover.py show what the proof is worth."""
+    challenge = net_admin.Challenge()
+    if not net_admin.answer(os.dup(challenge.fileno())):
+        monkeypatch.setattr(net_admin, "answer", _pretend)
+        monkeypatch.setattr(net_admin.Challenge, "answered", True)
+    challenge.close()
+
+
+def _pretend(descriptor: int) -> bool:
+    os.close(descriptor)
+    return True
+
+
+async def dial(name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the one process of this test."""
+    (only,) = listening(name)
+    return await asyncio.open_unix_connection(f"\0{only}")
 
 
 @asynccontextmanager
 async def process(name: str, story: Story | None = None) -> AsyncIterator[tuple[Takeover, Predecessor | None]]:
     """One in the line."""
-    takeover = Takeover((story or Story()).duties(), version="1", name=name)
+    takeover = Takeover((story or Story()).duties(), version="1", prefix=name)
     try:
-        yield takeover, await takeover.begin()
+        found = await takeover.begin()
+        takeover.answer()
+        yield takeover, found
     finally:
         await takeover.close()
 
@@ -100,7 +138,7 @@ async def test_a_successor_takes_over_and_is_found_by_the_next(name: str) -> Non
         await predecessor.hold()
         await predecessor.take()
         assert story.words == ["share", "hold", "yield"]
-        assert await second.own()
+        second.own()
         predecessor.close()
         async with process(name) as (_, next_one):
             assert next_one is not None
@@ -120,13 +158,14 @@ async def test_an_owner_goes_on_when_its_successor_dies(name: str) -> None:
             again.close()
 
 
-async def test_a_newcomer_has_the_name_once_its_owner_has_died(name: str) -> None:
-    async with process(name) as (owner, _), process(name) as (second, predecessor):
+async def test_a_newcomer_owns_the_node_once_its_predecessor_has_died(name: str) -> None:
+    async with process(name) as (owner, _), process(name) as (_, predecessor):
         assert predecessor is not None
         await owner.close()
-        async with asyncio.timeout(30):
-            while not await second.own():
-                await asyncio.sleep(0.01)
+        await until(lambda: predecessor.gone)
+        async with process(name) as (_, found):
+            assert found is not None
+            found.close()
         await predecessor.hold()  # it is gone, which is no obstacle
         await predecessor.take()
         predecessor.close()
@@ -165,7 +204,7 @@ async def test_two_newcomers_take_turns(name: str) -> None:
             await asyncio.sleep(0)
             assert not third.done()
             await predecessor.take()
-            assert await second.own()
+            second.own()
             predecessor.close()
     assert story.words == ["share", "yield"]
 
@@ -174,7 +213,7 @@ async def test_who_waits_for_its_turn_can_be_told_to_give_up(name: str) -> None:
     stop = asyncio.Event()
     async with process(name), process(name) as (_, predecessor):
         assert predecessor is not None
-        third = Takeover(Story().duties(), version="1", name=name)
+        third = Takeover(Story().duties(), version="1", prefix=name)
         waiting = asyncio.ensure_future(third.begin(given_up=stop.is_set))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(3 * RETRY_S):
@@ -186,43 +225,114 @@ async def test_who_waits_for_its_turn_can_be_told_to_give_up(name: str) -> None:
         predecessor.close()
 
 
-async def test_a_newcomer_leaves_a_free_name_to_the_successor(name: str) -> None:
-    others = True
-    third = Takeover(Story().duties(), version="1", name=name, others=lambda: others)
-    second = Takeover(Story().duties(), version="1", name=name)
-    waiting = asyncio.ensure_future(third.begin())
-    await asyncio.sleep(0)
-    assert await second.own()
+async def test_of_several_that_come_at_once_one_owns_the_node_and_the_others_follow(name: str) -> None:
+    many = [Takeover(Story().duties(), version="1", prefix=name) for _ in range(4)]
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+
+        async def come(one: Takeover) -> None:
+            predecessor = await one.begin()
+            one.answer()
+            if predecessor is not None:
+                await predecessor.take()
+                one.own()
+                predecessor.close()
+
+        for one in many:
+            group.create_task(come(one))
+    assert sum(one.predecessor is None for one in many) == 1
+    assert sum(one.superseded.is_set() for one in many) == 3, "one after the other"
+    for one in many:
+        await one.close()
+
+
+async def test_nothing_is_asked_of_an_owner_that_is_not_ready(name: str) -> None:
+    """Its duties are done by parts that it makes after it has begun."""
+    story = Story()
+    owner, newcomer = (Takeover(story.duties(), version="1", prefix=name) for _ in range(2))
+    assert await owner.begin() is None
+    waiting = asyncio.ensure_future(newcomer.begin())
+    await asyncio.sleep(3 * RETRY_S)
+    assert not waiting.done()
+    assert story.words == []
+    owner.answer()
     async with asyncio.timeout(30):
         predecessor = await waiting
     assert predecessor is not None
     predecessor.close()
-    await third.close()
-    await second.close()
+    await newcomer.close()
+    await owner.close()
 
 
 async def test_an_owner_that_hung_makes_way_when_it_answers_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover_predecessor, "ANSWER_S", 0.1)
     monkeypatch.setattr(takeover, "ANSWER_S", 0.1)
     story, ours = Story(), Story()
-    hung = Takeover(story.duties(), version="1", name=name)
-    assert hung._bind()  # it listens, and accepts nobody
+    hung = Takeover(story.duties(), version="1", prefix=name)
+    assert await hung.begin() is None
+    hung.answer()
+    asyncio.get_running_loop().remove_reader(hung._socket._sock.fileno())  # type: ignore[union-attr]  # nobody accepts
     async with process(name, ours) as (newcomer, predecessor):
         assert predecessor is None
         newcomer.in_force()
-        assert await hung.own()
+        hung._socket._resume()
         await until(lambda: "resume" in ours.words)
         assert story.words[-3:] == ["share", "hold", "yield"]
-        await until(lambda: newcomer._server is not None)
     await hung.close()
+
+
+async def test_an_owner_does_not_leave_while_rules_lead_to_it(name: str) -> None:
+    story = Story()
+    async with process(name, story) as (owner, _), process(name) as (_, predecessor):
+        assert predecessor is not None
+        await predecessor.hold()
+        for reason in (True, KernelError("no netlink")):
+            story.leads_here = reason
+            assert await predecessor.take() is not None
+        assert not owner.superseded.is_set()
+        story.leads_here = False
+        assert await predecessor.take() is None
+        assert owner.superseded.is_set()
+        assert story.words == ["share", "hold", "yield"]
+        predecessor.close()
+
+
+async def test_a_successor_does_not_keep_the_owner_from_its_rules_for_ever(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takeover, "HOLD_S", 0.1)
+    story = Story()
+    async with process(name, story), process(name) as (_, predecessor):
+        assert predecessor is not None
+        await predecessor.hold()
+        await until(lambda: story.words == ["share", "hold", "unshare", "resume"])
+        predecessor.close()
+
+
+async def test_the_older_of_two_that_cannot_speak_yields(name: str) -> None:
+    stories = Story(), Story()
+    older, younger = (Takeover(story.duties(), version="1", prefix=name) for story in stories)
+    await older.begin()
+    assert not older.rival_lives()
+    younger._search.passed_over.add(older._socket.name)
+    await younger.begin()
+    assert older.rival_lives()
+    assert not younger.rival_lives()
+    older.yield_to_rival()
+    older.yield_to_rival()
+    await asyncio.wait_for(older.superseded.wait(), 30)
+    assert stories[0].words == ["yield"]
+    await older.close()
+    await younger.close()
 
 
 async def test_an_owner_that_ends_says_so_without_complaint(name: str) -> None:
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
     story = Story()
-    owner = Takeover(story.duties(), version="1", name=name)
+    owner = Takeover(story.duties(), version="1", prefix=name)
     await owner.begin()
-    reader, writer = await asyncio.open_unix_connection(f"\0{name}")
+    owner.answer()
+    reader, writer = await dial(name)
     writer.write(json.dumps({"orphan": os.getpid(), "run": "x"}).encode() + b"\n")
     await until(lambda: owner.orphans == 1)
     async with process(name) as (_, predecessor):
@@ -256,7 +366,7 @@ async def test_orphans_are_told_when_the_rules_are_in_force(name: str) -> None:
     async with process(name) as (owner, _):
 
         async def orphan() -> bytes:
-            reader, writer = await asyncio.open_unix_connection(f"\0{name}")
+            reader, writer = await dial(name)
             writer.write(json.dumps({"orphan": os.getpid(), "run": "x"}).encode() + b"\n")
             line = await reader.readline()
             writer.close()
@@ -276,13 +386,38 @@ async def test_orphans_are_told_when_the_rules_are_in_force(name: str) -> None:
 )
 async def test_garbage_ends_that_connection_only(name: str, garbage: bytes) -> None:
     async with process(name):
-        reader, writer = await asyncio.open_unix_connection(f"\0{name}")
+        reader, writer = await dial(name)
         writer.write(garbage)
-        assert await reader.read() == b""
+        with contextlib.suppress(ConnectionResetError):  # it did not even read all of it
+            assert await reader.read() == b""
         writer.close()
         async with process(name) as (_, predecessor):
             assert predecessor is not None
             predecessor.close()
+
+
+async def test_what_a_stranger_sends_along_is_not_kept(name: str) -> None:
+    """Descriptors that nobody asked for, and first words that nobody understands."""
+
+    def open_descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async with process(name):
+        (only,) = listening(name)
+        before = open_descriptors()
+        for first in (b'{"do": "dance"}\n', b'{"orphan": "x"}\n', b'{"do": "hello"}\n', b"garbage\n"):
+            for then in (b"", b'{"proved": true}\n'):
+                with socket.socket(socket.AF_UNIX) as peer:
+                    peer.connect(f"\0{only}")
+                    read, write = os.pipe()
+                    socket.send_fds(peer, [first], [read])
+                    await asyncio.sleep(0.05)
+                    with contextlib.suppress(OSError):
+                        socket.send_fds(peer, [then], [write])
+                    os.close(read)
+                    os.close(write)
+                    await asyncio.sleep(0.05)
+        await until(lambda: open_descriptors() == before)
 
 
 async def test_the_first_transaction_and_its_flows_are_the_handover(name: str) -> None:
@@ -420,13 +555,27 @@ class Older:
         self.words: list[str] = []
 
     async def __aenter__(self) -> Older:
-        self._server = await asyncio.start_unix_server(self._serve, f"\0{self._name}")
+        self._socket = ControlSocket(self._name)
+        self._socket.listen(lambda sock: self._serving.append(asyncio.ensure_future(self._serve(sock))))
+        self._serving: list[asyncio.Future[None]] = []
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._server.close()
+        self._socket.close()
+        await asyncio.gather(*self._serving)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, sock: socket.socket) -> None:
+        hello, descriptors = await receive_first(sock)
+        assert hello is not None
+        assert all(map(net_admin.answer, descriptors))
+        challenge = net_admin.Challenge()
+        send_first(sock, {"prove": True}, [challenge.fileno()])
+        await receive_first(sock)
+        assert challenge.answered
+        challenge.close()
+        reader, writer = await asyncio.open_unix_connection(sock=sock)
+        self.words.append(hello["do"])
+        writer.writelines(self._answers["hello"])
         while line := await reader.readline():
             self.words.append(json.loads(line)["do"])
             writer.writelines(self._answers.get(self.words[-1], [b'{"done": "%s"}\n' % self.words[-1].encode()]))
@@ -470,7 +619,7 @@ class FakeOrphan:
 
     async def live(self) -> None:
         """Until it is sent away, or has no answer."""
-        reader, writer = await asyncio.open_unix_connection(f"\0{self._name}")
+        reader, writer = await dial(self._name)
         writer.write(json.dumps(self._introduction).encode() + b"\n")
         while line := await reader.readline():
             self.words.extend(json.loads(line))
@@ -493,7 +642,7 @@ async def test_orphans_tell_what_they_know(name: str) -> None:
         FakeOrphan(name, answers=said(first), recalls=False),
         FakeOrphan(name, answers=[]),
     ]
-    others = Takeover(Story().duties(), version="1", name=name, others=lambda: True)
+    others = Takeover(Story().duties(), version="1", prefix=name, others=lambda: True)
     async with asyncio.TaskGroup() as group:
         assert await others.begin() is None
         for orphan in orphans:

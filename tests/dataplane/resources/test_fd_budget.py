@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kubeproxy.dataplane.in_process import LocalDataPlane
-from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget, Share
+from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget, Share, Tenant
 from kubeproxy.dataplane.tcp import connection, dial, listener
 from kubeproxy.model import Protocol, Target
 from tests.dataplane.conftest import LOOPBACK, Bench, echo, endpoint, eventually, frontend
@@ -47,7 +47,7 @@ def test_whoever_waits_is_called_once_however_often_he_asks() -> None:
     assert called == [True]
 
 
-def test_of_the_last_quarter_nobody_gets_more_than_a_fair_part() -> None:
+def test_a_flooded_frontend_gets_nothing_of_the_last_quarter_and_another_half_of_it() -> None:
     budget = DescriptorBudget(10 + 100)
     assert budget.take(10)  # listeners and the like
     flooded, quiet, late = Share(), Share(), Share()
@@ -57,14 +57,44 @@ def test_of_the_last_quarter_nobody_gets_more_than_a_fair_part() -> None:
     assert not budget.take_spare(12)
     while budget.take(2, quiet):
         pass
-    assert quiet.held == 26
-    budget.give(2, quiet)
+    assert quiet.held == 12
     assert not budget.take(2, flooded)
-    assert budget.take(2, late)
+    assert budget.take(6, late)
+    assert not budget.take(2, late)
     for share in (flooded, quiet, late):
         budget.give(share.held, share)
     assert budget.used == 10
     assert budget.take(74, late)
+
+
+@pytest.mark.parametrize("floods", [2, 3, 10, 40])
+def test_flooded_frontends_of_one_tenant_leave_room_for_another_tenant(floods: int) -> None:
+    """Each by itself would have taken its fair part; finding 8."""
+    budget = DescriptorBudget(1000)
+    theirs = Tenant()
+    crowd = [Share(theirs) for _ in range(floods)]
+    for share in crowd:
+        while budget.take(2, share):
+            pass
+    other = Share()
+    while budget.take(2, other):
+        pass
+    assert other.held >= 20
+    assert sum(share.extra for share in (*crowd, other)) == budget._extra <= 250
+    for share in (*crowd, other):
+        budget.give(share.held, share)
+        assert share.extra == 0
+    assert budget.used == budget._extra == theirs.extra == other.tenant.extra == 0
+
+
+@pytest.mark.parametrize("floods", [2, 3, 10])
+def test_flooded_frontends_leave_room_for_another_of_the_same_tenant(floods: int) -> None:
+    budget = DescriptorBudget(1000)
+    theirs = Tenant()
+    for share in [Share(theirs) for _ in range(floods)]:
+        while budget.take(2, share):
+            pass
+    assert budget.take(2, Share(theirs)), "its first client is served"
 
 
 def test_a_frontend_without_clients_gets_one_while_there_is_room_at_all() -> None:

@@ -272,6 +272,34 @@ async def test_a_half_closed_connection_that_is_silent_for_long_is_ended(bench: 
         await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)
 
 
+async def test_a_half_closed_connection_without_an_answer_ends_sooner(bench: Bench) -> None:
+    """Finding 1: the last hop of a loop held descriptors for an hour. An endpoint that has sent a byte has longer."""
+    await bench.plane.send([Tune(half_closed_idle_s=600.0, unanswered_idle_s=0.4, access_log=True)])
+    over = asyncio.Event()
+
+    async def thinks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(1) == b"b":
+            writer.write(b".")
+        await over.wait()
+
+    async with endpoint(thinks) as target:
+        address = await bench.serve(target)
+        silent, begun, whole = [await asyncio.open_connection(*address) for _ in range(3)]
+        begun[1].write(b"b")
+        assert await begun[0].readexactly(1) == b"."
+        for _, writer in (silent, begun):
+            writer.write_eof()
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(silent[0].read(), 10)
+        await asyncio.sleep(0.6)
+        assert [told.reason for told in await bench.plane.ended()] == ["idle"]
+        assert bench.plane.engine.counters()[frontend()].active == 2
+        over.set()
+        for _, writer in (silent, begun, whole):
+            writer.transport.abort()
+        await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)
+
+
 @pytest.mark.parametrize("size", [1, 65_535, 65_536, 200_000])
 async def test_the_last_words_and_the_end_arrive_together_and_whole(bench: Bench, size: int) -> None:
     """An endpoint that says all and ends at once, to a client that reads late."""

@@ -194,7 +194,7 @@ async def test_an_answer_that_takes_its_time_arrives(bench: Bench) -> None:
 
 
 async def test_the_idlest_goes_when_there_is_no_room() -> None:
-    plane = LocalDataPlane(budget=DescriptorBudget(1 + 3), rng=random.Random(1))
+    plane = LocalDataPlane(budget=DescriptorBudget(1 + 4), rng=random.Random(1))
     bench = Bench(plane)
     async with endpoint(echo) as target, contextlib.AsyncExitStack() as stack:
         address = await bench.serve(target, protocol=Protocol.UDP)
@@ -206,6 +206,34 @@ async def test_the_idlest_goes_when_there_is_no_room() -> None:
         assert await ask(clients[0], b"!") == b"!"
         assert (counters(bench).active, counters(bench).evicted) == (2, 4)
     await plane.close()
+
+
+@pytest.mark.parametrize("limit", [1 + 1 + 40, 1000], ids=["by descriptors", "by number"])
+async def test_a_flood_of_clients_evicts_no_session_of_another_frontend(limit: int) -> None:
+    """Finding 8: the frontend with the most sessions gives up its own idlest one."""
+    plane = LocalDataPlane(budget=DescriptorBudget(limit), rng=random.Random(1))
+    bench = Bench(plane)
+    await plane.send([Tune(udp_sessions_max=30)])
+    async with endpoint(echo) as target, contextlib.AsyncExitStack() as stack:
+        flooded = await bench.serve(target, protocol=Protocol.UDP, name="flooded")
+        quiet = await bench.serve(target, protocol=Protocol.UDP, name="quiet")
+        clients = [stack.enter_context(client(quiet)) for _ in range(3)]
+        for sock in clients[:2]:
+            assert await ask(sock, b"?") == b"?"
+        for _ in range(100):
+            assert await ask(stack.enter_context(client(flooded)), b"!") == b"!"
+        # One more comes in although there is no room.
+        for sock in clients:
+            assert await ask(sock, b"?") == b"?"
+        counters = plane.engine.counters()
+        assert (counters[frontend("quiet")].accepted, counters[frontend("quiet")].evicted) == (3, 0)
+        flood = counters[frontend("flooded")]
+        assert flood.accepted == 100
+        assert flood.active + 3 <= 30
+        assert flood.evicted == 100 - flood.active
+    await plane.close()
+    assert plane._context.budget.used == 0
+    assert plane._context.budget._extra == 0
 
 
 async def test_one_chatty_client_starves_nobody(bench: Bench) -> None:

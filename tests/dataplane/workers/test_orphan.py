@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -17,9 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.daemon.takeover.protocol import heard
+from kubeproxy.daemon.takeover.control_socket import ControlSocket
+from kubeproxy.daemon.takeover.protocol import heard, receive_first
 from kubeproxy.dataplane.messages import Binding
 from kubeproxy.model import Target
+from kubeproxy.runtime import net_admin
 from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, says
 
 CONTROL = """if True:
@@ -29,7 +32,7 @@ CONTROL = """if True:
     from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
 
     async def main(count, owner, grace_s, shutdown_grace_s, port, affinity_timeout_s):
-        plane = WorkerDataPlane(count, on_end=print, on_crash=print, run="that run", owner_name=owner)
+        plane = WorkerDataPlane(count, on_end=print, on_crash=print, run="that run", owner_prefix=owner)
         held = plane.reserve(Protocol.TCP, Address("127.0.0.1"), 0)
         name = FrontendName(ServicePortName("default", "web", ""), Family.IPV4)
         await plane.send([
@@ -100,15 +103,28 @@ class Owner:
     came: list[dict[str, object]]
     writers: list[asyncio.StreamWriter]
     readers: list[asyncio.StreamReader]
-    server: asyncio.Server | None = None
+    tasks: list[asyncio.Future[None]]
+    server: ControlSocket | None = None
+    proves: bool = True
+    """Whether it proves that it may send them away."""
 
     async def listen(self) -> None:
-        async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self.came.append(json.loads(await reader.readline()))
-            self.writers.append(writer)
-            self.readers.append(reader)
+        self.server = ControlSocket(self.name)
+        self.server.listen(lambda sock: self.tasks.append(asyncio.ensure_future(self.welcome(sock))))
 
-        self.server = await asyncio.start_unix_server(welcome, "\0" + self.name)
+    async def welcome(self, sock: socket.socket) -> None:
+        message, descriptors = await receive_first(sock)
+        assert message is not None
+        assert len(descriptors) == 1
+        for descriptor in descriptors:
+            if self.proves:
+                net_admin.answer(descriptor)
+            else:
+                os.close(descriptor)
+        reader, writer = await asyncio.open_unix_connection(sock=sock)
+        self.came.append(dict(message))
+        self.writers.append(writer)
+        self.readers.append(reader)
 
     def say(self, line: bytes) -> None:
         for writer in self.writers:
@@ -129,7 +145,7 @@ class Owner:
 
 @pytest.fixture
 async def owner() -> AsyncIterator[Owner]:
-    owner = Owner(f"kubeproxy-test-{uuid.uuid4()}", [], [], [])
+    owner = Owner(f"kubeproxy-test-{uuid.uuid4()}/", [], [], [], [])
     yield owner
     owner.close()
 
@@ -275,6 +291,39 @@ async def test_sigterm_ends_them() -> None:
             os.kill(pid, signal.SIGTERM)
         await eventually(lambda: not left.alive)
         assert await refused(left.address)
+
+
+async def test_an_owner_that_proves_nothing_does_not_send_them_away(owner: Owner) -> None:
+    """Finding 3: a process of the same user without CAP_NET_ADMIN."""
+    owner.proves = False
+    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+        await owner.listen()
+        await eventually(lambda: len(owner.came) == 2)
+        owner.say(b'{"retire": true}\n')
+        await eventually(lambda: len(owner.came) == 4)
+        assert await ask(left.address) == "hello"
+        assert left.alive == left.pids
+        owner.proves = True
+        owner.hang_up()
+        await eventually(lambda: len(owner.writers) == 2)
+        owner.say(b'{"retire": true}\n')
+        await eventually(lambda: not left.alive)
+
+
+async def test_a_false_owner_does_not_keep_them_from_the_true_one(owner: Owner) -> None:
+    """It listens under an older name, and says nothing."""
+    false = ControlSocket(owner.name)
+    false.listen(lambda sock: held.append(sock))
+    held: list[socket.socket] = []
+    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+        await eventually(lambda: len(held) == 2)
+        await owner.listen()
+        await eventually(lambda: len(owner.writers) == 2)
+        owner.say(b'{"retire": true}\n')
+        await eventually(lambda: not left.alive)
+    false.close()
+    for sock in held:
+        sock.close()
 
 
 IMPOSTOR = """if True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -120,3 +121,81 @@ async def test_an_unreachable_server_is_a_read_error(client: Session) -> None:
     assert str(port) in await refusal(client, f"http://127.0.0.1:{port}/")
     assert await refusal(client, "http://")
     assert await refusal(client, "http://127.0.0.1:99999/")
+
+
+# Finding 14 of the security review
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+async def test_finding_14_a_redirect_to_another_server_is_not_followed(
+    server: Server, client: Session, code: int
+) -> None:
+    inner = Server()
+    runner = web.ServerRunner(web.Server(inner.handle))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.2", 0).start()
+    there = f"http://127.0.0.2:{runner.addresses[0][1]}/latest/meta-data/?token=secret"
+    server.answer = web.Response(status=code, headers={"Location": there})
+    told = await refusal(client, server.url)
+    await runner.cleanup()
+    assert inner.asked == []
+    assert "127.0.0.2" in told
+    assert "allowed: the same scheme, host and port" in told
+    assert "secret" not in told
+
+
+@pytest.mark.parametrize(
+    "location", ["https://{host}/x", "//127.0.0.1:1/x", "file:///etc/passwd", "http://127.0.0.1:x/"]
+)
+async def test_finding_14_nor_one_to_another_scheme_or_port(server: Server, client: Session, location: str) -> None:
+    host = server.url.split("/")[2]
+    server.answer = web.Response(status=302, headers={"Location": location.format(host=host)})
+    await refusal(client, server.url)
+    assert len(server.asked) == 1
+
+
+async def test_a_redirect_within_the_server_is_followed(server: Server, client: Session) -> None:
+    server.answer = web.Response(status=302, headers={"Location": "../other.yaml"})
+    found = await fetch(client, server.url, Version())
+    assert found is not None
+    assert [request.path for request in server.asked] == ["/services.yaml", "/other.yaml"]
+
+
+async def test_redirects_without_an_end_have_one(client: Session) -> None:
+    asked = 0
+
+    async def handle(_: web.BaseRequest) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(status=302, headers={"Location": "/services.yaml"})
+
+    runner = web.ServerRunner(web.Server(handle))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    told = await refusal(client, f"http://127.0.0.1:{runner.addresses[0][1]}/services.yaml")
+    await runner.cleanup()
+    assert "more than 5 times" in told
+    assert asked == http.MAX_REDIRECTS + 1
+
+
+async def test_finding_14_netrc_is_not_sent(
+    server: Server, client: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login root password secret\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    await fetch(client, server.url, Version())
+    assert "Authorization" not in server.asked[0].headers
+
+
+async def test_the_environment_s_proxy_is_used(
+    server: Server, client: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.url.rpartition("/")[0])
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    await fetch(client, "http://manifests.example/x.yaml", Version())
+    assert server.asked[0].headers["Host"] == "manifests.example"
+    monkeypatch.setenv("no_proxy", "manifests.example")
+    await refusal(client, "http://manifests.example/x.yaml")

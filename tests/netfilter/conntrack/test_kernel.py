@@ -38,8 +38,8 @@ LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 WILDCARD = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 LED_AWAY = {Family.IPV4: "10.96.99.1", Family.IPV6: "fd96:99::1"}
 KEPT_HERE = {Family.IPV4: "10.96.99.2", Family.IPV6: "fd96:99::2"}
-SOMEBODY = """
-table inet somebody {
+FOREIGN_TABLE = """
+table inet foreign {
   chain prerouting {
     type nat hook prerouting priority -100
     ip daddr 10.96.99.1 udp dport 53 dnat ip to 10.3.0.2:5353
@@ -51,7 +51,7 @@ table inet somebody {
 """
 
 TCP_REPAIR = 19
-"""linux/tcp.h: a socket that is closed in this state says nothing."""
+"""linux/tcp.h: a socket that is closed in this state sends nothing."""
 
 Tracked = tuple[str, ...]
 """A flow as conntrack(8) lists it: protocol; source, destination, ports; the same of its answers."""
@@ -69,7 +69,7 @@ def tracked(host: Host) -> set[Tracked]:
 
 
 class Client:
-    """Somebody who keeps a UDP socket."""
+    """A client that keeps a UDP socket."""
 
     def __init__(self, host: Host, address: str, port: int) -> None:
         self.socket = host.make_socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
@@ -78,7 +78,7 @@ class Client:
         self.port = self.socket.getsockname()[1]
         self.sends_to = (address, str(port))
 
-    def say(self) -> None:
+    def send(self) -> None:
         """One datagram."""
         with contextlib.suppress(ConnectionRefusedError):  # so was an earlier one, and this was not sent
             self.socket.send(b"ping")
@@ -96,7 +96,7 @@ class Client:
             return "silent"
 
     def settles_on(self, answer: str) -> bool:
-        """Whether that is what it hears, once it has heard what was still on its way."""
+        """Whether that is its answer, after those that were still on their way."""
         return any(self.ask() == answer for _ in range(4))
 
     def flow(self, node: Host) -> Tracked:
@@ -124,7 +124,7 @@ class Stage:
         self.node = network.node
         self.netfilter = Adapter(network.node, "nftables")
         self.conntrack = KernelConntrack()
-        self.node.run(["nft", "-f", "-"], input=SOMEBODY)
+        self.node.run(["nft", "-f", "-"], input=FOREIGN_TABLE)
 
     def apply(self, rules: RuleSet) -> RuleSet:
         """Put rules in force."""
@@ -132,10 +132,10 @@ class Stage:
         return rules
 
     def client(self, address: str, port: int = 53, *, host: Host | None = None) -> Client:
-        """Somebody who has spoken, and is tracked."""
+        """A client that has sent a packet and is tracked."""
         client = Client(host or self.network.client, address, port)
         self._stack.callback(client.socket.close)
-        client.say()
+        client.send()
         client.flow(self.node)
         return client
 
@@ -144,7 +144,7 @@ class Stage:
         self._stack.enter_context(serving(self.node, Protocol.UDP, port, family))
 
     def add_bystanders(self, family: Family) -> None:
-        """Flows that are nobody's business: routed, translated by somebody else, to the node, of the node, of TCP."""
+        """Flows that are not ours: routed, translated by another program, to the node, of the node, of TCP."""
         self.client(POD[family])
         self.client(NODE[family], 9)
         self.client(POD[family], host=self.node)
@@ -188,19 +188,19 @@ def rules(redirects: Mapping[tuple[str, int], int], *, tcp: bool = True) -> Rule
     return rule_set(both, landing=tuple(NODE.values()))
 
 
-NOBODY = rules({})
+NO_RULES = rules({})
 
 
 @pytest.mark.parametrize("family", Family)
 async def test_a_client_older_than_the_service(stage: Stage, family: Family) -> None:
-    stage.apply(NOBODY)
+    stage.apply(NO_RULES)
     stage.add_bystanders(family)
     outside, of_the_node = stage.client(VIP[family]), stage.client(VIP[family], host=stage.node)
     unconcerned = stage.client(OTHER_VIP[family])
     now = stage.apply(rules({(VIP[family], 53): 7001}))
     stage.serve(7001, family)
     assert outside.settles_on("silent"), "a black hole, without us"
-    await stage.reconcile(NOBODY, now, stale=[outside, of_the_node])
+    await stage.reconcile(NO_RULES, now, stale=[outside, of_the_node])
     assert outside.settles_on("pong 7001")
     assert of_the_node.settles_on("pong 7001")
     assert unconcerned.leads_to(stage.node) == (OTHER_VIP[family], 53)
@@ -217,7 +217,7 @@ async def test_another_proxy_port(stage: Stage, family: Family) -> None:
     unconcerned = stage.client(OTHER_VIP[family])
     now = stage.apply(rules({(VIP[family], 53): 7003, (OTHER_VIP[family], 53): 7002}))
     stage.serve(7003, family)
-    assert outside.settles_on("refused"), "nobody is on that port any more"
+    assert outside.settles_on("refused"), "nothing listens on that port any more"
     await stage.reconcile(before, now, stale=[outside, of_the_node])
     assert outside.settles_on("pong 7003")
     assert of_the_node.settles_on("pong 7003")
@@ -225,14 +225,14 @@ async def test_another_proxy_port(stage: Stage, family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", Family)
-async def test_the_service_has_gone(stage: Stage, family: Family) -> None:
+async def test_the_service_is_gone(stage: Stage, family: Family) -> None:
     before = stage.apply(rules({(VIP[family], 53): 7001, (OTHER_VIP[family], 53): 7002}))
     stage.add_bystanders(family)
     outside, of_the_node = stage.client(VIP[family]), stage.client(VIP[family], host=stage.node)
     stage.client(OTHER_VIP[family])
     now = stage.apply(rules({(OTHER_VIP[family], 53): 7002}))
     await stage.reconcile(before, now, stale=[outside, of_the_node])
-    outside.say()
+    outside.send()
     assert outside.leads_to(stage.node) == (VIP[family], 53), "routed as if there had never been a Service"
     again = stage.apply(rules({(VIP[family], 53): 7003, (OTHER_VIP[family], 53): 7002}))
     stage.serve(7003, family)
@@ -271,7 +271,7 @@ async def test_what_an_earlier_run_left(stage: Stage, family: Family) -> None:
     now = stage.apply(rules({(VIP[family], 53): 7003, (VIP[family], 54): 7002}))
     await stage.reconcile(None, now, stale=[moved, gone])
     assert same.leads_to(stage.node) == (NODE[family], 7002)
-    moved.say()
+    moved.send()
     assert moved.leads_to(stage.node) == (NODE[family], 7003)
 
 
@@ -289,19 +289,19 @@ async def test_node_ports(stage: Stage, family: Family) -> None:
     not_taken = stage.client(POD_SIDE[family], 30053)
     first = stage.apply(node_port(7001))
     stage.serve(7001, family)
-    everybody = [outside, of_the_node, at_loopback]
-    await stage.reconcile(no_endpoint, first, stale=everybody)
-    assert all(client.settles_on("pong 7001") for client in everybody)
+    all_clients = [outside, of_the_node, at_loopback]
+    await stage.reconcile(no_endpoint, first, stale=all_clients)
+    assert all(client.settles_on("pong 7001") for client in all_clients)
     second = stage.apply(node_port(7002))
     stage.serve(7002, family)
-    await stage.reconcile(None, second, stale=everybody)
-    assert all(client.settles_on("pong 7002") for client in everybody)
-    await stage.reconcile(second, stage.apply(no_endpoint), stale=everybody)
+    await stage.reconcile(None, second, stale=all_clients)
+    assert all(client.settles_on("pong 7002") for client in all_clients)
+    await stage.reconcile(second, stage.apply(no_endpoint), stale=all_clients)
     assert not_taken.leads_to(stage.node) == (POD_SIDE[family], 30053)
 
 
 @pytest.mark.parametrize("family", Family)
-async def test_the_clusters_own_way(stage: Stage, family: Family) -> None:
+async def test_redirects_of_pods(stage: Stage, family: Family) -> None:
     own = {
         destination(VIP[family], Protocol.UDP, 53): 7002,
         destination(NODE_PORTS[family], Protocol.UDP, 30053): 7002,
@@ -323,9 +323,9 @@ async def test_the_clusters_own_way(stage: Stage, family: Family) -> None:
     await stage.reconcile(now, alike, stale=[*clients[1:3], *clients[4:]])
 
 
-async def test_a_flow_in_a_zone_is_left_to_who_made_the_zone(stage: Stage) -> None:
+async def test_a_flow_in_another_zone_is_left_alone(stage: Stage) -> None:
     address = VIP[Family.IPV4]
-    stage.apply(NOBODY)
+    stage.apply(NO_RULES)
     stage.node.run(
         ["nft", "-f", "-"],
         input="table ip zones { chain prerouting { type filter hook prerouting priority -300\n"
@@ -337,7 +337,7 @@ async def test_a_flow_in_a_zone_is_left_to_who_made_the_zone(stage: Stage) -> No
         in_zone.sendto(b"ping", (address, 53))
         ordinary = stage.client(address)
         now = stage.apply(rules({(address, 53): 7001}))
-        await stage.reconcile(NOBODY, now, stale=[ordinary])
+        await stage.reconcile(NO_RULES, now, stale=[ordinary])
         assert any(flow[3] == "4444" for flow in tracked(stage.node))
 
 
@@ -357,7 +357,7 @@ async def test_a_flow_of_another_identity_is_another_flow(stage: Stage, on_node:
 
 async def test_thousands(stage: Stage) -> None:
     """Half of them stale; what it takes is printed."""
-    stage.apply(NOBODY)
+    stage.apply(NO_RULES)
     for family in Family:
         inet = socket.AF_INET6 if family is Family.IPV6 else socket.AF_INET
         for port in range(20_000, 21_250):
@@ -370,9 +370,9 @@ async def test_thousands(stage: Stage) -> None:
     now = stage.apply(rules({(VIP[family], 53): 7001 for family in Family}))
     stale = {flow for flow in flows if flow[2] in VIP.values()}
     started = time.perf_counter()
-    deleted = await stage.conntrack.reconcile(NOBODY, now)
+    deleted = await stage.conntrack.reconcile(NO_RULES, now)
     middle = time.perf_counter()
-    assert await stage.conntrack.reconcile(NOBODY, now) == 0
+    assert await stage.conntrack.reconcile(NO_RULES, now) == 0
     ended = time.perf_counter()
     print(f"{len(flows)} flows: {middle - started:.3f} s to delete {deleted}, {ended - middle:.3f} s to find no more")
     assert deleted == len(stale)
@@ -380,7 +380,7 @@ async def test_thousands(stage: Stage) -> None:
 
 
 def vanish(end: socket.socket) -> None:
-    """Nobody is told that it is gone: as when what tells of it is lost on its way, or not believed."""
+    """No peer learns that it is gone: as when its reset is lost on the way, or not accepted."""
     end.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
     end.close()
 
@@ -422,20 +422,20 @@ async def test_tcp_flows_that_an_earlier_process_has_left(
             stage._stack.callback(end.close)
         now = stage.apply(http(7002, family))
         with stage.node.listen((WILDCARD[family], 7002)):
-            newcomer = come()
+            another = come()
             left = flows_of(lost, of_the_node)
             assert len(left) == 2
             port = lost.getsockname()[1]
             for end in (lost, of_the_node):
                 vanish(accepted[end.getsockname()[1]])
                 vanish(end)
-            kept = flows_of(alive, waiting, newcomer)
+            kept = flows_of(alive, waiting, another)
             assert len(kept) == 3
             before = tracked(stage.node)
             assert await stage.conntrack.reconcile(http(7001, family), now) == 0, "while we run they are left alone"
             with monkeypatch.context() as without_sock_diag:
                 without_sock_diag.setattr(kernel, "tcp_connections", missing)
-                assert await stage.conntrack.reconcile(None, now) == 0, "nobody knows whose they are"
+                assert await stage.conntrack.reconcile(None, now) == 0, "their owner is unknown"
             assert await stage.conntrack.reconcile(None, now) == 2
             assert tracked(stage.node) == before - left
             come(port=port)
@@ -445,7 +445,7 @@ async def test_tcp_flows_that_an_earlier_process_has_left(
 
 
 @pytest.mark.parametrize("family", Family)
-async def test_tcp_clients_who_asked_before_the_service_was_there(stage: Stage, family: Family) -> None:
+async def test_unanswered_tcp_clients_from_before_the_service_existed(stage: Stage, family: Family) -> None:
     def ask(address: str, *, host: Host = stage.network.client) -> socket.socket:
         sock = host.make_socket(socket.AF_INET6 if family is Family.IPV6 else socket.AF_INET)
         stage._stack.callback(sock.close)
@@ -483,7 +483,7 @@ async def test_tcp_clients_who_asked_before_the_service_was_there(stage: Stage, 
 async def test_a_connection_to_what_becomes_a_service_goes_on(
     stage: Stage, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the kernel is too old to tell of unanswered flows only."""
+    """Also where the kernel is too old to filter unanswered flows."""
     nothing = stage.apply(rules({}, tcp=False))
     with stage.network.pods[0].listen((WILDCARD[family], 8080)) as pod:
         client = stage.network.client.connect((POD[family], 8080))
@@ -514,8 +514,8 @@ async def test_a_kernel_without_ctnetlink(stage: Stage, monkeypatch: pytest.Monk
         await stage.conntrack.reconcile(None, rules({(VIP[Family.IPV4], 53): 7001}))
 
 
-async def test_what_cannot_be_deleted_is_told_after_the_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.apply(NOBODY)
+async def test_failed_deletions_are_reported_after_the_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.apply(NO_RULES)
     spoilt, other = stage.client(VIP[Family.IPV4]), stage.client(VIP[Family.IPV4])
 
     def spoil(flow: Flow, sequence: int) -> bytes:
@@ -525,18 +525,17 @@ async def test_what_cannot_be_deleted_is_told_after_the_others(stage: Stage, mon
     delete_request = messages.delete_request
     monkeypatch.setattr(messages, "delete_request", spoil)
     with pytest.raises(KernelError, match="cannot delete 1 stale UDP flows"):
-        await stage.conntrack.reconcile(NOBODY, stage.apply(rules({(VIP[Family.IPV4], 53): 7001})))
+        await stage.conntrack.reconcile(NO_RULES, stage.apply(rules({(VIP[Family.IPV4], 53): 7001})))
     assert {flow[3] for flow in tracked(stage.node) if flow[2] == VIP[Family.IPV4]} == {str(spoilt.port)}
     assert other.port != spoilt.port
 
 
-def test_without_privilege_the_error_says_so_and_nothing_is_asked_in_vain(network: Network) -> None:
+def test_without_privilege_the_error_names_it_and_nothing_is_asked_needlessly(network: Network) -> None:
     program = """
 import asyncio
 import contextlib
 from kubeproxy.model.errors import KernelError
 from kubeproxy.model import Destination, Protocol
-from kubeproxy.netfilter.conntrack import kernel as conntrack_kernel, conntrack_wire
 from kubeproxy.netfilter.conntrack.reconcile import Flow
 from kubeproxy.netfilter.conntrack.kernel import KernelConntrack
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -552,7 +551,7 @@ except KernelError as error:
     print(error)
 """
     powerless = ["setpriv", "--inh-caps=-all", "--bounding-set=-net_admin,-net_raw"]
-    said = network.node.run([*powerless, sys.executable, "-c", program]).stdout.splitlines()
-    assert said[:2] == ["0", "0"]
-    assert said[2].startswith("cannot look for stale UDP flows by ctnetlink: ")
-    assert "CAP_NET_ADMIN" in said[2]
+    output = network.node.run([*powerless, sys.executable, "-c", program]).stdout.splitlines()
+    assert output[:2] == ["0", "0"]
+    assert output[2].startswith("cannot look for stale UDP flows by ctnetlink: ")
+    assert "CAP_NET_ADMIN" in output[2]

@@ -15,6 +15,7 @@ from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
 from kubeproxy.netfilter.conntrack.reconcile import Flow, NoConntrack, Transition
+from kubeproxy.netfilter.netlink.messages import NLMSG_ERROR, Message, parse
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.support.doubles.conntrack import FakeConntrack
 
@@ -96,7 +97,7 @@ RANGED = rules({udp(VIP): 7001}, allowed_sources={udp(VIP): frozenset({"10.2.0.0
         ("the Service has gone", flow(VIP, NODE, 7001), SERVED, NOTHING, True),
         ("… others not", flow(VIP, NODE, 7001), SERVED, rules({udp(OTHER_VIP): 7001}), True),
         ("… earlier, and its port serves another", flow(VIP, NODE, 7001), None, rules({udp(POD): 7001}), True),
-        ("… earlier, and nobody knows", flow(VIP, NODE, 6001), None, rules({udp(POD): 7001}), False),
+        ("… of an earlier run, unknown", flow(VIP, NODE, 6001), None, rules({udp(POD): 7001}), False),
         ("… and the flow was never ours", flow(VIP, VIP, 53), SERVED, NOTHING, False),
         ("… only that for TCP", flow(VIP, NODE, 7001), rules({udp(VIP): 7001, tcp(VIP): 7001}), SERVED, False),
         ("refused now", flow(VIP, NODE, 7001), SERVED, replace(SERVED, refused=ports(7001)), True),
@@ -128,7 +129,7 @@ RANGED = rules({udp(VIP): 7001}, allowed_sources={udp(VIP): frozenset({"10.2.0.0
             NODE_PORT,
             True,
         ),
-        ("… whose Service has gone", flow(NODE, NODE, 7001, port=30053), NODE_PORT, NOTHING, True),
+        ("… whose Service is gone", flow(NODE, NODE, 7001, port=30053), NODE_PORT, NOTHING, True),
         ("the node's own clients: theirs", flow(VIP, LOOPBACK, 7002, source=NODE), None, OWN, False),
         ("… the others'", flow(VIP, LOOPBACK, 7001, source=NODE), None, OWN, True),
         ("… from all of 127/8", flow(VIP, LOOPBACK, 7002, source=Address("127.8.8.8")), None, OWN, False),
@@ -140,7 +141,7 @@ RANGED = rules({udp(VIP): 7001}, allowed_sources={udp(VIP): frozenset({"10.2.0.0
         ("a client that may", flow(VIP, NODE, 7001), None, RANGED, False),
         ("a client that may not any more", flow(VIP, NODE, 7001, source=ELSEWHERE), SERVED, RANGED, True),
         (
-            "a client when nobody may",
+            "a client when none is admitted",
             flow(VIP, NODE, 7001),
             None,
             replace(RANGED, allowed_sources={udp(VIP): frozenset()}),
@@ -155,7 +156,13 @@ RANGED = rules({udp(VIP): 7001}, allowed_sources={udp(VIP): frozenset({"10.2.0.0
         ),
         ("to another host, since before we came", flow(VIP, POD, 5353), NOTHING, SERVED, True),
         ("… at start", flow(VIP, POD, 5353), None, SERVED, True),
-        ("… though it was ours: who comes first", flow(VIP, POD, 5353), SERVED, rules({udp(VIP): 7002}), False),
+        (
+            "… though it was redirected before: the other translation comes first",
+            flow(VIP, POD, 5353),
+            SERVED,
+            rules({udp(VIP): 7002}),
+            False,
+        ),
         ("to another host, and not ours", flow(ELSEWHERE, POD, 5353), None, SERVED, False),
         ("to another host's port of ours", flow(ELSEWHERE, POD, 7001), None, SERVED, False),
         ("to the node, but not to a port of ours", flow(ELSEWHERE, NODE, 5353), SERVED, NOTHING, False),
@@ -163,7 +170,13 @@ RANGED = rules({udp(VIP): 7001}, allowed_sources={udp(VIP): frozenset({"10.2.0.0
         ("… of another host", flow(ELSEWHERE, ELSEWHERE, 7001, port=7001), NOTHING, SERVED, False),
         ("from a proxy port: answers", flow(CLIENT, CLIENT, 40000, port=40000, source=NODE), NOTHING, SERVED, False),
         ("another port of the same address", flow(VIP, VIP, 54, port=54), NOTHING, SERVED, False),
-        ("a proxy port's namesake, led on by somebody", flow(NODE, NODE, 5353, port=7001), None, SERVED, False),
+        (
+            "the number of a proxy port, translated by another program",
+            flow(NODE, NODE, 5353, port=7001),
+            None,
+            SERVED,
+            False,
+        ),
     ],
 )
 def test_stale(why: str, it: Flow, before: RuleSet | None, now: RuleSet, expected: bool) -> None:
@@ -196,9 +209,9 @@ def test_the_kernel_is_not_asked_when_nothing_can_be_stale(before: RuleSet | Non
     ("why", "it", "before", "now", "expected"),
     [
         ("asked before the Service was there", flow(VIP, VIP, 53), NOTHING, rules({tcp(VIP): 7001}), True),
-        ("… and nobody knows what was before", flow(VIP, VIP, 53), None, rules({tcp(VIP): 7001}), True),
+        ("… and the rules before are unknown", flow(VIP, VIP, 53), None, rules({tcp(VIP): 7001}), True),
         ("led to us", flow(VIP, NODE, 7001), NOTHING, rules({tcp(VIP): 7001}), False),
-        ("led elsewhere by somebody", flow(VIP, POD, 8080), NOTHING, rules({tcp(VIP): 7001}), False),
+        ("translated by another program", flow(VIP, POD, 8080), NOTHING, rules({tcp(VIP): 7001}), False),
         ("the Service is not new", flow(VIP, VIP, 53), rules({tcp(VIP): 7001}), rules({tcp(VIP): 7002}), False),
         ("a Service of UDP", flow(VIP, VIP, 53), NOTHING, rules({udp(VIP): 7001}), False),
         ("another port", flow(VIP, VIP, 54, port=54), NOTHING, rules({tcp(VIP): 7001}), False),
@@ -218,9 +231,9 @@ def test_the_kernel_is_not_asked_when_nothing_can_be_stale(before: RuleSet | Non
         ),
     ],
 )
-def test_passed_by(why: str, it: Flow, before: RuleSet | None, now: RuleSet, expected: bool) -> None:
+def test_untranslated_flows(why: str, it: Flow, before: RuleSet | None, now: RuleSet, expected: bool) -> None:
     transition = Transition(before, now)
-    assert transition.passed_by([it], local=LOCAL) == [it] * expected, why
+    assert transition.untranslated([it], local=LOCAL) == [it] * expected, why
     if expected:
         assert transition.new_tcp_families == {Family.IPV4}, "it has to be looked for"
 
@@ -311,7 +324,7 @@ def ways(kernel: RuleSet, it: Flow) -> set[tuple[Address, int]]:
     """Where the kernel would lead it, were it new; nowhere at all if it is refused or dropped."""
     found = redirected_by(kernel, it.source, it.address, it.port)
     if found is None:
-        direct = it.address in LOCAL and ProxyPort(Protocol.UDP, it.port) in kernel.guarded - kernel.undisguised
+        direct = it.address in LOCAL and ProxyPort(Protocol.UDP, it.port) in kernel.guarded - kernel.unguarded
         return set() if direct else {(it.address, it.port)}
     destination, port = found
     if ProxyPort(Protocol.UDP, port) in kernel.refused | kernel.dropped:
@@ -375,7 +388,7 @@ def test_what_is_not_looked_for_is_not_there(tracked: list[Flow], before: RuleSe
         assert transition.stale([it for it in tracked if it not in gone], local=LOCAL) == []
 
 
-# The wire.
+# Messages.
 
 RECORD4 = bytes.fromhex(
     "34000180" "14000180" "08000100" "0a090001" "08000200" "0a090909"
@@ -393,15 +406,15 @@ RECORD6 = bytes.fromhex(
 )  # fmt: skip
 
 
-def told(record: bytes, kind: int = 0x100) -> wire.Message:
-    return wire.Message(kind, 1, bytes(4) + record)
+def answer(record: bytes, kind: int = 0x100) -> Message:
+    return Message(kind, 1, bytes(4) + record)
 
 
 def test_a_record_is_read() -> None:
-    assert wire.parse_flow(told(RECORD4)) == Flow(
+    assert wire.parse_flow(answer(RECORD4)) == Flow(
         Address("10.9.0.1"), 0xC027, Address("10.9.9.9"), 53, LOOPBACK, 5353, RECORD4
     )
-    found = wire.parse_flow(told(RECORD6))
+    found = wire.parse_flow(answer(RECORD6))
     assert found is not None
     assert found[:6] == ("fd09::1", 0xDACC, "::102:304", 53, "::1", 5353), "as our addresses are written"
 
@@ -409,22 +422,22 @@ def test_a_record_is_read() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        told(RECORD4, kind=0x101),
-        told(RECORD4.replace(bytes.fromhex("11000000"), bytes.fromhex("06000000"))),
-        told(RECORD4[:60]),
-        told(b""),
-        wire.Message(0x100, 1, b""),
+        answer(RECORD4, kind=0x101),
+        answer(RECORD4.replace(bytes.fromhex("11000000"), bytes.fromhex("06000000"))),
+        answer(RECORD4[:60]),
+        answer(b""),
+        Message(0x100, 1, b""),
     ],
 )
-def test_what_is_no_udp_flow_is_passed_over(message: wire.Message) -> None:
+def test_an_answer_without_a_udp_flow_is_ignored(message: Message) -> None:
     assert wire.parse_flow(message) is None
 
 
 def test_a_deletion_names_the_tuple_and_the_identity() -> None:
     for record in (RECORD4, RECORD6):
-        flow = wire.parse_flow(told(record))
+        flow = wire.parse_flow(answer(record))
         assert flow is not None
-        (message,) = wire.messages(wire.delete_request(flow, 7))
+        (message,) = parse(wire.delete_request(flow, 7))
         original = record[: 52 if record is RECORD4 else 76]
         assert message.kind == 0x102
         assert message.sequence == 7
@@ -433,9 +446,9 @@ def test_a_deletion_names_the_tuple_and_the_identity() -> None:
 
 def test_messages_are_taken_apart() -> None:
     request = wire.dump_request(Family.IPV4, 5)
-    assert [message.sequence for message in wire.messages(request + wire.dump_request(Family.IPV6, 6))] == [5, 6]
-    assert list(wire.messages(bytes(16))) == [], "a length of nothing ends it"
-    assert wire.Message(wire.NLMSG_ERROR, 1, (-2).to_bytes(4, "little", signed=True)).error == 2
+    assert [message.sequence for message in parse(request + wire.dump_request(Family.IPV6, 6))] == [5, 6]
+    assert list(parse(bytes(16))) == [], "a length of nothing ends it"
+    assert Message(NLMSG_ERROR, 1, (-2).to_bytes(4, "little", signed=True)).error == 2
 
 
 # The fake.

@@ -1,4 +1,4 @@
-"""Rules that outlive their proxy lead nobody to a socket that is not ours."""
+"""Rules that outlive their proxy lead no client to a socket of another program."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.dataplane.sockets.client_address import IP_TRANSPARENT, IPV6_TRANSPARENT
-from kubeproxy.model import Family, Protocol
-from kubeproxy.netfilter.routing import rules as routing_rules
+from kubeproxy.model import MARK, Family, Protocol
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.netfilter.routing.test_client_address import BOTH, expect_client_seen, listening, service, strict
 from tests.netfilter.stage import (
@@ -55,7 +54,7 @@ def rules(port: int = 7001) -> RuleSet:
 
 @contextlib.contextmanager
 def transparent() -> Iterator[None]:
-    """Whoever serves in here does so by sockets with IP_TRANSPARENT."""
+    """Within this, servers have sockets with IP_TRANSPARENT."""
     bind = socket.socket.bind
 
     def bind_marked(self: socket.socket, address: object) -> None:
@@ -83,7 +82,7 @@ def test_a_listener_of_ours_is_reached_and_no_other(
     def met(patience_s: float) -> set[str]:
         return attempts(((host, way[0], protocol, way[1]) for host in hosts for way in ways), patience_s=patience_s)
 
-    assert met(0.3) == {SILENT}, "nobody listens: whoever comes next will answer"
+    assert met(0.3) == {SILENT}, "nothing listens: the next proxy will answer"
     with serving(network.node, protocol, 7001, family):
         assert met(0.3) == {SILENT}, "not for them"
         assert attempt(network.client, NODE[family], protocol, 7001, patience_s=0.3) == SILENT
@@ -96,10 +95,10 @@ def test_a_listener_of_ours_is_reached_and_no_other(
         assert attempt(network.client, VIP[family], protocol, 80) == ANSWERED
 
 
-def test_who_is_not_redirected_by_us_is_not_looked_at(network: Network, adapter: Adapter) -> None:
+def test_packets_without_our_redirect_are_not_checked(network: Network, adapter: Adapter) -> None:
     before = settled(dump(network.node))
     adapter.apply(rules(), verify=True)
-    # Somebody else's redirect to a port of theirs, and their own listener.
+    # Another program's redirect to a port of its own, and its listener.
     network.node.run(["nft", "-f", "-"], input=FOREIGN)
     with serving(network.node, Protocol.TCP, 8080, Family.IPV4):
         assert attempt(network.client, "10.96.9.9", Protocol.TCP, 80) == ANSWERED
@@ -154,15 +153,17 @@ COUNTERS = f"""
 table inet counted {{
   chain input {{
     type filter hook input priority 10;
-    iifname "pod0" meta l4proto {{ tcp, udp }} meta mark & {routing_rules.MARK:#x} != 0 counter
-    iifname != "pod0" meta l4proto {{ tcp, udp }} meta mark & {routing_rules.MARK:#x} != 0 counter
+    iifname "pod0" meta l4proto {{ tcp, udp }} meta mark & {MARK:#x} != 0 counter
+    iifname != "pod0" meta l4proto {{ tcp, udp }} meta mark & {MARK:#x} != 0 counter
   }}
 }}
 """
 
 
 @pytest.mark.parametrize("family", Family)
-def test_an_undisguised_clients_packets_keep_their_way(network: Network, adapter: Adapter, family: Family) -> None:
+def test_packets_of_clients_without_preserved_address_keep_their_route(
+    network: Network, adapter: Adapter, family: Family
+) -> None:
     """The one case in which a client's packets are, where marks are given, already addressed as our accepted socket is:
     the service has its proxy port's number, on an address of this node."""
     network.node.run(["nft", "-f", "-"], input=COUNTERS)
@@ -207,7 +208,7 @@ def test_whether_it_can_be_done(network: Network, adapter: Adapter, environment:
 
 
 @pytest.mark.parametrize("netfilter", ["nftables", "iptables"])
-def test_a_daemon_that_was_killed_leads_nobody_to_who_takes_its_port(
+def test_rules_of_a_killed_daemon_lead_no_client_to_a_new_owner_of_its_port(
     network: Network, tmp_path: Path, netfilter: str
 ) -> None:
     vip = VIP[Family.IPV4]

@@ -87,7 +87,7 @@ def test_what_is_right_is_not_written(kernel: Path, monkeypatch: pytest.MonkeyPa
     assert apply(KUBE_PROXY, cores=8, directory=kernel) == []
 
 
-def test_every_failure_is_told_and_the_rest_is_done(kernel: Path) -> None:
+def test_every_failure_is_reported_and_the_rest_is_done(kernel: Path) -> None:
     (kernel / "nf_conntrack_max").unlink()
     (kernel / "nf_conntrack_tcp_timeout_established").write_text("long\n")
     (kernel / "nf_conntrack_buckets").unlink()

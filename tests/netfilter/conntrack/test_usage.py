@@ -1,4 +1,4 @@
-"""How full connection tracking is, and when that is worth a word."""
+"""How full connection tracking is, and when there is a warning."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def test_a_kernel_that_tracks_nothing(tmp_path: Path) -> None:
         (None, room(5000, limit=0), None),
     ],
 )
-def test_when_it_is_worth_a_word(before: ConntrackRoom | None, now: ConntrackRoom, complaint: str | None) -> None:
-    said = now.complaint(before)
-    assert (said is None) if complaint is None else (said is not None and complaint in said)
+def test_complaints(before: ConntrackRoom | None, now: ConntrackRoom, complaint: str | None) -> None:
+    text = now.complaint(before)
+    assert (text is None) if complaint is None else (text is not None and complaint in text)
 
 
 @pytest.mark.netns
-def test_this_kernel_tells() -> None:
+def test_this_kernel_reports_its_usage() -> None:
     with Host("node") as host:
         rule = "add table ip t; add chain ip t o { type filter hook output priority 0; }; add rule ip t o ct state new"
         host.run(["nft", rule])
         program = "from kubeproxy.netfilter.conntrack.usage import look; print(look())"
         process = host.popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-        said = process.communicate(timeout=20)[0]
-        assert said.startswith("ConntrackRoom(entries=0, limit=")
-        assert said.endswith("dropped=0)\n")
+        output = process.communicate(timeout=20)[0]
+        assert output.startswith("ConntrackRoom(entries=0, limit=")
+        assert output.endswith("dropped=0)\n")

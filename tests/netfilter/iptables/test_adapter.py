@@ -1,4 +1,4 @@
-"""What only the iptables adapter has to care for: the lock, kube-proxy's own rules, others who do not lock."""
+"""The iptables adapter alone: the lock, kube-proxy's own rules, and programs that do not take the lock."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ COMMIT
 """
 
 
-def hold(lock_file: Path) -> subprocess.Popen[str]:
-    """Another program that has the lock until it is told to go."""
+def contains(lock_file: Path) -> subprocess.Popen[str]:
+    """Another program that has the lock until its input ends."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(lock_file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -57,13 +57,15 @@ def hold(lock_file: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.netns
-def test_waits_for_the_lock_and_says_who_has_it(network: Network, environment: dict[str, str], lock_file: Path) -> None:
+def test_waits_for_the_lock_and_names_its_holder(
+    network: Network, environment: dict[str, str], lock_file: Path
+) -> None:
     adapter = Adapter(network.node, "iptables", env=environment)
-    with hold(lock_file) as holder:
+    with contains(lock_file) as holder:
         with pytest.raises(KernelRefusal, match=rf"\(process {holder.pid}\) has held {lock_file}.* for 3 s"):
             adapter.apply(RULES, verify=True)
         assert "KUBE" not in dump(network.node)
-        assert not adapter.cleanup(), "where there is nothing of ours, nobody needs to wait"
+        assert not adapter.cleanup(), "without rules of ours there is nothing to wait for"
         adapter.apply_later(RULES)
         holder.communicate("\n")
     assert adapter.receive() is True
@@ -116,7 +118,7 @@ def test_ipv6_tables_are_not_loaded_for_ipv4_services(network: Network, environm
 
 
 @pytest.mark.netns
-def test_somebody_changes_the_tables_all_the_while_without_the_lock(
+def test_another_program_changes_the_tables_without_the_lock(
     network: Network, environment: dict[str, str], tmp_path: Path
 ) -> None:
     adapter = Adapter(network.node, "iptables", env=environment)
@@ -147,7 +149,7 @@ def test_our_jumps_come_before_a_firewalls_rules(network: Network, environment: 
     ]
     assert adapter.apply(RuleSet())
     assert [rule.split()[-1] for rule in listed(network, environment)] == ["KUBE-PROXY-PORTS", "DROP"]
-    # What somebody puts before them stays there.
+    # A rule that another program puts before them stays there.
     network.node.run(["iptables-legacy", "-I", "INPUT", "-i", "lo", "-j", "ACCEPT"], env=environment)
     adapter.apply(rule_set({WEB: 7001}), verify=True)
     assert [rule.split()[-1] for rule in listed(network, environment)] == ["ACCEPT", "KUBE-PROXY-PORTS", "DROP"]
@@ -183,7 +185,7 @@ def listed(network: Network, environment: dict[str, str]) -> list[str]:
 @pytest.mark.netns
 def test_guards_come_first_and_go_last(network: Network, environment: dict[str, str]) -> None:
     adapter = Adapter(network.node, "iptables", env=environment)
-    # A chain of ours that somebody else's chain leads to cannot be removed, so the nat table refuses its commit.
+    # A chain of ours with a jump from another program's chain cannot be removed, so the nat table refuses its commit.
     blocked = "*nat\n:MINE - [0:0]\n:KUBE-NODEPORT-HOST - [0:0]\n-A MINE -j KUBE-NODEPORT-HOST\nCOMMIT\n"
     network.node.run(["iptables-legacy-restore"], input=blocked, env=environment)
     with pytest.raises(KernelRefusal, match=r"IPv4 table nat: can.t delete chain KUBE-NODEPORT-HOST: "):

@@ -75,7 +75,7 @@ def test_dropping_wins_over_refusing_and_both_are_guarded() -> None:
 
 
 def follow(have: Chains, wanted: Chains, table: str) -> Chains:
-    """Do what a difference says, as libiptc would."""
+    """Apply a difference as libiptc would."""
     todo = difference(have, wanted, table=table)
     chains = {name: set(rules) for name, rules in have.items() if name in OWN[table]}
     built_in = {name: list(rules) for name, rules in have.items() if name not in OWN[table]}
@@ -143,7 +143,7 @@ def test_node_ports_cost_a_rule_for_each_port_and_one_for_each_address() -> None
     assert not any("NODEPORT" in name for name in chains_of(replace(rules, redirects={}), Family.IPV4)[NAT])
 
 
-def test_the_clusters_own_way_comes_before_everybodys_and_node_ports_last() -> None:
+def test_redirects_of_pods_come_first_and_node_ports_last() -> None:
     node = node_port(Family.IPV4, Protocol.TCP, 30080)
     rules = rule_set(
         {WEB: 7001, node: 7001},
@@ -161,8 +161,8 @@ def test_a_proxy_port_that_is_the_services_own_is_not_guarded_but_refuses() -> N
     port = ProxyPort(Protocol.TCP, 7001)
     same = destination("10.2.0.1", Protocol.TCP, 7001)
     rules = rule_set({same: 7001, WEB: 7002}, node_addresses=("10.2.0.1",))
-    assert rules.undisguised == {port}
-    assert rule_set({destination("10.9.9.9", Protocol.TCP, 7001): 7001}).undisguised == frozenset()
+    assert rules.unguarded == {port}
+    assert rule_set({destination("10.9.9.9", Protocol.TCP, 7001): 7001}).unguarded == frozenset()
     drop = {
         number: iptables_entry.rule(
             Family.IPV4,
@@ -179,23 +179,23 @@ def test_a_proxy_port_that_is_the_services_own_is_not_guarded_but_refuses() -> N
 
 @given(sequence=st.lists(rule_sets, min_size=2, max_size=4))
 def test_what_is_made_from_the_last_is_as_if_made_anew(sequence: list[RuleSet]) -> None:
-    workshop = RuleFactory()
+    rule_factory = RuleFactory()
     for rules in sequence:
         for family in Family:
-            assert chains_of(rules, family, workshop) == chains_of(rules, family)
+            assert chains_of(rules, family, rule_factory) == chains_of(rules, family)
 
 
 def test_only_what_is_different_is_made() -> None:
-    workshop, made = RuleFactory(), list[object]()
+    rule_factory, made = RuleFactory(), list[object]()
 
     def rules(key: str, value: int) -> list[bytes]:
         made.append(key)
         return [f"{key}{value}".encode()]
 
-    first = workshop.make(Family.IPV4, "c", {"a": 1, "b": 2}, rules, to=None)
+    first = rule_factory.make(Family.IPV4, "c", {"a": 1, "b": 2}, rules, to=None)
     made.clear()
-    assert workshop.make(Family.IPV4, "c", {"a": 1, "b": 2}, rules, to=None) is first
+    assert rule_factory.make(Family.IPV4, "c", {"a": 1, "b": 2}, rules, to=None) is first
     assert made == []
-    assert workshop.make(Family.IPV4, "c", {"a": 1, "b": 3}, rules, to=None) == {b"a1", b"b3"}
+    assert rule_factory.make(Family.IPV4, "c", {"a": 1, "b": 3}, rules, to=None) == {b"a1", b"b3"}
     assert set(made) == {"b"}
-    assert workshop.make(Family.IPV4, "c", {"a": 1}, rules, to="elsewhere") == {b"a1"}
+    assert rule_factory.make(Family.IPV4, "c", {"a": 1}, rules, to="elsewhere") == {b"a1"}

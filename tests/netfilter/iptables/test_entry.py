@@ -153,7 +153,7 @@ def test_an_entry_is_turned_to_another_target_and_to_packets_from_anywhere(famil
         family, iptables_entry.redirect(family, 1), port, protocol=TCP, destination=Address(vip), source=source
     )
     after = iptables_entry.rule(family, iptables_entry.jump("DROP"), port, protocol=TCP, destination=Address(vip))
-    assert iptables_entry.turned(family, before, iptables_entry.jump("DROP")) == after
+    assert iptables_entry.with_target(family, before, iptables_entry.jump("DROP")) == after
     assert [iptables_entry.target_of(family, entry) for entry in (before, after)] == ["REDIRECT", "DROP"]
 
 

@@ -47,7 +47,7 @@ async def test_no_nft() -> None:
     ("text", "message"),
     [
         ("echo '<html>'", "printed what this version does not understand"),
-        ("exit 3", "exit status 3, without a word"),
+        ("exit 3", "exit status 3, no message"),
         ("echo Segmentation fault >&2; exit 139", "Segmentation fault"),
         ("echo 'Error: Operation not permitted' >&2; exit 1", "it needs CAP_NET_ADMIN"),
         ("exec sleep 60", "did not end within 0.2 s; it was killed"),

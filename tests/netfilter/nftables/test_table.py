@@ -79,13 +79,15 @@ def test_another_landing_address_replaces_the_rules_of_one_chain() -> None:
     assert "flush chain inet kubeproxy output" not in step
 
 
-def test_landing_concerns_other_hosts_only_and_bind_everybody() -> None:
+def test_landing_applies_to_other_hosts_and_bind_to_all() -> None:
     landing = rules_of(rule_set({}, landing=("10.2.0.1", "fd00::1")))
     assert {rule.text.split(" } ")[1].split(" : ")[0] for rule in landing["prerouting"] if "drop" not in rule.text} == {
         "dnat ip to 10.2.0.1",
         "dnat ip6 to fd00::1",
     }
-    assert all("redirect to :" in rule.text or "drop" in rule.text for rule in landing["output"])
+    assert all(
+        any(verdict in rule.text for verdict in ("redirect to :", "drop", "return")) for rule in landing["output"]
+    )
     bound = rules_of(rule_set({}, landing=("10.2.0.1",), bind=("10.9.9.9",)))
     for chain in ("prerouting", "output"):
         assert sum("dnat ip to 10.9.9.9 " in rule.text for rule in bound[chain]) == 4
@@ -138,7 +140,7 @@ rule_sets = st.builds(
 
 
 class NaiveKernel:
-    """Does what nft's commands say, and complains as the kernel does."""
+    """Carries out nft's commands, and refuses those that the kernel refuses."""
 
     def __init__(self) -> None:
         self.sets: dict[str, dict[str, str]] = {}
@@ -157,7 +159,7 @@ class NaiveKernel:
                     name, _, body = words[4].partition(" { ")
                     for element in body.removesuffix(" }").split(", "):
                         element, _, timeout = element.partition(" timeout ")
-                        assert bool(timeout) == name.startswith("gap")
+                        assert bool(timeout) == name.startswith("paused")
                         key, _, value = element.partition(" : ")
                         if verb == "add":
                             assert self.sets[name].get(key, value) == value, "EEXIST"
@@ -178,12 +180,12 @@ def test_differences_lead_from_any_rule_set_to_any_other(first: RuleSet, second:
 
 
 @given(before=rule_sets, after=rule_sets, sound=st.booleans())
-def test_a_gap_holds_every_destination_and_nothing_else_until_the_next_rules(
+def test_a_pause_holds_every_destination_and_nothing_else_until_the_next_rules(
     before: RuleSet, after: RuleSet, sound: bool
 ) -> None:
     kernel, direct = NaiveKernel(), NaiveKernel()
     kernel.obey("".join(difference(None, before)))
-    steps = table.gap(replace(have(before), sound=sound), for_s=1.5)
+    steps = table.pause(replace(have(before), sound=sound), for_s=1.5)
     destinations = {*before.redirects, *before.own_redirects}
     assert bool(steps) == bool(destinations)
     if not steps:
@@ -191,11 +193,11 @@ def test_a_gap_holds_every_destination_and_nothing_else_until_the_next_rules(
     assert "".join(steps).count("timeout 1500ms") == len(destinations)
     kernel.obey("".join(steps))
     filled = {name for name, elements in kernel.sets.items() if elements}
-    assert all(name.startswith(("gap", "node_addresses")) for name in filled)
-    assert sum(len(kernel.sets[name]) for name in filled if name.startswith("gap")) == len(destinations)
+    assert all(name.startswith(("paused", "node_addresses")) for name in filled)
+    assert sum(len(kernel.sets[name]) for name in filled if name.startswith("paused")) == len(destinations)
     kept = {name: elements for name, elements in have(before).sets.items() if name.startswith("node_addresses")}
-    waiting = replace(have(RuleSet()), chains={}, sets={**have(RuleSet()).sets, **kept}, gap=True)
-    assert table.gap(waiting, for_s=1.5) == []
+    waiting = replace(have(RuleSet()), chains={}, sets={**have(RuleSet()).sets, **kept}, paused=True)
+    assert table.pause(waiting, for_s=1.5) == []
     kernel.obey("".join(difference(waiting, after)))
     direct.obey("".join(difference(None, after)))
     assert kernel.sets == direct.sets
@@ -235,7 +237,7 @@ def listing(rules: RuleSet) -> list[dict[str, Any]]:
             ]
             kind = {"name": f"{prefix.replace('redirects', 'node_ports')}{number}", "type": PORT, "map": "inet_service"}
             items.append({"map": of | kind | ({"elem": elements} if elements else {})})
-    for name in ("guarded", "undisguised", "refused", "dropped"):
+    for name in ("guarded", "unguarded", "refused", "dropped"):
         elem = [{"concat": [port.protocol.lower(), port.port]} for port in getattr(rules, name)]
         items.append({"set": of | {"name": name, "type": PORT, "elem": elem}})
     for number, address in ((4, "ipv4_addr"), (6, "ipv6_addr")):
@@ -258,7 +260,7 @@ def listing(rules: RuleSet) -> list[dict[str, Any]]:
             if (":" in key.address) is (number == 6)
         ]
         items.append({"set": of | {"name": f"restricted{number}", "type": [address, *PORT], "elem": restricted}})
-        for name, kinds in ((f"gap{number}", [address, *PORT]), (f"gap_ports{number}", PORT)):
+        for name, kinds in ((f"paused{number}", [address, *PORT]), (f"paused_ports{number}", PORT)):
             items.append({"set": of | {"name": name, "type": kinds, "flags": ["timeout"]}})
     for name, hook, kind_, prio in (
         ("divert", "prerouting", "filter", -150),
@@ -322,7 +324,7 @@ def test_a_table_of_another_make_is_made_anew(fault: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "doubled", "foreign", "out of order"])
-def test_rules_that_somebody_changed_are_put_right(how: str) -> None:
+def test_rules_changed_by_another_program_are_restored(how: str) -> None:
     items = listing(FULL)
     guards = [item for item in items if item.get("rule", {}).get("chain") == "guard"]
     match how:
@@ -357,14 +359,14 @@ def test_stale_elements_go() -> None:
     assert "add" not in text
 
 
-def test_a_gap_is_recognized_and_so_are_the_redirects_of_a_table_of_another_make() -> None:
+def test_a_pause_is_recognized_and_so_are_the_redirects_of_another_version() -> None:
     items = listing(FULL)
-    gap = next(item["set"] for item in items if item.get("set", {}).get("name") == "gap4")
-    gap["elem"] = [{"elem": {"val": {"concat": ["10.96.0.1", "tcp", 80]}, "timeout": 30, "expires": 7}}]
-    assert parse(encode(items)) == replace(Table.of(FULL), gap=True)
+    paused = next(item["set"] for item in items if item.get("set", {}).get("name") == "paused4")
+    paused["elem"] = [{"elem": {"val": {"concat": ["10.96.0.1", "tcp", 80]}, "timeout": 30, "expires": 7}}]
+    assert parse(encode(items)) == replace(Table.of(FULL), paused=True)
     (flush,) = difference(parse(encode(items)), FULL)
-    assert "flush set inet kubeproxy gap4\n" in flush
-    items = [item for item in items if not item.get("set", {}).get("name", "").startswith(("gap", "guarded"))]
+    assert "flush set inet kubeproxy paused4\n" in flush
+    items = [item for item in items if not item.get("set", {}).get("name", "").startswith(("paused", "guarded"))]
     found = parse(encode(items))
     assert not found.sound
     assert (found.redirects, found.own_redirects) == (FULL.redirects, FULL.own_redirects)
@@ -373,7 +375,7 @@ def test_a_gap_is_recognized_and_so_are_the_redirects_of_a_table_of_another_make
 
 def test_sockets_are_guarded_last_and_only_where_asked_for() -> None:
     guard = [rule.text for rule in rules_of(replace(FULL, guard_sockets=True))["guard"]]
-    assert guard[-2:] == ["socket transparent 1 return", "meta l4proto . th dport != @undisguised drop"]
+    assert guard[-2:] == ["socket transparent 1 return", "meta l4proto . th dport != @unguarded drop"]
     assert guard[:-2] == [rule.text for rule in rules_of(FULL)["guard"]]
 
 

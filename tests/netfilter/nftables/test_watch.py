@@ -1,4 +1,4 @@
-"""Who else changes our table: noticed at once, and not confused with what we do ourselves."""
+"""Foreign changes of our table are noticed at once, and told apart from our own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_only_changes_of_our_table_count(watch: tuple[Host, TableWatch]) -> None
         assert not it.look()
 
 
-def test_our_own_are_not_somebody_elses(watch: tuple[Host, TableWatch]) -> None:
+def test_our_own_changes_are_not_foreign(watch: tuple[Host, TableWatch]) -> None:
     host, it = watch
     it.begin()
     nft(host, OURS)
@@ -69,7 +69,7 @@ def test_our_own_are_not_somebody_elses(watch: tuple[Host, TableWatch]) -> None:
     it.begin()
     nft(host, "add element inet kubeproxy s { 83 }")
     it.end(committed=False)
-    assert it.look(), "ours failed, or nobody knows"
+    assert it.look(), "ours failed, or its result is unknown"
     it.begin()
     it.end(committed=True)
     assert not it.look(), "it changed nothing"
@@ -77,7 +77,7 @@ def test_our_own_are_not_somebody_elses(watch: tuple[Host, TableWatch]) -> None:
     assert it.look()
 
 
-def test_what_there_was_no_room_for_may_have_been_anybodys(watch: tuple[Host, TableWatch]) -> None:
+def test_lost_notifications_count_as_foreign_changes(watch: tuple[Host, TableWatch]) -> None:
     host, it = watch
     nft(host, OURS)
     assert it.look()

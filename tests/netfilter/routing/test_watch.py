@@ -1,4 +1,4 @@
-"""Who else removes our routing rules: noticed at once, and told from what is none of our business."""
+"""Removals of our routing rules are noticed at once; other changes are not reported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_so_is_all_of_them_going_at_once(watch: tuple[Host, RuleWatch]) -> None:
     assert not it.look()
 
 
-def test_rules_and_routes_of_others_do_not_matter(watch: tuple[Host, RuleWatch]) -> None:
+def test_rules_and_routes_of_other_programs_do_not_matter(watch: tuple[Host, RuleWatch]) -> None:
     host, it = watch
     for commands in (
         ["rule add priority 200 fwmark 0x1 lookup 100", "rule del priority 200"],

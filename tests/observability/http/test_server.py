@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -12,6 +13,8 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from kubeproxy.model.errors import KernelError
+from kubeproxy.observability.http.access import Access
+from kubeproxy.observability.http.admission import Admission
 from kubeproxy.observability.http.server import HttpServer
 
 DEADLINE_S = 30.0
@@ -183,6 +186,70 @@ async def test_garbage_is_refused_and_not_logged(start: Start, caplog: pytest.Lo
         writer.close()
     assert (await get(server.port)).endswith(b"hello")
     assert not caplog.records
+
+
+async def test_no_answer_tells_versions_or_lets_a_browser_guess_or_frame_it(start: Start) -> None:
+    server = await start()
+    for path, status in (("/", b"200"), ("/nowhere", b"404"), ("/broken", b"500"), ("/hungry", b"503")):
+        head, _, _ = (await get(server.port, path)).partition(b"\r\n\r\n")
+        assert head.split(b" ")[1] == status
+        lines = head.split(b"\r\n")
+        assert b"Server: kubeproxy" in lines
+        for line in (b"X-Content-Type-Options: nosniff", b"X-Frame-Options: DENY", b"Cache-Control: no-store"):
+            assert line in lines, (path, line)
+        assert any(b"frame-ancestors 'none'" in line for line in lines)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"garbage\r\n\r\n")
+    assert b"\r\nServer: kubeproxy\r\n" in await ended(reader)
+    writer.close()
+
+
+async def test_a_page_is_answered_as_access_has_it(start: Start) -> None:
+    server = await start(access=Access(names=frozenset({"x"})))
+    assert (await get(server.port)).endswith(b"hello")
+    for head in (b"Host: evil.example", b"Host: x\r\nHost: evil.example", b"Host: evil.example\r\nHost: x"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET / HTTP/1.1\r\n%b\r\n\r\n" % head)
+        answer = await ended(reader)
+        assert answer.split(b" ")[1] in (b"400", b"421")
+        assert b"hello" not in answer
+        writer.close()
+
+
+async def test_an_address_that_connects_too_often_is_refused_and_told_of_once(start: Start) -> None:
+    refused: list[None] = []
+    server = await start(admission=Admission(local_rate=5), on_refused=lambda: refused.append(None))
+    with capture_logs() as logs:
+        answered = 0
+        for _ in range(40):
+            try:
+                answered += (await get(server.port)).endswith(b"hello")
+            except OSError:
+                continue
+    assert 10 <= answered < 40
+    assert len(refused) == 40 - answered
+    (line,) = logs
+    assert line["event"] == "connections refused: too many per second"
+    assert line["client"] == "127.0.0.1"
+    await asyncio.sleep(0.3)
+    assert (await get(server.port)).endswith(b"hello")
+
+
+async def test_want_of_descriptors_is_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = await start()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with capture_logs() as logs, closing(socket.socket()) as client:
+        client.setblocking(False)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
+        try:
+            await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", server.port))
+            await until(lambda: bool(logs))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await asyncio.get_running_loop().sock_sendall(client, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await asyncio.get_running_loop().sock_recv(client, 12)) == b"HTTP/1.1 200"
+    assert [line["event"] for line in logs] == ["cannot accept connections"]
+    assert logs[0]["reason"] == "Too many open files"
 
 
 async def test_a_fault_of_ours_is_answered_with_500_and_logged(start: Start, caplog: pytest.LogCaptureFixture) -> None:

@@ -78,7 +78,17 @@ def test_the_proxier(collector: StateCollector, state: State) -> None:
 
 def test_watches(collector: StateCollector, state: State) -> None:
     watches = [
-        Watch(behind_s=1.5, last_event=1.8e9, lists=2, watches=3, events=4, failures={"expired": 5}, faulty=6),
+        Watch(
+            behind_s=1.5,
+            last_event=1.8e9,
+            lists=2,
+            watches=3,
+            events=4,
+            failures={"expired": 5},
+            faulty=6,
+            left_out=7,
+            kept_bytes=800,
+        ),
         Watch(resource="endpointslices"),
     ]
     collector.read(Picture(state, watches=watches))
@@ -97,6 +107,10 @@ def test_watches(collector: StateCollector, state: State) -> None:
         "kubeproxy_watch_failures_total resource=services cause=expired": 5,
         "kubeproxy_watch_faulty_objects resource=services": 6,
         "kubeproxy_watch_faulty_objects resource=endpointslices": 0,
+        "kubeproxy_watch_left_out_objects resource=services": 7,
+        "kubeproxy_watch_left_out_objects resource=endpointslices": 0,
+        "kubeproxy_watch_kept_bytes resource=services": 800,
+        "kubeproxy_watch_kept_bytes resource=endpointslices": 0,
     }
 
 
@@ -141,6 +155,8 @@ def test_the_other_rooms_values_fit(collector: StateCollector) -> None:
         failures={"tls": 2},
         last_error="",
         faulty=0,
+        left_out=3,
+        kept_bytes=1000,
         behind_s=7.0,
     )
     manifests = ManifestState(problems=(FileTrouble("a.yaml", 1, "spec", "odd"),))
@@ -148,6 +164,8 @@ def test_the_other_rooms_values_fit(collector: StateCollector) -> None:
     found = values(collector)
     assert found["kubeproxy_frontends state=waiting"] == 1
     assert found["kubeproxy_watch_failures_total resource=services cause=tls"] == 2
+    assert found["kubeproxy_watch_left_out_objects resource=services"] == 3
+    assert found["kubeproxy_watch_kept_bytes resource=services"] == 1000
     assert found["kubeproxy_manifests_faults"] == 1
 
 

@@ -12,7 +12,7 @@ from kubeproxy.dataplane.interface import EjectedEndpoint
 from kubeproxy.model import Address, Target
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.monitor.loop import BEAT_S, MOST_AT_ONCE, Monitor
+from kubeproxy.observability.monitor.loop import BEAT_S, FULL_S, MOST_AT_ONCE, Monitor
 from tests.observability.conftest import WEB_IPV4, Serving, worker_status
 
 
@@ -104,6 +104,39 @@ async def test_clients_that_wait_for_memory_are_told_of_once_a_minute() -> None:
     assert patient.degraded() == ()
     assert len(logs) == 1
     assert patient.metrics.registry.get_sample_value("kubeproxy_memory_shortages_total") == 6
+
+
+async def test_load_balancers_are_told_when_no_client_can_be_served_for_minutes() -> None:
+    """Finding 1: /healthz stayed green. While one process has room, clients are served."""
+    patient = Patient()
+
+    async def look(*descriptors: int) -> bool:
+        patient.serving.workers = [worker_status(i, descriptors=used) for i, used in enumerate(descriptors)]
+        await patient.monitor.look_once()
+        return patient.health.at(patient.now).healthy
+
+    assert await look(999, 1000)
+    patient.now += FULL_S - 1
+    assert await look(1000, 1000)
+    patient.now += 1
+    assert not await look(1000, 1000)
+    state = patient.health.at(patient.now)
+    assert state.exhausted is not None
+    assert "descriptors" in state.exhausted
+    assert state.live, "a restart would cut those that are served"
+    assert await look(1000, 900)
+    patient.now += FULL_S
+    assert await look(1000, 1000)
+
+
+async def test_loops_are_logged_once_a_minute() -> None:
+    patient = Patient()
+    with capture_logs() as logs:
+        for looped in (0, 2, 7):
+            patient.serving.workers = [worker_status(looped=looped)]
+            await patient.monitor.look_once()
+            patient.now += 5.0
+    assert [(entry["event"], entry["times"]) for entry in logs] == [("connections come through too many proxies", 2)]
 
 
 async def test_want_of_ports_is_told_of_once_a_minute() -> None:

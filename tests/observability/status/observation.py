@@ -166,3 +166,5 @@ class Watch:
     events: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
     faulty: int = 0
+    left_out: int = 0
+    kept_bytes: int = 0

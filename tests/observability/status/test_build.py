@@ -197,11 +197,11 @@ def test_a_healthy_daemon_with_an_ill_endpoint_is_healthy() -> None:
 
 
 def test_sources_tell_their_lag() -> None:
-    watches = (Watch(), Watch("endpointslices", behind_s=12.0, failures={"connection": 3}, faulty=2))
+    watches = (Watch(left_out=9), Watch("endpointslices", behind_s=12.0, failures={"connection": 3}, faulty=2))
     proxier = snapshot((), sources={"kubernetes": True, "manifests": False})
     told = [(it.name, words.source(it), it.remarks) for it in whole(shop(proxier=proxier, watches=watches)).sources]
     assert told == [
-        ("kubernetes services", "follows", ()),
+        ("kubernetes services", "follows, 9 left out", ("9 objects are left out: too many to keep",)),
         ("kubernetes endpointslices", "behind by 12s, 2 faulty", ("connection: failed 3 times",)),
         ("manifests", "has not told yet what it has", ()),
     ]
@@ -268,7 +268,7 @@ shop/web: ejected (an endpoint does not answer)
 
   http TCP IPv4: proxy port 40001
     takes       node port 30080, 10.96.0.1:80
-    counters    3 open, 100 accepted, 7 retries; 1 failed (1 refused, 0 silent, 0 nobody there, 0 unable)
+    counters    3 open, 100 accepted, 7 retries; 1 failed (1 refused, 0 silent, 0 nobody there, 0 unable, 0 looped)
     ejected     10.3.1.2:8080 on node-2: refuses (3 times in a row); tried again in 4.0s
     terminating 10.3.2.2:8080: terminates, and serves while nobody is ready
     ready       10.3.0.2:8080 on node-1

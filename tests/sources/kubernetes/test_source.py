@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 
 from kubeproxy.kubernetes.informer.reflector import Phase, ReflectorState
 from kubeproxy.model import ServiceName, SliceName
-from kubeproxy.sources.kubernetes.resources import Services
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from tests.kubernetes.harness import QUICK, Remembering, connected, until, watching
 from tests.support.apiserver import V1_20, V1_36, ApiServer, Break, Cluster, Fault, Version
@@ -243,9 +242,8 @@ async def test_recorded_pages_are_joined() -> None:
 
 
 @pytest.mark.parametrize("kind", ["endless", "cut"])
-async def test_a_failed_list_withdraws_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Services, "max_bytes", 1_000_000)
-    async with ApiServer(cluster()) as server, running(server) as (source, sink):
+async def test_a_failed_list_withdraws_nothing(kind: str) -> None:
+    async with ApiServer(cluster()) as server, running(server, pace=replace(QUICK, list_s=0.5)) as (source, sink):
         server.inject(Fault(kind=kind, path="/api/v1/services", watch=False, times=3))
         server.cluster.expire()
         server.cluster.put("services", service(9))

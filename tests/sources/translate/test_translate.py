@@ -596,3 +596,22 @@ def test_endpoints_of_both_families_and_in_both_lists() -> None:
     ]
     assert all("/" in found.name.name for found in slices)
     assert [fault.path for fault in faults] == ["subsets[0].notReadyAddresses[2].ip"]
+
+
+@pytest.mark.parametrize(
+    ("text", "created", "faulty"),
+    [
+        ("2026-11-20T23:30:00Z", 1795217400, False),
+        ("2026-11-21T00:30:00.5+01:00", 1795217400, False),
+        (None, 0, False),
+        ("", 0, False),
+        ("1969-01-01T00:00:00Z", 0, False),
+        ("yesterday", 0, True),
+        ("2026-11-20T23:30:00", 0, True),
+    ],
+)
+def test_the_age_of_a_service(text: str | None, created: int, faulty: bool) -> None:
+    found, faults = service_with(creationTimestamp=text)
+    assert found is not None
+    assert found.created == created
+    assert [fault.path for fault in faults] == (["metadata.creationTimestamp"] if faulty else [])

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from kubeproxy.model import Address, Destination
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.interface import GAP_S
+from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.packet_trace import Fate, Trace, trace
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 
 class FakeNetfilter:
@@ -29,7 +29,7 @@ class FakeNetfilter:
         """What `why_not_transparent` says."""
         self.not_guarding_sockets: str | None = None
         """What `why_not_guarding_sockets` says."""
-        self.gap: frozenset[Destination] = frozenset()
+        self.paused: frozenset[Destination] = frozenset()
         """Where clients are kept waiting."""
         self._on_foreign_change: Callable[[], None] = lambda: None
         self.closed = False
@@ -53,7 +53,7 @@ class FakeNetfilter:
         for_this_host: bool = False,
     ) -> Trace:
         """What meets a client that sends to `destination` now; see `kubeproxy.netfilter.packet_trace.trace`."""
-        if destination in self.gap:
+        if destination in self.paused:
             return Trace(Fate.DROPPED)
         return trace(
             self.kernel, destination, source=source, from_this_host=from_this_host, for_this_host=for_this_host
@@ -64,9 +64,9 @@ class FakeNetfilter:
         self._maybe_fail()
         have = self.kernel if verify or self.believed is None else self.believed
         self.believed = wanted
-        if have == wanted and not self.gap:
+        if have == wanted and not self.paused:
             return False
-        self.kernel, self.gap = wanted, frozenset()
+        self.kernel, self.paused = wanted, frozenset()
         self.history.append(wanted)
         return True
 
@@ -78,12 +78,19 @@ class FakeNetfilter:
         """See `Netfilter.why_not_guarding_sockets`."""
         return self.not_guarding_sockets
 
-    async def pause(self, for_s: float = GAP_S) -> bool:
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        self._maybe_fail()
+        wanted = {*ours.redirects.items(), *ours.own_redirects.items()}
+        have = {*self.kernel.redirects.items(), *self.kernel.own_redirects.items()}
+        return Reach(len(have & wanted), len(have - wanted))
+
+    async def pause(self, for_s: float = PAUSE_S) -> bool:
         """See `Netfilter.pause`. Time does not pass here: it lasts until the next apply."""
         self._maybe_fail()
         destinations = frozenset((*self.kernel.redirects, *self.kernel.own_redirects))
         if destinations:
-            self.kernel, self.believed, self.gap = RuleSet(), None, destinations
+            self.kernel, self.believed, self.paused = RuleSet(), None, destinations
         return bool(destinations)
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
@@ -93,8 +100,8 @@ class FakeNetfilter:
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""
         self._maybe_fail()
-        had, self.kernel, self.believed = self.kernel != RuleSet() or bool(self.gap), RuleSet(), None
-        self.gap = frozenset()
+        had, self.kernel, self.believed = self.kernel != RuleSet() or bool(self.paused), RuleSet(), None
+        self.paused = frozenset()
         return had
 
     async def close(self) -> None:

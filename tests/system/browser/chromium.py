@@ -49,9 +49,9 @@ class Seen:
 
 
 class Chromium:
-    """A browser with one page. A context manager."""
+    """A browser with one page, and further flags. A context manager."""
 
-    def __init__(self, host: Host, *, width: int = 1280, height: int = 900) -> None:
+    def __init__(self, host: Host, *more: str, width: int = 1280, height: int = 900) -> None:
         program = chromium()
         assert program is not None
         self.seen = Seen()
@@ -65,7 +65,7 @@ class Chromium:
         )
         self._log = Path(self._profile, "log").open("wb")  # noqa: SIM115 - closed by close()
         self._process = host.popen(
-            [sys.executable, "-c", _EXEC, str(theirs_in), str(theirs_out), program, *flags.split()],
+            [sys.executable, "-c", _EXEC, str(theirs_in), str(theirs_out), program, *more, *flags.split()],
             pass_fds=(theirs_in, theirs_out),
             # What it is killed over it does not clear away: that goes with its profile.
             env={**os.environ, "TMPDIR": self._profile},

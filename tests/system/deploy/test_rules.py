@@ -53,7 +53,7 @@ REFUSED = {
 CASES = {
     "KubeproxyDown": Case({'up{job="other"}': "1x60"}, {f"up{{{NODE}}}": "0x5 1x60"}),
     "KubeproxyInstanceDown": Case({f"up{{{NODE}}}": "1x5 0x60"}, {f"up{{{NODE}}}": "1x10 0x2 1x60"}, minutes=15),
-    "KubeproxyDataPlaneTroubled": Case(
+    "KubeproxyDataPlaneDegraded": Case(
         {f"kubeproxy_data_plane_degraded{{{NODE}}}": "0x5 1x60"}, {f"kubeproxy_data_plane_degraded{{{NODE}}}": "0x60"}
     ),
     "KubeproxyWorkerRestarts": Case(
@@ -78,7 +78,7 @@ CASES = {
     ),
     "KubeproxyNetfilterFailures": failures("kubeproxy_netfilter_apply_failures_total", f'{NODE},adapter="nftables"'),
     "KubeproxyConntrackFailures": failures("kubeproxy_conntrack_failures_total"),
-    "KubeproxyServicesTroubled": Case(
+    "KubeproxyServicesDegraded": Case(
         {f"kubeproxy_services_degraded{{{NODE}}}": "0x5 2x60"},
         {f"kubeproxy_services_degraded{{{NODE}}}": "2x5 0 2x60"},
         minutes=21,
@@ -103,7 +103,7 @@ CASES = {
             f'kubeproxy_connections_failed_total{{{SERVICE},reason="no_endpoint"}}': "0+300x60",
         },
     ),
-    "KubeproxyEndpointsAside": Case(
+    "KubeproxyEndpointsEjected": Case(
         {f"kubeproxy_endpoints_ejected{{{SERVICE}}}": "1x60"},
         {f"kubeproxy_endpoints_ejected{{{SERVICE}}}": "1x14 0 1x60"},
         minutes=20,
@@ -112,15 +112,15 @@ CASES = {
         {f"kubeproxy_descriptors_used{{{WORKER}}}": "810x60", f"kubeproxy_descriptors_limit{{{WORKER}}}": "1000x60"},
         {f"kubeproxy_descriptors_used{{{WORKER}}}": "790x60", f"kubeproxy_descriptors_limit{{{WORKER}}}": "1000x60"},
     ),
-    "KubeproxyClientsHeldBack": Case(
+    "KubeproxyAcceptPaused": Case(
         {f"kubeproxy_accept_paused_total{{{NODE}}}": "7x25 9x60"},
         {f"kubeproxy_accept_paused_total{{{NODE}}}": "7x60"},
     ),
-    "KubeproxyMemoryShort": Case(
+    "KubeproxyMemoryShortage": Case(
         {f"kubeproxy_memory_shortages_total{{{NODE}}}": "7x25 9x60"},
         {f"kubeproxy_memory_shortages_total{{{NODE}}}": "7x60"},
     ),
-    "KubeproxyPortsUsedUp": Case(
+    "KubeproxyEphemeralPortsExhausted": Case(
         {f"kubeproxy_ephemeral_ports_exhausted_total{{{NODE}}}": "7x25 9x60"},
         {f"kubeproxy_ephemeral_ports_exhausted_total{{{NODE}}}": "7x60"},
     ),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 
+from kubeproxy.daemon.takeover.control_socket import PREFIX
 from kubeproxy.daemon.takeover.instances import InstanceMarker
-from kubeproxy.daemon.takeover.takeover import OWNER
+from kubeproxy.runtime import net_admin
 from tests.support.lab import Host
 from tests.system.e2e import kernel
 
@@ -47,21 +49,36 @@ class Incumbent:
                 client, _ = listening.accept()
             except OSError:
                 return
-            with client, client.makefile("rwb") as talk:
-                for line in talk:
-                    word = json.loads(line)["do"]
-                    new = kernel.listening(self.host) - before
-                    self.sights.append(Observation(word, len(new), len(kernel.ours(self.host))))
-                    if word == "hello" and self.words.count("hello") <= self.busy:
-                        answer: dict[str, object] = {"busy": True}
-                    elif word == "hello":
-                        answer = {"pid": 1, "version": "0"}
-                    else:
-                        answer = {"done": word}
-                    talk.write(json.dumps(answer).encode() + b"\n")
-                    talk.flush()
-                    if "busy" in answer or word == "take":
-                        break
+            with client:
+                hello, descriptors, _, _ = socket.recv_fds(client, 4096, 1)
+                for descriptor in descriptors:
+                    net_admin.answer(descriptor)
+                if self.words.count("hello") >= self.busy:
+                    challenge = net_admin.Challenge()
+                    socket.send_fds(client, [b'{"prove": true}\n'], [challenge.fileno()])
+                    client.recv(4096)
+                    proven = challenge.answered
+                    challenge.close()
+                    if not proven:
+                        continue
+                self._talk(client, hello, before)
+
+    def _talk(self, client: socket.socket, hello: bytes, before: Set[kernel.Listening]) -> None:
+        with client.makefile("rwb") as talk:
+            for line in chain([hello], talk):
+                word = json.loads(line)["do"]
+                new = kernel.listening(self.host) - before
+                self.sights.append(Observation(word, len(new), len(kernel.ours(self.host))))
+                if word == "hello" and self.words.count("hello") <= self.busy:
+                    answer: dict[str, object] = {"busy": True}
+                elif word == "hello":
+                    answer = {"pid": 1, "version": "0"}
+                else:
+                    answer = {"done": word}
+                talk.write(json.dumps(answer).encode() + b"\n")
+                talk.flush()
+                if "busy" in answer or word == "take":
+                    break
 
 
 @contextmanager
@@ -71,7 +88,7 @@ def incumbent(host: Host, *, busy: int) -> Iterator[Incumbent]:
         listening = socket.socket(socket.AF_UNIX)
         instance_marker = InstanceMarker()
     played = Incumbent(host, busy)
-    listening.bind(f"\0{OWNER}")
+    listening.bind(f"\0{PREFIX}{0:016x}-played")
     listening.listen()
     thread = threading.Thread(target=played.serve, args=(listening,))
     thread.start()

@@ -29,8 +29,8 @@ HELD_S = 1.5
 SWALLOWED_S = 11.0
 BACK_S = 8.0
 """Five seconds, and what a busy machine takes."""
-GROWTH_KB = 160 << 10
-"""Two lists of 64 MiB, the longest bodies taken, and what becomes of the good ones meanwhile."""
+GROWTH_KB = 96 << 10
+"""Pieces of lists, what an endless list means until its end is reached, and what becomes of the good ones meanwhile."""
 
 Step = Callable[[Stage, ApiHost], None]
 

@@ -170,7 +170,7 @@ def test_an_external_address_of_the_node_where_a_process_listens(served: Stage, 
         theirs.settimeout(5)
         served.write(FIRST.name, *FIRST.objects(2, externalIPs=[NODE[V4]]))
         await_all(served, FIRST, 2, cells=[cell for cell in CELLS if cell.kind != "external IP"])
-        await_warning(daemon, FIRST.name, f"{NODE[V4]}:80", "another process")
+        await_warning(daemon, FIRST.name, f"{NODE[V4]}:80", "was seen to have that port")
         with served.client.connect((NODE[V4], 80)):
             accepted, peer = theirs.accept()
             accepted.close()

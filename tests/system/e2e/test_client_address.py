@@ -100,7 +100,7 @@ def test_routing_rules_that_somebody_removes_are_back_at_once(mirrors: Stage, ad
     for damage in ("rule del pref 108", "-6 rule del pref 107"):
         mirrors.node.ip(damage)
         until(lambda: sorted(routing(mirrors.node).splitlines()) == whole, f"repaired after {damage}")
-    assert "somebody else has changed our packet filter or routing rules" in daemon.log()
+    assert "rules changed by another process" in daemon.log()
     mirrors.node.ip("rule add pref 300 fwmark 0x1 lookup 9")
     mirrors.node.ip("rule del pref 300")
     assert daemon.log().count("somebody else") == 2, "rules of others are none of our business"

@@ -303,7 +303,7 @@ def test_ports_come_from_the_range_and_those_of_others_are_stepped_over(stage: S
         stage.write_service([1], name="fourth", vip="10.96.0.40")
         stage.await_answers(1, address=("10.96.0.40", 80))
         assert kernel.redirects(stage.node)["10.96.0.40", 80] == 20003
-        until(lambda: "service has no problem any more service=default/third" in daemon.log(), "it is said")
+        until(lambda: "service problem resolved service=default/third" in daemon.log(), "it is said")
 
 
 @each_adapter

@@ -13,6 +13,7 @@ from tests.support.lab import Host
 from tests.support.lab.daemon import HEALTHZ, METRICS
 from tests.system.e2e import kernel
 from tests.system.e2e.stage import until
+from tests.system.soak import hostile
 from tests.system.soak.schedule import PLACES, Place
 from tests.system.soak.world import PATIENCE_S, WORKERS, World, alive
 
@@ -74,7 +75,8 @@ def look(world: World, faults: list[str]) -> Measure:
     mine = {daemon.process.pid, *world.workers(daemon)}
     demand(lambda: processes(node) == mine, f"on the node only {sorted(mine)} run")
     demand(lambda: names(node) == ["owner", "run"], "one owner, one run")
-    demand(lambda: set(kernel.redirects(node)) == {(it.address, it.port) for it in PLACES}, "the redirects are right")
+    places = {(it.address, it.port) for it in PLACES} | hostile.PLACES
+    demand(lambda: set(kernel.redirects(node)) == places, "the redirects are right")
     wanted = set(kernel.redirects(node).values()) | {HEALTHZ[1], METRICS[1]}
     demand(lambda: {it.port for it in kernel.listening(node)} <= wanted, "nothing else listens")
     demand(lambda: established(node) == 0, "no connection is left")

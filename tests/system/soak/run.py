@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE
 
-from tests.system.soak import audit
+from tests.system.soak import audit, hostile
 from tests.system.soak.audit import Measure
 from tests.system.soak.chronicle import Chronicle
 from tests.system.soak.clients import Outcome, outcome
@@ -26,7 +26,7 @@ EXPECTED = re.compile(
     "|".join(
         (
             "a worker has ended; its connections are lost",  # we killed it
-            "cannot be brought up to date",  # rules were removed in the middle of a change
+            "update failed, retrying",  # rules were removed in the middle of a change
         )
     )
 )
@@ -104,7 +104,10 @@ def soak(*, seed: int, seconds: float, netfilter: str = "nftables", logs: Path |
         for act in acts(seed, seconds):
             report.chronicle.note(f"act: {act.name}")
             try:
-                with _clients(world, seed, Path(directory), report.outcomes):
+                with (
+                    hostile.knocking(world.network.client, f"{seed} hostile"),
+                    _clients(world, seed, Path(directory), report.outcomes),
+                ):
                     world.play(act)
                     world.heal()
                 with report.chronicle.during(report.chronicle.quiet, "quiet"):

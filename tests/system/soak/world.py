@@ -23,7 +23,7 @@ from tests.support.lab.node import CLIENT_V4
 from tests.system.e2e import kernel
 from tests.system.e2e.api import ApiHost
 from tests.system.e2e.stage import QUICK, TARGET, Object, until
-from tests.system.soak import backend
+from tests.system.soak import backend, hostile
 from tests.system.soak.chronicle import Chronicle, Kill, Retired, Span
 from tests.system.soak.schedule import BY_NAME, PLACES, PODS, Act, Event, Place
 
@@ -91,6 +91,8 @@ class World:
             self._tracks["pods"].submit(self._start_backend, pod).result()
         for place in PLACES:
             self._put(place.name, place.pods)
+        for loop in hostile.LOOPS:
+            self.api.put(*hostile.objects_of(loop))
         self._watching.start()
         self._start()
 

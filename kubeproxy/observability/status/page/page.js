@@ -148,8 +148,9 @@ function sourceLine(source, now) {
   const more = source.faults > REMARKS ? "; …" : "";
   const told = `${count(source.faults)} faulty: ${source.remarks.slice(0, REMARKS).join("; ")}${more}`;
   const faults = source.faults ? make("small", { class: "bad" }, told) : "";
-  return make("li", {}, make("i", { class: `dot ${!well ? "ill" : source.faults ? "empty" : "ok"}` }), make("b", {}, source.name),
-    make("span", { class: well ? "push" : "push bad" }, state), make("small", {}, last), faults);
+  const missing = source.left_out ? make("small", { class: "bad" }, `${count(source.left_out)} left out`) : "";
+  return make("li", {}, make("i", { class: `dot ${!well ? "ill" : source.faults || source.left_out ? "empty" : "ok"}` }), make("b", {}, source.name),
+    make("span", { class: well ? "push" : "push bad" }, state), make("small", {}, last), faults, missing);
 }
 
 function workerRow(worker) {
@@ -290,7 +291,7 @@ function listener(frontend) {
     lines.push(`no endpoints ${frontend.when_empty === "refuse" ? "at all: clients are refused" : "on this node: clients are dropped"}`);
   }
   lines.push(`${count(c.accepted)} accepted, ${count(c.dial_retries)} retries; failed: ${count(c.refused)} refused, ` +
-    `${count(c.silent)} silent, ${count(c.nobody)} nobody there, ${count(c.unable)} unable`);
+    `${count(c.silent)} silent, ${count(c.nobody)} nobody there, ${count(c.unable)} unable, ${count(c.looped)} looped`);
   return make("div", { class: "listener" },
     make("h3", {}, `${frontend.port ? `${frontend.port} ` : ""}${frontend.protocol} IPv${frontend.family}${scope}`, make("small", {}, port)),
     ...lines.map((line) => make("p", {}, line)),

@@ -1,0 +1,127 @@
+"""The abstract Unix socket of one control process, and those of the others in this network namespace.
+
+Each control process binds a name of its own, ``kubeproxy/control/KEY``, from its start until another process has taken
+over. KEY is the time since boot and a random number, so no other user can take the name beforehand, and the names
+order processes by age. A name exists for as long as its control process lives: workers do not inherit it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Final
+from uuid import uuid4
+
+from kubeproxy.runtime.threads import in_thread
+from kubeproxy.runtime.unix_names import listening, uid_of
+
+PREFIX: Final = "kubeproxy/control/"
+BACKLOG: Final = 1024
+BATCH: Final = 64
+PAUSE_S: Final = 0.01
+"""At most so many connections are accepted at once, and after so many there is a pause: 6,400 connections a second,
+some percent of a core, however fast they come."""
+PATIENCE_S: Final = 30.0
+"""How long a connect waits for room in a full queue."""
+_ATTEMPT_US: Final = 250_000
+_TIMEVAL: Final = struct.Struct("@ll")
+
+
+class ControlSocket:
+    """This process's name."""
+
+    def __init__(self, prefix: str = PREFIX) -> None:
+        self._prefix = prefix
+        self.name = ""
+        """Empty until `listen`."""
+        self._sock: socket.socket | None = None
+        self._on_peer: Callable[[socket.socket], None] = socket.socket.close
+        self._pause: asyncio.TimerHandle | None = None
+
+    def listen(self, on_peer: Callable[[socket.socket], None]) -> None:
+        """Take a name, and pass each connection of a process of our user on; other users' are closed at once."""
+        self.name = f"{self._prefix}{time.clock_gettime_ns(time.CLOCK_BOOTTIME):016x}-{uuid4().hex}"
+        self._on_peer = on_peer
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._sock.bind(f"\0{self.name}")
+        self._sock.listen(BACKLOG)
+        self._resume()
+
+    @property
+    def open(self) -> bool:
+        """Whether the name is ours now."""
+        return self._sock is not None
+
+    def others(self) -> list[str]:
+        """The names of other control processes of our user, the newest first. OSError when the kernel does not tell."""
+        return sorted(listening(self._prefix) - {self.name}, reverse=True)
+
+    def close(self) -> None:
+        """Give the name away."""
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        if self._sock is not None:
+            asyncio.get_running_loop().remove_reader(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+
+    def _resume(self) -> None:
+        self._pause = None
+        if self._sock is not None:
+            asyncio.get_running_loop().add_reader(self._sock.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(BATCH):
+            if self._sock is None:
+                return
+            try:
+                peer, _ = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                break  # no descriptor, or no memory: there may be one later
+            try:
+                ours = uid_of(peer) == os.geteuid()
+            except OSError:
+                ours = False
+            if ours:
+                peer.setblocking(False)
+                self._on_peer(peer)
+            else:
+                peer.close()
+        if self._sock is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._sock.fileno())
+            self._pause = loop.call_later(PAUSE_S, self._resume)
+
+
+async def connect(name: str, *, within_s: float = PATIENCE_S) -> socket.socket:
+    """A connection to a name, non-blocking. A full queue is waited for: TimeoutError when there is no room in time.
+    OSError when the connection is refused."""
+    deadline = time.monotonic() + within_s
+
+    def wait_for_room() -> socket.socket:
+        # In a thread, because only a blocking connect has a place in the kernel's line of those who wait for room; a
+        # non-blocking one fails with EAGAIN, which uvloop takes for success.
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, _ATTEMPT_US))
+            while True:
+                try:
+                    sock.connect(f"\0{name}")
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError("its queue stays full") from None
+                else:
+                    sock.setblocking(False)
+                    return sock
+        except BaseException:
+            sock.close()
+            raise
+
+    return await in_thread(wait_for_room)

@@ -1,0 +1,5 @@
+"""The packet mark by which netfilter knows what belongs to a connection from this proxy to an endpoint."""
+
+MARK = 0x1000
+"""The one bit of a packet's mark that we use: neither kube-proxy's (0x4000, 0x8000) nor one of those that Calico
+(0xffff0000), Cilium (0x0f00), the hostport plugin (0x2000), Tailscale (0xff0000) or Istio (0x0539, 0x0fff) use."""

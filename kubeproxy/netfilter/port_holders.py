@@ -1,0 +1,156 @@
+"""Finds processes of this network namespace that have a port, by sock_diag(7) and /proc."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from kubeproxy.model import NODE_PORTS, Address, Family, Protocol, family_of
+from kubeproxy.netfilter.netlink.messages import NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, attributes, dump, open_netlink
+
+_QUESTION = struct.Struct("=BxxI2s46x")
+"""struct inet_diag_req_v2 behind its family: protocol, no extensions, states, own port, any socket."""
+_ANSWER = struct.Struct("=4x2s2x16s16x12x12xII")
+"""struct inet_diag_msg: own port, own address, user, inode."""
+_SKV6ONLY = 11
+"""INET_DIAG_SKV6ONLY of linux/inet_diag.h."""
+_LISTENING = 1 << 10
+"""TCP_LISTEN of net/tcp_states.h. A socket that is only bound, like those of `node_ports`, answers no client."""
+_ANY_STATE = 0xFFF
+_KINDS = {
+    Protocol.TCP: (socket.IPPROTO_TCP, _LISTENING),
+    Protocol.UDP: (socket.IPPROTO_UDP, _ANY_STATE),
+}
+_ANYWHERE = bytes(16)
+_MAPPED = bytes(10) + b"\xff\xff"
+_SEARCH_S = 0.02
+"""The longest search of /proc: on a node with thousands of processes it must not delay everything else."""
+_REST = 10
+"""The rest after a search, in multiples of its duration: many conflicts cost a tenth of a core at most."""
+_KNOWN = 1024
+"""The most processes that are cached."""
+_FIRST_UNPRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+
+
+class Holder(NamedTuple):
+    """A process that has a port, as far as the kernel reports it."""
+
+    uid: int
+    """The user in this process's user namespace: root of a container with a user namespace of its own is not 0."""
+    privileged: bool
+    """It belongs to root or to this daemon's own user, or only a privileged process can have that port."""
+    pid: int | None = None
+    """None: unknown, as for a process of a hidden process namespace."""
+    command: str = ""
+    listening: bool = True
+    """False: it only has the port, as a UDP socket does."""
+
+    def __str__(self) -> str:
+        """The text in messages."""
+        if self.pid is None:
+            return f"a process of user {self.uid}"
+        return f"process {self.pid} ({self.command}) of user {self.uid}"
+
+    @property
+    def ours(self) -> bool:
+        """Whether it may be another instance of this program, which reserves such ports but never listens at them."""
+        if self.uid != os.geteuid():
+            return False
+        # Without CAP_SYS_PTRACE the process of a socket stays unknown.
+        return not self.listening if self.pid is None else "kubeproxy" in self.command
+
+
+class Holders:
+    """Finds the processes that have a port. Not for two threads at once."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next_search_at = 0.0
+        self._known: dict[int, tuple[int, str]] = {}
+        """Processes that searches found, by the inode of their socket."""
+
+    def __call__(self, protocol: Protocol, address: Address, port: int) -> tuple[Holder, ...]:
+        """Every process that answers at a port of an address; a wildcard address stands for all of its family. TCP
+        sockets count only where they listen. OSError when the kernel refuses."""
+        found: dict[Holder, None] = {}
+        for uid, inode in sorted(set(_sockets(protocol, address, port))):
+            privileged = uid in (0, os.geteuid()) or port < _first_unprivileged()
+            pid, command = self._process_of(inode)
+            found[Holder(uid, privileged, pid, command, protocol is Protocol.TCP)] = None
+        return tuple(found)
+
+    def _process_of(self, inode: int) -> tuple[int | None, str]:
+        if inode in self._known:
+            return self._known[inode]
+        began = self._clock()
+        if began < self._next_search_at:
+            return None, ""
+        found = _search(f"socket:[{inode}]", lambda: self._clock() - began > _SEARCH_S)
+        ended = self._clock()
+        self._next_search_at = ended + _REST * (ended - began)
+        if found is None:
+            return None, ""
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known[inode] = found
+        return found
+
+
+def _sockets(protocol: Protocol, address: Address, port: int) -> Iterator[tuple[int, int]]:
+    """User and inode of each socket that has the port there."""
+    number, states = _KINDS[protocol]
+    wanted = port.to_bytes(2, "big")
+    families = (socket.AF_INET6,) if family_of(address) is Family.IPV6 else (socket.AF_INET, socket.AF_INET6)
+    for family in families:
+        with open_netlink(NETLINK_SOCK_DIAG) as netlink:
+            question = _QUESTION.pack(number, states, wanted)
+            for answer in dump(netlink, SOCK_DIAG_BY_FAMILY, family, rest=question):
+                own_port, own, uid, inode = _ANSWER.unpack_from(answer)
+                v6only = dict(attributes(answer[_ANSWER.size :])).get(_SKV6ONLY, b"\0") != b"\0"
+                if own_port == wanted and _overlaps(address, family, own, v6only=v6only):
+                    yield uid, inode
+
+
+def _overlaps(address: Address, family: int, own: bytes, *, v6only: bool) -> bool:
+    """Whether a socket of a kernel's family at `own` answers at an address."""
+    wildcard = address in NODE_PORTS.values()
+    if family_of(address) is Family.IPV6:
+        return wildcard or own in (_ANYWHERE, socket.inet_pton(socket.AF_INET6, address))
+    if family == socket.AF_INET6:
+        if own == _ANYWHERE:
+            return not v6only
+        if not own.startswith(_MAPPED):
+            return False
+        own = own[len(_MAPPED) :]
+    return wildcard or own[:4] in (_ANYWHERE[:4], socket.inet_pton(socket.AF_INET, address))
+
+
+def _search(link: str, expired: Callable[[], bool]) -> tuple[int, str] | None:
+    """The process that has an open file of that name, and its command line; None: not found in time."""
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError), os.scandir(f"/proc/{process}/fd") as descriptors:  # ended, or another user's
+            for descriptor in descriptors:
+                if expired():
+                    return None
+                if os.readlink(descriptor.path) == link:
+                    return int(process), _command(Path("/proc", process))
+    return None
+
+
+def _command(process: Path) -> str:
+    words = (process / "cmdline").read_bytes()[:200].split(b"\0")
+    text = b" ".join(words).decode(errors="replace").strip()
+    return "".join(c if c.isprintable() else "?" for c in text)[:80]
+
+
+def _first_unprivileged() -> int:
+    try:
+        return int(_FIRST_UNPRIVILEGED.read_text())
+    except (OSError, ValueError):
+        return 1024

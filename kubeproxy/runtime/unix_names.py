@@ -1,0 +1,119 @@
+"""Abstract Unix sockets of our own user that listen in this network namespace.
+
+Such names have no permissions: any process may bind any free name. So the kernel is asked which user made each socket
+(sock_diag with UDIAG_SHOW_UID, Linux 5.3), and names of other users do not exist for us. A user is compared as this
+user namespace maps it; one without a mapping shows as the overflow user and is another one.
+
+Where the kernel has no unix_diag, /proc/net/unix lists the names and SO_PEERCRED of a connection tells the user. A
+name whose queue is full cannot be asked; it counts as ours there, because to overlook a proxy is worse than to wait.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+NAMES: Final = "/proc/self/net/unix"
+_LISTENS: Final = 0x10000
+"""__SO_ACCEPTCON, in the flags of /proc/net/unix."""
+
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
+"""linux/netlink.h, linux/sock_diag.h; Python has no names for them."""
+_MESSAGE = struct.Struct("=IHHII")
+"""struct nlmsghdr: length, type, flags, sequence, sender."""
+_REQUEST_DUMP, _NLMSG_ERROR, _NLMSG_DONE = 0x301, 2, 3
+_QUESTION = struct.Struct("=BBHIIIII")
+"""struct unix_diag_req: family, protocol, padding, states, inode, what to show, cookie."""
+_ANSWER_BYTES = 16
+"""struct unix_diag_msg."""
+_ATTRIBUTE = struct.Struct("=HH")
+_TCP_LISTEN = 10
+_SHOW_NAME, _SHOW_UID = 0x1, 0x40
+_NAME, _UID = 0, 7
+"""linux/unix_diag.h."""
+
+_CREDENTIALS = struct.Struct("3i")
+"""struct ucred: process, user, group."""
+
+
+def listening(prefix: str) -> frozenset[str]:
+    """Names with that prefix, without the leading NUL. OSError when the kernel does not tell."""
+    ours = os.geteuid()
+    try:
+        names = [name for name, uid in _by_sock_diag() if uid == ours and name.startswith(prefix)]
+    except OSError:
+        names = [name for name in _by_proc() if name.startswith(prefix) and _may_be_ours(name)]
+    return frozenset(names)
+
+
+def uid_of(sock: socket.socket) -> int:
+    """The user of the process at the other end, as of its connect or listen."""
+    return _credentials(sock)[1]
+
+
+def pid_of(sock: socket.socket) -> int:
+    """The process at the other end, as of its connect or listen; 0: not one of this PID namespace."""
+    return _credentials(sock)[0]
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid, gid
+
+
+def _by_sock_diag() -> Iterator[tuple[str, int]]:
+    """Names and their users. OSError where the kernel cannot tell of both."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as netlink:
+        question = _QUESTION.pack(socket.AF_UNIX, 0, 0, 1 << _TCP_LISTEN, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
+        netlink.send(_MESSAGE.pack(_MESSAGE.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + question)
+        while True:
+            data = netlink.recv(1 << 16)
+            at = 0
+            while at + _MESSAGE.size <= len(data):
+                length, kind, *_ = _MESSAGE.unpack_from(data, at)
+                if kind == _NLMSG_DONE:
+                    return
+                if kind == _NLMSG_ERROR or length < _MESSAGE.size:
+                    number = -int.from_bytes(data[at + _MESSAGE.size :][:4], sys.byteorder, signed=True)
+                    raise OSError(number, os.strerror(number))
+                found = dict(_attributes(data[at + _MESSAGE.size + _ANSWER_BYTES : at + length]))
+                if found.get(_NAME, b"x").startswith(b"\0"):
+                    if _UID not in found:
+                        raise OSError(None, "the kernel does not tell whose sockets are")
+                    name = found[_NAME][1:].decode(errors="replace")
+                    yield name, int.from_bytes(found[_UID], sys.byteorder)
+                at += length + 3 & ~3
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + _ATTRIBUTE.size <= len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, at)
+        if length < _ATTRIBUTE.size:
+            return
+        yield kind, data[at + _ATTRIBUTE.size : at + length]
+        at += length + 3 & ~3
+
+
+def _by_proc() -> Iterator[str]:
+    with open(NAMES, encoding="ascii", errors="replace") as listing:  # a worker does without pathlib
+        lines = listing.read().splitlines()[1:]
+    for line in lines:
+        fields = line.split(maxsplit=7)
+        if len(fields) == 8 and fields[7].startswith("@") and int(fields[3], 16) & _LISTENS:
+            yield fields[7][1:]
+
+
+def _may_be_ours(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
+        try:
+            sock.connect(f"\0{name}")
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return uid_of(sock) == os.geteuid()

@@ -1,0 +1,29 @@
+"""The proof of CAP_NET_ADMIN between two processes; who can give it is in `tests/system/e2e/test_security_takeover.py`."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from kubeproxy.runtime import net_admin
+
+
+def test_nothing_is_proven_before_an_answer() -> None:
+    challenge = net_admin.Challenge()
+    assert not challenge.answered
+    assert net_admin.answer(os.dup(challenge.fileno())) is challenge.answered
+    challenge.close()
+
+
+def test_an_answer_is_given_on_nothing_else() -> None:
+    """A peer could have a use for a socket of another kind with that option."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        assert not net_admin.answer(os.dup(other.fileno()))
+        assert other.getsockopt(socket.SOL_SOCKET, 61, 8) == bytes(8)
+    read, write = os.pipe()
+    assert not net_admin.answer(read)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(read)
+    os.close(write)

@@ -1,0 +1,202 @@
+"""Findings 3, 4 and 15 of the security review: what a local process without privileges can do to a running proxy, to
+its upgrade and to its start; and two proxies that cannot speak with one another."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kubeproxy.runtime import privileges
+from tests.system.e2e import attacker, kernel
+from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.stage import QUICK, Stage, until
+from tests.system.e2e.test_succession import NO_API_SERVER, serve
+
+pytestmark = pytest.mark.netns
+
+each_adapter = pytest.mark.parametrize("netfilter", ADAPTERS)
+
+POWERLESS = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all", "--no-new-privs")
+"""Root without a single capability."""
+ROOT_ELSEWHERE = (*POWERLESS, "unshare", "--user")
+"""The same, with every capability in a user namespace of its own."""
+NOBODY = "65534"
+
+ATTACK = (sys.executable, "-S", "-E", attacker.__file__)
+
+PEER = """if True:
+    import asyncio, sys
+    from kubeproxy.daemon.takeover.control_socket import ControlSocket
+    from kubeproxy.daemon.takeover.predecessor import greet
+
+    async def main():
+        (name,) = ControlSocket().others()
+        owner = await greet(name, {"do": "hello", "pid": 1, "version": "liar"})
+        await owner.hold()
+        print(await owner.take(), flush=True)
+
+    asyncio.run(main())
+"""
+"""A process with CAP_NET_ADMIN that says that the rules are its own, which they are not."""
+
+DEAF = """if True:
+    import sys
+    from kubeproxy.daemon.takeover import predecessor as incumbents
+    from kubeproxy.cli.main import main
+
+    async def greet(name, hello):
+        raise TimeoutError("it cannot be spoken with")
+
+    incumbents.greet = greet
+    sys.exit(main())
+"""
+"""The daemon, unable to speak with another."""
+
+
+def attack(stage: Stage, *arguments: str) -> subprocess.Popen[bytes]:
+    """One that goes on; back when it has begun."""
+    process = stage.node.popen([*ATTACK, *arguments], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+@each_adapter
+@pytest.mark.parametrize("as_whom", [POWERLESS, ROOT_ELSEWHERE], ids=["powerless", "root of another user namespace"])
+def test_finding_3_root_without_capabilities_is_not_obeyed(
+    stage: Stage, netfilter: str, as_whom: tuple[str, ...]
+) -> None:
+    daemon = serve(stage, netfilter=netfilter)
+    said = stage.node.run([*as_whom, *ATTACK, "take"], check=False).stdout
+    assert "done" not in said
+    assert daemon.process.poll() is None
+    stage.await_answers(0, 1, 2)
+    assert "takeover refused" in daemon.log()
+    assert "a successor has taken over" not in daemon.log()
+
+
+@each_adapter
+def test_finding_3_nobody_leaves_while_rules_lead_to_it(stage: Stage, netfilter: str) -> None:
+    """Not even when a process with CAP_NET_ADMIN says so."""
+    daemon = serve(stage, netfilter=netfilter)
+    said = stage.node.run([sys.executable, "-c", PEER]).stdout
+    assert "still lead" in said
+    until(lambda: "goes on as before" in daemon.log(), "it looks after its rules again")
+    stage.write_service([3])
+    stage.await_answers(3)
+    assert daemon.process.poll() is None
+
+
+@each_adapter
+def test_finding_4_names_of_another_user_count_for_nothing(stage: Stage, netfilter: str) -> None:
+    """Bound before the start: neither the takeover nor the orphans of a killed control process notice."""
+    squatter = attack(stage, "squat", NOBODY)
+    first = serve(stage, netfilter=netfilter)
+    second = stage.daemon(QUICK, "--workers=1", netfilter=netfilter)
+    until(lambda: "a successor has taken over" in first.log(), "the first one makes way")
+    assert first.wait() == 0
+    stage.await_answers(0, 1, 2)
+    second.process.kill()
+    second.process.wait()
+    third = stage.daemon(QUICK, netfilter=netfilter)
+    until(lambda: "a worker of an earlier run has ended" in third.log(), "the orphan is relieved")
+    stage.await_answers(0, 1, 2)
+    assert "changed our packet filter" not in first.log() + third.log()
+    end(squatter)
+
+
+def test_finding_4_a_forged_presence_does_not_keep_a_start_waiting(stage: Stage, tmp_path: Path) -> None:
+    squatter = attack(stage, "squat", NOBODY)
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(NO_API_SERVER)
+    stage.write_service([0, 1, 2])
+    daemon = stage.daemon(QUICK, f"--kubeconfig={kubeconfig}")
+    stage.await_answers(0, 1, 2)
+    assert "still_listing=kubernetes" in daemon.log()
+    end(squatter)
+
+
+@each_adapter
+def test_finding_4_a_full_queue_does_not_hinder_a_takeover(stage: Stage, netfilter: str) -> None:
+    first = serve(stage, netfilter=netfilter)
+    floods = [attack(stage, "flood", NOBODY) for _ in range(2)]
+    second = stage.daemon(QUICK, netfilter=netfilter)
+    until(lambda: "a successor has taken over" in first.log(), "the first one makes way")
+    assert "does not answer" not in second.log()
+    assert first.wait() == 0
+    for flood in floods:
+        end(flood)
+    stage.await_answers(0, 1, 2)
+
+
+@each_adapter
+def test_finding_4_of_two_that_cannot_speak_the_older_yields(stage: Stage, netfilter: str) -> None:
+    """Instead of both writing the rules again and again."""
+    first = serve(stage, "--iptables-sync-period=2s", netfilter=netfilter)
+    second = stage.daemon(QUICK, "--iptables-sync-period=2s", netfilter=netfilter, command=(sys.executable, "-c", DEAF))
+    until(lambda: "another kubeproxy's rules replaced ours" in first.log(), "the older one yields")
+    assert first.wait() == 0
+    assert "another kubeproxy does not answer" in second.log()
+    assert second.log().count("changed our packet filter") <= 1
+    stage.await_answers(0, 1, 2)
+    assert kernel.redirects(stage.node)
+
+    def well() -> bool:
+        try:
+            return second.get("/healthz").status == 200
+        except OSError:
+            return False
+
+    until(well, "it has got the HTTP ports")
+
+
+def capabilities(process: int, thread: int | None = None) -> dict[str, int]:
+    """By set, and whether exec may give more."""
+    status = Path(f"/proc/{process}/task/{thread or process}/status").read_text()
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if line.startswith(("Cap", "NoNewPrivs")))
+    return {name: int(value, 16) for name, value in fields.items()}
+
+
+@each_adapter
+def test_finding_15_started_by_root_it_keeps_what_it_needs(stage: Stage, netfilter: str) -> None:
+    """In every thread, in its workers still less, and after it has executed itself anew."""
+    allowed = sum(1 << capability for capability in privileges.CONTROL)
+    daemon = serve(stage, "--workers=1", netfilter=netfilter)
+    pid = daemon.process.pid
+
+    def look() -> None:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            seen = capabilities(pid, int(thread.name))
+            assert seen["CapEff"] == seen["CapPrm"] == seen["CapBnd"] == allowed, thread.name
+            assert seen["NoNewPrivs"] == 1
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            seen = capabilities(int(child))
+            assert seen["CapEff"] & ~(1 << privileges.Capability.NET_RAW) == 0
+            assert seen["CapBnd"] & ~allowed == 0
+
+    look()
+    daemon.process.send_signal(signal.SIGUSR2)
+    until(lambda: daemon.log().count("kubeproxy starts") == 2, "it has begun anew")
+    until(lambda: "a worker of an earlier run has ended" in daemon.log(), "the orphan has ended")
+    look()
+    stage.write_service([3])
+    stage.await_answers(3)
+
+
+def test_a_proof_takes_the_capability(stage: Stage) -> None:
+    script = "import sys; from kubeproxy.runtime import net_admin; c = net_admin.Challenge(); " + (
+        "import os; print(net_admin.answer(os.dup(c.fileno())), c.answered)"
+    )
+    told = [
+        stage.node.run([*whom, sys.executable, "-c", script]).stdout.split() for whom in ((), POWERLESS, ROOT_ELSEWHERE)
+    ]
+    assert told == [["True", "True"], ["False", "False"], ["False", "False"]]
