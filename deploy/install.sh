@@ -44,8 +44,11 @@ install_all() {
   ln -sfn ../lib/kubeproxy/bin/kube-proxy "$destdir$prefix/bin/kube-proxy"
 
   mkdir -p "$destdir$units"
-  sed "s|@PREFIX@|$prefix|" systemd/kubeproxy.service >"$destdir$units/kubeproxy.service"
-  chmod 644 "$destdir$units/kubeproxy.service"
+  local unit
+  for unit in kubeproxy.service kubeproxy-controllers.service; do
+    sed "s|@PREFIX@|$prefix|" "systemd/$unit" >"$destdir$units/$unit"
+    chmod 644 "$destdir$units/$unit"
+  done
   install -D -m 644 systemd/kubeproxy.sysusers "$destdir/usr/lib/sysusers.d/kubeproxy.conf"
   install -D -m 644 systemd/kubeproxy.tmpfiles "$destdir/usr/lib/tmpfiles.d/kubeproxy.conf"
   if [ -e docs/kubeproxy.8 ]; then
@@ -71,14 +74,18 @@ install_all() {
 }
 
 uninstall_all() {
-  if alive && systemctl cat kubeproxy.service >/dev/null 2>&1; then
-    systemctl disable --now kubeproxy.service || true
-  fi
+  local unit
+  for unit in kubeproxy.service kubeproxy-controllers.service; do
+    if alive && systemctl cat "$unit" >/dev/null 2>&1; then
+      systemctl disable --now "$unit" || true
+    fi
+  done
   if [ -z "$destdir" ] && [ -x "$lib/bin/kubeproxy" ]; then
     "$lib/bin/kubeproxy" cleanup
   fi
   rm -rf "$destdir$lib"
   rm -f "$destdir$prefix/bin/kubeproxy" "$destdir$prefix/bin/kube-proxy" "$destdir$units/kubeproxy.service" \
+    "$destdir$units/kubeproxy-controllers.service" \
     "$destdir/usr/lib/sysusers.d/kubeproxy.conf" "$destdir/usr/lib/tmpfiles.d/kubeproxy.conf" \
     "$destdir$prefix/share/man/man8/kubeproxy.8"
   if alive; then

@@ -20,6 +20,7 @@ Worker                   a process that runs the data plane; it survives the con
 Status, Metrics, Log     what an operator sees                                             ``kubeproxy.observability``
 Lifecycle                start, ready, reload, drain, stop                                ``kubeproxy.daemon.lifecycle``
 Takeover                 one instance replaces another without losing a connection         ``kubeproxy.daemon.takeover``
+Controller               keeps Deployments and ReplicaSets; apart from the proxy           ``kubeproxy.workloads``
 
 From Service to Netfilter is the control plane: rich, slow, may wait for the kernel and the API server. From Message to
 Worker is the data plane: it knows no Kubernetes, no netfilter and no configuration file. ``docs/architecture.md`` says

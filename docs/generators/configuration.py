@@ -1,5 +1,7 @@
-"""docs/configuration.md, generated from the schema and the table of flags:
-``python -m docs.generators.configuration > docs/configuration.md``."""
+"""Generates docs/configuration.md from the schema and the table of flags.
+
+``python -m docs.generators.configuration > docs/configuration.md``
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,9 @@ _HEAD: Final = f"""\
 
 <!-- Generated: `python -m docs.generators.configuration > docs/configuration.md` -->
 
-`kubeproxy run` takes kube-proxy's flags by their names and, with `--config`, kube-proxy's file: `apiVersion`
-`{API_VERSION}`, `kind` `{KIND}`, in YAML or JSON. Settings that kube-proxy does
-not have stand in one group of the same file, `kubeproxy`. Every field may be left out. What differs from kube-proxy:
-[migration.md](migration.md).
+`kubeproxy run` takes kube-proxy's flags and, with `--config`, kube-proxy's file: `apiVersion` `{API_VERSION}`,
+`kind` `{KIND}`, in YAML or JSON. Settings that kube-proxy does not have are in the group `kubeproxy` of the
+same file. Every field is optional. Differences from kube-proxy: [migration.md](migration.md).
 
 ```yaml
 apiVersion: {API_VERSION}
@@ -32,28 +33,28 @@ kubeproxy:
     paths: [/etc/kubeproxy/manifests]
 ```
 
-- `kubeproxy check --config FILE` names every fault, one a line: `field: found X; allowed: Y`. A configuration with a
-  fault is never used: `run` ends with exit status 64 and has touched nothing; a reload keeps what was there.
-- `kubeproxy run --write-config-to FILE` writes the whole configuration, defaults and all.
-- Unknown fields and fields given twice are warned of and otherwise ignored, as kube-proxy does.
-- `null` is the same as leaving a field out; so are `0` and nothing in the fields marked †, as in kube-proxy.
+- `kubeproxy check --config FILE` prints every fault on a line: `field: found X; allowed: Y`. A configuration with a
+  fault is never used: `run` ends with exit status 64 and changes nothing; a reload keeps the old configuration.
+- `kubeproxy run --write-config-to FILE` writes the whole configuration, including defaults.
+- Unknown fields and fields given twice cause a warning and are otherwise ignored, as in kube-proxy.
+- `null` is the same as leaving a field out; so are `0` and the empty value in the fields marked †, as in kube-proxy.
 - Durations are Go's: `250ms`, `30s`, `1h15m`.
 
-**File and flags.** With `--config`, kube-proxy's own settings come from the file alone; their flags are ignored, and
-named in a warning. The flags that still count, and win over the file, are marked "wins": `--hostname-override`, those
-for logging, and those of the group `kubeproxy` (`--master` among them).
+**File and flags.** With `--config`, kube-proxy's own settings come from the file alone; their flags are ignored, and a
+warning lists them. The flags that override the file are marked "overrides file": `--hostname-override`, those for
+logging, and those of the group `kubeproxy` (`--master` among them).
 
-**Reload.** SIGHUP reads the file again. A change takes effect live, or at the next start ("restart"). Fields that say
-"none" have no meaning here: they are accepted, so that kube-proxy's files work as they are, and one line at start names
-those which were set to something.
+**Reload.** SIGHUP reads the file again. A change takes effect live or at the next start ("restart"). Fields marked
+"none" have no effect: they are accepted so that kube-proxy's files work unchanged, and one line at start lists those
+that are set.
 """
 
 _FLAGS_HEAD: Final = """\
 ## Flags without a field
 
-As in Go programs, `_` may stand for `-` in names, `--name` alone means `--name=true` where the value is true or false,
-and `-v=2`, `-v 2` and `--v=2` are the same. Lists are separated by commas or given by repeating the flag; `--manifests`
-can only be repeated.
+As in Go programs, `_` may replace `-` in names, `--name` alone means `--name=true` for a value of true or false, and
+`-v=2`, `-v 2` and `--v=2` are the same. Lists are separated by commas or given by repeating the flag; `--manifests` can
+only be repeated.
 """
 
 
@@ -68,7 +69,7 @@ def _field_tables() -> Iterator[str]:
         groups.setdefault(field.path.rpartition(".")[0], []).append(field)
     for group, members in groups.items():
         yield f"## `{group}`\n" if group else "## At the root\n"
-        yield "| field | flag | value | default | change | what it is for |"
+        yield "| field | flag | value | default | change | meaning |"
         yield "|---|---|---|---|---|---|"
         for field in members:
             yield _row(field)
@@ -79,7 +80,7 @@ def _row(field: Field) -> str:
     flag = flags().get(field.flag)
     cells = [
         f"`{field.path.rpartition('.')[2]}`" + (" †" if field.zero_is_default else ""),
-        "" if flag is None else f"`{flag.dashed}`" + (" wins" if flag.wins else ""),
+        "" if flag is None else f"`{flag.dashed}`" + (" overrides file" if flag.overrides_file else ""),
         allowed(field.type),
         f"`{default}`" if (default := text_of(field.default)) else "",
         field.effect,
@@ -89,7 +90,7 @@ def _row(field: Field) -> str:
 
 
 def _flag_table() -> Iterator[str]:
-    yield "| flag | value | what it is for |"
+    yield "| flag | value | meaning |"
     yield "|---|---|---|"
     with_field = {field.flag for field in fields().values()}
     for flag in flags().values():

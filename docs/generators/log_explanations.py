@@ -47,9 +47,9 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "An HTTP server got no descriptor or memory for a connection.",
         "[KubeproxyDescriptorsLow](operations.md#kubeproxydescriptorslow)",
     ),
-    "update failed, retrying": (
-        "`part` (data plane, netfilter, conntrack) refuses changes; `reason` is the kernel's or the worker's.",
-        "[KubeproxySyncFailing](operations.md#kubeproxysyncfailing)",
+    "cannot delete UDP flows": (
+        "At a stop, old UDP flows could not be deleted.",
+        "`conntrack -D -p udp` for the Services' addresses, if clients get no answer.",
     ),
     "cannot dial endpoints from clients' addresses; they will see this node's": (
         "The kernel or the privileges do not allow it; `reason` says which.",
@@ -79,13 +79,13 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Dials have no mark, so only the hop limit ends a loop.",
         "Linux 5.17, or CAP_NET_ADMIN; see [netfilter.md](netfilter.md#the-proxys-own-dials).",
     ),
-    "cannot remove the predecessor's rules": (
-        "After a takeover with another packet filter the old rules are still there.",
-        "`reason`; then `kubeproxy cleanup` of the old adapter's rules by hand.",
-    ),
     "cannot read redirects": (
         "The rules cannot be read back, so a younger instance is not recognized by them. It is tried again.",
         "Repair what `reason` names.",
+    ),
+    "cannot remove the predecessor's rules": (
+        "After a takeover with another packet filter the old rules are still there.",
+        "`reason`; then `kubeproxy cleanup` of the old adapter's rules by hand.",
     ),
     "cannot start": (
         "Start failed for a reason outside of the configuration: the kernel, a port.",
@@ -102,10 +102,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "clients have to wait for want of memory": (
         "There is no memory for more clients; new ones wait.",
         "[KubeproxyMemoryShortage](operations.md#kubeproxymemoryshortage)",
-    ),
-    "cannot delete UDP flows": (
-        "At a stop, old UDP flows could not be deleted.",
-        "`conntrack -D -p udp` for the Services' addresses, if clients get no answer.",
     ),
     "commit refused, reading the table again": (
         "Another program changed a legacy table at the same time.",
@@ -192,6 +188,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "An object of the API server has fields that cannot be served; `faults` lists them.",
         "Correct the object; the rest of it is served.",
     ),
+    "rules changed by another process, restoring": (
+        "Another program changed our rules; they are restored.",
+        "[Rules change by themselves](troubleshooting.md#rules-change-by-themselves)",
+    ),
     "rules of an earlier run stay until ours are in force": (
         "At start the pause could not be set.",
         "`reason` is the kernel's; clients may be refused until serving begins.",
@@ -203,10 +203,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "session affinity begins anew": (
         "The affinity of the predecessor could not be fetched.",
         "Nothing; clients may change their endpoint once.",
-    ),
-    "rules changed by another process, restoring": (
-        "Another program changed our rules; they are restored.",
-        "[Rules change by themselves](troubleshooting.md#rules-change-by-themselves)",
     ),
     "takeover refused: no CAP_NET_ADMIN": (
         "A process asked to take over and did not prove CAP_NET_ADMIN.",
@@ -275,6 +271,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "transaction refused, reading the kernel's rules": (
         "nft refused a change; the table is read and the change repeated.",
         "Nothing, unless it repeats.",
+    ),
+    "update failed, retrying": (
+        "`part` (data plane, netfilter, conntrack) refuses changes; `reason` is the kernel's or the worker's.",
+        "[KubeproxySyncFailing](operations.md#kubeproxysyncfailing)",
     ),
     "WATCHDOG_USEC or WATCHDOG_PID is no number greater than 0; no watchdog is fed": (
         "An environment with an invalid watchdog.",

@@ -1,15 +1,18 @@
-"""docs/kubeproxy.8, the manual page, from the commands and the table of flags:
-``python -m docs.generators.manual_page > docs/kubeproxy.8``."""
+"""Generates docs/kubeproxy.8, the manual page, from the commands and the table of flags.
+
+``python -m docs.generators.manual_page > docs/kubeproxy.8``
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from copy import copy
 from typing import Final
 
 import click
 
-from kubeproxy.cli.go_flags import GoCommand, headed, usage
+from kubeproxy.cli.go_flags import GoCommand, grouped, usage
 from kubeproxy.cli.main import Commands, commands
 from kubeproxy.model.version import __version__
 
@@ -24,15 +27,15 @@ kubeproxy \- a userspace service proxy for Linux nodes
 _DESCRIPTION: Final = r"""
 .SH DESCRIPTION
 .B kubeproxy
-watches Services and their endpoints, which a Kubernetes API server or manifest files tell of.
+watches Services and their endpoints in a Kubernetes API server or in manifest files.
 For each service port it opens a listening socket, has the kernel's packet filter (nftables or iptables) redirect the
 service's addresses to it, and splices TCP connections and UDP sessions to endpoints, chosen in turn or by the client's
 address.
-An endpoint that does not answer is hidden from clients: another is tried.
+If an endpoint does not answer, it dials another one for the client.
 .PP
 It takes the flags and the configuration file of
 .BR kube-proxy ,
-and can stand in its place;
+and can replace it;
 .B kube-proxy
 is installed as another name of
 .BR "kubeproxy run" .
@@ -43,24 +46,24 @@ _REST: Final = r"""
 .SH SIGNALS
 .TP
 .BR SIGTERM ", " SIGINT
-Let open connections finish, for at most
+Drain open connections, for at most
 .BR \-\-shutdown\-grace ,
 and end.
-New clients are served until shortly before; after that their first packets are dropped for 30 seconds, so that they
-find the next process by trying again.
-A second one of these signals ends the process at once.
+New clients are served until shortly before the end; then their first packets are dropped for 30 seconds, so that their
+retransmissions reach the next process.
+A second signal ends the process at once.
 .TP
 .B SIGHUP
 Read the configuration and the manifests again.
-A faulty configuration is refused, and the old one stays.
+A faulty configuration is refused, and the old one stays in effect.
 .TP
 .B SIGUSR2
-Start the program that is on disk anew, under the same process number.
-The workers serve on until the new rules are in force.
-Refused where the new program does not take the configuration, and with
+Re-execute the program on disk under the same process ID.
+The workers continue to serve until the new rules are in effect.
+Refused if the new program does not accept the configuration, and with
 .BR \-\-workers=0 .
 .PP
-A process that finds another one serving on the same host takes over from it without losing a connection.
+A new process takes over from one that serves on the same host without losing a connection.
 .SH FILES
 .TP
 .I /etc/kubeproxy/config.yaml
@@ -81,25 +84,41 @@ The table
 .I inet kubeproxy
 of nftables, or the chains
 .I KUBE\-*
-of iptables, and routing table 27504 are its own; others' are not touched.
+of iptables, and routing table 27504 belong to it; it changes no other tables.
 .SH ENVIRONMENT
 .TP
 .BR KUBERNETES_SERVICE_HOST ", " KUBERNETES_SERVICE_PORT
-Where the API server is, in a pod.
+Address of the API server, in a pod.
 .TP
 .BR NOTIFY_SOCKET ", " WATCHDOG_USEC ", " JOURNAL_STREAM
 Of
 .BR systemd (1):
-to be told of readiness, to be fed, and to take log lines with their priorities.
+for notice of readiness, the watchdog, and log lines with priorities.
 .TP
 .BR NO_COLOR ", " TERM
-Whether a terminal is written to in colours.
+Whether output to a terminal has colours.
 .TP
 .BR http_proxy ", " https_proxy ", " no_proxy
-How manifests from URLs are fetched.
+Proxies for manifests from URLs.
+.TP
+.B KUBECONFIG
+The kubeconfigs of
+.BR "kubeproxy create" ,
+separated by colons; else
+.IR ~/.kube/config .
+.TP
+.BR KUBE_EDITOR ", " EDITOR
+The editor of
+.BR "kubeproxy create \-\-edit" .
+.TP
+.B XDG_CACHE_HOME
+Where
+.B kubeproxy create
+keeps what a server serves; else
+.IR ~/.cache .
 .TP
 .B XTABLES_LOCKFILE
-Another place for that lock.
+Another path of that lock.
 .SH EXIT STATUS
 .TP
 .B 0
@@ -108,53 +127,72 @@ Done; for
 the daemon is healthy.
 .TP
 .B 1
-It could not be done, and one line on standard error says why; for
+Failed; one line on standard error says why. For
 .B kubeproxy status
 and
 .BR "kubeproxy healthcheck" ,
-also that the daemon is not healthy, or cannot be reached.
+also: the daemon is not healthy, or cannot be reached; for
+.BR "kubeproxy create" ,
+as for
+.BR kubectl ,
+every error, that of the command line among them.
 .TP
 .B 64
 The configuration, a manifest or the command line is wrong.
-Each fault is one line on standard error; nothing has been touched.
+Each fault is one line on standard error; nothing was changed.
 .TP
 .B 130
 Interrupted.
 .SH EXAMPLES
 .TP
-Serve what is in a directory, and follow every change:
+Serve the manifests in a directory and follow every change:
 .B kubeproxy run \-\-manifests /etc/kubeproxy/manifests
 .TP
 As kube\-proxy on a node:
 .B kubeproxy run \-\-config /var/lib/kube\-proxy/config.conf \-\-hostname\-override node\-1
 .TP
-Which endpoint is ill, and who would be tried next:
+Find ejected endpoints, and the endpoint for the next client:
 .B kubeproxy status
 .br
 .B kubeproxy trace 10.96.0.10:80
+.TP
+Create what is in a directory, whatever of it is there already:
+.B kubeproxy create \-f manifests/ \-R \-\-sort \-\-skip\-existing
 .SH SEE ALSO
 .BR nft (8),
 .BR iptables (8),
 .BR conntrack (8),
 .BR systemctl (1)
 .PP
-Every setting with its field, default and meaning, how to install, operate and migrate: the directory
+The directory
 .I docs
-of the source.
+of the source describes every setting, installation, operation and migration.
 """
 
 
 def render() -> str:
-    """The page."""
+    """The manual page."""
     context = click.Context(commands, info_name="kubeproxy")
     assert isinstance(commands, Commands)
-    found = [command for name in commands.list_commands(context) if (command := commands.get_command(context, name))]
+    found = list(each(commands, context))
     lines = [_HEAD.strip(), *(line for command in found for line in _synopsis(command)), _DESCRIPTION.strip()]
     for command in found:
         lines += _command(command)
     run = next(command for command in found if isinstance(command, GoCommand))
     lines += _settings(run)
     return "\n".join([*lines, _REST.strip(), ""])
+
+
+def each(group: click.Group, context: click.Context, prefix: str = "") -> Iterator[click.Command]:
+    """Every command, those of a group by the group's name and their own."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from each(command, context, f"{prefix}{name} ")
+        elif command is not None:
+            named = copy(command)
+            named.name = prefix + name
+            yield named
 
 
 def _synopsis(command: click.Command) -> Iterator[str]:
@@ -192,15 +230,15 @@ def _command(command: click.Command) -> Iterator[str]:
 def _settings(run: GoCommand) -> Iterator[str]:
     yield ".SH FLAGS"
     yield "Of \\fBkubeproxy run\\fR; \\fBkubeproxy check\\fR takes \\-\\-config and the settings."
-    yield "What is in brackets is the default."
-    sections, without_effect = headed(run.flags)
+    yield "Defaults are in brackets."
+    sections, without_effect = grouped(run.flags)
     for heading, flags in sections.items():
         yield f".SS {_text(heading)}"
         for flag, text in flags:
             yield ".TP"
             yield f"\\fB{_text(usage(flag))}\\fR"
             yield _text(text)
-    yield ".SS Accepted for the sake of kube\\-proxy, without effect"
+    yield ".SS Accepted for compatibility with kube\\-proxy, without effect"
     yield _text(", ".join(without_effect)) + "."
 
 
@@ -225,7 +263,7 @@ def _usage(option: click.Option) -> str:
 
 
 def _text(text: str) -> str:
-    """As roff has it: no hyphen that is typed becomes another character, and no line is taken for a request."""
+    """The text escaped for roff: hyphens stay hyphens, and no line becomes a request."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("…", "...").replace("`", '"')
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 

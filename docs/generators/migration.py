@@ -1,5 +1,7 @@
-"""The tables of docs/migration.md, from the schema and the table of flags:
-``python -m docs.generators.migration docs/migration.md`` puts them there."""
+"""Generates the tables of docs/migration.md from the schema and the table of flags.
+
+``python -m docs.generators.migration docs/migration.md`` replaces them in the file.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from kubeproxy.config.flags import ACTIONS, Flag, flags
 
 BEGIN: Final = "<!-- settings: begin -->\n"
 END: Final = "<!-- settings: end -->\n"
-"""Where the tables stand."""
+"""The markers around the tables."""
 
 
 class Verdict(StrEnum):
-    """What becomes of a setting of kube-proxy's."""
+    """How a setting of kube-proxy works here."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -28,49 +30,48 @@ class Verdict(StrEnum):
 
 
 DIFFERENT: Final[Mapping[str, str]] = {
-    "mode": "Selects nothing: every mode is served by this userspace proxy. `iptables` and `nftables` say which packet"
-    " filter is tried first; `ipvs` and `kernelspace` are accepted. A mode that the kernel cannot do is no error.",
-    "bindAddress": "Where the proxy ports listen, as in the userspace mode. It says nothing about the node's own"
-    " address, which is that of the default route.",
-    "portRange": "Counts, as in the userspace mode (kube-proxy ignores it since 1.26). A port that another process has"
-    " is stepped over.",
-    "udpIdleTimeout": "1m0s by default rather than 250ms, which loses every answer that takes longer. Many a"
-    " file that was made for another mode has 250ms, those of EKS among them: take it out.",
+    "mode": "Selects only the packet filter that is tried first (`iptables` or `nftables`); this proxy works in"
+    " userspace in every mode. `ipvs` and `kernelspace` are accepted. A mode without kernel support is no error.",
+    "bindAddress": "Address of the proxy ports, as in the userspace mode. It does not set the node's own address, which"
+    " is that of the default route.",
+    "portRange": "Has an effect, as in the userspace mode (kube-proxy ignores it since 1.26). A port of another"
+    " process is skipped.",
+    "udpIdleTimeout": "Default 1m0s instead of 250ms, which loses every slower answer. Many files that were made for"
+    " another mode have 250ms, those of EKS among them: remove it.",
     "enableProfiling": "Python's: `/debug/tasks` and `/debug/stacks` instead of `/debug/pprof`.",
-    "clusterCIDR": "Tells pods from other clients where `externalTrafficPolicy: Local` does; nothing is masqueraded by"
-    " it.",
-    "nodePortAddresses": "Counts (kube-proxy's userspace mode ignored it). Empty: all addresses of the node, in mode"
-    " `nftables` as well, where kube-proxy takes the primary ones.",
-    "iptables.localhostNodePorts": "In every mode, for ::1 as for 127.0.0.1.",
-    "iptables.syncPeriod": "For either packet filter, unless mode is `nftables`.",
-    "iptables.minSyncPeriod": "As above. Does not delay changes of endpoints, which are no matter of rules. On the"
-    " command line 0 means no wait, and is written to a file as `1ns`, since there 0 stands for the default.",
+    "clusterCIDR": "Distinguishes pods from other clients for `externalTrafficPolicy: Local`; masquerades nothing.",
+    "nodePortAddresses": "Has an effect (kube-proxy's userspace mode ignored it). Empty: all addresses of the node,"
+    " also in mode `nftables`, where kube-proxy takes the primary ones.",
+    "iptables.localhostNodePorts": "Applies in every mode, and to ::1 as well as 127.0.0.1.",
+    "iptables.syncPeriod": "Applies to both packet filters, unless mode is `nftables`.",
+    "iptables.minSyncPeriod": "As above. Does not delay changes of endpoints, which need no rules. On the command line"
+    " 0 means no wait; in a file that is `1ns`, because there 0 means the default.",
     "nftables.minSyncPeriod": "As iptables.minSyncPeriod, for mode `nftables`.",
-    "conntrack.maxPerCore": "Lets the kernel's table grow, never shrink.",
-    "conntrack.min": "Lets the kernel's table grow, never shrink.",
+    "conntrack.maxPerCore": "Makes the kernel's table larger, never smaller.",
+    "conntrack.min": "Makes the kernel's table larger, never smaller.",
     "metricsBindAddress": "Port 0 turns the server off, in the file as well. Other hosts get `/metrics`, `/healthz` and"
     " `/proxyMode` only, unless `kubeproxy.publicStatus` is set; loopback gets every page, and always listens.",
-    "healthzBindAddress": "Port 0 turns the server off, in the file as well. Loopback is told more than kube-proxy's"
-    " fields.",
-    "logging.verbosity": "0: what an operator needs; 2: and what libraries say; 4: for debugging; 8: everything.",
+    "healthzBindAddress": "Port 0 turns the server off, in the file as well. Clients by loopback get more than"
+    " kube-proxy's fields.",
+    "logging.verbosity": "0: messages for the operator; 2: also of libraries; 4: debugging; 8: everything.",
 }
-"""Fields that mean something else, or something more, than in kube-proxy; and what."""
+"""Fields with another or a further meaning than in kube-proxy."""
 
 _DIFFERENT_FLAGS: Final[Mapping[str, str]] = {
-    "config": "The file is read again at SIGHUP; kube-proxy ends when it changes. More flags win over it:"
+    "config": "The file is read again at SIGHUP; kube-proxy ends when it changes. More flags override it:"
     " see [configuration.md](configuration.md).",
     "cleanup": "Removes our rules and those of kube-proxy's userspace mode; not those of its other modes.",
-    "healthz-port": "Counts where the address is given without a port, or not at all; 0 turns the server off.",
+    "healthz-port": "Applies if the address has no port or is not given; 0 turns the server off.",
     "metrics-port": "As above; in kube-proxy 0 does not turn this server off.",
-    "init-only": "Refused: there is no initialization apart from that of the daemon.",
+    "init-only": "Refused: there is no initialization without the daemon.",
 }
 _OURS_BY_GROUP_ONLY: Final = "kubeproxy.master"
-"""A flag of kube-proxy's for which its file has no field: ours stands in our group."""
+"""The field for a flag of kube-proxy's without a field in its file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One setting of kube-proxy's: a field, a flag, or both."""
+    """One setting of kube-proxy: a field, a flag, or both."""
 
     field: str
     flag: str
@@ -79,7 +80,7 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Every setting of kube-proxy's, fields first, in the order of the schema. Pure."""
+    """Every setting of kube-proxy, fields first, in the order of the schema. Pure."""
     of_fields = [_of_field(field) for field in fields().values() if not field.ours or field.path == _OURS_BY_GROUP_ONLY]
     with_field = {field.flag for field in fields().values()}
     return of_fields + [_of_flag(flag) for flag in flags().values() if flag.name not in with_field]
@@ -105,17 +106,17 @@ _TABLES: Final[Mapping[Verdict, str]] = {
     Verdict.DIFFERENT: """\
 ## Settings that are different
 
-Accepted, and with an effect; but not quite kube-proxy's.
+Accepted, with an effect that differs from kube-proxy's.
 """,
     Verdict.SAME: """\
 ## Settings that are the same
 
-[configuration.md](configuration.md) says what each takes, its default, and what a change of it needs.
+[configuration.md](configuration.md) has the values, the default of each, and whether a change needs a restart.
 """,
     Verdict.NOT_APPLICABLE: """\
 ## Settings that are not applicable
 
-Accepted, so that files and command lines work as they are; one line at start names those that were set to something.
+Accepted so that files and command lines work unchanged; one line at start lists those that are set.
 """,
 }
 
@@ -125,8 +126,8 @@ def tables() -> str:
     return "\n".join(line for verdict in _TABLES for line in _table(verdict))
 
 
-def put_into(document: str) -> str:
-    """The document with its tables as they are now. ValueError where their place is not marked."""
+def insert(document: str) -> str:
+    """The document with new tables. ValueError if the markers are missing."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -147,4 +148,4 @@ def _table(verdict: Verdict) -> Iterator[str]:
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    path.write_text(put_into(path.read_text(encoding="utf-8")), encoding="utf-8")
+    path.write_text(insert(path.read_text(encoding="utf-8")), encoding="utf-8")

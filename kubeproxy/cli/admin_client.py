@@ -1,4 +1,4 @@
-"""How commands reach a running daemon: by HTTP, where its metrics are."""
+"""HTTP client of the commands for the metrics server of a running daemon."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from kubeproxy.model.errors import ConfigError, KubeproxyError
 
 TIMEOUT_S = 10.0
 REFUSED = (403, 421)
-"""The daemon serves the page, but not to this client, or not by this name; the body says why."""
+"""Status codes of a page that the daemon does not serve to this client or under this name; the body says why."""
 
 ADDRESS = click.option(
-    "--address", metavar="HOST:PORT", default="", help="Where the daemon serves its metrics.  [metricsBindAddress]"
+    "--address", metavar="HOST:PORT", default="", help="Address of the daemon's metrics server.  [metricsBindAddress]"
 )
-CONFIG = click.option("--config", metavar="FILE", default="", help="The daemon's configuration file, for that address.")
+CONFIG = click.option(
+    "--config", metavar="FILE", default="", help="The daemon's configuration file, which has that address."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """One that runs, by the address of its metrics server."""
+    """A running daemon, by the address of its metrics server."""
 
     host: str
     port: int
 
     def get(self, path: str) -> bytes:
-        """The body of an answer; KubeproxyError that says what to do when there is none, or a refusal."""
+        """The body of the answer; KubeproxyError without an answer, ConfigError for a refused request."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         try:
             connection.request("GET", path, headers={"Connection": "close"})
@@ -39,8 +41,8 @@ class Daemon:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise KubeproxyError(
-                f"no daemon answers at {self}: {reason}; is it running on this host, and is that its "
-                "metricsBindAddress? Name another with --address or --config"
+                f"no daemon answers at {self}: {reason}; check that it runs on this host and that "
+                "this is its metricsBindAddress; give another one with --address or --config"
             ) from error
         finally:
             connection.close()
@@ -50,7 +52,7 @@ class Daemon:
             raise KubeproxyError(f"{self} refuses {path.partition('?')[0]}: {body.decode(errors='replace').strip()}")
         if answer.status != 200:
             raise KubeproxyError(
-                f"{self} answered {answer.status} to {path.partition('?')[0]}: it is no kubeproxy, or an older one"
+                f"{self} answered {answer.status} to {path.partition('?')[0]}: it is no kubeproxy of this version"
             )
         return body
 
@@ -59,13 +61,13 @@ class Daemon:
 
 
 def daemon_at(address: str, config: str) -> Daemon:
-    """From --address, or from the configuration file, or where one listens by default; ConfigError."""
+    """The daemon at --address, at the address of the configuration file, or at the default; ConfigError."""
     if address:
         return _parse(address)
     bound = load({"config": [config]} if config else {}).configuration.metrics_bind_address
     if not bound.served:
         raise ConfigError(f"metricsBindAddress: found {bound}: the daemon serves no metrics, and so no status")
-    return Daemon(bound.loopback, bound.port)  # other addresses show no status
+    return Daemon(bound.loopback, bound.port)  # other addresses do not serve the status
 
 
 def _parse(text: str) -> Daemon:

@@ -1,16 +1,16 @@
-"""``kubeproxy check``."""
+"""``kubeproxy check``: checks configuration and manifests."""
 
 from __future__ import annotations
 
 import click
 
-from kubeproxy.cli.go_flags import Given, GoCommand
+from kubeproxy.cli.go_flags import FlagTexts, GoCommand
 from kubeproxy.config.flags import ACTIONS, flags
 from kubeproxy.config.load import load
 from kubeproxy.model.errors import ConfigError
 
 
-def _check(given: Given) -> int:
+def _check(given: FlagTexts) -> int:
     loaded = load(given)
     for warning in loaded.warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -41,9 +41,9 @@ check = GoCommand(
     "check",
     _SETTINGS,
     _check,
-    short="Say what is wrong with configuration and manifests.",
+    short="Check configuration and manifests.",
     text=(
-        "Touches nothing. Takes the flags that `kubeproxy run` would be given. Every fault is one line on standard"
-        " error, and the exit status is then 64."
+        "Changes nothing. Takes the same flags as `kubeproxy run`. Each fault is one line on standard error, and the"
+        " exit status is then 64."
     ),
 )

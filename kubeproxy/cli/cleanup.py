@@ -1,4 +1,4 @@
-"""``kubeproxy cleanup``."""
+"""``kubeproxy cleanup``: removes packet filter rules."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from kubeproxy.config.schema import Logging
 
 @click.command(short_help="Remove all packet filter rules, kube-proxy's too.")
 def cleanup() -> int:
-    """Remove our packet filter rules, and those of kube-proxy's userspace mode, from this host.
+    """Remove the packet filter rules of kubeproxy and of kube-proxy's userspace mode from this host.
 
-    Both nftables and iptables, IPv4 and IPv6, and our routing rules. Says what it removed; nothing to remove is no
-    error. Stop the daemon first: one that runs puts its rules back. Rules of kube-proxy's other modes stay; its own
-    --cleanup removes those.
+    It removes rules of nftables and iptables, IPv4 and IPv6, and our routing rules, and prints what it removed. Nothing
+    to remove is no error. Stop the daemon first: a running daemon restores its rules. Rules of kube-proxy's other modes
+    stay; its own --cleanup removes those.
     """
     return clean_up(Logging())
 
 
 def clean_up(logs: Logging) -> int:
-    """Remove them and say what was removed; the exit status."""
+    """Remove all rules and print what was removed; returns the exit status."""
     import asyncio
 
     from kubeproxy.daemon.takeover.control_socket import PREFIX
@@ -32,5 +32,5 @@ def clean_up(logs: Logging) -> int:
     for line in removed or ["nothing to remove"]:
         click.echo(line)
     if listening(PREFIX):
-        click.echo("a kubeproxy runs on this host, and puts its rules back: stop it first", err=True)
+        click.echo("a running kubeproxy on this host restores its rules: stop it first", err=True)
     return 0

@@ -1,4 +1,4 @@
-"""A command that takes its flags as Go programs do, so that kube-proxy's command lines go on working."""
+"""A click command that reads flags as Go programs do, so that kube-proxy's command lines work."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kubeproxy.config.flags import ACTIONS, Flag
 
 _LONGEST_WORD = 40
 
-Given = Mapping[str, Sequence[str]]
-"""The texts given for each flag, by its name, in their order."""
+FlagTexts = Mapping[str, Sequence[str]]
+"""The texts of each given flag by its name, in their order."""
 
 
 class GoCommand(click.Command):
-    """A click command with a table of flags; `action` is called with what was given."""
+    """A click command with a table of flags, which calls `action` with their texts."""
 
     def __init__(
-        self, name: str, flags: Mapping[str, Flag], action: Callable[[Given], int], *, short: str, text: str
+        self, name: str, flags: Mapping[str, Flag], action: Callable[[FlagTexts], int], *, short: str, text: str
     ) -> None:
         options: list[click.Parameter] = [_option(flag) for flag in flags.values()]
         super().__init__(name, callback=self._call, params=options, help=f"{short}\n\n{text}", short_help=short)
@@ -31,17 +31,17 @@ class GoCommand(click.Command):
         self._action = action
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, after the translation."""
+        """Parse the arguments as click does, after the translation."""
         return super().parse_args(ctx, as_click(args, self.flags))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The flags under headings; those without effect by name only."""
-        sections, without_effect = headed(self.flags)
+        """Write the flags under headings; those without effect by name only."""
+        sections, without_effect = grouped(self.flags)
         for heading, entries in sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(usage(flag), text) for flag, text in entries], col_max=34)
-        with formatter.section("Accepted for kube-proxy's sake, without effect here"):
-            # Not write_text, which breaks lines at hyphens: nobody could search for a flag or copy it.
+        with formatter.section("Accepted for compatibility with kube-proxy, without effect"):
+            # Not write_text, which breaks lines at hyphens: a flag could not be searched for or copied.
             width = formatter.width - formatter.current_indent
             for line in textwrap.wrap(", ".join(without_effect), width, break_on_hyphens=False):
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
@@ -51,9 +51,11 @@ class GoCommand(click.Command):
 
 
 def as_click(args: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """A Go command line as click reads it: ``_`` in names is ``-``, ``--switch`` alone is ``--switch=true``, ``-v=2``
-    is ``--v=2``, and what follows a flag that takes a value is its value, whatever it looks like. What is no flag of
-    ours stays as it is: click has words for that."""
+    """A Go command line as click reads it.
+
+    ``_`` in names becomes ``-``, ``--switch`` becomes ``--switch=true``, ``-v=2`` becomes ``--v=2``, and the argument
+    after a flag with a value is its value, even if it begins with a dash. Unknown flags stay: click reports them.
+    """
     return list(_translate(iter(args), flags))
 
 
@@ -87,15 +89,17 @@ def _parameter(name: str) -> str:
     return name.replace("-", "_")
 
 
-_ACTIONS: Final = "What to do"
-_WINNERS: Final = "Settings that win over the file"
-_LOGGING: Final = "Logging (these win over the file, too)"
-_BEATEN: Final = "Settings of kube-proxy (with --config they do not count)"
+_ACTIONS: Final = "Actions"
+_OVERRIDES: Final = "Settings that override the file"
+_LOGGING: Final = "Logging (these override the file, too)"
+_IGNORED_WITH_FILE: Final = "Settings of kube-proxy (ignored with --config)"
 
 
-def headed(flags: Mapping[str, Flag]) -> tuple[dict[str, list[tuple[Flag, str]]], list[str]]:
-    """The flags under headings, each with what is said of it, and those without effect as they are typed."""
-    sections: dict[str, list[tuple[Flag, str]]] = {name: [] for name in (_ACTIONS, _WINNERS, _LOGGING, _BEATEN)}
+def grouped(flags: Mapping[str, Flag]) -> tuple[dict[str, list[tuple[Flag, str]]], list[str]]:
+    """The flags by heading, each with its help text, and the names of those without effect."""
+    sections: dict[str, list[tuple[Flag, str]]] = {
+        name: [] for name in (_ACTIONS, _OVERRIDES, _LOGGING, _IGNORED_WITH_FILE)
+    }
     without_effect = []
     for flag in flags.values():
         field = fields().get(flag.path)
@@ -114,9 +118,9 @@ def _heading(flag: Flag) -> str:
         return _ACTIONS
     if flag.path.startswith("logging."):
         return _LOGGING
-    return _WINNERS if flag.wins else _BEATEN
+    return _OVERRIDES if flag.overrides_file else _IGNORED_WITH_FILE
 
 
 def usage(flag: Flag) -> str:
-    """How it is given."""
+    """The flag with the notation of its value."""
     return f"{flag.dashed}[={notation(flag.kind)}]" if flag.switch else f"{flag.dashed} {notation(flag.kind)}"

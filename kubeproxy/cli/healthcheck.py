@@ -1,4 +1,4 @@
-"""``kubeproxy healthcheck``: for containers, which should need no other program to ask."""
+"""``kubeproxy healthcheck``: a health check for containers without other programs."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pathlib import Path
 import click
 
 _LISTENING = "0A"
-"""TCP_LISTEN, as /proc/net/tcp writes it."""
+"""TCP_LISTEN in /proc/net/tcp."""
 
 
-@click.command(short_help="Ask a running kubeproxy how it is.")
+@click.command(short_help="Check the health of a running kubeproxy.")
 @click.option(
-    "--address", default="127.0.0.1:10256", show_default=True, metavar="HOST:PORT", help="Where its health server is."
+    "--address", default="127.0.0.1:10256", show_default=True, metavar="HOST:PORT", help="Address of its health server."
 )
 @click.option(
     "--path",
     type=click.Choice(["/readyz", "/livez", "/healthz"]),
     default="/readyz",
     show_default=True,
-    help="Ready: has been in step with its sources, and is not ending. Live: worth keeping. Healthy: live, on a node"
-    " that stays.",
+    help="Ready: a sync has succeeded, and it is not draining. Live: it needs no restart. Healthy: live, and the node"
+    " is not being deleted.",
 )
 @click.option(
     "--here",
     is_flag=True,
-    help="Only a server among the processes that are visible here counts: in a container on the host's network, that is"
-    " the container's own, and not the one that it is about to take over from.",
+    help="Accept only a server of a process that is visible here: in a container on the host's network, the container's"
+    " own server and not that of the instance from which it takes over.",
 )
 @click.option(
     "--timeout",
@@ -40,11 +40,14 @@ _LISTENING = "0A"
     help="Seconds to wait for an answer.",
 )
 def healthcheck(address: str, path: str, here: bool, timeout: float) -> int:
-    """Ask a running kubeproxy of this host how it is, and print its answer. Exit status 0 if all is well, else 1."""
+    """Ask the health server of a running kubeproxy on this host, and print its answer.
+
+    Exit status: 0 the answer is 200; else 1.
+    """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         raise click.BadParameter(f"{address!r} is not HOST:PORT", param_hint="--address")
-    if here and not is_held_here(int(port)):
+    if here and not has_visible_listener(int(port)):
         click.echo(f"no process that is visible here listens on port {port}", err=True)
         return 1
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
@@ -61,8 +64,8 @@ def healthcheck(address: str, path: str, here: bool, timeout: float) -> int:
     return 0 if answer.status == 200 else 1
 
 
-def is_held_here(port: int, *, proc: Path = Path("/proc")) -> bool:
-    """Whether a process of this PID namespace, which we may look at, listens on a TCP port of this network."""
+def has_visible_listener(port: int, *, proc: Path = Path("/proc")) -> bool:
+    """Whether a visible process of this PID namespace listens on a TCP port of this network namespace."""
     sockets = {f"socket:[{inode}]" for inode in _listeners(port, proc)}
     return bool(sockets) and any(
         target in sockets for pid in proc.iterdir() if pid.name.isdecimal() for target in _descriptors(pid / "fd")
@@ -70,7 +73,7 @@ def is_held_here(port: int, *, proc: Path = Path("/proc")) -> bool:
 
 
 def _listeners(port: int, proc: Path) -> Iterator[str]:
-    """Their sockets' inodes."""
+    """The inodes of the sockets that listen on the port."""
     for table in ("tcp", "tcp6"):
         try:
             _, *lines = (proc / "net" / table).read_text().splitlines()
@@ -84,7 +87,7 @@ def _listeners(port: int, proc: Path) -> Iterator[str]:
 
 
 def _descriptors(directory: Path) -> Iterator[str]:
-    """What a process's descriptors are; nothing where it is gone, or another user's."""
+    """The targets of a process's descriptors; none if it has ended or belongs to another user."""
     try:
         with os.scandir(directory) as entries:
             for entry in entries:

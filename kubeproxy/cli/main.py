@@ -1,4 +1,4 @@
-"""The commands, and how errors end them: one line per fault on stderr, never a traceback for what an operator wrote."""
+"""The list of commands, and how errors end them: one line per fault on stderr."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.version import __version__
 
 INTERRUPTED = 130
-"""128 + SIGINT, as shells report it."""
+"""128 + SIGINT, as in shells."""
 
 
 class Commands(click.Group):
-    """Loads a command when it is asked for, so that each starts as fast as it can."""
+    """Loads a command's module only when the command runs, so that each starts fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they are met."""
-        return ["run", "check", "status", "trace", "cleanup", "healthcheck", "version"]
+        """The commands in the order of the help text."""
+        proxy = ["run", "check", "status", "trace", "cleanup", "healthcheck"]
+        return [*proxy, "create", "controller-manager", "rollout", "completion", "version"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """By name; None for a command that does not exist."""
+        """The command of a name; None: there is none."""
         match cmd_name:
             case "run":
                 from kubeproxy.cli.run import run
@@ -49,6 +50,22 @@ class Commands(click.Group):
                 from kubeproxy.cli.healthcheck import healthcheck
 
                 return healthcheck
+            case "create":
+                from kubeproxy.cli.create import create
+
+                return create
+            case "completion":
+                from kubeproxy.cli.completion import completion
+
+                return completion
+            case "controller-manager":
+                from kubeproxy.cli.controller_manager import controller_manager
+
+                return controller_manager
+            case "rollout":
+                from kubeproxy.cli.rollout import rollout
+
+                return rollout
             case "version":
                 return version
         return None
@@ -56,7 +73,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with a suggestion for a mistyped name."""
+        """Find the command as click does, with a suggestion for a mistyped name."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             raise click.NoSuchCommand(name, possibilities=self.list_commands(ctx), ctx=ctx)
@@ -67,13 +84,13 @@ class Commands(click.Group):
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 done; 64 the configuration, a manifest or the command line is wrong; 1 anything else.\n\n"
-    "`kubeproxy COMMAND --help` says more of each; kubeproxy(8) and docs/ say all.",
+    "`kubeproxy COMMAND --help` describes a command; kubeproxy(8) and docs/ describe everything.",
 )
 @click.version_option(__version__, prog_name="kubeproxy", message="%(prog)s %(version)s")
 def commands() -> None:
-    """A userspace service proxy for Linux nodes: takes connections for Services, hands them to endpoints that answer.
+    """A userspace service proxy for Linux nodes: it connects clients of Services to endpoints that answer.
 
-    It takes kube-proxy's flags and configuration file, and can stand in its place.
+    It takes kube-proxy's flags and configuration file and can replace it.
     """
 
 
@@ -97,7 +114,7 @@ def main_run() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Where there is none (``2>&-``) the next socket would be taken for it, here and in workers."""
+    """Open missing standard streams (``2>&-``), or the next socket would get their number, here and in workers."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -107,7 +124,7 @@ def _open_standard_streams() -> None:
 
 
 def status_of(args: Sequence[str]) -> int:
-    """Run a command line; its exit status."""
+    """Run a command line and return its exit status."""
     try:
         result = commands.main(list(args), prog_name="kubeproxy", standalone_mode=False)
         sys.stdout.flush()
@@ -122,7 +139,7 @@ def status_of(args: Sequence[str]) -> int:
     except KubeproxyError as error:
         return _fail(f"kubeproxy: {error}", status=1)
     except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain again when it flushes at exit.
+        # The reader of the output has closed the pipe. Python would report it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return result if isinstance(result, int) else 0
@@ -131,7 +148,7 @@ def status_of(args: Sequence[str]) -> int:
 def _of_click(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context else "kubeproxy"
-    return f"{path}: {error.format_message()} ({path} --help lists what there is)"
+    return f"{path}: {error.format_message()} (see {path} --help)"
 
 
 def _fail(*lines: str, status: int) -> int:

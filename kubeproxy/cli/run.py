@@ -1,4 +1,4 @@
-"""``kubeproxy run``, and by that ``kube-proxy``."""
+"""``kubeproxy run``, also installed as ``kube-proxy``."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 import click
 
-from kubeproxy.cli.go_flags import Given, GoCommand
+from kubeproxy.cli.go_flags import FlagTexts, GoCommand
 from kubeproxy.config.dump import dump
 from kubeproxy.config.flags import flags
 from kubeproxy.config.load import Loaded, load
 from kubeproxy.config.schema import Configuration
-from kubeproxy.config.validate import demand_source
+from kubeproxy.config.validate import require_source
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
 
 
-def _run(given: Given) -> int:
+def _run(given: FlagTexts) -> int:
     if given.get("version", ["false"])[-1] in ("true", "raw"):
         click.echo(f"kubeproxy {__version__}")
         return 0
@@ -30,7 +30,7 @@ def _run(given: Given) -> int:
         from kubeproxy.cli.cleanup import clean_up
 
         return clean_up(loaded.configuration.logging)
-    demand_source(loaded.configuration, os.environ)
+    require_source(loaded.configuration, os.environ)
     return _serve(given, loaded)
 
 
@@ -46,7 +46,7 @@ def _write(path: Path, loaded: Loaded) -> int:
     return 0
 
 
-def _serve(given: Given, loaded: Loaded) -> int:
+def _serve(given: FlagTexts, loaded: Loaded) -> int:
     _import_structlog()
     from kubeproxy.daemon import lifecycle
     from kubeproxy.observability.logs import setup
@@ -56,9 +56,9 @@ def _serve(given: Given, loaded: Loaded) -> int:
     _log(loaded)
 
     def reload() -> Configuration:
-        """The same command line and the file as it is now; ConfigError if that will not do."""
+        """The configuration of the same command line and the present file; ConfigError if it is faulty."""
         again = load(given)
-        demand_source(again.configuration, os.environ)
+        require_source(again.configuration, os.environ)
         _log(again)
         return again.configuration
 
@@ -89,16 +89,16 @@ run = GoCommand(
     "run",
     flags(),
     _run,
-    short="Serve: start the proxy and stay.",
+    short="Run the proxy.",
     text=(
-        "Services come from manifests, from an API server, or from both; one of them has to be named:\n\n\b\n"
+        "Services come from manifests, from an API server, or from both; at least one is required:\n\n\b\n"
         "  kubeproxy run --manifests /etc/kubeproxy/manifests\n"
         "  kubeproxy run --kubeconfig /var/lib/kube-proxy/kubeconfig.conf\n"
         "  kubeproxy run --config /etc/kubeproxy/config.yaml\n\n"
-        "All flags of kube-proxy are taken by their names. With --config the file counts, and of the flags only those"
-        " that are said to win over it. A kubeproxy that runs on this host already is taken over from.\n\n"
-        "SIGTERM (SIGINT, Ctrl-C) lets open connections finish for --shutdown-grace, then ends; a second one ends at"
-        " once. SIGHUP reads the configuration again. SIGUSR2 starts the program anew under the same process number;"
-        " its workers serve on meanwhile."
+        "It accepts all flags of kube-proxy. With --config the file applies, and of the flags only those that override"
+        " it. If another kubeproxy runs on this host, the new one takes over from it.\n\n"
+        "SIGTERM (SIGINT, Ctrl-C) drains open connections for --shutdown-grace, then ends; a second one ends at once."
+        " SIGHUP reads the configuration again. SIGUSR2 re-executes the program under the same process ID; its workers"
+        " continue to serve."
     ),
 )

@@ -1,4 +1,4 @@
-"""``kubeproxy status``."""
+"""``kubeproxy status``: shows the status of a running daemon."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.observability.status import text
 from kubeproxy.observability.status.document import Status
 
-EVERY_S = 2.0
-"""How often the picture is drawn anew: as often as the daemon takes a sample."""
+REFRESH_S = 2.0
+"""Seconds between two refreshes with --watch: the daemon's interval between two samples."""
 SHOWN = 200
-"""Services shown in a pipe; a terminal shows what fits."""
+"""Services shown in a pipe; a terminal shows as many as fit."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 
-@click.command(short_help="Show what a running daemon does.")
+@click.command(short_help="Show the status of a running daemon.")
 @click.argument("service", required=False, default="")
 @ADDRESS
 @CONFIG
@@ -36,30 +36,30 @@ _CLEAR = "\x1b[H\x1b[2J"
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="Text, or everything as JSON.",
+    help="Text, or the whole status as JSON.",
 )
-@click.option("--watch", "-w", is_flag=True, help="Draw it anew every two seconds, until q or Ctrl-C.")
+@click.option("--watch", "-w", is_flag=True, help="Refresh every two seconds, until q or Ctrl-C.")
 def status(service: str, address: str, config: str, output: str, watch: bool) -> int:
-    """Show what a running daemon does: Services (those with a problem first), endpoints, packet filter, sources.
+    """Show the status of a running daemon: Services (those with a problem first), packet filter, sources, workers.
 
-    SERVICE is NAMESPACE/NAME or NAME, with :PORT for one port only; it is shown with its endpoints and counters.
+    SERVICE is NAMESPACE/NAME or NAME, with :PORT for one port; it is shown with its endpoints and counters.
 
     Exit status: 0 the daemon is healthy; 1 it is not, or cannot be reached; 64 the command line is wrong.
     """
     if watch and output == "json":
-        raise ConfigError("--watch: found --output json beside it; allowed: text")
+        raise ConfigError("--watch: found --output json; allowed: text")
     daemon = daemon_at(address, config)
     if watch:
         return _watch(daemon, service)
     if output == "json":
         body = daemon.get(_path(service, limit=None))
         sys.stdout.buffer.write(body + b"\n")
-        seen = _decode(body)
+        found = _decode(body)
     else:
-        seen = _ask(daemon, service, limit=SHOWN)
-        _draw(seen, service, height=None)
-    _demand(seen, service)
-    return _exit_status(seen)
+        found = _ask(daemon, service, limit=SHOWN)
+        _draw(found, service, height=None)
+    _require_service(found, service)
+    return _exit_status(found)
 
 
 def _path(service: str, *, limit: int | None) -> str:
@@ -78,59 +78,59 @@ def _decode(body: bytes) -> Status:
         return msgspec.json.decode(body, type=Status)
     except msgspec.DecodeError as error:
         raise KubeproxyError(
-            f"what answers is no kubeproxy of this version ({error}); use the kubeproxy that the daemon is of"
+            f"the answer is not of a kubeproxy of this version ({error}); use the command of the daemon's version"
         ) from error
 
 
-def _demand(seen: Status, service: str) -> None:
-    if service and not seen.services:
+def _require_service(found: Status, service: str) -> None:
+    if service and not found.services:
         raise KubeproxyError(
-            f"no Service {service} (of {seen.totals.services}); `kubeproxy status` without a name lists those there are"
+            f"no Service {service} (of {found.totals.services}); `kubeproxy status` without a name lists all"
         )
 
 
-def _exit_status(seen: Status) -> int:
-    if seen.healthy:
+def _exit_status(found: Status) -> int:
+    if found.healthy:
         return 0
-    click.echo(f"kubeproxy: {text.verdict(seen)}", err=True)
+    click.echo(f"kubeproxy: {text.verdict(found)}", err=True)
     return 1
 
 
-def _draw(seen: Status, service: str, *, height: int | None) -> None:
+def _draw(found: Status, service: str, *, height: int | None) -> None:
     if sys.stdout.isatty():
         from kubeproxy.cli.status_screen import draw
 
-        draw(seen, detailed=bool(service), height=height)
+        draw(found, detailed=bool(service), height=height)
         return
     if service:
-        for shown in seen.services:
+        for shown in found.services:
             click.echo("\n".join(text.details(shown)))
     else:
-        click.echo("\n".join(text.summary(seen)))
+        click.echo("\n".join(text.summary(found)))
 
 
 def _watch(daemon: Daemon, service: str) -> int:
-    """Like top. A daemon that does not answer is waited for: it may be restarting."""
-    seen: Status | None = None
+    """Refresh until a key is pressed. A daemon without an answer may be restarting, so the command tries again."""
+    found: Status | None = None
     with _keys() as keys:
         while True:
             began = time.monotonic()
             fault = ""
             try:
-                seen = _ask(daemon, service, limit=SHOWN)
+                found = _ask(daemon, service, limit=SHOWN)
             except KubeproxyError as error:
                 fault = str(error)
             if sys.stdout.isatty():
                 click.echo(_CLEAR, nl=False)
             if fault:
-                click.echo(f"{fault}; tries again")
-            elif seen is not None:
-                _draw(seen, service, height=_height())
-                if service and not seen.services:
+                click.echo(f"{fault}; trying again")
+            elif found is not None:
+                _draw(found, service, height=_height())
+                if service and not found.services:
                     click.echo(f"no Service {service}")
             sys.stdout.flush()
-            if keys.pressed(max(0.1, EVERY_S - (time.monotonic() - began))):
-                return 0 if seen is not None and seen.healthy and not fault else 1
+            if keys.pressed(max(0.1, REFRESH_S - (time.monotonic() - began))):
+                return 0 if found is not None and found.healthy and not fault else 1
 
 
 def _height() -> int | None:
@@ -140,17 +140,17 @@ def _height() -> int | None:
 
 
 class _Keys:
-    """What is typed while we watch."""
+    """The keyboard during --watch."""
 
-    def __init__(self, typed: bool) -> None:
-        self._typed = typed
+    def __init__(self, present: bool) -> None:
+        self._present = present
 
     def pressed(self, within_s: float) -> bool:
-        """Wait that long for q (or Ctrl-C); whether it came."""
+        """Wait up to `within_s` seconds for q or Ctrl-C; whether it was pressed."""
         end = time.monotonic() + within_s
         try:
             while (left := end - time.monotonic()) > 0:
-                if not self._typed:
+                if not self._present:
                     time.sleep(left)
                 elif select.select([sys.stdin], [], [], left)[0] and sys.stdin.read(1) in ("q", "Q", ""):
                     return True
@@ -161,7 +161,7 @@ class _Keys:
 
 @contextmanager
 def _keys() -> Iterator[_Keys]:
-    """Keys one by one and unseen, where somebody types; the terminal is as before in the end."""
+    """The keyboard in unbuffered mode without echo, if there is one; restores the terminal at the end."""
     if not sys.stdin.isatty():
         yield _Keys(False)
         return

@@ -1,4 +1,4 @@
-"""The status on a terminal: the same facts as in a pipe, in tables and colours."""
+"""Draws the status on a terminal: the same facts as in a pipe, in tables and colours."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _STANDING = {
 }
 _BARS = " ▁▂▃▄▅▆▇█"
 TREND = 20
-"""Points of a trend that are shown."""
+"""Shown points of a trend."""
 DOTS = 12
-"""Endpoints shown one by one in a row."""
+"""Endpoints shown as dots in a row."""
 _BELOW = 9
-"""Lines kept for the last warnings and errors, and for what stands around the table."""
+"""Lines reserved for recent warnings and for headings."""
 
 
 def draw(status: Status, *, detailed: bool, height: int | None, console: Console | None = None) -> None:
-    """On the console (standard output); with a `height`, no more lines than that."""
+    """Draw on the console (standard output); `height`: the maximum number of lines."""
     console = console or Console(highlight=False)
     head = list(_head(status))
     if detailed:
@@ -59,19 +59,19 @@ def draw(status: Status, *, detailed: bool, height: int | None, console: Console
     if left > 0:
         console.print(f"  [dim]… and {left:,} more[/dim]")
     if status.recent_warnings:
-        console.print(Rule("last warnings and errors", style="dim", align="left"))
-        for one in status.recent_warnings[: 3 if height is not None else status_text.INCIDENTS]:
+        console.print(Rule("recent warnings and errors", style="dim", align="left"))
+        for one in status.recent_warnings[: 3 if height is not None else status_text.WARNINGS_SHOWN]:
             colour = "yellow" if one.level == "warning" else "red"
             console.print(
-                Text(status_text.incident(one), style=colour), overflow="ellipsis", no_wrap=height is not None
+                Text(status_text.recent_warning(one), style=colour), overflow="ellipsis", no_wrap=height is not None
             )
 
 
 def _head(status: Status) -> Iterator[RenderableType]:
     colour = "yellow" if status.draining else "green" if status.healthy else "bold red"
     yield Text(status_text.headline(status), style=colour)
-    for complaint in status.complaints:
-        yield Text(f"  {complaint}", style="red")
+    for problem in status.problems:
+        yield Text(f"  {problem}", style="red")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
@@ -107,20 +107,20 @@ def _table(services: Iterable[ServiceStatus]) -> Table:
 
 
 def sparkline(points: Iterable[float]) -> str:
-    """One character a point, as high as the highest is full; anything above nothing is seen."""
+    """One character per point, scaled to the highest; any value above 0 is visible."""
     points = list(points)
     most = max(points, default=0.0)
     return "".join(_BARS[max(1, round(8 * point / most))] if point > 0 else " " for point in points)
 
 
 def _dots(service: ServiceStatus) -> Text:
-    everybody = {it.address: it for frontend in service.frontends for it in frontend.endpoints}
+    endpoints = {it.address: it for frontend in service.frontends for it in frontend.endpoints}
     text = Text()
-    for it in list(everybody.values())[:DOTS]:
+    for it in list(endpoints.values())[:DOTS]:
         text.append(*_STANDING[it.standing])
-    if len(everybody) > DOTS:
-        text.append(f" +{len(everybody) - DOTS}", style="dim")
-    return text if everybody else Text("none", style="yellow")
+    if len(endpoints) > DOTS:
+        text.append(f" +{len(endpoints) - DOTS}", style="dim")
+    return text if endpoints else Text("none", style="yellow")
 
 
 def _details(service: ServiceStatus) -> RenderableType:
@@ -143,5 +143,5 @@ def _listener(frontend: FrontendStatus) -> RenderableType:
 
 
 def _remark(endpoint: EndpointStatus) -> Text:
-    said = words.endpoint(endpoint) or ("dialed from the client's address" if endpoint.preserved else "")
-    return Text(said, style=_STANDING[endpoint.standing][1] if endpoint.standing is not Standing.READY else "dim")
+    text = words.endpoint(endpoint) or ("dialed from the client's address" if endpoint.preserved else "")
+    return Text(text, style=_STANDING[endpoint.standing][1] if endpoint.standing is not Standing.READY else "dim")

@@ -1,4 +1,4 @@
-"""``kubeproxy trace``."""
+"""``kubeproxy trace``: shows the path of a connection."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 
 from kubeproxy.cli.admin_client import ADDRESS, CONFIG, daemon_at
 from kubeproxy.model.errors import ConfigError, KubeproxyError
-from kubeproxy.observability.status.trace import Asked, TraceReport, lines
+from kubeproxy.observability.status.trace import TraceReport, TraceRequest, lines
 
 
-@click.command(short_help="Say what would become of a connection, and why.")
+@click.command(short_help="Show the path of a connection, and why.")
 @click.argument("to", metavar="IP:PORT")
 @click.option("--from", "source", metavar="IP", default="", help="The client's address.  [this node itself]")
 @click.option(
@@ -22,7 +22,7 @@ from kubeproxy.observability.status.trace import Asked, TraceReport, lines
     type=click.Choice(["tcp", "udp"], case_sensitive=False),
     default="tcp",
     show_default=True,
-    help="The transport.",
+    help="The transport protocol.",
 )
 @ADDRESS
 @CONFIG
@@ -30,13 +30,13 @@ from kubeproxy.observability.status.trace import Asked, TraceReport, lines
     "--output", "-o", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text, or JSON."
 )
 def trace(to: str, source: str, protocol: str, address: str, config: str, output: str) -> int:
-    """Ask a running daemon what would become of a connection to IP:PORT, and why.
+    """Ask a running daemon for the path of a connection to IP:PORT.
 
-    Tells which rule takes it, for which Service, to which proxy port, and which endpoints would be tried in which
-    order. Nothing is sent and nothing changed. A daemon has to run: the rules in force are what it knows.
+    Shows the matching rule, the Service, the proxy port, and the endpoints in the order of the dials. Nothing is sent
+    or changed. A daemon must run, because only it knows the rules in effect.
     """
     try:
-        Asked.of(to=to, source=source, protocol=protocol)
+        TraceRequest.of(to=to, source=source, protocol=protocol)
     except ValueError as error:
         raise ConfigError(f"trace: {error}") from None
     query = {"to": to, "from": source, "protocol": protocol}
@@ -47,6 +47,8 @@ def trace(to: str, source: str, protocol: str, address: str, config: str, output
     try:
         report = msgspec.json.decode(body, type=TraceReport)
     except msgspec.DecodeError as error:
-        raise KubeproxyError(f"what answers is no kubeproxy of this version ({error})") from error
+        raise KubeproxyError(
+            f"the answer is not of a kubeproxy of this version ({error}); use the command of the daemon's version"
+        ) from error
     click.echo("\n".join(lines(report)))
     return 0

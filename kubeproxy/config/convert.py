@@ -1,4 +1,4 @@
-"""Plain data to typed values, leaf by leaf: a fault in one field hides none in another."""
+"""Converts plain data to typed values, value by value, and reports all faults at once."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from kubeproxy.config.fields import members, plain
 
 _TRUE: Final = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE: Final = ("0", "f", "F", "false", "FALSE", "False")
-"""What Go's strconv.ParseBool takes, and so kube-proxy's flags."""
+"""The texts that Go's strconv.ParseBool, and so kube-proxy's flags, accept."""
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
-    """What is to be said of a configuration, one line each."""
+class Diagnostics:
+    """Faults and warnings of a configuration, one line each."""
 
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def fault(self, path: str, found: str, allowed: str) -> None:
-        """A field that cannot be used: where, what was found, what is allowed."""
+        """Add a fault of a field: path, found value, allowed values."""
         self.faults.append(f"{path}: found {found}; allowed: {allowed}")
 
     def unknown(self, path: str, name: object, known: Iterable[str]) -> None:
-        """A field that does not exist, and the one that was probably meant. kube-proxy, too, goes on without it."""
+        """Add a warning for an unknown field, with the most similar name. kube-proxy ignores it, too."""
         near = get_close_matches(name_of(name), known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         self.warnings.append(f"{path}: unknown field, ignored{hint}")
 
 
-def convert(kind: inspect.Type, value: Any, path: str, findings: Findings) -> Any:
-    """A typed value of plain data; None, and a fault noted, where it cannot be one."""
+def convert(kind: inspect.Type, value: Any, path: str, diagnostics: Diagnostics) -> Any:
+    """The typed value of plain data; None with a fault added if it has the wrong type."""
     kind = plain(kind)
     match kind:
         case inspect.VarTupleType():
-            return _convert_list(kind, value, path, findings)
+            return _convert_list(kind, value, path, diagnostics)
         case inspect.DictType():
             if isinstance(value, Mapping):
                 return {
                     key if isinstance(key, str) else name_of(key): convert(
-                        kind.value_type, item, join(path, key), findings
+                        kind.value_type, item, join(path, key), diagnostics
                     )
                     for key, item in value.items()
                 }
         case inspect.StructType():
             if isinstance(value, Mapping):
-                return _convert_group(kind.cls, value, path, findings)
+                return _convert_group(kind.cls, value, path, diagnostics)
         case inspect.BoolType():
             if isinstance(value, bool):
                 return value
@@ -75,61 +75,61 @@ def convert(kind: inspect.Type, value: Any, path: str, findings: Findings) -> An
                 try:
                     return leaf(kind).parse(str(value))
                 except ValueError:
-                    pass  # said below, as for every other type
+                    pass  # the fault is added below, as for every other type
     hint = " (put it in quotes)" if isinstance(kind, inspect.StrType) and isinstance(value, (bool, int, float)) else ""
-    findings.fault(path, describe(value), allowed(kind) + hint)
+    diagnostics.fault(path, describe(value), allowed(kind) + hint)
     return None
 
 
-def convert_flag(kind: inspect.Type, texts: list[str], flag: str, findings: Findings) -> Any:
-    """A typed value of what was given on the command line; a flag that holds one value takes the last."""
+def convert_flag(kind: inspect.Type, texts: list[str], flag: str, diagnostics: Diagnostics) -> Any:
+    """The typed value of a flag's texts; a flag with a single value takes the last."""
     match kind:
         case inspect.VarTupleType(item_type=item):
-            # A path may hold a comma; what has a syntax of its own cannot.
+            # A path may contain a comma; values with a syntax of their own cannot.
             parts = texts if isinstance(plain(item), inspect.StrType) else _split(texts)
             if isinstance(plain(item), inspect.StructType):
-                return _convert_list(kind, [_pair(item, part, flag, findings) for part in parts], flag, findings)
-            return _convert_list(kind, parts, flag, findings)
+                return _convert_list(kind, [_pair(item, part, flag, diagnostics) for part in parts], flag, diagnostics)
+            return _convert_list(kind, parts, flag, diagnostics)
         case inspect.DictType():
             pairs = {}
             for part in _split(texts):
                 key, equals, value = part.partition("=")
                 if not (equals and key):
-                    findings.fault(flag, describe(part), notation(kind))
+                    diagnostics.fault(flag, describe(part), notation(kind))
                     continue
                 pairs[key] = _scalar(kind.value_type, value)
-            return convert(kind, pairs, flag, findings)
+            return convert(kind, pairs, flag, diagnostics)
         case _:
-            return convert(kind, _scalar(kind, texts[-1]), flag, findings)
+            return convert(kind, _scalar(kind, texts[-1]), flag, diagnostics)
 
 
 def join(path: str, name: object) -> str:
-    """The path of what a group or map calls by a name."""
+    """The path of a member of a group or map."""
     return f"{path}.{name_of(name)}" if path else name_of(name)
 
 
 def is_zero(value: object) -> bool:
-    """Whether a value is Go's zero value, in any of the ways of writing it."""
+    """Whether a value is Go's zero value, in any notation."""
     return value is None or value in ("", "0", "0s") or (_is_number(value) and value == 0)
 
 
-def _convert_list(kind: inspect.VarTupleType, value: Any, path: str, findings: Findings) -> Any:
+def _convert_list(kind: inspect.VarTupleType, value: Any, path: str, diagnostics: Diagnostics) -> Any:
     if value is None:
         value = []
     if not isinstance(value, list) or len(value) < (kind.min_length or 0):
-        findings.fault(path, describe(value), allowed(kind))
+        diagnostics.fault(path, describe(value), allowed(kind))
         return None
-    return tuple(convert(kind.item_type, item, f"{path}[{place}]", findings) for place, item in enumerate(value))
+    return tuple(convert(kind.item_type, item, f"{path}[{place}]", diagnostics) for place, item in enumerate(value))
 
 
-def _convert_group(group: type[Struct], value: Mapping[Any, Any], path: str, findings: Findings) -> Any:
+def _convert_group(group: type[Struct], value: Mapping[Any, Any], path: str, diagnostics: Diagnostics) -> Any:
     known = members(group)
     for name in value:
         if name not in known:
-            findings.unknown(join(path, name), name, known)
+            diagnostics.unknown(join(path, name), name, known)
     return group(
         **{
-            member.name: convert(member.type, value[name], f"{path}.{name}", findings)
+            member.name: convert(member.type, value[name], f"{path}.{name}", diagnostics)
             for name, member in known.items()
             if value.get(name) is not None
         }
@@ -137,7 +137,10 @@ def _convert_group(group: type[Struct], value: Mapping[Any, Any], path: str, fin
 
 
 def _scalar(kind: inspect.Type, text: str) -> Any:
-    """A flag's text as the same data that a file would have held; what is none stays text, and so becomes a fault."""
+    """A flag's text as data of a file.
+
+    A text of the wrong type stays text, and so becomes a fault.
+    """
     kind = plain(kind)
     match kind:
         case inspect.BoolType():
@@ -151,14 +154,14 @@ def _scalar(kind: inspect.Type, text: str) -> Any:
             return text
 
 
-def _pair(group: inspect.Type, text: str, flag: str, findings: Findings) -> dict[str, Any]:
-    """``pattern=N``: a group of two members, as one word."""
+def _pair(group: inspect.Type, text: str, flag: str, diagnostics: Diagnostics) -> dict[str, Any]:
+    """The two members of a group, written ``pattern=N``."""
     described = plain(group)
     assert isinstance(described, inspect.StructType)
     (first, _), (second, member) = members(described.cls).items()
     key, equals, value = text.partition("=")
     if not (equals and key):
-        findings.fault(flag, describe(text), f"{first}={second}")
+        diagnostics.fault(flag, describe(text), f"{first}={second}")
         return {}
     return {first: key, second: _scalar(member.type, value)}
 

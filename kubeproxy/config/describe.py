@@ -1,4 +1,4 @@
-"""How types and values are spoken of in messages, in help and in the reference."""
+"""Types and values as text for messages, help and the reference."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from msgspec import inspect
 from kubeproxy.config.fields import members, plain
 from kubeproxy.config.value_types import Leaf
 
-_LONGEST_SHOWN: Final = 60
+_MAX_SHOWN: Final = 60
 
 
 def allowed(kind: inspect.Type) -> str:
-    """What a type takes, in words."""
+    """The values that a type allows, in words."""
     kind = plain(kind)
     match kind:
         case inspect.VarTupleType():
@@ -40,7 +40,7 @@ def allowed(kind: inspect.Type) -> str:
 
 
 def notation(kind: inspect.Type) -> str:
-    """What stands for a value of a type in help."""
+    """The placeholder for a value of a type in help."""
     kind = plain(kind)
     match kind:
         case inspect.BoolType():
@@ -62,7 +62,7 @@ def notation(kind: inspect.Type) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value as it would be written for its flag."""
+    """A value as text for its flag."""
     match value:
         case bool():
             return str(value).lower()
@@ -77,7 +77,7 @@ def text_of(value: Any) -> str:
 
 
 def describe(value: object) -> str:
-    """What was found, in a few words: never more than a line, whatever it is."""
+    """A found value in a few words, on one line."""
     match value:
         case None:
             return "nothing"
@@ -86,7 +86,7 @@ def describe(value: object) -> str:
         case float():
             return repr(value)
         case int():
-            return str(value) if abs(value) < 10**_LONGEST_SHOWN else "a very large number"
+            return str(value) if abs(value) < 10**_MAX_SHOWN else "a very large number"
         case str():
             return _quote(value)
         case Mapping():
@@ -98,12 +98,12 @@ def describe(value: object) -> str:
 
 
 def name_of(name: object) -> str:
-    """A key of a map as it can stand in a line."""
-    return name if isinstance(name, str) and name.isprintable() and len(name) <= _LONGEST_SHOWN else describe(name)
+    """A key of a map as text on one line."""
+    return name if isinstance(name, str) and name.isprintable() and len(name) <= _MAX_SHOWN else describe(name)
 
 
 def leaf(kind: inspect.CustomType | inspect.DataclassType) -> type[Leaf]:
-    """The class of a value that is written as text."""
+    """The class of a value with its own notation."""
     found: type[Leaf] = kind.cls
     return found
 
@@ -125,7 +125,7 @@ def _either(words: list[str]) -> str:
 
 
 def _quote(text: str) -> str:
-    """In double quotes, cut where it is long, with everything escaped that could break the line."""
-    quoted = json.dumps(text[:_LONGEST_SHOWN], ensure_ascii=False)
+    """The text in double quotes, shortened, with unprintable characters escaped."""
+    quoted = json.dumps(text[:_MAX_SHOWN], ensure_ascii=False)
     line = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in quoted)
-    return line if len(text) <= _LONGEST_SHOWN else f"{line}…"
+    return line if len(text) <= _MAX_SHOWN else f"{line}…"

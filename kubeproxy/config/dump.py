@@ -1,4 +1,4 @@
-"""A configuration as a file that `load` reads back to an equal one."""
+"""Writes a configuration as a file that `load` reads back to an equal one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kubeproxy.config.value_types import Leaf
 
 
 def dump(configuration: Configuration) -> str:
-    """The whole of it as YAML, defaults included."""
+    """The whole configuration as YAML, including defaults."""
     import yaml
 
     return yaml.safe_dump(plain_data(configuration), sort_keys=False)
 
 
 def plain_data(value: Any) -> Any:
-    """What JSON and YAML can hold, under the names of the file."""
+    """A value as data of JSON and YAML, with the field names of the file."""
     match value:
         case Struct():
             return {name: plain_data(getattr(value, member.name)) for name, member in members(type(value)).items()}
@@ -35,10 +35,9 @@ def plain_data(value: Any) -> Any:
 
 
 def go_data(configuration: Configuration) -> dict[str, Any]:
-    """The same under the names of Go's fields, as kube-proxy's /configz shows it. Who
-    logs in where manifests come from is left out of their URLs."""
+    """The configuration with Go's field names, as in kube-proxy's /configz, without credentials of manifest URLs."""
     shown = plain_data(configuration)
-    for key in ("apiVersion", "kind"):  # no longer there in kube-proxy's configuration once it was read
+    for key in ("apiVersion", "kind"):  # kube-proxy drops both when it reads the file
         del shown[key]
     manifests = shown["kubeproxy"]["manifests"]
     manifests["paths"] = [_LOGIN.sub("xxxxx@", path) for path in manifests["paths"]]
@@ -46,8 +45,7 @@ def go_data(configuration: Configuration) -> dict[str, Any]:
 
 
 def go_name(name: str) -> str:
-    """A field's name in Go, from its name in the file: its words begin with a capital, and abbreviations are capitals
-    throughout."""
+    """The Go name of a field of the file: capitalized, with abbreviations in capitals."""
     if name in _GO_NAMES:
         return _GO_NAMES[name]
     first, rest = re.fullmatch(r"([a-z0-9]+)(.*)", name).groups()  # type: ignore[union-attr]
@@ -57,7 +55,7 @@ def go_name(name: str) -> str:
 _GO_NAMES: Final = {"iptables": "IPTables", "nftables": "NFTables"}
 _ABBREVIATIONS: Final = frozenset(("ipvs", "oom", "qps", "snat", "tcp", "udp"))
 _AS_IN_THE_FILE: Final = frozenset(("featureGates", "logging"))
-"""Gates are names themselves; and the logging options carry their file's names in Go."""
+"""Gates are names themselves; the logging options have the file's names in Go, too."""
 _LOGIN: Final = re.compile(r"(?<=://)[^/@]*@")
 
 

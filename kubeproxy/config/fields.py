@@ -1,7 +1,7 @@
-"""The schema as a flat table, read off its types: path in the file -> field.
+"""The schema as a flat table: path in the file -> field.
 
-A path is written as in messages, ``iptables.syncPeriod``; a field is a leaf, whose value may be a list or a map. What
-is between the root and the leaves, the groups, carries no values of its own.
+A path has the notation of messages, ``iptables.syncPeriod``. A field has a value, which may be a list or a map; groups
+have none.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Field:
 
     path: str
     attributes: tuple[str, ...]
-    """The way from the root to the value in Python."""
+    """The Python attributes from the root to the value."""
     type: inspect.Type
     default: Any
     text: str
-    """What it is for."""
+    """Its meaning."""
     effect: Effect
     flag: str
     """Its flag without dashes; empty: none."""
@@ -37,7 +37,7 @@ class Field:
 
     @property
     def ours(self) -> bool:
-        """Whether it is a setting that kube-proxy does not have."""
+        """Whether kube-proxy does not have the setting."""
         return self.path.startswith("kubeproxy.")
 
 
@@ -48,20 +48,20 @@ def fields() -> Mapping[str, Field]:
 
 
 def plain(kind: inspect.Type) -> inspect.Type:
-    """The type itself, without what is said of it."""
+    """The type without its metadata."""
     return plain(kind.type) if isinstance(kind, inspect.Metadata) else kind
 
 
 def _walk(group: type[Struct], prefix: str, attributes: tuple[str, ...]) -> Iterator[Field]:
     for name, member in members(group).items():
         kind = plain(member.type)
-        path, way = f"{prefix}{name}", (*attributes, member.name)
+        path, below = f"{prefix}{name}", (*attributes, member.name)
         if isinstance(kind, inspect.StructType):
-            yield from _walk(kind.cls, f"{path}.", way)
+            yield from _walk(kind.cls, f"{path}.", below)
         elif isinstance(member.type, inspect.Metadata) and (about := member.type.extra):
             yield Field(
                 path=path,
-                attributes=way,
+                attributes=below,
                 type=kind,
                 default=member.default_factory() if member.default is NODEFAULT else member.default,
                 text=(member.type.extra_json_schema or {})["description"],
@@ -73,14 +73,14 @@ def _walk(group: type[Struct], prefix: str, attributes: tuple[str, ...]) -> Iter
 
 @cache
 def members(group: type[Struct]) -> Mapping[str, inspect.Field]:
-    """A group's members by their names in the file."""
+    """The members of a group by their names in the file."""
     described = inspect.type_info(group)
     assert isinstance(described, inspect.StructType)
     return {member.encode_name: member for member in described.fields}
 
 
 def flatten(configuration: Configuration) -> dict[str, Any]:
-    """Every field's value by its path."""
+    """The value of every field by path."""
     values = {}
     for path, field in fields().items():
         value: Any = configuration
@@ -91,7 +91,7 @@ def flatten(configuration: Configuration) -> dict[str, Any]:
 
 
 def build(settings: Mapping[str, Any]) -> Configuration:
-    """The configuration in which the fields named have these values and all others their defaults."""
+    """The configuration with these values by path, and defaults for all other fields."""
     tree: dict[str, Any] = {}
     for path, value in settings.items():
         *groups, leaf = fields()[path].attributes
@@ -99,14 +99,14 @@ def build(settings: Mapping[str, Any]) -> Configuration:
         for group in groups:
             branch = branch.setdefault(group, {})
         branch[leaf] = value
-    return _grow(Configuration, tree)
+    return _build_group(Configuration, tree)
 
 
-def _grow(group: type[_S], tree: Mapping[str, Any]) -> _S:
-    grown = {}
+def _build_group(group: type[_S], tree: Mapping[str, Any]) -> _S:
+    values = {}
     for member in members(group).values():
         if member.name in tree:
             kind = plain(member.type)
             branch = tree[member.name]
-            grown[member.name] = _grow(kind.cls, branch) if isinstance(kind, inspect.StructType) else branch
-    return group(**grown)
+            values[member.name] = _build_group(kind.cls, branch) if isinstance(kind, inspect.StructType) else branch
+    return group(**values)

@@ -1,8 +1,8 @@
-"""The command line: kube-proxy's flags by their names, and those of our own settings, in one table.
+"""The flags of the command line in one table: kube-proxy's and those of our own settings.
 
-Most flags are declared at their field in the schema; those without a field of their own are listed here. With
-``--config``, kube-proxy ignores all flags but a few (cmd/kube-proxy/app/options.go); the flags of our own settings win
-over the file as those few do.
+The schema declares most flags at their field; this module lists those without a field. With ``--config``, kube-proxy
+ignores all flags but a few (cmd/kube-proxy/app/options.go); those few and the flags of our own settings override the
+file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import inspect
 
-from kubeproxy.config.convert import Findings, convert_flag, is_zero
+from kubeproxy.config.convert import Diagnostics, convert_flag, is_zero
 from kubeproxy.config.describe import describe
 from kubeproxy.config.fields import Field, fields, plain
 from kubeproxy.config.value_types import Duration, ServerAddress
@@ -24,8 +24,8 @@ _TEXT: Final = inspect.StrType()
 _SWITCH: Final = inspect.BoolType()
 _PORT: Final = inspect.IntType(ge=0, le=65535)
 
-_WINS: Final = ("hostnameOverride", "logging.", "kubeproxy.")
-"""Fields whose flags win over the file: kube-proxy's own exceptions, and our settings."""
+_OVERRIDES_FILE: Final = ("hostnameOverride", "logging.", "kubeproxy.")
+"""Fields whose flags override the file: kube-proxy's exceptions, and our settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Flag:
     text: str
     path: str = ""
     """The field that it sets; empty: none."""
-    wins: bool = True
-    """Whether it counts beside ``--config``."""
+    overrides_file: bool = True
+    """Whether it has an effect together with ``--config``."""
     ignored: bool = False
-    """Accepted for kube-proxy's sake only."""
+    """Whether it is accepted only for compatibility with kube-proxy."""
 
     @property
     def switch(self) -> bool:
@@ -51,7 +51,7 @@ class Flag:
 
     @property
     def dashed(self) -> str:
-        """As it is typed."""
+        """Its name with dashes."""
         return f"--{self.name}" if len(self.name) > 1 else f"-{self.name}"
 
 
@@ -61,25 +61,33 @@ def _ignored(name: str, kind: inspect.Type, text: str) -> Flag:
 
 ACTIONS: Final = (
     Flag("config", _TEXT, "Configuration file, YAML or JSON: a KubeProxyConfiguration."),
-    Flag("write-config-to", _TEXT, "Write the whole configuration, defaults and all, to this file and exit."),
-    Flag("cleanup", _SWITCH, "Remove all packet filter rules of ours and of kube-proxy's userspace mode, and exit."),
+    Flag("write-config-to", _TEXT, "Write the whole configuration, including defaults, to this file and exit."),
+    Flag("cleanup", _SWITCH, "Remove packet filter rules of kubeproxy and of kube-proxy's userspace mode, and exit."),
     Flag("version", inspect.LiteralType(("true", "false", "raw")), "Print the version and exit."),
 )  # fmt: skip
-"""What to do, rather than how to be."""
+"""Flags that select an action instead of a setting."""
 
 _PORTS: Final = (
     Flag(
-        "healthz-port", _PORT, "Deprecated: port for --healthz-bind-address; 0: none.", "healthzBindAddress", wins=False
+        "healthz-port",
+        _PORT,
+        "Deprecated: port for --healthz-bind-address; 0: none.",
+        "healthzBindAddress",
+        overrides_file=False,
     ),
     Flag(
-        "metrics-port", _PORT, "Deprecated: port for --metrics-bind-address; 0: none.", "metricsBindAddress", wins=False
+        "metrics-port",
+        _PORT,
+        "Deprecated: port for --metrics-bind-address; 0: none.",
+        "metricsBindAddress",
+        overrides_file=False,
     ),
 )
 _INIT_ONLY: Final = Flag(
-    "init-only", _SWITCH, "Of kube-proxy; the daemon needs no initialization by somebody else, so it must be false."
+    "init-only", _SWITCH, "Of kube-proxy; must be false, because the daemon needs no separate initialization."
 )
 _WITHOUT_FIELD: Final = (
-    _ignored("cleanup-ipvs", _SWITCH, "Of kube-proxy; removed rules include none of IPVS."),
+    _ignored("cleanup-ipvs", _SWITCH, "Of kube-proxy; cleanup removes no rules of IPVS."),
     _ignored("logtostderr", _SWITCH, "Of klog; the log goes to stderr."),
     _ignored("alsologtostderr", _SWITCH, "Of klog; the log goes to stderr."),
     _ignored("log-dir", _TEXT, "Of klog; the log goes to stderr."),
@@ -102,7 +110,7 @@ _WITHOUT_FIELD: Final = (
 def flags() -> Mapping[str, Flag]:
     """Every flag by its name."""
     of_fields = [
-        Flag(field.flag, field.type, field.text, field.path, wins=field.path.startswith(_WINS))
+        Flag(field.flag, field.type, field.text, field.path, overrides_file=field.path.startswith(_OVERRIDES_FILE))
         for field in fields().values()
         if field.flag
     ]
@@ -111,79 +119,79 @@ def flags() -> Mapping[str, Flag]:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What was given, in types."""
+    """The typed values of a command line."""
 
     settings: Mapping[str, Any]
-    """Values by the path of their field, only of those flags that count."""
+    """Values by path of their field, without ignored flags."""
     ports: Mapping[str, int]
-    """Ports for the servers whose fields these are, whatever their address; 0 turns one off."""
+    """Ports by the field of their server; 0 turns a server off."""
     actions: Mapping[str, str]
-    """What to do, by the flag's name."""
+    """Texts of the actions by name of the flag."""
     ignored: Sequence[str]
-    """Flags, as typed, that were accepted only."""
+    """Given flags without effect, with dashes."""
 
 
-def read(given: Mapping[str, Sequence[str]], findings: Findings) -> CommandLine:
-    """The settings of a command line: texts by flag name, in the order in which they were given.
+def read(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> CommandLine:
+    """The settings of a command line, given as texts by flag name in their order.
 
-    Wrong values are faults also where the file wins; that flags do not count beside the file is one warning.
+    A wrong value is a fault even if the file overrides it; one warning lists the flags that the file overrides.
     """
     settings: dict[str, Any] = {}
     actions: dict[str, str] = {}
     with_file = bool(given.get("config", [""])[-1])
-    beaten = []
+    overridden = []
     for name, flag in flags().items():
         if name not in given:
             continue
         texts = list(given[name])
         if flag in ACTIONS:
-            value = convert_flag(flag.kind, texts, flag.dashed, findings)
+            value = convert_flag(flag.kind, texts, flag.dashed, diagnostics)
             actions[name] = str(value).lower() if isinstance(value, bool) else texts[-1]
         elif flag in _PORTS:
-            pass  # together, below
+            pass  # read together below
         elif flag.ignored:
-            convert_flag(flag.kind, texts, flag.dashed, findings)
+            convert_flag(flag.kind, texts, flag.dashed, diagnostics)
         elif flag is _INIT_ONLY:
-            if convert_flag(flag.kind, texts, flag.dashed, findings):
-                findings.fault(flag.dashed, "true", "false: the daemon needs no initialization by somebody else")
+            if convert_flag(flag.kind, texts, flag.dashed, diagnostics):
+                diagnostics.fault(flag.dashed, "true", "false: the daemon needs no separate initialization")
         else:
-            value = _value(flag, fields()[flag.path], texts, findings)
-            if value is not None and (flag.wins or not with_file):
+            value = _value(flag, fields()[flag.path], texts, diagnostics)
+            if value is not None and (flag.overrides_file or not with_file):
                 settings[flag.path] = value
-        if with_file and not flag.wins:
-            beaten.append(flag.dashed)
-    ports = _read_ports(given, findings)
-    if beaten:
-        findings.warnings.append(f"ignored because of --config: {', '.join(beaten)}")
+        if with_file and not flag.overrides_file:
+            overridden.append(flag.dashed)
+    ports = _read_ports(given, diagnostics)
+    if overridden:
+        diagnostics.warnings.append(f"ignored because of --config: {', '.join(overridden)}")
     ignored = [flag.dashed for flag in _WITHOUT_FIELD if flag.name in given]
     return CommandLine(settings, {} if with_file else ports, actions, ignored)
 
 
-def _value(flag: Flag, field: Field, texts: list[str], findings: Findings) -> Any:
-    """A field's value from its flag; None where the default is to stand, or there is a fault."""
+def _value(flag: Flag, field: Field, texts: list[str], diagnostics: Diagnostics) -> Any:
+    """The value of a field from its flag; None for the default, or after a fault."""
     kind, last = plain(flag.kind), texts[-1]
     if isinstance(kind, inspect.DataclassType) and issubclass(kind.cls, ServerAddress) and not last:
         return replace(field.default, port=0)
     if isinstance(kind, inspect.DataclassType) and issubclass(kind.cls, Duration):
-        value = convert_flag(flag.kind, texts, flag.dashed, findings)
-        # In the file 0 stands for the default, on the command line for itself: the shortest wait that can be written.
+        value = convert_flag(flag.kind, texts, flag.dashed, diagnostics)
+        # In the file 0 means the default; on the command line it means 0, written as the shortest duration.
         return replace(value, nanoseconds=1) if field.zero_is_default and value and not value.nanoseconds else value
     if field.zero_is_default and is_zero(last):
         return None
     if field.path == "hostnameOverride":
         name = last.strip().lower()
         if last and not name:
-            findings.fault(flag.dashed, describe(last), "a host's name")
+            diagnostics.fault(flag.dashed, describe(last), "a host's name")
         return name or None
-    return convert_flag(flag.kind, texts, flag.dashed, findings)
+    return convert_flag(flag.kind, texts, flag.dashed, diagnostics)
 
 
-def _read_ports(given: Mapping[str, Sequence[str]], findings: Findings) -> dict[str, int]:
-    """The deprecated port flags that count: 0 turns a server off; a port given with its address wins over any other."""
+def _read_ports(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> dict[str, int]:
+    """The effective deprecated port flags: 0 turns a server off; a port of the address overrides any other."""
     ports = {}
     for flag in _PORTS:
         if flag.name in given:
-            port = convert_flag(flag.kind, list(given[flag.name]), flag.dashed, findings)
+            port = convert_flag(flag.kind, list(given[flag.name]), flag.dashed, diagnostics)
             address = given.get(fields()[flag.path].flag)
             if port == 0 or (port is not None and (address is None or _is_bare(address[-1]))):
                 ports[flag.path] = port
@@ -191,7 +199,7 @@ def _read_ports(given: Mapping[str, Sequence[str]], findings: Findings) -> dict[
 
 
 def _is_bare(address: str) -> bool:
-    """Whether a server's address comes without a port."""
+    """Whether the address of a server has no port."""
     try:
         parse_address(address.strip("[]"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""File and flags to a `Configuration`, or to every fault that they have."""
+"""Loads a `Configuration` from file and flags, or reports every fault."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct, inspect
 
 from kubeproxy.config import flags
-from kubeproxy.config.convert import Findings, convert, is_zero, join
+from kubeproxy.config.convert import Diagnostics, convert, is_zero, join
 from kubeproxy.config.describe import describe
 from kubeproxy.config.fields import build, fields, members, plain
 from kubeproxy.config.schema import API_VERSION, KIND, Configuration
@@ -20,8 +20,8 @@ from kubeproxy.config.value_types import IP, HealthzAddress, MetricsAddress
 from kubeproxy.model import Family
 from kubeproxy.model.errors import ConfigError
 
-MOST_CHARACTERS = 1_000_000
-"""How long a file may be. A whole configuration has a few thousand characters."""
+MAX_CHARACTERS = 1_000_000
+"""Limit of a file. A whole configuration has a few thousand characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,101 +30,101 @@ class Loaded:
 
     configuration: Configuration
     actions: Mapping[str, str]
-    """The flags that say what to do, such as ``write-config-to``, with their texts."""
+    """Flags that select an action, such as ``write-config-to``, with their texts."""
     warnings: tuple[str, ...]
 
 
 def load(given: Mapping[str, Sequence[str]]) -> Loaded:
-    """The configuration of a command line (texts by flag name) and of the file that it may name.
+    """The configuration of a command line (texts by flag name) and of its file, if any.
 
-    ConfigError holds all faults of the file and of the flags; those between fields show once there are no others.
+    ConfigError has all faults of file and flags; faults between fields only if there are no others.
     """
-    findings = Findings()
-    command_line = flags.read(given, findings)
+    diagnostics = Diagnostics()
+    command_line = flags.read(given, diagnostics)
     settings: dict[str, Any] = {}
     if path := command_line.actions.get("config"):
-        settings = _read_file(Path(path), findings)
+        settings = _read_file(Path(path), diagnostics)
     settings |= command_line.settings
     _complete(settings, command_line.ports)
-    if not findings.faults:
+    if not diagnostics.faults:
         configuration = build(settings)
-        validate(configuration, findings)
-    if findings.faults:
-        raise ConfigError(*findings.faults)
+        validate(configuration, diagnostics)
+    if diagnostics.faults:
+        raise ConfigError(*diagnostics.faults)
     if line := unused(configuration, command_line.ignored):
-        findings.warnings.append(line)
-    return Loaded(configuration, command_line.actions, tuple(findings.warnings))
+        diagnostics.warnings.append(line)
+    return Loaded(configuration, command_line.actions, tuple(diagnostics.warnings))
 
 
-def read(text: str, findings: Findings, *, name: str) -> dict[str, Any]:
-    """The values that a file's text sets, by the path of their field; faults of the text as a whole bear its name."""
+def read(text: str, diagnostics: Diagnostics, *, name: str) -> dict[str, Any]:
+    """The values of a file's text by path of their field; `name`: the file's name for faults of the whole text."""
     from kubeproxy.config import parse
 
     try:
         data, warnings = parse.parse(text)
     except ValueError as error:
-        findings.fault(name, f"what is neither YAML nor JSON ({error})", f"a {KIND} in YAML or JSON")
+        diagnostics.fault(name, f"what is neither YAML nor JSON ({error})", f"a {KIND} in YAML or JSON")
         return {}
-    findings.warnings.extend(warnings)
+    diagnostics.warnings.extend(warnings)
     if not isinstance(data, Mapping):
-        findings.fault(name, describe(data), f"a map with apiVersion {API_VERSION} and kind {KIND}")
+        diagnostics.fault(name, describe(data), f"a map with apiVersion {API_VERSION} and kind {KIND}")
         return {}
     for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if data.get(name) != wanted:
-            findings.fault(name, describe(data.get(name)), wanted)
+            diagnostics.fault(name, describe(data.get(name)), wanted)
     if data.get("apiVersion") == API_VERSION and data.get("kind") == KIND:
         settings: dict[str, Any] = {}
-        _read_group(Configuration, data, "", settings, findings)
+        _read_group(Configuration, data, "", settings, diagnostics)
         return settings
     return {}
 
 
-def _read_file(path: Path, findings: Findings) -> dict[str, Any]:
+def _read_file(path: Path, diagnostics: Diagnostics) -> dict[str, Any]:
     try:
         text = _read_text(path)
     except OSError as error:
-        findings.fault("--config", f"{describe(str(path))} ({error.strerror})", "a file that can be read")
+        diagnostics.fault("--config", f"{describe(str(path))} ({error.strerror})", "a file that can be read")
     except UnicodeDecodeError as error:
-        findings.fault("--config", f"{describe(str(path))}, which is not UTF-8 (byte {error.start})", "a text file")
+        diagnostics.fault("--config", f"{describe(str(path))}, which is not UTF-8 (byte {error.start})", "a text file")
     else:
-        if len(text) <= MOST_CHARACTERS:
-            return read(text, findings, name=str(path))
-        findings.fault("--config", f"{describe(str(path))}, of more than {MOST_CHARACTERS} characters", f"a {KIND}")
+        if len(text) <= MAX_CHARACTERS:
+            return read(text, diagnostics, name=str(path))
+        diagnostics.fault("--config", f"{describe(str(path))}, of more than {MAX_CHARACTERS} characters", f"a {KIND}")
     return {}
 
 
 def _read_text(path: Path) -> str:
-    """No more than is needed to see that it is too much."""
-    # O_NONBLOCK: a pipe may have taken the file's place, and opening one waits for a writer.
+    """The text of the file, cut one character beyond the limit."""
+    # O_NONBLOCK: the file may be a pipe, and opening one waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     with open(descriptor, encoding="utf-8-sig") as file:
-        return file.read(MOST_CHARACTERS + 1)
+        return file.read(MAX_CHARACTERS + 1)
 
 
 def _read_group(
-    group: type[Struct], data: Mapping[Any, Any], prefix: str, settings: dict[str, Any], findings: Findings
+    group: type[Struct], data: Mapping[Any, Any], prefix: str, settings: dict[str, Any], diagnostics: Diagnostics
 ) -> None:
     known = members(group)
     for name, value in data.items():
         path = join(prefix, name)
         if name not in known:
-            findings.unknown(path, name, known)
+            diagnostics.unknown(path, name, known)
             continue
         kind = plain(known[name].type)
         if value is None:
             continue
         if not isinstance(kind, inspect.StructType):
             if (field := fields().get(path)) and not (field.zero_is_default and is_zero(value)):
-                settings[path] = convert(field.type, value, path, findings)
+                settings[path] = convert(field.type, value, path, diagnostics)
         elif isinstance(value, Mapping):
-            _read_group(kind.cls, value, path, settings, findings)
+            _read_group(kind.cls, value, path, settings, diagnostics)
         else:
-            findings.fault(path, describe(value), f"a map of {', '.join(members(kind.cls))}")
+            diagnostics.fault(path, describe(value), f"a map of {', '.join(members(kind.cls))}")
 
 
 def _complete(settings: dict[str, Any], ports: Mapping[str, int]) -> None:
-    """Values that depend on another field: as in kube-proxy, an IPv6 bind address takes the servers along."""
+    """Add values that depend on another field: as in kube-proxy, an IPv6 bind address applies to the servers, too."""
     bind = settings.get("bindAddress")
     if isinstance(bind, IP) and bind.family is Family.IPV6:
         settings.setdefault("healthzBindAddress", HealthzAddress.parse("[::]"))

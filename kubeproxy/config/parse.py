@@ -1,4 +1,4 @@
-"""A configuration file's text as plain data. YAML as Kubernetes reads it, or JSON."""
+"""Parses the text of a configuration file, YAML or JSON, to plain data."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import yaml
 
 _NOT_IN_JSON = {"tag:yaml.org,2002:timestamp"}
-"""Scalars that PyYAML would make objects of, and Kubernetes leaves text: it reads YAML as another way to write JSON."""
+"""Scalars that PyYAML converts to objects, while Kubernetes keeps the text: it reads YAML as a notation of JSON."""
 
 
-MOST_VALUES = 100_000
-"""How many values a document may consist of when its aliases are written out. A whole configuration has 150."""
+MAX_VALUES = 100_000
+"""Limit of values in a document with aliases expanded. A whole configuration has 150."""
 
 
 MAX_DEPTH = 50
-"""How deep a document may be nested. A whole configuration is nested four levels deep."""
+"""Limit of nesting. A whole configuration is nested four levels deep."""
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which also notes fields that are given twice."""
+    """The safe loader, which also records fields that are given twice."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
         first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NOT_IN_JSON]
@@ -53,23 +53,23 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse(text: str) -> tuple[Any, list[str]]:
-    """The data of a text with a single document, and a warning for every field given twice, of which the last counts.
+    """The data of a text with one document, and a warning for every field given twice; the last one counts.
 
-    ValueError, in words for the operator, when it is neither YAML nor JSON.
+    ValueError, with a text for the operator, if it is neither YAML nor JSON.
     """
     if text.lstrip().startswith("{"):
         try:
             return _parse_json(text)
         except ValueError:
-            pass  # YAML in braces, which is more forgiving; if it is not, its message names the line as well
+            pass  # it may be YAML in braces; otherwise the message of the YAML parser names the line
     try:
         loader = _Loader(_without_empty_end(text))
         try:
             node = loader.get_single_node()
             if node is None:
                 return None, []
-            if _size(node, {}) > MOST_VALUES:
-                raise yaml.YAMLError(f"aliases that expand to more than {MOST_VALUES} values")
+            if _size(node, {}) > MAX_VALUES:
+                raise yaml.YAMLError(f"aliases that expand to more than {MAX_VALUES} values")
             return loader.construct_document(node), loader.duplicates
         finally:
             loader.dispose()
@@ -81,12 +81,12 @@ def parse(text: str) -> tuple[Any, list[str]]:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        # So PyYAML reports an explicit tag that its text does not agree with, such as !!bool 3.
-        raise ValueError(f"a value that is not of its type ({type(error).__name__}: {_one_line(error)})") from error
+        # PyYAML reports an explicit tag that contradicts its text this way, such as !!bool 3.
+        raise ValueError(f"a value with the wrong type ({type(error).__name__}: {_one_line(error)})") from error
 
 
 def _without_empty_end(text: str) -> str:
-    """Without separators that nothing comes after, as many a tool writes them. kube-proxy reads the first document."""
+    """The text without separators at its end, which many tools write. kube-proxy reads the first document."""
     lines = text.split("\n")
     while lines and lines[-1].rstrip() in ("", "---"):
         lines.pop()
@@ -94,10 +94,12 @@ def _without_empty_end(text: str) -> str:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Of how many values a node consists, those behind aliases counted each time. Merging copies them, so this has to
-    be known before anything is made of the nodes."""
+    """The number of values in a node, with aliases expanded.
+
+    Merging copies the values, so the number must be known before the nodes are constructed.
+    """
     if id(node) not in known:
-        known[id(node)] = MOST_VALUES + 1  # what it counts for in itself: a value that contains itself has no end
+        known[id(node)] = MAX_VALUES + 1  # the size inside itself: a value that contains itself has no end
         children = (
             [child for pair in node.value for child in pair]
             if isinstance(node, yaml.MappingNode)

@@ -1,4 +1,4 @@
-"""What differs between two configurations, and what it takes."""
+"""The difference between two configurations, and its effect on a running daemon."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from kubeproxy.config.schema import Configuration
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Paths of the fields that changed. Fields without meaning here are left out."""
+    """Paths of the changed fields, without fields that have no effect."""
 
     live: tuple[str, ...]
-    """Those that a running daemon takes over."""
+    """Fields whose change takes effect at once."""
     restart: tuple[str, ...]
-    """Those that wait for the next start."""
+    """Fields whose change waits for the next start."""
 
 
 def compare(old: Configuration, new: Configuration) -> Difference:
-    """What changes on the way from `old` to `new`."""
+    """The changed fields from `old` to `new`."""
     before, after = flatten(old), flatten(new)
     changed = [field for path, field in fields().items() if before[path] != after[path]]
     return Difference(
@@ -29,9 +29,11 @@ def compare(old: Configuration, new: Configuration) -> Difference:
     )
 
 
-def take_over(old: Configuration, new: Configuration) -> Configuration:
-    """What is in effect after a reload: the new values, but the old ones of fields that wait for the next start. So
-    those are named again at every reload, until there is a restart."""
+def effective(old: Configuration, new: Configuration) -> Configuration:
+    """The configuration in effect after a reload: new values, but old ones of fields that wait for the next start.
+
+    Until the restart, every reload lists those fields again.
+    """
     before, after = flatten(old), flatten(new)
-    waits = {path for path, field in fields().items() if field.effect is Effect.RESTART}
-    return build({path: (before if path in waits else after)[path] for path in fields()})
+    waiting = {path for path, field in fields().items() if field.effect is Effect.RESTART}
+    return build({path: (before if path in waiting else after)[path] for path in fields()})

@@ -1,10 +1,10 @@
-"""KubeProxyConfiguration v1alpha1, whole, and our own settings in its group ``kubeproxy``.
+"""The whole KubeProxyConfiguration v1alpha1, with our own settings in the group ``kubeproxy``.
 
-Names, types and defaults are kube-proxy's: those of 1.20, where the userspace mode was still whole, and the fields that
-came after it. Differences are said at the field. In Python the fields have Python's names; in the file, camel case.
+Names, types and defaults are kube-proxy's: those of 1.20, the last release with the whole userspace mode, and later
+fields. A field's text names its difference, if any. Python uses snake case, the file camel case.
 
-A new setting is one line here: type, meaning, flag, default. Its flag, its place in ``--help``, in
-``docs/configuration.md`` and in ``--write-config-to`` follow from it.
+A new setting is one line here: type, meaning, flag, default. Flag, ``--help``, ``docs/configuration.md`` and
+``--write-config-to`` follow from it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ Rate = Annotated[float, Meta(ge=0, le=1_000_000)]
 
 
 class Group(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Fields that stand together in the file."""
+    """A group of fields of the file."""
 
 
 class ClientConnection(Group, frozen=True):
-    """How the API server is reached."""
+    """The connection to the API server."""
 
     kubeconfig: Annotated[str, restart("Kubeconfig file; empty: the pod's service account.", flag="kubeconfig")] = ""
     accept_content_types: Annotated[str, unused("Accepted content types; always JSON here.")] = ""
@@ -63,14 +63,16 @@ class ClientConnection(Group, frozen=True):
         str,
         unused("Content type of requests; always JSON here.", flag="kube-api-content-type", zero_is_default=True),
     ] = "application/vnd.kubernetes.protobuf"
-    qps: Annotated[Rate, restart("Requests a second, on average.", flag="kube-api-qps", zero_is_default=True)] = 5.0
-    burst: Annotated[Natural, restart("Requests at once.", flag="kube-api-burst", zero_is_default=True)] = 10
+    qps: Annotated[Rate, restart("Average requests per second.", flag="kube-api-qps", zero_is_default=True)] = 5.0
+    burst: Annotated[Natural, restart("Requests in a burst.", flag="kube-api-burst", zero_is_default=True)] = 10
 
 
 class LogOutput(Group, frozen=True):
     """Buffering of one log format."""
 
-    split_stream: Annotated[bool, unused("Information to stdout, errors to stderr; here all goes to stderr.")] = False
+    split_stream: Annotated[bool, unused("Information to stdout, errors to stderr; here all of it goes to stderr.")] = (
+        False
+    )
     info_buffer_size: Annotated[Quantity, unused("Buffer of the information stream; nothing is buffered here.")] = (
         Quantity("0")
     )
@@ -94,7 +96,7 @@ class Logging(Group, frozen=True):
     """The log, which goes to stderr."""
 
     format: Annotated[
-        LogFormat, live("Text, or one JSON object a line.", flag="logging-format", zero_is_default=True)
+        LogFormat, live("Text, or one JSON object per line.", flag="logging-format", zero_is_default=True)
     ] = "text"
     flush_frequency: Annotated[
         NanosecondsOrDuration,
@@ -104,7 +106,7 @@ class Logging(Group, frozen=True):
     ] = NanosecondsOrDuration.of(seconds=5)
     verbosity: Annotated[
         Natural,
-        live("0: what an operator needs; 2: and what libraries say; 4: for debugging; 8: everything.", flag="v"),
+        live("0: messages for the operator; 2: also of libraries; 4: debugging; 8: everything.", flag="v"),
     ] = 0
     vmodule: Annotated[
         tuple[VModule, ...], unused("Verbosity by source file of kube-proxy: pattern=N,...", flag="vmodule")
@@ -113,7 +115,7 @@ class Logging(Group, frozen=True):
 
 
 class IPTables(Group, frozen=True):
-    """Syncing of the packet filter (any adapter), and kube-proxy's iptables mode."""
+    """Syncs of the packet filter (any adapter), and kube-proxy's iptables mode."""
 
     masquerade_bit: Annotated[
         MarkBit, unused("Mark bit for SNAT; a userspace proxy needs none.", flag="iptables-masquerade-bit")
@@ -125,7 +127,7 @@ class IPTables(Group, frozen=True):
     localhost_node_ports: Annotated[
         bool,
         restart(
-            "Where nodePortAddresses takes all addresses, whether 127.0.0.1 and ::1 are among them, in every mode.",
+            "Whether node ports on all addresses (nodePortAddresses) include 127.0.0.1 and ::1, in every mode.",
             flag="iptables-localhost-nodeports",
         ),
     ] = True
@@ -135,7 +137,7 @@ class IPTables(Group, frozen=True):
     sync_period: Annotated[
         PositiveDuration,
         live(
-            "Everything is compared with the kernel and repaired this often.",
+            "Time between two comparisons of everything with the kernel, which repair differences.",
             flag="iptables-sync-period",
             zero_is_default=True,
         ),
@@ -143,9 +145,8 @@ class IPTables(Group, frozen=True):
     min_sync_period: Annotated[
         Duration,
         live(
-            "Time between two syncs; after a rest four changes are synced at once, what follows is gathered, and each"
-            " such time without a sync allows for one more at once. For no wait at all write 1ns: 0 in the file stands"
-            " for the default.",
+            "Time between two syncs. After a pause up to four syncs run at once and later changes are collected; each"
+            " such time without a sync allows one more. For no wait write 1ns: 0 in the file means the default.",
             flag="iptables-min-sync-period",
             zero_is_default=True,
         ),
@@ -153,7 +154,7 @@ class IPTables(Group, frozen=True):
 
 
 class NFTables(Group, frozen=True):
-    """The same for mode nftables: with that mode, these periods count instead of those in ``iptables``."""
+    """Settings of mode nftables; in that mode its periods replace those in ``iptables``."""
 
     masquerade_bit: Annotated[MarkBit, unused("Mark bit for SNAT; a userspace proxy needs none.")] = 14
     masquerade_all: Annotated[bool, unused("SNAT of all Service traffic.")] = False
@@ -197,7 +198,7 @@ class Winkernel(Group, frozen=True):
 
 
 class DetectLocal(Group, frozen=True):
-    """How kube-proxy tells local traffic; a userspace proxy need not."""
+    """How kube-proxy detects local traffic; a userspace proxy does not need it."""
 
     bridge_interface: Annotated[str, unused("Bridge of the local pods.", flag="pod-bridge-interface")] = ""
     interface_name_prefix: Annotated[
@@ -206,58 +207,61 @@ class DetectLocal(Group, frozen=True):
 
 
 class Conntrack(Group, frozen=True):
-    """Kernel settings made at start. What the kernel does not let us set, as in a container, is told and left."""
+    """Kernel settings made at start; a setting that the kernel refuses, as in a container, causes a warning."""
 
     max_per_core: Annotated[
         Natural,
         restart(
-            "Connections tracked per core: the kernel's table is made at least so large. 0: it is left as it is.",
+            "Tracked connections per core: the least size of the kernel's table. 0: no change.",
             flag="conntrack-max-per-core",
         ),
     ] = 32768
-    min: Annotated[Natural, restart("Least size of that table, however few the cores.", flag="conntrack-min")] = 131072
+    min: Annotated[
+        Natural, restart("Least size of that table, whatever the number of cores.", flag="conntrack-min")
+    ] = 131072
     tcp_established_timeout: Annotated[
         Duration,
-        restart("Timeout of established connections; 0: left as it is.", flag="conntrack-tcp-timeout-established"),
+        restart("Timeout of established connections; 0: no change.", flag="conntrack-tcp-timeout-established"),
     ] = Duration.of(seconds=86400)
     tcp_close_wait_timeout: Annotated[
         Duration,
-        restart("Timeout of half-closed connections; 0: left as it is.", flag="conntrack-tcp-timeout-close-wait"),
+        restart("Timeout of half-closed connections; 0: no change.", flag="conntrack-tcp-timeout-close-wait"),
     ] = Duration.of(seconds=3600)
     tcp_be_liberal: Annotated[
         bool,
-        restart("Take packets out of the window for valid; false: left as it is.", flag="conntrack-tcp-be-liberal"),
+        restart("Accept packets outside of the TCP window; false: no change.", flag="conntrack-tcp-be-liberal"),
     ] = False
     udp_timeout: Annotated[
-        Duration, restart("Timeout of unanswered UDP; 0: left as it is.", flag="conntrack-udp-timeout")
+        Duration, restart("Timeout of unanswered UDP; 0: no change.", flag="conntrack-udp-timeout")
     ] = Duration(0)
     udp_stream_timeout: Annotated[
-        Duration, restart("Timeout of answered UDP; 0: left as it is.", flag="conntrack-udp-timeout-stream")
+        Duration, restart("Timeout of answered UDP; 0: no change.", flag="conntrack-udp-timeout-stream")
     ] = Duration(0)
 
 
 class Manifests(Group, frozen=True):
-    """Services and endpoints from files, beside an API server or without one."""
+    """Services and endpoints from files, with or without an API server."""
 
     paths: Annotated[
         tuple[str, ...],
         restart(
-            "Files, directories, http(s) URLs, or - for standard input. The flag may be repeated.", flag="manifests"
+            "Files, directories, patterns, http(s) URLs, or - for standard input. The flag may be repeated.",
+            flag="manifests",
         ),
     ] = ()
-    recursive: Annotated[bool, restart("Take in the directories below, too.", flag="recursive")] = False
-    default_namespace: Annotated[
-        Namespace, restart("Namespace of objects that name none.", flag="default-namespace")
-    ] = Namespace("default")
+    recursive: Annotated[bool, restart("Read subdirectories, too.", flag="recursive")] = False
+    default_namespace: Annotated[Namespace, restart("Namespace of objects without one.", flag="default-namespace")] = (
+        Namespace("default")
+    )
     namespace: Annotated[
-        Namespace, restart("If set, the only namespace: objects that name another are refused.", flag="namespace")
+        Namespace, restart("The only namespace, if set: objects of another namespace are refused.", flag="namespace")
     ] = Namespace("")
 
 
-class Own(Group, frozen=True):
-    """Settings that kube-proxy does not have. Their flags win over the file."""
+class OwnSettings(Group, frozen=True):
+    """Settings that kube-proxy does not have. Their flags override the file."""
 
-    master: Annotated[str, restart("URL of the API server; wins over the kubeconfig's.", flag="master")] = ""
+    master: Annotated[str, restart("URL of the API server; overrides the kubeconfig's.", flag="master")] = ""
     kubernetes: Annotated[
         KubernetesChoice,
         restart(
@@ -270,37 +274,36 @@ class Own(Group, frozen=True):
     netfilter: Annotated[
         NetfilterChoice,
         restart(
-            "How the kernel is told; auto: nftables where it works, else iptables (the other way round with mode"
-            " iptables); none: not at all.",
+            "The packet filter; auto: nftables where it works, else iptables (opposite order with mode iptables);"
+            " none: no redirection.",
             flag="netfilter",
         ),
     ] = "auto"
     workers: Annotated[
         WorkerCount,
         restart(
-            "Processes that move bytes beside the one that watches and programs; auto: one for each usable CPU, at most"
-            " 4; 0: everything in one process.",
+            "Worker processes, which move bytes, beside the control process; auto: one per usable CPU, at most 4; 0:"
+            " one process for everything.",
             flag="workers",
         ),
     ] = WorkerCount()
     orphan_grace: Annotated[
         Duration,
         live(
-            "How long workers go on serving what they know when the process that tells them has died and no other has"
-            " taken its place.",
+            "How long orphaned workers serve their last state after the control process has died without a successor.",
             flag="orphan-grace",
         ),
     ] = Duration.of(seconds=60)
     dial_timeouts: Annotated[
         tuple[PositiveDuration, ...],
         Meta(min_length=1),
-        live("How long each attempt to reach an endpoint may take before the next is tried.", flag="dial-timeouts"),
+        live("How long each dial may take before the proxy dials the next endpoint.", flag="dial-timeouts"),
     ] = tuple(PositiveDuration.of(seconds=step) for step in (0.25, 0.5, 1, 2))
     udp_sessions: Annotated[
         int,
         Meta(ge=1, le=1_000_000),
         live(
-            "UDP sessions at once, each a descriptor; beyond it the idlest of the Service with most goes.",
+            "UDP sessions at once, one descriptor each; beyond it the idlest one of the largest Service is evicted.",
             flag="udp-sessions",
         ),
     ] = 16384
@@ -378,8 +381,8 @@ class Own(Group, frozen=True):
     node_port_conflict: Annotated[
         PortConflict,
         live(
-            "What becomes of a node port that another process has: take-unprivileged redirects it unless that process"
-            " belongs to root or to this daemon's user; take always redirects it, as kube-proxy does; keep never.",
+            "How to handle a node port of another process: take-unprivileged redirects it unless that process belongs"
+            " to root or to this daemon's user; take always redirects it, as kube-proxy does; keep never.",
             flag="node-port-conflict",
         ),
     ] = "take-unprivileged"
@@ -389,31 +392,31 @@ class Own(Group, frozen=True):
     half_closed_timeout: Annotated[
         PositiveDuration,
         live(
-            "How long a connection of which one side has ended may stay without a byte from the other; at most 5m if"
-            " the endpoint has sent none.",
+            "How long a half-closed connection may stay open without a byte from the other side; at most 5m if the"
+            " endpoint has sent none.",
             flag="half-closed-timeout",
         ),
     ] = PositiveDuration.of(seconds=3600)
     public_status: Annotated[
         bool,
         restart(
-            "Show other hosts the status, trace, configuration and debug pages, too, where metricsBindAddress is not a"
-            " loopback address. They name every Service of the cluster; without it other hosts get the metrics only.",
+            "Serve the status, trace, configuration and debug pages to other hosts, too, if metricsBindAddress is not a"
+            " loopback address. They show every Service of the cluster; otherwise other hosts get only the metrics.",
             flag="public-status",
         ),
     ] = False
     access_log: Annotated[
         str,
         live(
-            "Where one line for each connection goes: a file, or - for the log itself; empty: nowhere.",
+            "Target of one line per connection: a file, or - for the log itself; empty: none.",
             flag="access-log",
         ),
     ] = ""
     shutdown_grace: Annotated[
-        Duration, live("How long open connections may take to end after SIGTERM.", flag="shutdown-grace")
+        Duration, live("How long open connections drain after SIGTERM.", flag="shutdown-grace")
     ] = Duration.of(seconds=10)
     cleanup_on_exit: Annotated[
-        bool, live("Remove all packet filter rules at the end; clients then find nobody.", flag="cleanup-on-exit")
+        bool, live("Remove all packet filter rules at the end; Services are then unreachable.", flag="cleanup-on-exit")
     ] = False
 
 
@@ -430,18 +433,18 @@ class Configuration(Group, frozen=True):
     hostname_override: Annotated[
         str,
         restart(
-            "Name of this node, by which its Node object and its endpoints are known; empty: the host's name.",
+            "Name of this node in its Node object and in its endpoints; empty: the host's name.",
             flag="hostname-override",
         ),
     ] = ""
     bind_address: Annotated[
         IP,
-        restart("Where the proxy ports listen.", flag="bind-address", zero_is_default=True),
+        restart("Listening address of the proxy ports.", flag="bind-address", zero_is_default=True),
     ] = IP("0.0.0.0")
     healthz_bind_address: Annotated[
         HealthzAddress,
         restart(
-            "Health server; [::]:10256 where bindAddress is IPv6. Port 0: none.",
+            "Address of the health server; [::]:10256 if bindAddress is IPv6. Port 0: no server.",
             flag="healthz-bind-address",
             zero_is_default=True,
         ),
@@ -449,20 +452,20 @@ class Configuration(Group, frozen=True):
     metrics_bind_address: Annotated[
         MetricsAddress,
         restart(
-            "Metrics server; [::1]:10249 where bindAddress is IPv6. Port 0: none. Other hosts get the metrics only"
-            " (kubeproxy.publicStatus); this host gets every page, by loopback, which always listens.",
+            "Address of the metrics server; [::1]:10249 if bindAddress is IPv6. Port 0: no server. Other hosts get only"
+            " the metrics (kubeproxy.publicStatus); this host gets every page by loopback, which always listens.",
             flag="metrics-bind-address",
             zero_is_default=True,
         ),
     ] = MetricsAddress.parse("127.0.0.1:10249")
     bind_address_hard_fail: Annotated[
-        bool, restart("End if one of these two servers cannot listen.", flag="bind-address-hard-fail")
+        bool, restart("Exit if one of these two servers cannot listen.", flag="bind-address-hard-fail")
     ] = False
     enable_profiling: Annotated[
         bool,
         restart(
-            "Show at /debug/tasks and /debug/stacks of the metrics server what the process is doing; kube-proxy has"
-            " Go's profiles at /debug/pprof.",
+            "Serve stacks of tasks and threads at /debug/tasks and /debug/stacks of the metrics server; kube-proxy has"
+            " Go profiles at /debug/pprof.",
             flag="profiling",
         ),
     ] = False
@@ -472,8 +475,8 @@ class Configuration(Group, frozen=True):
     mode: Annotated[
         ProxyMode,
         restart(
-            "This is a userspace proxy in every mode; iptables and nftables say which of them is tried first where"
-            " kubeproxy.netfilter is auto.",
+            "The proxy works in userspace in every mode; iptables and nftables select the packet filter that is tried"
+            " first if kubeproxy.netfilter is auto.",
             flag="proxy-mode",
         ),
     ] = ""
@@ -481,53 +484,53 @@ class Configuration(Group, frozen=True):
     ipvs: IPVS = IPVS()
     nftables: NFTables = NFTables()
     winkernel: Winkernel = Winkernel()
-    detect_local_mode: Annotated[LocalMode, unused("How kube-proxy tells local traffic.", flag="detect-local-mode")] = (
-        ""
-    )
+    detect_local_mode: Annotated[
+        LocalMode, unused("How kube-proxy detects local traffic.", flag="detect-local-mode")
+    ] = ""
     detect_local: DetectLocal = DetectLocal()
     cluster_cidr: Annotated[
         ClusterCIDR,
         restart(
-            "The pods' addresses. Pods from there, as the node itself, may be served by any endpoint where"
-            " externalTrafficPolicy Local keeps other clients to the node's own.",
+            "The pods' addresses. With externalTrafficPolicy Local, pods and the node itself can reach any endpoint,"
+            " other clients only those on the node.",
             flag="cluster-cidr",
         ),
     ] = field(default=ClusterCIDR(""), name="clusterCIDR")
     node_port_addresses: Annotated[
         tuple[NodePortAddress, ...],
         restart(
-            "The node's addresses that take node ports: those in address blocks, and by word: primary (the Node's first"
-            " of each family), localhost (127.0.0.1 and ::1), all. Empty: all, in every mode.",
+            "Node addresses for node ports: those in address blocks, and the words primary (the Node's first of each"
+            " family), localhost (127.0.0.1 and ::1), all. Empty: all, in every mode.",
             flag="nodeport-addresses",
         ),
     ] = ()
     oom_score_adj: Annotated[
         int,
         Meta(ge=-1000, le=1000),
-        restart("This process's place in the kernel's choice when memory runs out.", flag="oom-score-adj"),
+        restart("Score of this process for the kernel's out-of-memory killer.", flag="oom-score-adj"),
     ] = -999
     conntrack: Conntrack = Conntrack()
     config_sync_period: Annotated[
         PositiveDuration,
         unused(
-            "Time between two resyncs of kube-proxy's caches; here nothing is cached that could go stale.",
+            "Time between two resyncs of kube-proxy's caches; there is no such cache here.",
             flag="config-sync-period",
             zero_is_default=True,
         ),
     ] = PositiveDuration.of(seconds=900)
     port_range: Annotated[
-        PortRange, live("Ports for the proxy to listen on; empty: the kernel chooses.", flag="proxy-port-range")
+        PortRange, live("Range of the proxy ports; empty: the kernel chooses.", flag="proxy-port-range")
     ] = PortRange()
     udp_idle_timeout: Annotated[
         PositiveDuration,
         live(
-            "How long a UDP session without datagrams lasts. kube-proxy's default, 250ms, loses every slower answer.",
+            "Lifetime of a UDP session without datagrams. kube-proxy's default, 250ms, loses every slower answer.",
             flag="udp-timeout",
             zero_is_default=True,
         ),
     ] = PositiveDuration.of(seconds=60)
     windows_run_as_service: Annotated[bool, unused("Windows service.", flag="windows-service")] = False
-    kubeproxy: Own = Own()
+    kubeproxy: OwnSettings = OwnSettings()
 
     @property
     def sync_period_s(self) -> float:
@@ -541,7 +544,7 @@ class Configuration(Group, frozen=True):
 
     @property
     def netfilter_order(self) -> tuple[str, ...]:
-        """The packet filter adapters to try, in this order, until one works; empty for none at all."""
+        """The packet filter adapters to try in this order until one works; empty: none."""
         match self.kubeproxy.netfilter:
             case "none":
                 return ()

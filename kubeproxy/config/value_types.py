@@ -1,7 +1,7 @@
-"""The leaves of a configuration: values that are written as text, each with its own parser.
+"""Values of the configuration with their own notation and parser.
 
-Every class has `parse`, which raises ValueError for a text that is none, `ALLOWED`, which says in words what it would
-have taken, `NOTATION`, which stands for it in help, and a `str` that `parse` reads back to an equal value.
+Every class has `parse`, which raises ValueError for an invalid text; `ALLOWED`, the allowed texts in words; `NOTATION`,
+its placeholder in help; and a `str` that `parse` reads back to an equal value.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kubeproxy.model import Address, Family, family_of, parse_address
 
 @runtime_checkable
 class Leaf(Protocol):
-    """What all of them have in common."""
+    """The interface of these classes."""
 
     NOTATION: ClassVar[str]
     ALLOWED: ClassVar[str]
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The value that a text stands for; ValueError when it stands for none."""
+        """The value of a text; ValueError for an invalid one."""
 
 
 _SECOND: Final = 10**9
@@ -56,7 +56,7 @@ class Duration:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From Go's notation; ValueError also when it is below what this kind of duration allows."""
+        """From Go's notation; ValueError also below `LEAST`."""
         if text in ("0", "+0", "-0"):
             nanoseconds = 0
         elif match := _DURATION.fullmatch(text):
@@ -75,7 +75,7 @@ class Duration:
 
     @property
     def seconds(self) -> float:
-        """In seconds, as the rest of the program counts."""
+        """In seconds, the unit of the rest of the program."""
         return self.nanoseconds / _SECOND
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Duration:
 
 
 class PositiveDuration(Duration):
-    """A duration that would make no sense as 0."""
+    """A duration greater than 0."""
 
     __slots__ = ()
     ALLOWED = "a duration greater than 0 with its unit, such as 30s, 1m30s or 250ms"
@@ -102,7 +102,7 @@ class PositiveDuration(Duration):
 
 
 class NanosecondsOrDuration(Duration):
-    """``logging.flushFrequency`` alone may also be a whole number of nanoseconds (component-base logs/api/v1)."""
+    """The duration of ``logging.flushFrequency``, which may also be whole nanoseconds (component-base logs/api/v1)."""
 
     __slots__ = ()
     ALLOWED = "a duration of 0 or more, such as 5s, or a whole number of nanoseconds"
@@ -125,7 +125,7 @@ def _decimal(count: int, unit: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """Ports from `first` to `last`, both included; 0 and 0 where the kernel is to choose."""
+    """Ports from `first` to `last`, both included; 0 and 0: the kernel chooses."""
 
     NOTATION: ClassVar[str] = "PORTS"
     ALLOWED: ClassVar[str] = (
@@ -138,7 +138,7 @@ class PortRange:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From kube-proxy's notation. Of ``first+count`` the end is cut at 65535, as kube-proxy does."""
+        """From kube-proxy's notation. As in kube-proxy, ``first+count`` ends at 65535 at most."""
         text = text.strip()
         if text in ("", "0", "0-0"):
             return cls()
@@ -163,14 +163,14 @@ class PortRange:
 
 
 class Ports(PortRange):
-    """One port or a range of ports, never none."""
+    """One port or a range of ports, never empty."""
 
     __slots__ = ()
     ALLOWED = "ports from 1 to 65535: one (443), or first-last (30000-32767)"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """As a range of proxy ports, but never empty."""
+        """From the notation of a port range; ValueError for an empty one."""
         ports = super().parse(text)
         if not ports:
             raise ValueError(text)
@@ -182,11 +182,11 @@ class Ports(PortRange):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCount:
-    """How many processes move bytes; None: as many as suit the machine."""
+    """The number of workers; None: chosen by the number of CPUs."""
 
     NOTATION: ClassVar[str] = "N|auto"
     ALLOWED: ClassVar[str] = "auto, or a number from 0 (everything in one process) to 64"
-    MOST: ClassVar[int] = 64
+    MAX: ClassVar[int] = 64
 
     number: int | None = None
 
@@ -195,7 +195,7 @@ class WorkerCount:
         """From a number or ``auto``."""
         if text == "auto":
             return cls()
-        if not (text.isascii() and text.isdecimal() and int(text) <= cls.MOST):
+        if not (text.isascii() and text.isdecimal() and int(text) <= cls.MAX):
             raise ValueError(text)
         return cls(int(text))
 
@@ -217,7 +217,7 @@ class IP(str):
 
     @property
     def address(self) -> Address:
-        """As the model has it."""
+        """The address as a type of the model."""
         return Address(str(self))
 
     @property
@@ -228,7 +228,7 @@ class IP(str):
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where an HTTP server listens: an IP address and a port; port 0 means that it is not served at all."""
+    """The IP address and port of an HTTP server; port 0: no server."""
 
     NOTATION: ClassVar[str] = "IP:PORT"
     ALLOWED: ClassVar[str] = (
@@ -242,7 +242,7 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From ``IP:port``, ``[IPv6]:port``, or an address alone, which then gets the default port."""
+        """From ``IP:port``, ``[IPv6]:port``, or an address alone, which gets the default port."""
         if match := re.fullmatch(r"\[([^]]*)](?::(\d{1,5}))?|([^:]*)(?::(\d{1,5}))?", text, re.ASCII):
             address = parse_address(match[1] if match[1] is not None else match[3])
             if (family_of(address) is Family.IPV6) != (match[1] is not None):
@@ -257,12 +257,12 @@ class ServerAddress:
 
     @property
     def served(self) -> bool:
-        """Whether there is a server at all."""
+        """Whether there is a server."""
         return self.port != 0
 
     @property
     def loopback(self) -> Address:
-        """The address at which this host reaches the server, or the loopback address to listen at beside its own."""
+        """The address at which this host reaches the server: its own if it is loopback, else a loopback address."""
         address = ipaddress.ip_address(self.address)
         if address.is_loopback:
             return self.address
@@ -270,7 +270,7 @@ class ServerAddress:
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether it takes every address of its family."""
+        """Whether it is the unspecified address, which stands for all addresses of its family."""
         return ipaddress.ip_address(self.address).is_unspecified
 
     def __str__(self) -> str:
@@ -278,7 +278,7 @@ class ServerAddress:
 
 
 class HealthzAddress(ServerAddress):
-    """Of the health server."""
+    """The address of the health server."""
 
     __slots__ = ()
     ALLOWED = ServerAddress.ALLOWED.format(port=10256)
@@ -286,7 +286,7 @@ class HealthzAddress(ServerAddress):
 
 
 class MetricsAddress(ServerAddress):
-    """Of the metrics server."""
+    """The address of the metrics server."""
 
     __slots__ = ()
     ALLOWED = ServerAddress.ALLOWED.format(port=10249)
@@ -310,7 +310,7 @@ class CIDR(str):
 
 
 class ClusterCIDR(str):
-    """The pods' address block, or one of each family with a comma between; empty where unknown."""
+    """The pods' address block, or one per family separated by a comma; empty: unknown."""
 
     __slots__ = ()
     NOTATION: ClassVar[str] = "CIDR"
@@ -330,12 +330,12 @@ class ClusterCIDR(str):
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """Block by block."""
+        """One block, or one per family."""
         return tuple(self.split(",")) if self else ()
 
 
 class NodePortAddress(str):
-    """Which of the node's addresses take node ports: an address block, or one of kube-proxy's words."""
+    """Node addresses for node ports: an address block, or one of kube-proxy's words."""
 
     __slots__ = ()
     WORDS: ClassVar[tuple[str, ...]] = ("primary", "localhost", "all")
@@ -349,7 +349,7 @@ class NodePortAddress(str):
 
 
 class DeniedEndpoints(str):
-    """Endpoints that are not dialed: an address block, or the word for this node's own addresses."""
+    """Denied endpoints: an address block, or the word for this node's own addresses."""
 
     __slots__ = ()
     NODE: ClassVar[str] = "node"
@@ -371,7 +371,7 @@ class LabelValue(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From such a text or nothing."""
+        """From a label value or nothing."""
         if text and not re.fullmatch(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", text):
             raise ValueError(text)
         return cls(text)
@@ -386,7 +386,7 @@ class Quantity(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From its text, which is kept."""
+        """From its text, which stays as it is."""
         number = r"(?:\d+\.?\d*|\.\d+)"
         if not re.fullmatch(rf"[+-]?{number}(?:[KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", text, re.ASCII):
             raise ValueError(text)

@@ -56,7 +56,7 @@ class AdminServers:
         self._taken = taken
         self._tasks = tasks
         self._recent_warnings = RecentWarnings()
-        self._recent_warnings.listen()
+        self._recent_warnings.attach()
         self._servers: Sequence[HttpServer] = ()
         self._answering: asyncio.Task[None] | None = None
         self.opened = asyncio.Event()

@@ -1,7 +1,6 @@
 """What would become of a connection: the rules in force are asked as the kernel would read them, then the data plane.
 
-The decision is `kubeproxy.netfilter.packet_trace`'s, the same that the tests hold against real kernels; here it is put into
-words.
+The decision is that of `kubeproxy.netfilter.packet_trace`, which the tests hold against real kernels.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from kubeproxy.netfilter.packet_trace import Fate, Trace, Why, trace
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.observability.status import build
 from kubeproxy.observability.status.document import FrontendStatus
-from kubeproxy.observability.status.trace import Asked, Outcome, TraceReport, WorkerOutlook, describe
+from kubeproxy.observability.status.trace import Outcome, TraceReport, TraceRequest, WorkerPreview, describe
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.snapshot import FrontendStatus as Standing
@@ -62,7 +61,7 @@ class Client:
         return "output" if self.is_this_node else "prerouting"
 
 
-def client_of(asked: Asked, rules: RuleSet, facts: NodeFacts) -> Client:
+def client_of(asked: TraceRequest, rules: RuleSet, facts: NodeFacts) -> Client:
     """Without an address, this node: it speaks from the very address that it asks, where that is its own, else from
     the one that leads out."""
     if asked.source is None:
@@ -72,7 +71,7 @@ def client_of(asked: Asked, rules: RuleSet, facts: NodeFacts) -> Client:
     return Client(asked.source, own, not own and contains(rules.internal_sources, asked.source))
 
 
-def decide(asked: Asked, client: Client, rules: RuleSet, facts: NodeFacts) -> Trace:
+def decide(asked: TraceRequest, client: Client, rules: RuleSet, facts: NodeFacts) -> Trace:
     """What the kernel does with the first packet. Pure."""
     return trace(
         rules,
@@ -91,7 +90,7 @@ class Tracer:
         self._data_plane = data_plane
         self._facts = facts
 
-    async def __call__(self, asked: Asked) -> TraceReport:
+    async def __call__(self, asked: TraceRequest) -> TraceReport:
         """What would become of this connection now."""
         snapshot, facts = self._proxier.snapshot(), self._facts()
         in_force = self._proxier.in_force
@@ -117,12 +116,12 @@ class Tracer:
             client=client.words,
             hook=client.hook,
             outcome=_OUTCOMES[met.fate],
-            because=_because(asked, met, frontend, rules, snapshot, self._troubled(snapshot)),
+            reason=_because(asked, met, frontend, rules, snapshot, self._troubled(snapshot)),
             steps=tuple(steps),
             service=None if frontend is None else str(frontend.name.service_port),
             frontend=listener,
-            outlooks=tuple(
-                WorkerOutlook(one.worker, tuple(map(str, one.order)), None if one.bound is None else str(one.bound))
+            previews=tuple(
+                WorkerPreview(one.worker, tuple(map(str, one.order)), None if one.bound is None else str(one.bound))
                 for one in outlooks
             ),
         )
@@ -155,7 +154,7 @@ def _standing(snapshot: Snapshot, to: Destination, met: Trace) -> Standing | Non
 
 
 def _steps(
-    asked: Asked,
+    asked: TraceRequest,
     client: Client,
     rules: RuleSet,
     met: Trace,
@@ -241,7 +240,7 @@ def _count(frontend: Frontend) -> str:
 
 
 def _because(
-    asked: Asked,
+    asked: TraceRequest,
     met: Trace,
     frontend: Frontend | None,
     rules: RuleSet,

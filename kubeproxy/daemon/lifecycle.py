@@ -19,7 +19,7 @@ from typing import cast
 import structlog
 import uvloop
 
-from kubeproxy.config.reload import compare, take_over
+from kubeproxy.config.reload import compare, effective
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon import startup_progress
 from kubeproxy.daemon.admin import AdminServers
@@ -255,10 +255,10 @@ class Daemon:
             data_plane=self._data_plane,
             health=self._health,
             metrics=self._metrics,
-            elsewhere={**self._host_state.complaints, "log": setup.complaint, "kubernetes": self._sources.complaint},
+            checks={**self._host_state.complaints, "log": setup.writer_problem, "kubernetes": self._sources.complaint},
         )
-        self._tasks.start(kept_running("monitor", monitor.look), name="monitor")
-        self._tasks.start(monitor.beat(), name="loop lag")
+        self._tasks.start(kept_running("monitor", monitor.run), name="monitor")
+        self._tasks.start(monitor.measure_lag(), name="loop lag")
         self._access_log = AccessLog(self._data_plane.ended, on_lost=self._metrics.access_log_lost)
         self._use_access_log()
         self._tasks.start(kept_running("access log", self._access_log.run), name="access log")
@@ -362,7 +362,7 @@ class Daemon:
                 log.error("configuration is faulty; the old one stays", fault=fault)
             return
         difference = compare(self._configuration, new)
-        self._configuration = new = take_over(self._configuration, new)
+        self._configuration = new = effective(self._configuration, new)
         setup.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
         self._proxier.set_periods(periods(new))
         self._proxier.set_port_range(port_range(new))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kubeproxy.config.schema import Configuration, Own
+from kubeproxy.config.schema import Configuration, OwnSettings
 from kubeproxy.config.value_types import DeniedEndpoints, Ports
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits
@@ -60,7 +60,7 @@ def restrictions(configuration: Configuration) -> Restrictions:
     own = configuration.kubeproxy
     denied = own.denied_endpoint_cidrs
     blocks = Blocks(frozenset(map(str, denied)) - {DeniedEndpoints.NODE})
-    configured = denied != Own().denied_endpoint_cidrs
+    configured = denied != OwnSettings().denied_endpoint_cidrs
     return Restrictions(
         denied_endpoints=blocks if configured else Blocks(),
         denied_foreign_endpoints=blocks,

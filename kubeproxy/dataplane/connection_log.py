@@ -1,5 +1,6 @@
-"""What became of connections: one entry for each that has ended, kept until somebody asks. Only where an access log is
-wanted (`Tune.access_log`)."""
+"""Log of finished connections, kept until it is collected.
+
+Filled only when an access log is configured (`Tune.access_log`)."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ from kubeproxy.dataplane.interface import Ended
 from kubeproxy.model import FrontendName, Protocol, Target
 
 ENTRIES_MAX = 4096
-"""Kept at once, in each process; some 2 MiB."""
+"""Entries that one process keeps; some 2 MiB."""
 
 
 class Entry:
-    """A connection that is to be told of when it has ended."""
+    """An open connection that will be logged at its end."""
 
     __slots__ = ("_began", "_client", "_frontend", "attempts", "dial_s", "endpoint")
 
     def __init__(self, frontend: FrontendName, client: Target) -> None:
-        """It was accepted just now."""
+        """To be made when the connection is accepted: that is when it begins."""
         self._frontend = frontend
         self._client = client
         self._began = time.time()
@@ -27,7 +28,7 @@ class Entry:
         self.dial_s: float | None = None
 
     def ended(self, reason: str, *, duration_s: float, bytes_in: int = 0, bytes_out: int = 0) -> Ended:
-        """What there is to tell."""
+        """The log record. Durations in seconds from accept."""
         return Ended(
             frontend=self._frontend,
             protocol=Protocol.TCP,
@@ -44,21 +45,21 @@ class Entry:
 
 
 class ConnectionLog:
-    """Those that have ended, the first first."""
+    """Finished connections, the oldest first."""
 
     def __init__(self) -> None:
         self.forgotten = 0
-        """How many found no place, since this process began."""
+        """Records dropped because the log was full, since this process started."""
         self._ended: list[Ended] = []
 
     def add(self, ended: Ended) -> None:
-        """One more."""
+        """Append a record, or count it as dropped when the log is full."""
         if len(self._ended) < ENTRIES_MAX:
             self._ended.append(ended)
         else:
             self.forgotten += 1
 
     def take(self) -> list[Ended]:
-        """Those that nobody has been told of."""
+        """Remove and return the records collected so far."""
         taken, self._ended = self._ended, []
         return taken

@@ -1,8 +1,7 @@
-"""What all parts of one running data plane share."""
+"""State that all parts of one data plane process share."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,28 +16,30 @@ from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget, Share
 from kubeproxy.dataplane.resources.memory_reserve import MemoryReserve
 from kubeproxy.dataplane.resources.pipe_pool import PipePool
 from kubeproxy.model import FrontendName
+from kubeproxy.runtime.histogram import Histogram
 
 
 class Abortable(Protocol):
-    """An endpoint is being tried."""
+    """A probe in progress."""
 
     def abort(self) -> None:
-        """End it now, whatever would have come of it."""
+        """End it now, without a result."""
 
 
 class Live(Protocol):
-    """A client that is being served: dialed for, or connected."""
+    """A client that is being served: its endpoint is dialed, or connected."""
 
     since: float
-    """When it was accepted, by the reactor's clock."""
+    """Time of accept, by the reactor's clock."""
 
     def abort(self) -> None:
-        """End it now; both sides see a reset."""
+        """End it now; client and endpoint get a reset."""
 
 
 class FrontendCounters:
-    """Plain sums of one frontend, added to on the byte path and read when asked (see `Counters`). The bytes stand in
-    lists of one, so that each direction can be handed its own."""
+    """Sums of one frontend, added to on the byte path (see `Counters`).
+
+    The bytes are in lists of one element, so that each direction of a connection holds a reference to its own."""
 
     __slots__ = (
         "accepted",
@@ -59,7 +60,7 @@ class FrontendCounters:
 
     def __init__(self) -> None:
         self.frontend: FrontendName | None = None
-        """Whose it is."""
+        """The frontend that is counted."""
         self.share = Share()
         self.accepted = 0
         self.active = 0
@@ -75,23 +76,8 @@ class FrontendCounters:
         self.bytes_out = [0]
 
 
-class DialTimes:
-    """A histogram of the time from accept to an endpoint's answer, over all frontends."""
-
-    __slots__ = ("counts", "seconds")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(DIAL_BUCKETS_S) + 1)
-        self.seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        """One more answer."""
-        self.counts[bisect_left(DIAL_BUCKETS_S, seconds)] += 1
-        self.seconds += seconds
-
-
 class Context:
-    """One reactor and what hangs on it."""
+    """One reactor, its budgets, settings and live connections."""
 
     def __init__(self, *, reactor: Reactor, budget: DescriptorBudget, send: Callable[[list[Any]], None]) -> None:
         """`send` writes the backlogs of flows (see `WriteQueue`)."""
@@ -105,14 +91,15 @@ class Context:
         """The settings in effect."""
         self.live: set[Live] = set()
         self.touched: set[FrontendCounters] = set()
-        """Those that may have changed since they were last looked at: whoever takes in a client, or turns one away
-        unheard, puts its own here, and whoever finds one unchanged and without clients takes it out."""
+        """Counters that may have changed since they were last read. A listener adds its own when it accepts or drops a
+        client; `Engine` removes those that are unchanged and without clients."""
         self.lag = Lag(reactor)
         self.probes: set[Abortable] = set()
-        """Endpoints that are being tried, for nobody."""
-        self.dial_times = DialTimes()
+        """Probes in progress."""
+        self.dial_times = Histogram(DIAL_BUCKETS_S)
+        """From accept to an endpoint's answer, over all frontends."""
         self.ports_exhausted = 0
         """Dials that failed because all of this host's ports towards the endpoint were in use."""
         self.looped = 0
-        """Connections and datagrams that had come through too many proxies."""
+        """Connections and datagrams that had passed too many proxies."""
         self.connection_log = ConnectionLog()

@@ -1,4 +1,4 @@
-"""Carries out messages: listeners come, change and go. The same in every process that moves bytes."""
+"""Applies messages to the listeners of one process. The same in every process that moves bytes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from kubeproxy.model import Address, FrontendName, Protocol, Target
 class Engine:
     """The listeners of one process.
 
-    `open_socket` gives a bound socket for what is to be listened on; it stays its giver's, who is told by
-    `close_socket` when nothing is taken from it any more.
+    `open_socket` returns a bound socket to listen on. The caller keeps owning it: `close_socket` hands it back when the
+    engine does not use it any more.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Engine:
         self._keepalive = KeepaliveSweep(context)
         self._keepalive.restart()
         self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
-        self._succeeded: dict[FrontendName, Listener | DatagramListener] = {}
-        """Those that others have taken the place of, until `shed`."""
+        self._previous: dict[FrontendName, Listener | DatagramListener] = {}
+        """Replaced listeners, which still listen until `close_previous`."""
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
-        """By their namespaces."""
+        """Tenants of the budget by their namespaces."""
         self._sockets: dict[Listener | DatagramListener, socket.socket] = {}
-        self._told: dict[FrontendName, Counters] = {}
-        """The counters of the frontends served now, as last looked at."""
+        self._reported: dict[FrontendName, Counters] = {}
+        """The counters of the frontends served now, as last read."""
 
     def handle(self, messages: Sequence[Message]) -> dict[FrontendName, str]:
-        """Put messages into effect, in order; what could not be done, by frontend."""
+        """Apply messages in order; the failures, by frontend."""
         failures: dict[FrontendName, str] = {}
         for message in messages:
             match message:
@@ -83,7 +83,7 @@ class Engine:
                 case Retire(frontend=name):
                     self.close_previous(name)
                     self._end(self._listeners.pop(name, None))
-                    self._told.pop(name, None)
+                    self._reported.pop(name, None)
                 case Tune():
                     self._tune(message)
         return failures
@@ -105,24 +105,25 @@ class Engine:
         namespace = message.frontend.service_port.namespace
         listener.counters.share.tenant = self._tenants.setdefault(namespace, listener.counters.share.tenant)
         self._listeners[message.frontend] = listener
-        self._told[message.frontend] = NOTHING
+        self._reported[message.frontend] = NOTHING
         return None
 
-    def succeed(self, message: Listen) -> str | None:
-        """Listen for a frontend that is served already on another socket, too: the one so far is listened on until
-        `shed`. What could not be done, or None."""
+    def listen_on_new(self, message: Listen) -> str | None:
+        """Serve a frontend on a new socket, too; the failure, or None.
+
+        The present socket stays in use until `close_previous`."""
         before, listener = self._listeners[message.frontend], self._open(message)
         if isinstance(listener, str):
             return listener
         listener.balancer, listener.counters = before.balancer, before.counters
         self.close_previous(message.frontend)
-        self._succeeded[message.frontend] = before
+        self._previous[message.frontend] = before
         self._listeners[message.frontend] = listener
         return None
 
     def close_previous(self, frontend: FrontendName) -> None:
-        """Listen no more on the socket that another has taken the place of, if there is one."""
-        self._end(self._succeeded.pop(frontend, None))
+        """Close the listener that `listen_on_new` replaced, if there is one."""
+        self._end(self._previous.pop(frontend, None))
 
     def _open(self, message: Listen) -> Listener | DatagramListener | str:
         try:
@@ -148,17 +149,18 @@ class Engine:
 
     @property
     def frontends(self) -> tuple[FrontendName, ...]:
-        """Those that are served."""
+        """The frontends served now."""
         return tuple(self._listeners)
 
     def serves(self, frontend: FrontendName) -> bool:
-        """Whether it is listened for."""
+        """Whether a frontend is served now."""
         return frontend in self._listeners
 
-    def news(self) -> Iterator[tuple[FrontendName, Counters] | None]:
-        """The counters that have changed since they were last told of, by this or by `counters`; None: here nothing
-        has, but some time has passed. May be left off for a while or for good; and nobody looks at what no client
-        has come to."""
+    def changed_counters(self) -> Iterator[tuple[FrontendName, Counters] | None]:
+        """The counters that changed since they were last read; None: an unchanged frontend.
+
+        The last read is by this method or by `counters`. The caller may pause between two steps, or stop. Frontends
+        without clients are not looked at."""
         touched = self._context.touched
         for tally in tuple(touched):
             name = tally.frontend
@@ -167,36 +169,37 @@ class Engine:
                 touched.discard(tally)
                 continue
             counters = _counters_of(listener)
-            if counters != self._told[name]:
-                self._told[name] = counters
+            if counters != self._reported[name]:
+                self._reported[name] = counters
                 yield name, counters
             else:
-                # Not before a look has found nothing new: what a turn sends at its end is counted when its session or
-                # connection may be over already.
+                # Only after a read without a change: bytes written at the end of a turn are counted when their session
+                # or connection may be over already.
                 if not (counters.active or counters.affinity_entries or tally.share.held):
                     touched.discard(tally)
                 yield None
 
     def counters(self) -> dict[FrontendName, Counters]:
         """A snapshot of the sums of the frontends served now."""
-        for _ in self.news():
+        for _ in self.changed_counters():
             pass
-        return self.told()
+        return self.last_counters()
 
-    def told(self) -> dict[FrontendName, Counters]:
-        """The same as when `news` last looked."""
-        return self._told.copy()
+    def last_counters(self) -> dict[FrontendName, Counters]:
+        """The counters as `changed_counters` last read them."""
+        return self._reported.copy()
 
     def ejected(self, *, worker: int = 0) -> Iterator[tuple[FrontendName, tuple[EjectedEndpoint, ...]] | None]:
-        """The endpoints that are passed over now; None: of a frontend of which none is. May be left off for a while."""
+        """The ejected endpoints by frontend; None: a frontend without any. The caller may pause between two steps."""
         for name in self.frontends:
             listener = self._listeners.get(name)
             ejected = None if listener is None else listener.balancer.ejected
             yield (name, _ejected_of(ejected, self._context.reactor.clock(), worker)) if ejected else None
 
     def bindings(self, *, since: float = -math.inf) -> Iterator[RestoreBindings | None]:
-        """The clients that stay with an endpoint and were seen since then (by the reactor's clock); None: some time has
-        passed. May be left off for a while."""
+        """The affinity bindings used since `since` (by the reactor's clock); None: a frontend is done.
+
+        The caller may pause between two steps."""
         for tally in tuple(self._context.touched):
             name = tally.frontend
             listener = None if name is None else self._listeners.get(name)
@@ -205,7 +208,7 @@ class Engine:
             yield None
 
     def preview(self, frontend: FrontendName, client: Address, *, worker: int = 0) -> BalancePreview | None:
-        """What would become of a client's next connection; None: the frontend is not served."""
+        """The endpoints that a client's next connection would try; None: the frontend is not served."""
         listener = self._listeners.get(frontend)
         if listener is None:
             return None
@@ -213,7 +216,7 @@ class Engine:
         return BalancePreview(worker, order, bound)
 
     def worker_status(self, *, worker: int = 0) -> WorkerStatus:
-        """How this process is doing."""
+        """The status of this process."""
         context = self._context
         return WorkerStatus(
             pid=os.getpid(),
@@ -234,18 +237,19 @@ class Engine:
         )
 
     def take_ended(self) -> list[Ended]:
-        """The connections that have ended since this was last asked (see `DataPlane.ended`)."""
+        """The connections finished since the last call (see `DataPlane.ended`)."""
         return self._context.connection_log.take()
 
     def retire(self) -> Iterator[None]:
-        """Serve no new client of any frontend; those who wait already are taken, and the open connections go on. One
-        frontend after the other: may be left off for a while."""
+        """Stop accepting, one frontend at each step.
+
+        Queued clients are accepted, and open connections go on. The caller may pause between two steps."""
         for name in self.frontends:
             self.handle((Retire(name),))
             yield
 
     def close(self) -> None:
-        """End everything: listeners first, then connections, with a reset."""
+        """Close the listeners, then reset all connections."""
         for _ in self.retire():
             pass
         for live in list(self._context.live):
@@ -255,7 +259,7 @@ class Engine:
         self._context.pipes.close()
 
 
-def _ejected_of(passed_over: Mapping[Target, Ejection], now: float, worker: int) -> tuple[EjectedEndpoint, ...]:
+def _ejected_of(ejections: Mapping[Target, Ejection], now: float, worker: int) -> tuple[EjectedEndpoint, ...]:
     return tuple(
         EjectedEndpoint(
             target=target,
@@ -264,7 +268,7 @@ def _ejected_of(passed_over: Mapping[Target, Ejection], now: float, worker: int)
             failures=ejected.failures,
             retry_in_s=max(0.0, ejected.until - now) if not ejected.probing else 0.0,
         )
-        for target, ejected in passed_over.items()
+        for target, ejected in ejections.items()
     )
 
 

@@ -1,4 +1,4 @@
-"""What the control plane can ask of the data plane, wherever it runs."""
+"""Interface of the data plane, whether it runs in this process or in workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubeproxy.model import Protocol as Transport
 
 
 class Counters(Struct, array_like=True):
-    """Plain sums of one frontend since it was first listened for, over everything that serves or has served it."""
+    """Sums of one frontend since it was first served, over all processes that served it."""
 
     accepted: int = 0
     """Connections; UDP: sessions."""
@@ -21,16 +21,16 @@ class Counters(Struct, array_like=True):
     refused: int = 0
     """Connections that failed because every endpoint refused or was unreachable."""
     silent: int = 0
-    """Connections that failed because an endpoint was still silent when the ladder of dials ended."""
+    """Connections that failed because an endpoint was still silent when the last dial timeout was over."""
     no_endpoint: int = 0
     """Connections that failed because there was no endpoint."""
     unable: int = 0
-    """Connections that failed for want of something of this host's: a port, memory, a descriptor."""
+    """Connections that failed because this host lacked a port, memory or a descriptor."""
     dial_retries: int = 0
     dropped: int = 0
-    """UDP: datagrams that could not be passed on."""
+    """UDP: datagrams that were not forwarded."""
     evicted: int = 0
-    """UDP: sessions that made room for others."""
+    """UDP: sessions ended to make room for others."""
     affinity_entries: int = 0
     """Clients bound to an endpoint now."""
     bytes_in: int = 0
@@ -38,177 +38,183 @@ class Counters(Struct, array_like=True):
     bytes_out: int = 0
     """From endpoints to clients."""
     looped: int = 0
-    """Connections that failed because they had come through too many proxies; UDP: datagrams."""
+    """Connections that failed because they had passed too many proxies; UDP: datagrams."""
 
     @property
     def failed(self) -> int:
-        """Connections for which no endpoint answered, whatever the reason."""
+        """Connections without an endpoint's answer, for any reason."""
         return self.refused + self.silent + self.no_endpoint + self.unable + self.looped
 
 
 NOTHING = Counters()
-"""Of a frontend that nobody has come to. Most are so on any one node, and cost nothing to tell."""
+"""Counters of a frontend without clients. Most frontends of a node have none, and all share this value."""
 
 DIAL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""Upper bounds of the dial time histogram; one more bucket takes the rest. From what a dial on the same host takes to
-a little beyond the default ladder's end."""
+"""Upper bounds of the dial time histogram; one more bucket takes the rest. From the time of a dial on the same host to
+a little beyond the sum of the default dial timeouts."""
 
 
 class WorkerStatus(Struct, frozen=True):
-    """How one process that serves is doing. Sums are since it began."""
+    """Status of one serving process. Sums are since its start."""
 
     pid: int
     number: int
-    """Its place among the workers, from 0."""
+    """Number of the worker, from 0."""
     began: float
-    """Unix seconds."""
+    """Start time, Unix seconds."""
     connections: int
-    """Open now, those being dialed for included."""
+    """Open connections and dials in progress."""
     udp_sessions: int
     descriptors: int
-    """In use on the byte path."""
+    """Descriptors in use on the byte path."""
     descriptors_limit: int
     accept_paused: int
-    """How often a client had to wait for want of descriptors."""
+    """How often a client had to wait because all descriptors were in use."""
     lag_s: float
-    """The longest turn of its loop within the last minute: how long a ready byte may have waited."""
+    """The longest turn of the loop within the last minute: how long a ready byte may have waited."""
     dials: tuple[int, ...]
-    """Connections by the time from accept to the endpoint's answer: one number for each of `DIAL_BUCKETS_S` and one
-    for the rest, not cumulative."""
+    """Histogram of the time from accept to the endpoint's answer: one count for each of `DIAL_BUCKETS_S` and one for
+    the rest, not cumulative."""
     dial_seconds: float
     """The sum of these times."""
     log_skipped: int = 0
-    """Connections whose end nobody asked for in time (see `DataPlane.ended`)."""
+    """Records of finished connections dropped because the connection log was full (see `DataPlane.ended`)."""
     memory_shortages: int = 0
     """Grows while there is no memory for more clients."""
     ports_exhausted: int = 0
     """Dials that failed because all of this host's ports towards the endpoint were in use."""
     looped: int = 0
-    """Connections and datagrams that had come through too many proxies."""
+    """Connections and datagrams that had passed too many proxies."""
 
 
 class EjectedEndpoint(Struct, frozen=True):
-    """An endpoint that is passed over, as one serving process sees it."""
+    """An endpoint that one serving process has ejected."""
 
     target: Target
     worker: int
     reason: str
-    """``refused``, ``timeout``, ``unreachable``: what its last failure was."""
+    """The last failure: ``refused``, ``timeout``, ``unreachable``."""
     failures: int
-    """One after the other."""
+    """Consecutive failures."""
     retry_in_s: float
-    """Seconds until it may be tried again; 0: it is being tried, or will be when the next client comes."""
+    """Seconds until the next probe; 0: a probe is in progress, or starts with the next client."""
 
 
 PREVIEWS_MAX = 64
-"""How many endpoints a `BalancePreview` tells of."""
+"""Endpoints listed by a `BalancePreview`, at most."""
 
 
 class BalancePreview(Struct, frozen=True):
-    """What one serving process would do with a client's next connection."""
+    """The endpoints that one serving process would try for a client's next connection."""
 
     worker: int
     order: tuple[Target, ...]
-    """The endpoints as they would be tried now, the first `PREVIEWS_MAX` of them."""
+    """The endpoints in the order of dialing, the first `PREVIEWS_MAX` of them."""
     bound: Target | None = None
-    """The endpoint that the client stays with, by affinity; None: none."""
+    """The endpoint that the client is bound to by session affinity; None: none."""
 
 
 class Ended(Struct, frozen=True, array_like=True):
-    """What became of one client's connection."""
+    """A finished connection of a client."""
 
     frontend: FrontendName
     protocol: Transport
     client: Target
     endpoint: Target | None
-    """Who answered; None: nobody."""
+    """The endpoint that answered; None: none did."""
     attempts: int
-    """How often an endpoint was dialed for it."""
+    """Dials for this client."""
     began: float
-    """When it was accepted, in Unix seconds."""
+    """Time of accept, Unix seconds."""
     dial_s: float | None
-    """From there to the endpoint's answer; None: there was none."""
+    """From accept to the endpoint's answer; None: none answered."""
     duration_s: float
-    """From there to the end."""
+    """From accept to the end."""
     bytes_in: int
-    """From the client, whether or not the endpoint took them."""
+    """Bytes from the client, whether or not the endpoint took them."""
     bytes_out: int
-    """From the endpoint, whether or not the client took them."""
+    """Bytes from the endpoint, whether or not the client took them."""
     reason: str
-    """``closed``: both sides had said all; ``reset by client``, ``reset by endpoint``; ``idle``: half-closed, and
-    silent for too long; ``cut``: by this proxy, on its own way out. And without an endpoint: ``refused``, ``timeout``,
-    ``no endpoint``, ``unable``, ``loop`` (see `Counters`). ``no memory``: this host had none left."""
+    """``closed``: by both sides; ``reset by client``, ``reset by endpoint``; ``idle``: half-closed, and idle for too
+    long; ``cut``: by this proxy's own shutdown. And without an endpoint: ``refused``, ``timeout``, ``no endpoint``,
+    ``unable``, ``loop`` (see `Counters`). ``no memory``: this host had none left."""
 
 
 class DataPlane(Protocol):
     """A running data plane."""
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
-        """Hand over messages in order; back when all are in effect. What could not be done is returned, by frontend,
-        as a text that says what was seen; the other messages are in effect all the same. A frontend that did not
-        listen before and whose Listen could not be done does not listen."""
+        """Apply messages in order and return the failures as texts, by frontend.
+
+        Returns when all are in effect. A failure does not hinder the other messages. A new frontend whose `Listen`
+        failed does not listen."""
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
-        """A snapshot, summed over everything that serves."""
+        """A snapshot of the counters, summed over all serving processes."""
 
     async def worker_status(self) -> Sequence[WorkerStatus]:
-        """One for each process that serves now, by number."""
+        """The status of each serving process, by number."""
 
     async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
-        """The endpoints that are passed over now."""
+        """The endpoints that are ejected now, for each serving process."""
 
     async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
-        """What each process that serves a frontend would do with the next connection from a client's address. Asking
-        changes nothing; nobody answers for a frontend that is not served."""
+        """The endpoints that each serving process would try for a client's next connection.
+
+        The query changes nothing. Empty for a frontend that is not served."""
 
     async def bindings(self) -> Sequence[RestoreBindings]:
-        """The clients that stay with an endpoint now, by session affinity: for a process that follows this one."""
+        """The session affinity bindings of all frontends, for a new instance."""
 
     async def ended(self) -> Sequence[Ended]:
-        """The connections that have ended since this was last asked, if `Tune.access_log` is on: of each serving
-        process the first few thousand."""
+        """The connections finished since the last call, if `Tune.access_log` is on.
+
+        Each serving process keeps a few thousand between calls; more are dropped and counted."""
 
     @property
     def restarts(self) -> int:
-        """How often a process that served has died and was replaced."""
+        """How often a serving process died and was replaced."""
 
     @property
     def problem(self) -> str | None:
-        """Why it does not serve as it should (a worker that keeps dying); None: it does."""
+        """A lasting problem, such as a worker that keeps dying; None: there is none."""
 
     @property
     def open_connections(self) -> int:
-        """Clients being served or dialed for, as far as known without asking."""
+        """Open connections and dials in progress, as far as known without a query."""
 
     async def retire(self) -> None:
-        """Stop accepting, everywhere; what waits already is taken, and the open connections go on."""
+        """Stop accepting everywhere: clients already queued are accepted, and open connections go on."""
 
     async def drain(self, grace_s: float) -> int:
-        """Wait until the connections open now have ended, at most `grace_s` seconds; how many are left. Accepting
-        goes on meanwhile, unless `retire` has ended it."""
+        """Wait until the connections open now have ended, at most `grace_s` seconds; the number left.
+
+        Accepting continues meanwhile, unless `retire` has ended it."""
 
     async def close(self) -> None:
         """Close every listener and connection."""
 
 
 class PortReserver(Protocol):
-    """Holds proxy ports, so that no other process gets them between two of ours listening."""
+    """Reserves ports by binding them, so that no other process gets them."""
 
     def reserve(self, protocol: Transport, address: Address, port: int, *, claim: bool = False) -> Reservation:
-        """Bind without listening; port 0 lets the kernel choose. OSError when the port is taken. A `claim` only keeps
-        others from a port that netfilter takes away; nobody will listen there."""
+        """Bind without listening; port 0 lets the kernel choose. OSError when the port is taken.
+
+        A `claim` only keeps other programs from a port whose traffic netfilter redirects; it is never listened on."""
 
     def share(self, on: bool) -> None:
-        """Whether claims, those held and those to come, may also be held by another process of ours that says the
-        same: while one follows the other. Otherwise nobody else gets them."""
+        """Whether another instance that shares, too, may hold the same claims.
+
+        Holds for present and future claims. On during a takeover; otherwise claims are exclusive."""
 
 
 class Reservation(Protocol):
-    """A held port."""
+    """A reserved port."""
 
     @property
     def port(self) -> int:
-        """Its number."""
+        """The port number."""
 
     def release(self) -> None:
-        """Give it back."""
+        """Free the port."""

@@ -1,7 +1,7 @@
-"""The only things that cross from the control plane to the data plane: small, frozen, and the same whether the data
-plane runs in this process or in others. Each states a wanted condition, so repeating one is harmless.
+"""Messages from the control plane to the data plane.
 
-They are msgspec's structs rather than dataclasses, because those that cross to another process go as they are."""
+Nothing else controls it, whether it runs in this process or in workers. Each message states a wanted condition, so
+repeating one is harmless. They are msgspec's structs rather than dataclasses because workers get them as they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubeproxy.model import Address, FrontendName, Protocol, Target
 
 
 class Listen(Struct, frozen=True, tag=True, array_like=True):
-    """Serve a frontend on a port that the control plane has reserved. Answered by an error text or None."""
+    """Serve a frontend on a reserved port."""
 
     frontend: FrontendName
     protocol: Protocol
@@ -22,63 +22,67 @@ class Listen(Struct, frozen=True, tag=True, array_like=True):
 
 
 class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
-    """The endpoints of a frontend, and how long a client stays with one (None: no affinity). Running connections to
-    endpoints that are not named any more go on."""
+    """Replace a frontend's endpoints and affinity timeout (None: no affinity).
+
+    Open connections to endpoints that are not listed any more go on."""
 
     frontend: FrontendName
     endpoints: tuple[Target, ...]
     affinity_timeout_s: int | None = None
     preserve: frozenset[Target] = frozenset()
-    """Those that are dialed from the client's own address."""
+    """Endpoints that are dialed from the client's own address."""
 
 
 class Retire(Struct, frozen=True, tag=True, array_like=True):
-    """Serve a frontend no more: what already waits to be accepted is still taken, then the listener closes. Running
-    connections go on."""
+    """Stop serving a frontend: accept the clients already queued, then close the listener.
+
+    Open connections go on."""
 
     frontend: FrontendName
 
 
 class Tune(Struct, frozen=True, tag=True, array_like=True):
-    """Settings of the byte path that may change while it runs."""
+    """Settings of the byte path, changeable at run time."""
 
     dial_steps_s: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
-    """How long each attempt has before the next endpoint is tried (kube-proxy's EndpointDialTimeouts)."""
+    """Timeouts of the dial's steps; after each, the next endpoint is tried (kube-proxy's EndpointDialTimeouts)."""
     keepalive_s: int = 15
     """TCP keepalive idle time and interval on both legs (Go's default, and so kube-proxy's)."""
     udp_idle_s: float = 60.0
-    """How long a UDP session without datagrams lasts: twice conntrack's timeout for a lone datagram, half of that for
-    a stream, so that a slow answer is never lost (kube-proxy's 250 ms lost it)."""
+    """Idle timeout of a UDP session: twice conntrack's timeout for a lone datagram, half of that for a stream, so that
+    a slow answer is never lost (kube-proxy's 250 ms lost it)."""
     half_closed_idle_s: float = 3600.0
-    """How long a connection of which one side has ended may stay without a byte from the other. What TCP's keepalive
-    finds is ended before; this is for a peer that lives and has forgotten. As long as connection tracking keeps such a
-    connection by kube-proxy's default (tcpCloseWaitTimeout)."""
+    """Idle timeout of a half-closed connection: one side has sent FIN, the other sends nothing. TCP keepalive finds
+    dead peers before; this is for a live peer that never closes. As long as connection tracking keeps such a connection
+    by kube-proxy's default (tcpCloseWaitTimeout)."""
     unanswered_idle_s: float = 300.0
-    """The same, at most, where the client has ended and the endpoint has not sent a single byte: so much is enough for
-    an answer that takes long, and too little for a loop or a dead endpoint to hold descriptors by."""
+    """The limit of that timeout where the client has sent FIN and the endpoint not a single byte: long enough for a
+    slow answer, and short enough that a loop or a dead endpoint does not hold descriptors for long."""
     orphan_grace_s: float = 60.0
-    """How long a worker goes on when the process that tells it what to do has died and no other comes."""
+    """How long an orphaned worker serves while no new owner connects."""
     shutdown_grace_s: float = 10.0
-    """How long connections may take to end when a worker is told to stop, or has lost everybody who could tell it."""
+    """How long open connections may take to end when a worker shuts down."""
     access_log: bool = False
-    """Whether to remember each connection that has ended, to be told of."""
+    """Whether to record each finished connection for the access log."""
     udp_sessions_max: int = 16_384
-    """UDP sessions at once, over all frontends; beyond it the idlest one goes."""
+    """UDP sessions at once, over all frontends; beyond it the idlest one is evicted."""
 
 
 class Binding(NamedTuple):
-    """A client that stays with an endpoint."""
+    """A client bound to an endpoint by session affinity."""
 
     client: str
-    """The text of its address."""
+    """The client's address."""
     target: Target
     age_s: float
-    """Seconds since its last connection. Never a time: other processes may have other clocks."""
+    """Seconds since the client's last connection. Not a time: other processes may have other clocks."""
 
 
 class RestoreBindings(Struct, frozen=True, tag=True, array_like=True):
-    """What another process knew of a frontend's clients, the longest unseen first: those that are not known here stay
-    with the same endpoints, as far as these are the frontend's."""
+    """Add another process's affinity bindings of a frontend, the least recently seen client first.
+
+    Clients that are bound already keep their endpoint, and bindings to other than the frontend's endpoints are dropped.
+    """
 
     frontend: FrontendName
     bindings: tuple[Binding, ...]

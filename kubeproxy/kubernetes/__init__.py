@@ -1,1 +1,1 @@
-"""Kubernetes API machinery that knows nothing of proxying."""
+"""The Kubernetes API: objects, clients, informers and controllers. Knows nothing about proxying."""

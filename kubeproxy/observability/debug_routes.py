@@ -1,5 +1,7 @@
-"""``/debug/`` on the metrics port: what the process is doing this very moment. kube-proxy has Go profiles there, which
-a Python process has not; with enableProfiling it shows what its tasks wait for and where its threads are."""
+"""``/debug/`` on the metrics port: stacks of tasks and threads.
+
+kube-proxy serves Go profiles there, which a Python process cannot. The pages need enableProfiling.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
-_OFF: Final = (
-    "Nothing is shown here unless enableProfiling (--profiling) is set. There are no Go profiles in any case.\n"
-)
+_OFF: Final = "These pages need enableProfiling (--profiling). There are no Go profiles: this is a Python process.\n"
 _CONTENTS: Final = (
     "There are no Go profiles: this is a Python process.\n\n"
     "/debug/tasks   what each task of the event loop waits for\n"
@@ -23,7 +23,7 @@ _CONTENTS: Final = (
 
 
 def debug_routes(*, enabled: bool) -> list[web.RouteDef]:
-    """Both pages, and for whoever asks for a Go profile a sentence about them."""
+    """The routes of both pages; other paths, such as Go profiles, get a text that lists them."""
 
     async def tasks(request: web.Request) -> web.Response:
         return _text(tasks_text())
@@ -31,15 +31,15 @@ def debug_routes(*, enabled: bool) -> list[web.RouteDef]:
     async def stacks(request: web.Request) -> web.Response:
         return _text(stacks_text())
 
-    async def elsewhere(request: web.Request) -> web.Response:
+    async def other(request: web.Request) -> web.Response:
         return _text(_CONTENTS if enabled else _OFF, status=404)
 
     pages = [web.get("/debug/tasks", tasks), web.get("/debug/stacks", stacks)] if enabled else []
-    return [*pages, web.get("/debug", elsewhere), web.get("/debug/{path:.*}", elsewhere)]
+    return [*pages, web.get("/debug", other), web.get("/debug/{path:.*}", other)]
 
 
 def tasks_text() -> str:
-    """The running loop's tasks by name, each with its stack, the outermost call first."""
+    """The tasks of the running loop by name, each with its stack, outermost call first."""
     out = io.StringIO()
     for task in sorted(asyncio.all_tasks(), key=lambda it: it.get_name()):
         out.write(f"task {task.get_name()}\n")
@@ -49,7 +49,7 @@ def tasks_text() -> str:
 
 
 def stacks_text() -> str:
-    """All threads, each with its stack, the outermost call first."""
+    """All threads, each with its stack, outermost call first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [
         f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}\n"

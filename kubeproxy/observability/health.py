@@ -1,8 +1,8 @@
-"""Is this proxy healthy, and is it ready? Decided here (pure), answered over HTTP elsewhere.
+"""Whether the proxy is live, healthy and ready (pure); `routes` answers it over HTTP.
 
-The rule is kube-proxy's (pkg/proxy/healthcheck): healthy unless a change has waited for more than twice the sync
-period. It waits so long only if syncs fail or do not come to an end; a proxy that has nothing to do is healthy, and so
-is one that still starts. Whether there has been a first sync is a matter of readiness, which kube-proxy does not know.
+The rule is kube-proxy's (pkg/proxy/healthcheck): the proxy is healthy unless a change has waited for more than twice
+the sync period, which happens only if syncs fail or do not end. An idle or starting proxy is healthy. Readiness, which
+kube-proxy does not have, needs a first successful sync.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ from kubeproxy.model import Family
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How things stood at one moment. Times are of the clock that the proxier uses, in seconds."""
+    """The health at one moment. Times are seconds of the proxier's clock."""
 
     now: float
     last_updated: float | None
     """None: no sync has succeeded yet."""
     on_time: bool
-    """No change waits for too long."""
+    """No change has waited for too long."""
     node_eligible: bool
-    """The node is neither being deleted nor about to be."""
+    """The node is not being deleted and has no taint that announces it."""
     draining: bool
     failing: str | None
     """Why the last sync failed; None if it did not."""
     families: tuple[Family, ...]
     degraded: tuple[str, ...] = ()
-    """What an operator should look at, although it is no reason to send clients elsewhere."""
+    """Problems for the operator that do not make the node unhealthy."""
     node_exists: bool = True
-    """If it is not eligible: it is there at all."""
+    """Whether the cluster has a Node for this node."""
     exhausted: str | None = None
-    """Why no client of any Service can be served, for minutes already; None: they can."""
+    """Why no client could be served for minutes; None: clients are served."""
 
     @property
     def live(self) -> bool:
-        """What /livez answers: is it worth keeping the process? A node that is about to go is no reason to restart."""
+        """Whether /livez succeeds: the process needs no restart. A node under deletion is no reason to restart."""
         return self.on_time
 
     @property
     def healthy(self) -> bool:
-        """What /healthz answers: should load balancers send new connections to this node?"""
+        """Whether /healthz succeeds: load balancers may send new connections to this node."""
         return self.on_time and self.node_eligible and self.exhausted is None
 
     @property
     def unready(self) -> str | None:
-        """What /readyz answers: None if ready, else why not."""
+        """Why /readyz fails; None: it succeeds."""
         if self.draining:
-            return "draining: the process is about to end"
+            return "draining: the process ends when its connections have"
         if self.last_updated is None:
             return f"no sync has succeeded yet{f': {self.failing}' if self.failing else ''}"
         return None
 
 
 class ProxyHealth:
-    """The proxier reports its syncs here, in the words of kube-proxy's health server. `now` is a monotonic clock."""
+    """Collects the proxier's syncs and other facts as `Health`. `now` is monotonic, in seconds."""
 
     def __init__(self, *, timeout_s: float, families: Iterable[Family] = (Family.IPV4,)) -> None:
         self.timeout_s = timeout_s
-        """How long a change may wait: twice the sync period, as in kube-proxy. May be set anew on a reload."""
+        """Seconds that a change may wait: twice the sync period, as in kube-proxy. A reload may change it."""
         self._families = tuple(families)
         self._last_updated: float | None = None
         self._waiting_since: float | None = None
@@ -71,49 +71,55 @@ class ProxyHealth:
         self._exhausted: str | None = None
 
     def queued(self, now: float) -> None:
-        """A change arrived that a sync has to carry out."""
+        """Record that a change waits for a sync."""
         if self._waiting_since is None:
             self._waiting_since = now
 
     def updated(self, now: float) -> None:
-        """A sync succeeded; nothing waits any more."""
+        """Record a sync after which no change waits."""
         self._last_updated = now
         self._waiting_since = None
 
     def progressed(self, now: float) -> None:
-        """A sync succeeded, but more had come by its end. What waits now came after its beginning: where changes never
-        cease there may be no moment without one, and that is not late."""
+        """Record a sync during which further changes arrived; their wait begins now.
+
+        Under constant changes there may be no moment without one, which is not late.
+        """
         if self._waiting_since is not None:
             self._waiting_since = now
 
     def failing(self, reason: str | None) -> None:
-        """A sync failed, and why; None: what failed works again."""
+        """Record why a sync failed; None: it works again."""
         self._failing = reason
 
     def node_eligible(self, eligible: bool, *, exists: bool = True) -> None:
-        """Whether the node may go on taking new connections (kube-proxy: not deleted, and not tainted
-        ToBeDeletedByClusterAutoscaler), and whether the cluster has it. True until somebody says otherwise."""
+        """Record whether the node takes new connections, and whether the cluster has a Node for it.
+
+        As in kube-proxy: not deleted, not tainted ToBeDeletedByClusterAutoscaler. Both are true before the first call.
+        """
         self._node_eligible = eligible
         self._node_exists = exists
 
     def degraded(self, part: str, reason: str | None) -> None:
-        """Something is not as it should be, though not so that clients should go elsewhere; None: it is again."""
+        """Record a problem of a part that does not make the node unhealthy; None: it is over."""
         if reason is None:
             self._degraded.pop(part, None)
         else:
             self._degraded[part] = reason
 
     def exhausted(self, reason: str | None) -> None:
-        """No client of any Service can be served, and has not been for minutes; None: they can be. A restart would cut
-        those that are served, so the process stays alive."""
+        """Record why no client could be served for minutes; None: clients are served.
+
+        The process stays live: a restart would cut open connections.
+        """
         self._exhausted = reason
 
     def draining(self) -> None:
-        """The process will end as soon as its connections have."""
+        """Record that the process ends when its connections have."""
         self._draining = True
 
     def at(self, now: float) -> Health:
-        """How things stand."""
+        """The health at a moment."""
         late = self._waiting_since is not None and now - self._waiting_since >= self.timeout_s
         return Health(
             now=now,

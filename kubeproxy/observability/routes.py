@@ -1,4 +1,4 @@
-"""What the two HTTP servers answer. Each function gives the routes of one of them; further pages are further routes."""
+"""The routes of the health server and of the metrics server."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kubeproxy.observability.metrics.exposition import CONTENT_TYPE, Exposition
 from kubeproxy.observability.metrics.metrics import Metrics
 
 MODE: Final = "userspace"
-"""What kube-proxy calls a proxy that moves the bytes itself."""
+"""The answer of ``/proxyMode``, kube-proxy's name for this kind of proxy."""
 
 _SMALL: Final = 16 * 1024
-"""Answers below this are sent as they are."""
+"""Bytes up to which an answer is not compressed."""
 
 
 def health_routes(
@@ -31,10 +31,10 @@ def health_routes(
     clock: Callable[[], float] = time.monotonic,
     wall_ns: Callable[[], int] = time.time_ns,
 ) -> list[web.RouteDef]:
-    """``/healthz`` and ``/livez`` as the newest kube-proxy answers them, and our ``/readyz``.
+    """``/healthz`` and ``/livez`` as in the newest kube-proxy, and ``/readyz``.
 
-    `clock` is the one that the proxier reports by; `wall_ns` gives Unix nanoseconds. What fails, and what an operator
-    should look at, is told by loopback only: this server is open to the network, for load balancers.
+    `clock` is the proxier's, in seconds; `wall_ns` gives Unix nanoseconds. Only clients by loopback get reasons and
+    ``degraded``, because the server is open to the network for load balancers.
     """
 
     async def healthz(request: web.Request) -> web.Response:
@@ -78,14 +78,13 @@ def health_routes(
 def metrics_routes(
     exposition: Exposition, metrics: Metrics, configuration: Callable[[], Mapping[str, object]]
 ) -> list[web.RouteDef]:
-    """The metrics server's pages. `configuration` gives the running KubeProxyConfiguration with Go's field names, as
-    JSON has it."""
+    """The pages of the metrics server; `configuration` gives the settings in effect with Go's field names."""
 
     async def scrape(request: web.Request) -> web.Response:
         text = await exposition.render()
         headers = {"Content-Type": CONTENT_TYPE}
         if len(text) > _SMALL and "gzip" in request.headers.get("Accept-Encoding", "").lower():
-            # zlib lets go of the interpreter, so this thread takes nothing from the loop; level 1 is 20 times smaller.
+            # zlib releases the interpreter lock, so the thread does not delay the loop; level 1 is 20 times smaller.
             text = await asyncio.to_thread(gzip.compress, text, 1)
             headers["Content-Encoding"] = "gzip"
         return web.Response(body=text, headers=headers)
@@ -116,11 +115,11 @@ def metrics_routes(
 def health_body(
     state: Health, wall_ns: int, *, healthy: bool, node_eligible: bool | None, detailed: bool
 ) -> dict[str, object]:
-    """The newest kube-proxy's body; `detailed` adds why it fails: ``failing`` where a sync failed, ``exhausted`` where
-    no client can be served, and ``degraded`` where an operator should look at something.
+    """The body of the newest kube-proxy; `detailed` adds reasons.
 
-    While healthy, ``lastUpdated`` is the current time: older releases gave the time of the last sync even if that had
-    nothing to do, and load balancers read it so. ``status`` names the families that have been synced, and when.
+    The reasons are ``failing`` (a sync failed), ``exhausted`` (no client can be served) and ``degraded``. While
+    healthy, ``lastUpdated`` is the current time, because load balancers expect it: older releases gave the time of the
+    last sync, which ran even without changes. ``status`` has the families that were synced, and when.
     """
 
     def wall(moment: float | None) -> str:
@@ -159,5 +158,5 @@ def rfc3339_nano(unix_ns: int) -> str:
 
 
 def _json(status: int, body: Mapping[str, object]) -> web.Response:
-    # Without a charset, which JSON does not have and kube-proxy does not send.
+    # No charset: JSON has none, and kube-proxy sends none.
     return web.Response(status=status, body=json.dumps(body).encode(), headers={"Content-Type": "application/json"})

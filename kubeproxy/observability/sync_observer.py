@@ -1,4 +1,4 @@
-"""The proxier's listener: turns what happens there into health and metrics."""
+"""Turns events of the proxier into health and metrics."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from kubeproxy.observability.metrics.metrics import Metrics
 
 
 class SyncObserver:
-    """Fits the proxier's observer. `adapter` names the packet filter in use; `clock` is the one that health is asked
-    by."""
+    """An observer of the proxier. `adapter` names the packet filter; `clock` is the one of the health."""
 
     def __init__(
         self,
@@ -28,15 +27,15 @@ class SyncObserver:
         self._adapter = adapter
         self._clock = clock
         self._failed = False
-        """Something failed since the last transaction, or since all was well."""
+        """Whether a sync failed since the last transaction."""
 
     def queued(self) -> None:
-        """Something changed and is not in effect yet."""
+        """A change arrived and waits for a sync."""
         self._health.queued(self._clock())
         self._metrics.sync_queued()
 
     def settled(self, trigger_times: Sequence[str]) -> None:
-        """Everything known is in effect."""
+        """All changes are in effect."""
         self._failed = False
         self._health.updated(self._clock())
         self._health.failing(None)
@@ -44,7 +43,7 @@ class SyncObserver:
             self._metrics.programmed(trigger_time)
 
     def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
-        """A netfilter transaction succeeded. That is progress, unless something else failed on the way to it."""
+        """A netfilter transaction succeeded; it counts as progress unless another step failed before it."""
         self._metrics.synced(duration_s, full=full, adapter=self._adapter)
         if not self._failed:
             self._health.progressed(self._clock())
@@ -52,23 +51,22 @@ class SyncObserver:
         self._failed = False
 
     def failed(self, error: KubeproxyError) -> None:
-        """A sync failed; it will be tried again."""
+        """A sync failed; the proxier tries again."""
         self._failed = True
         self._health.failing(str(error))
         if isinstance(error, KernelError):
             self._metrics.apply_failed(self._adapter)
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Some Services are not wholly served. The proxier's snapshot tells how many when a scraper asks; the node as
-        a whole is no less healthy for it."""
+        """Nothing to do: a scrape reads the number from the proxier's snapshot, and the node stays healthy."""
 
     def reconciled(self, *, duration_s: float, deleted: int) -> None:
         """Stale flows were deleted."""
         self._metrics.reconciled(duration_s, deleted=deleted)
 
     def conntrack_failed(self, error: KubeproxyError) -> None:
-        """Stale flows may be left until the next transaction; the rules are in force."""
+        """Stale flows may stay until the next transaction; the rules are in effect."""
         self._metrics.conntrack_failed()
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Health check node ports are served elsewhere."""
+        """Nothing to do: `ServiceHealthServers` serves health check node ports."""

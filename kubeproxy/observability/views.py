@@ -1,45 +1,46 @@
-"""What this room reads of others, as far as it reads it. They are never imported; they fit."""
+"""Protocols for the parts of other rooms that observability reads, without importing those rooms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from kubeproxy.dataplane.interface import EjectedEndpoint, WorkerStatus
 from kubeproxy.model import Frontend, FrontendName, ServiceName
+from kubeproxy.runtime.histogram import Histogram
 
 
 class FrontendView(Protocol):
-    """A listener that is wanted."""
+    """A wanted frontend."""
 
     @property
     def frontend(self) -> Frontend:
-        """What it takes in and hands out."""
+        """Its addresses and endpoints."""
 
     @property
     def proxy_port(self) -> int | None:
-        """Where it listens; None: nowhere yet."""
+        """Its listening port; None: it does not listen yet."""
 
 
 class ProxierView(Protocol):
-    """The proxier's state at one moment; times are of its clock."""
+    """The proxier's state at one moment; times are seconds of its clock."""
 
     @property
     def frontends(self) -> Sequence[FrontendView]:
-        """What is wanted."""
+        """All wanted frontends."""
 
     @property
     def problems(self) -> Mapping[ServiceName, Sequence[str]]:
-        """The Services that are not, or not wholly, served, and why."""
+        """Services that are not served, or only in part, and why."""
 
     @property
     def owners(self) -> Mapping[ServiceName, str]:
-        """Every Service, and the source that it is served from."""
+        """The source of each Service."""
 
     @property
     def sources(self) -> Mapping[str, bool]:
-        """Every source, and whether it has listed everything."""
+        """Whether the first list of each source is complete."""
 
     @property
     def netfilter(self) -> str:
@@ -47,15 +48,15 @@ class ProxierView(Protocol):
 
     @property
     def failing(self) -> str | None:
-        """Why something cannot be brought up to date; None: it can."""
+        """Why the last sync failed; None: it did not."""
 
     @property
     def failures(self) -> int:
-        """Netfilter transactions that failed in a row."""
+        """Failed netfilter transactions in a row."""
 
     @property
     def pending_since(self) -> float | None:
-        """When the oldest change that is not in effect was first seen; None: everything is."""
+        """When the oldest pending change arrived; None: no change is pending."""
 
     @property
     def programmed_at(self) -> float | None:
@@ -79,103 +80,87 @@ class ProxierView(Protocol):
 
 
 class WatchView(Protocol):
-    """How the watch of one resource fares. Times are Unix seconds; None: never."""
+    """The watch of one resource. Times are Unix seconds; None: never."""
 
     @property
     def resource(self) -> str:
-        """Which: ``services``, ``endpointslices``."""
+        """``services``, ``endpointslices``."""
 
     @property
     def behind_s(self) -> float:
-        """For how long it may have missed something; 0 while a watch works."""
+        """Seconds for which changes may be missing; 0 while a watch works."""
 
     @property
     def last_event(self) -> float | None:
-        """When the server last said anything."""
+        """When the server last sent anything."""
 
     @property
     def lists(self) -> int:
-        """Full lists taken."""
+        """Full lists."""
 
     @property
     def watches(self) -> int:
-        """Watches begun."""
+        """Started watches."""
 
     @property
     def events(self) -> int:
-        """Events received."""
+        """Received events."""
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """By cause: few words, never messages."""
+        """Failures by cause; causes are a fixed set of words."""
 
     @property
     def faulty(self) -> int:
-        """Objects of which some part cannot be served."""
+        """Objects with a part that cannot be served."""
 
     @property
     def left_out(self) -> int:
-        """Objects that are not served, because all together mean more than is kept."""
+        """Objects that are not served because of the memory limit."""
 
     @property
     def kept_bytes(self) -> int:
-        """What is kept of all objects, in bytes of JSON."""
+        """Size of all kept objects, in bytes of JSON."""
 
 
 class ManifestProblemView(Protocol):
-    """Something in a manifest that cannot be taken as it is; `str` says where and what."""
+    """A fault in a manifest; `str` gives place and fault."""
 
     @property
     def skipped(self) -> bool:
-        """Only told: an object of a kind that is not taken."""
+        """Whether it is only an object of a kind that is not read."""
 
 
 class ManifestsView(Protocol):
-    """What the manifests amount to."""
+    """The state of the manifests."""
 
     @property
     def loaded(self) -> bool:
-        """Whether all have been read once."""
+        """Whether all manifests have been read once."""
 
     @property
     def problems(self) -> Sequence[ManifestProblemView]:
-        """What stands against them."""
+        """The faults of all manifests."""
 
     @property
     def last_change(self) -> float:
-        """When they last said something new, in Unix seconds; 0: never."""
-
-
-LATENCY_BUCKETS_S: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
-"""Upper bounds of client-go's request latency."""
-
-
-class LatencyView(Protocol):
-    """How long answers took, with a bucket for each of `LATENCY_BUCKETS_S` and one for the rest, not cumulative."""
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """How many."""
-
-    @property
-    def seconds(self) -> float:
-        """Their sum."""
+        """When a manifest last changed, in Unix seconds; 0: never."""
 
 
 class RequestsView(Protocol):
-    """What was asked of an API server."""
+    """Requests to an API server."""
 
     @property
     def host(self) -> str:
-        """Which: host and port."""
+        """Host and port."""
 
     @property
     def answers(self) -> Mapping[tuple[str, str], int]:
-        """By method and code."""
+        """Answers by method and code."""
 
     @property
-    def latency(self) -> Mapping[str, LatencyView]:
-        """By method."""
+    def latency(self) -> Mapping[str, Histogram]:
+        """Latencies by method."""
 
 
 class EventsView(Protocol):
@@ -183,39 +168,39 @@ class EventsView(Protocol):
 
     @property
     def sent(self) -> int:
-        """Taken by the server."""
+        """Events that the server accepted."""
 
     @property
     def dropped(self) -> int:
-        """Not told."""
+        """Events that were not sent or not accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All of it at one moment."""
+    """The state of the control plane at one moment."""
 
     proxier: ProxierView
     watches: Sequence[WatchView] = ()
     manifests: ManifestsView | None = None
-    """None: there is no such source."""
+    """None: no manifests are configured."""
     requests: RequestsView | None = None
-    """None: there is no API server."""
+    """None: no API server is configured."""
     events: EventsView | None = None
 
 
 class Serving(Protocol):
-    """What is asked of the data plane (`kubeproxy.dataplane.interface.DataPlane`)."""
+    """The state of the data plane (`kubeproxy.dataplane.interface.DataPlane`)."""
 
     async def worker_status(self) -> Sequence[WorkerStatus]:
-        """One for each process that serves."""
+        """The status of each worker."""
 
     async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
-        """The endpoints that are passed over."""
+        """The ejected endpoints."""
 
     @property
     def restarts(self) -> int:
-        """How often one was replaced."""
+        """How many workers were replaced."""
 
     @property
     def problem(self) -> str | None:
-        """Why it does not serve as it should."""
+        """Why the data plane is degraded; None: it is not."""

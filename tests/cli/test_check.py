@@ -21,7 +21,7 @@ def test_a_good_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main.status_of(["check", "--config", write(tmp_path, "ipvs: {scheduler: rr}")]) == 0
     out, err = capsys.readouterr()
     assert out == "configuration is valid\n"
-    assert err == "warning: accepted, but without effect here: ipvs.scheduler\n"
+    assert err == "warning: accepted, but without effect: ipvs.scheduler\n"
 
 
 def test_every_fault_of_a_configuration_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +48,7 @@ def test_faulty_manifests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "other.yaml" in err
 
 
-def test_an_enforced_namespace_is_handed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_enforced_namespace_applies_to_manifests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "web.yaml").write_text(SERVICE)
     assert main.status_of(["check", "--manifests", str(tmp_path), "--namespace", "other"]) == 64
     assert "other" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_translation(line: str, expected: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["-v", "-v=1", "--cleanup", "--master", "--", "-", "--x_y", "a", "--oom_score_adj=1"])))
-def test_nothing_is_lost_and_twice_is_once(args: list[str]) -> None:
+def test_translation_keeps_every_argument_and_is_idempotent(args: list[str]) -> None:
     once = as_click(args, flags())
     assert as_click(once, flags()) == once
     assert sum(arg.count("-v") + arg.count("--v") for arg in once) >= sum(arg in ("-v", "-v=1") for arg in args)

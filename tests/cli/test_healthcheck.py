@@ -1,4 +1,4 @@
-"""``kubeproxy healthcheck`` against a small server that answers as told."""
+"""``kubeproxy healthcheck`` against a small server with fixed answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.cli import main
-from kubeproxy.cli.healthcheck import is_held_here
+from kubeproxy.cli.healthcheck import has_visible_listener
 
 ANSWERS = {"/readyz": (503, '{"ready": false, "reason": "draining"}'), "/livez": (200, '{"healthy": true}')}
 
@@ -36,20 +36,20 @@ def server() -> Iterator[str]:
         thread.join()
 
 
-def test_all_is_well(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_live_daemon(server: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.status_of(["healthcheck", "--address", server, "--path=/livez"]) == 0
     assert capsys.readouterr().out == '{"healthy": true}\n'
 
 
-def test_it_is_not_ready(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_daemon_that_is_not_ready(server: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.status_of(["healthcheck", "--address", server]) == 1
     assert "draining" in capsys.readouterr().out
 
 
-def test_nobody_answers(server: str, capsys: pytest.CaptureFixture[str]) -> None:
-    no_endpoint = "127.0.0.1:1"
-    assert main.status_of(["healthcheck", "--address", no_endpoint]) == 1
-    assert capsys.readouterr().err == f"{no_endpoint} does not answer: [Errno 111] Connection refused\n"
+def test_no_answer(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    no_server = "127.0.0.1:1"
+    assert main.status_of(["healthcheck", "--address", no_server]) == 1
+    assert capsys.readouterr().err == f"{no_server} does not answer: [Errno 111] Connection refused\n"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_wrong_options(args: list[str], capsys: pytest.CaptureFixture[str]) -> N
     assert args[0].partition("=")[0] in capsys.readouterr().err
 
 
-def test_a_server_of_ours_is_here(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_here_accepts_a_visible_server(server: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.status_of(["healthcheck", "--here", "--address", server, "--path=/livez"]) == 0
 
 
@@ -68,8 +68,8 @@ LISTENING = "0A"
 """include/net/tcp_states.h."""
 
 
-def test_a_server_of_another_container_is_not(server: str, tmp_path: Path) -> None:
-    """Its socket is seen, by the network that both share; its process is not."""
+def test_here_refuses_a_server_of_another_container(server: str, tmp_path: Path) -> None:
+    """Its socket is visible in the shared network namespace; its process is not."""
     port = int(server.rpartition(":")[2])
     (tmp_path / "net").mkdir()
     for table in ("tcp", "tcp6"):
@@ -77,14 +77,14 @@ def test_a_server_of_another_container_is_not(server: str, tmp_path: Path) -> No
     (tmp_path / "1/fd").mkdir(parents=True)
     (tmp_path / "1/fd/3").symlink_to("socket:[1]")
     (tmp_path / "2").mkdir()
-    assert not is_held_here(port, proc=tmp_path)
+    assert not has_visible_listener(port, proc=tmp_path)
     rows = (line.split() for line in (tmp_path / "net/tcp").read_text().splitlines())
-    # Connections by that port may still be there, too.
+    # Connections of that port may still exist.
     (own,) = (row[9] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == LISTENING)
     (tmp_path / "1/fd/4").symlink_to(f"socket:[{own}]")
-    assert is_held_here(port, proc=tmp_path)
+    assert has_visible_listener(port, proc=tmp_path)
 
 
-def test_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_here_without_a_listener(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.status_of(["healthcheck", "--here", "--address=127.0.0.1:1"]) == 1
     assert "no process that is visible here" in capsys.readouterr().err

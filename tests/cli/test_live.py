@@ -34,14 +34,14 @@ def run(shop: Shop, *words: str) -> subprocess.CompletedProcess[str]:
     return shop.network.node.run([KUBEPROXY, *words], check=False)
 
 
-def make_ill(shop: Shop) -> None:
-    """shop/web has just met its ill endpoint."""
+def eject(shop: Shop) -> None:
+    """Let clients of shop/web meet the endpoint that refuses."""
     for _ in range(4):
         ask(shop.network, WEB)
 
 
 def test_the_summary(shop: Shop) -> None:
-    make_ill(shop)
+    eject(shop)
     done = run(shop, "status")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -57,7 +57,7 @@ def test_the_summary(shop: Shop) -> None:
 
 @pytest.mark.parametrize("name", ["web", "shop/web", "shop/web:http"])
 def test_one_service(shop: Shop, name: str) -> None:
-    make_ill(shop)
+    eject(shop)
     done = run(shop, "status", name)
     assert done.returncode == 0
     assert done.stdout.startswith("shop/web: ejected")
@@ -66,14 +66,14 @@ def test_one_service(shop: Shop, name: str) -> None:
 
 
 def test_json(shop: Shop) -> None:
-    make_ill(shop)
+    eject(shop)
     done = run(shop, "status", "-o", "json")
     status = json.loads(done.stdout)
     assert status["matched"] == len(status["services"]) == 10
     assert status["services"][0]["state"] == State.EJECTED
 
 
-def test_what_does_not_exist_is_said(shop: Shop) -> None:
+def test_an_unknown_service_is_an_error(shop: Shop) -> None:
     done = run(shop, "status", "nothing")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("kubeproxy: no Service nothing (of 10); `kubeproxy status` without a name lists")
@@ -81,13 +81,13 @@ def test_what_does_not_exist_is_said(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("words", [["status"], ["trace", "10.96.0.1:80"]])
-def test_no_daemon_is_one_line_that_says_what_to_do(words: list[str]) -> None:
+def test_a_missing_daemon_is_reported_in_one_line(words: list[str]) -> None:
     with Host("empty") as host:
         done = host.run([KUBEPROXY, *words], check=False)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert "no daemon answers at 127.0.0.1:10249: Connection refused; is it running on this host" in done.stderr
+    assert "no daemon answers at 127.0.0.1:10249: Connection refused; check that it runs on this host" in done.stderr
 
 
 def test_the_address_comes_from_the_configuration(shop: Shop, tmp_path: Path) -> None:
@@ -99,12 +99,12 @@ def test_the_address_comes_from_the_configuration(shop: Shop, tmp_path: Path) ->
     assert "at 127.0.0.1:1: " in run(shop, "status", "--config", str(config)).stderr
     assert run(shop, "status", "--config", str(config), "--address", "127.0.0.1:10249").returncode == 0
     assert run(shop, "status", "--address", "nonsense").returncode == 64
-    # What answers there speaks HTTP, and is not what was looked for.
+    # The health server speaks HTTP but has no status.
     assert "it is no kubeproxy" in run(shop, "status", "--address", "127.0.0.1:10256").stderr
 
 
 def test_trace(shop: Shop) -> None:
-    make_ill(shop)
+    eject(shop)
     done = run(shop, "trace", f"{WEB}:80", "--from", CLIENT)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"TCP from {CLIENT} (another host) to {WEB}:80: proxied\n")
@@ -121,8 +121,8 @@ def test_trace(shop: Shop) -> None:
     assert run(shop, "trace", WEB).returncode == 64
 
 
-def test_watch_draws_anew_until_q(shop: Shop) -> None:
-    make_ill(shop)
+def test_watch_refreshes_until_q(shop: Shop) -> None:
+    eject(shop)
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "140", "LINES": "30"}
     process = shop.network.node.popen(

@@ -1,4 +1,4 @@
-"""The commands as they are typed: what they print, where, and with which exit status."""
+"""The commands on the command line: output, stream and exit status."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_help(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_names_every_flag_under_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
     main.status_of(["run", "--help"])
     out, _ = capsys.readouterr()
-    ours, _, without_effect = out.partition("Settings that win over the file")[2].partition("without effect here:")
+    ours, _, without_effect = out.partition("Settings that override the file")[2].partition("without effect:")
     assert "--dial-timeouts DURATION,…" in ours
     assert "[250ms,500ms,1s,2s]" in ours
     assert "--show-hidden-metrics-for-version," in without_effect
@@ -43,7 +43,7 @@ def test_version(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "text"),
     [
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?"),
         (["run", "--proxymode=x"], "'--proxy-mode'"),
@@ -61,18 +61,18 @@ def test_version(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--write-config-to=/does/not/exist"], "--write-config-to: found"),
     ],
 )
-def test_wrong_lines_end_with_64_and_one_line(
-    args: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_command_line_ends_with_64_and_one_line(
+    args: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert main.status_of(args) == 64
     out, err = capsys.readouterr()
     assert out == ""
-    assert said in err
+    assert text in err
     assert err.count("\n") == 1
 
 
-def test_no_command_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_prints_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.status_of([]) == 64
     out, err = capsys.readouterr()
     assert out == ""
@@ -80,7 +80,7 @@ def test_no_command_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> No
     assert "check" in err
 
 
-def test_errors_of_others_end_with_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_end_with_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> int:
         raise ClusterError("the API server is away")
 
@@ -104,7 +104,7 @@ def test_the_console_scripts(tmp_path: Path) -> None:
     assert _process("kubeproxy", "check", "--config", config).returncode == 64
 
 
-def test_nobody_reading_on_is_no_traceback() -> None:
+def test_a_closed_pipe_causes_no_traceback() -> None:
     bin_directory = Path(sys.executable).parent
     with subprocess.Popen(
         [bin_directory / "kubeproxy", "run", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -117,7 +117,7 @@ def test_nobody_reading_on_is_no_traceback() -> None:
 
 
 @pytest.mark.parametrize("args", [["--help"], ["run", "--help"], ["run", "--version"], ["check", "--v=2"]])
-def test_nothing_heavy_is_imported_for_small_things(args: list[str]) -> None:
+def test_small_commands_import_no_heavy_modules(args: list[str]) -> None:
     program = (
         "import json, sys\n"
         "from kubeproxy.cli.main import status_of\n"
@@ -128,21 +128,21 @@ def test_nothing_heavy_is_imported_for_small_things(args: list[str]) -> None:
     assert json.loads(found.stdout.splitlines()[-1]) == [0, []]
 
 
-def test_without_standard_streams_no_other_descriptor_is_taken_for_them(tmp_path: Path) -> None:
-    """Started by `2>&-`; whoever it starts in its turn has them, too."""
-    said = tmp_path / "said"
+def test_missing_standard_streams_are_opened(tmp_path: Path) -> None:
+    """A process started with `2>&-` opens them, also for its child processes."""
+    output = tmp_path / "output"
     code = f"""if True:
         import sys
         from kubeproxy.cli import main
         def status_of(args):
             import os, subprocess
-            subprocess.run(["sh", "-c", "readlink /proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 > {said}"])
-            print("to nobody")
-            print("to nobody", file=sys.stderr)
+            subprocess.run(["sh", "-c", "readlink /proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 > {output}"])
+            print("not shown")
+            print("not shown", file=sys.stderr)
         main.status_of = status_of
         main.main()
     """
     command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
     assert subprocess.run(command, check=False, timeout=30).returncode == 0
-    # The program that looks has its own at 1.
-    assert said.read_text().split() == ["/dev/null", str(said), "/dev/null"]
+    # The shell has redirected 1.
+    assert output.read_text().split() == ["/dev/null", str(output), "/dev/null"]

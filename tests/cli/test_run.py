@@ -1,4 +1,4 @@
-"""``kubeproxy run``: what it does in place of serving, and what it hands to the daemon."""
+"""``kubeproxy run``: its actions, and the configuration of the daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Reload = Callable[[], Configuration]
 
 
 class FakeDaemon:
-    """Takes the place of the real one; `while_serving` is what happens meanwhile."""
+    """Replaces the daemon; `while_serving` runs in place of serving."""
 
     def __init__(self) -> None:
         self.served: list[Configuration] = []
@@ -40,7 +40,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
 
 @pytest.fixture(autouse=True)
 def _own_logging() -> Iterator[None]:
-    """Commands set up the log of the process, which here is everybody's."""
+    """Commands set up the log of the process, which other tests share."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -63,10 +63,10 @@ def test_warnings_go_to_the_log(served: FakeDaemon, tmp_path: Path, capsys: pyte
     assert len(lines) == 3
     assert "ignored because of --config: --proxy-mode" in lines[0]
     assert "oomScoreAdjust: unknown field, ignored; did you mean oomScoreAdj?" in lines[1]
-    assert "accepted, but without effect here: ipvs.scheduler" in lines[2]
+    assert "accepted, but without effect: ipvs.scheduler" in lines[2]
 
 
-def test_reload_reads_the_file_again_and_flags_still_win(served: FakeDaemon, tmp_path: Path) -> None:
+def test_reload_reads_the_file_and_flags_still_override_it(served: FakeDaemon, tmp_path: Path) -> None:
     config = write(tmp_path, "logging: {verbosity: 1}")
     seen = []
 
@@ -88,7 +88,7 @@ def test_faults_start_nothing(served: FakeDaemon, tmp_path: Path) -> None:
     assert served.served == []
 
 
-def test_write_config_to_writes_what_would_be_used_and_serves_nothing(
+def test_write_config_to_writes_the_configuration_and_does_not_serve(
     served: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "written.yaml"
@@ -108,13 +108,13 @@ def test_write_config_to_writes_nothing_faulty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("removed", "said"), [([], "nothing to remove\n"), (["table a", "chain b"], "table a\nchain b\n")]
+    ("removed", "output"), [([], "nothing to remove\n"), (["table a", "chain b"], "table a\nchain b\n")]
 )
 @pytest.mark.parametrize("args", [["cleanup"], ["run", "--cleanup"]])
-def test_cleanup_says_what_it_removed(
+def test_cleanup_prints_the_removed_rules(
     args: list[str],
     removed: list[str],
-    said: str,
+    output: str,
     served: FakeDaemon,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -124,13 +124,11 @@ def test_cleanup_says_what_it_removed(
 
     monkeypatch.setattr(cleanup, "cleanup_all", clean)
     assert main.status_of(args) == 0
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == output
     assert served.served == []
 
 
-def test_a_cleanup_that_the_kernel_refuses_ends_with_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_cleanup_ends_with_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     async def clean() -> list[str]:
         raise KernelError("not permitted")
 

@@ -23,7 +23,7 @@ def drawn(status: Status, *, detailed: bool = False, height: int | None = None, 
     return file.getvalue().splitlines()
 
 
-def test_the_same_facts_as_in_a_pipe() -> None:
+def test_the_screen_has_the_facts_of_the_text() -> None:
     lines = drawn(whole(shop()))
     text = "\n".join(lines)
     assert "kubeproxy" in lines[0]
@@ -47,12 +47,12 @@ def test_one_service_with_its_endpoints() -> None:
     text = "\n".join(drawn(whole(shop(), service="web"), detailed=True))
     assert "shop/web: ejected" in text
     assert "proxy port 40001" in text
-    assert "■  10.3.1.2:8080  node-2  refuses (3 times in a row); tried again in 4.0s" in text
+    assert "■  10.3.1.2:8080  node-2  refuses (3 times in a row); next probe in 4.0s" in text
     assert "○  10.3.3.2:8080" in text
 
 
-def test_names_are_text_and_nothing_else() -> None:
-    """Square brackets are markup to rich."""
+def test_names_are_not_markup() -> None:
+    """Square brackets are markup in rich."""
     status = whole(shop())
     faulty = status.services[0].problems[0].replace("is not", "[bold red]is[/] not")
     lines = drawn(with_problem(status, faulty))
@@ -66,10 +66,10 @@ def with_problem(status: Status, problem: str) -> Status:
 
 def test_trends_are_drawn() -> None:
     history = History(gap_s=10)
-    sight = shop()
-    list(history.add({key: type(it)() for key, it in sight.counters.items()}, NOW - 2))
-    list(history.add(sight.counters, NOW))
-    row = next(line for line in drawn(whole(sight, history=history)) if "shop/web" in line)
+    observation = shop()
+    list(history.add({key: type(it)() for key, it in observation.counters.items()}, NOW - 2))
+    list(history.add(observation.counters, NOW))
+    row = next(line for line in drawn(whole(observation, history=history)) if "shop/web" in line)
     assert "█" in row
     assert "50" in row
 

@@ -1,4 +1,4 @@
-"""Configuration files for tests, and what the loader says of them."""
+"""Configuration files for tests, and their faults."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfigurati
 
 
 def write(directory: Path, body: str, *, head: str = HEAD) -> str:
-    """A file with this body; its path."""
+    """Write a file with this body and return its path."""
     path = directory / "config.yaml"
     path.write_text(head + body, encoding="utf-8")
     return str(path)
 
 
 def loaded(directory: Path, body: str = "", **flags: str) -> Loaded:
-    """What comes of a file with this body and of these flags (`_` for `-`)."""
+    """Load a file with this body and these flags (`_` for `-`)."""
     given = {name.replace("_", "-"): [text] for name, text in flags.items()}
     return load({"config": [write(directory, body)], **given})
 
 
 def of_flags(**flags: str) -> Loaded:
-    """What comes of flags alone."""
+    """Load flags without a file."""
     return load({name.replace("_", "-"): [text] for name, text in flags.items()})
 
 
 def faults(directory: Path, body: str = "", **flags: str) -> list[str]:
-    """The faults of the same, without those parts of each that say what is allowed."""
+    """The faults of a file with this body, without the allowed values."""
     try:
         loaded(directory, body, **flags)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What is written is read back to the same."""
+"""A written configuration is read back to an equal one."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ FLAGS: dict[str, st.SearchStrategy[str]] = {
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flags=st.fixed_dictionaries({}, optional=FLAGS))
-def test_a_configuration_of_any_flags_survives_its_file(tmp_path: Path, flags: dict[str, Any]) -> None:
+def test_any_configuration_is_read_back_equal(tmp_path: Path, flags: dict[str, Any]) -> None:
     original = load({name: [text] for name, text in flags.items()}).configuration
     again = load({"config": [write(tmp_path, dump(original), head="")]})
     assert again.configuration == original
 
 
-def test_the_defaults_survive_without_a_warning(tmp_path: Path) -> None:
+def test_the_defaults_are_read_back_without_a_warning(tmp_path: Path) -> None:
     again = load({"config": [write(tmp_path, dump(Configuration()), head="")]})
     assert (again.configuration, again.warnings) == (Configuration(), ())
 
@@ -62,7 +62,7 @@ def test_durations_are_written_as_durations() -> None:
     assert "  syncPeriod: 1m30s\n" in dump(of_flags(iptables_sync_period="90s").configuration)
 
 
-def test_configz_has_the_names_of_gos_fields() -> None:
+def test_configz_has_go_field_names() -> None:
     shown = go_data(of_flags(feature_gates="someGate=true", bind_address="192.0.2.1").configuration)
     assert shown["BindAddress"] == "192.0.2.1"
     assert shown["ClientConnection"]["ContentType"] == "application/vnd.kubernetes.protobuf"
@@ -70,7 +70,7 @@ def test_configz_has_the_names_of_gos_fields() -> None:
     assert {"apiVersion", "ApiVersion", "kind", "Kind"}.isdisjoint(shown)
 
 
-def test_configz_writes_names_as_go_does() -> None:
+def test_configz_names_have_the_notation_of_go() -> None:
     shown = go_data(Configuration())
     for path in (
         "ClientConnection.QPS",
@@ -101,6 +101,6 @@ def test_configz_writes_names_as_go_does() -> None:
             found = found[name]
 
 
-def test_configz_does_not_show_who_logs_in() -> None:
+def test_configz_shows_no_credentials() -> None:
     shown = go_data(of_flags(manifests="https://user:secret@example.com/a@b").configuration)
     assert shown["Kubeproxy"]["Manifests"]["Paths"] == ["https://xxxxx@example.com/a@b"]

@@ -1,4 +1,4 @@
-"""Flags: how each sets its field, and which of file and flag wins."""
+"""Flags: the field of each, and which flags override the file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SAMPLES = {
     "denied-endpoint-cidrs": "node,10.0.0.0/8", "external-address-cidrs": "192.0.2.0/24,2001:db8::/32",
     "external-ports-on-node": "53,8000-8080", "reserved-ports": "7,9-11", "node-port-conflict": "keep",
 }  # fmt: skip
-"""A value for each flag with a field, as it is printed again; different from the default."""
+"""For each flag with a field a value that differs from the default, in its printed form."""
 
 WITH_FIELD = [
     name for name, flag in flags().items() if fields().get(flag.path, None) and fields()[flag.path].flag == name
@@ -57,13 +57,13 @@ def _as_printed(name: str) -> str:
 
 @pytest.mark.parametrize("name", WITH_FIELD)
 def test_a_flag_sets_its_field_and_no_other(name: str) -> None:
-    # Two modes of kube-proxy demand periods or names that fit; the sample periods do.
+    # Some flags need a matching period; the sample periods match this one.
     also = {"iptables-sync-period": "30s"}
     found = flatten(load({**{key: [text] for key, text in also.items()}, name: [SAMPLES[name]]}).configuration)
     assert _changed(found) == {flags()[name].path: _as_printed(name)}
 
 
-WINNERS = {
+OVERRIDING = {
     "hostname-override", "v", "logging-format", "log-flush-frequency", "vmodule",
     "master", "kubernetes", "manifests", "recursive", "default-namespace", "namespace", "netfilter", "dial-timeouts",
     "keepalive-period", "shutdown-grace", "cleanup-on-exit", "udp-sessions", "workers", "orphan-grace",
@@ -74,10 +74,10 @@ WINNERS = {
 
 
 @pytest.mark.parametrize("name", WITH_FIELD)
-def test_with_a_file_only_some_flags_count(tmp_path: Path, name: str) -> None:
+def test_with_a_file_only_some_flags_have_an_effect(tmp_path: Path, name: str) -> None:
     found = loaded(tmp_path, "", **{name: SAMPLES[name]})
     ignored = f"ignored because of --config: {flags()[name].dashed}"
-    if name in WINNERS:
+    if name in OVERRIDING:
         assert _changed(flatten(found.configuration)) == {flags()[name].path: _as_printed(name)}
         assert ignored not in found.warnings
     else:
@@ -85,7 +85,7 @@ def test_with_a_file_only_some_flags_count(tmp_path: Path, name: str) -> None:
         assert found.warnings == (ignored,)
 
 
-def test_a_winning_flag_beats_the_file_and_an_absent_one_leaves_it(tmp_path: Path) -> None:
+def test_an_overriding_flag_replaces_the_value_of_the_file(tmp_path: Path) -> None:
     body = "hostnameOverride: of-file\nlogging: {verbosity: 3}\nkubeproxy: {shutdownGrace: 1s, netfilter: none}"
     found = loaded(tmp_path, body, hostname_override="Of-Flag", shutdown_grace="2s").configuration
     assert found.hostname_override == "of-flag"
@@ -94,13 +94,13 @@ def test_a_winning_flag_beats_the_file_and_an_absent_one_leaves_it(tmp_path: Pat
     assert loaded(tmp_path, body, hostname_override="").configuration.hostname_override == "of-file"
 
 
-def test_ignored_flags_are_named_in_one_line(tmp_path: Path) -> None:
+def test_one_warning_lists_ignored_flags(tmp_path: Path) -> None:
     found = loaded(tmp_path, "", proxy_mode="ipvs", healthz_port="0", udp_timeout="1s")
     assert found.warnings == ("ignored because of --config: --proxy-mode, --udp-timeout, --healthz-port",)
     assert found.configuration.healthz_bind_address.served
 
 
-def test_the_last_of_repeated_flags_counts_but_lists_and_maps_grow() -> None:
+def test_the_last_repetition_counts_but_lists_and_maps_grow() -> None:
     found = load(
         {
             "oom-score-adj": ["1", "2"],

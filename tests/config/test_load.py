@@ -1,4 +1,4 @@
-"""From file and flags to a configuration, or to all that is wrong."""
+"""Loading file and flags to a configuration or to all faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kubeproxy.config.convert import Findings
+from kubeproxy.config.convert import Diagnostics
 from kubeproxy.config.fields import build, fields, flatten
 from kubeproxy.config.load import load, read
 from kubeproxy.config.schema import API_VERSION, KIND, Configuration
@@ -47,16 +47,16 @@ portRange: ""
 showHiddenMetricsForVersion: ""
 winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
 """
-"""What kubeadm writes into its ConfigMap: zero values that stand for defaults."""
+"""kubeadm's ConfigMap: zero values that mean defaults."""
 
 
-def test_the_file_that_kubeadm_writes_is_all_defaults(tmp_path: Path) -> None:
+def test_the_file_of_kubeadm_means_all_defaults(tmp_path: Path) -> None:
     found = loaded(tmp_path, KUBEADM)
     assert found.warnings == ()
     assert found.configuration == build({"clientConnection.kubeconfig": "/var/lib/kube-proxy/kubeconfig.conf"})
 
 
-def test_nothing_at_all_is_all_defaults() -> None:
+def test_no_file_and_no_flags_mean_all_defaults() -> None:
     assert of_flags().configuration == Configuration()
 
 
@@ -65,12 +65,12 @@ def test_a_pointer_field_can_be_zero(tmp_path: Path) -> None:
     assert (found.oom_score_adj, found.conntrack.min, found.conntrack.tcp_established_timeout.nanoseconds) == (0, 0, 0)
 
 
-def test_zero_is_zero_in_our_own_settings(tmp_path: Path) -> None:
+def test_zero_means_zero_in_our_own_settings(tmp_path: Path) -> None:
     assert loaded(tmp_path, "kubeproxy: {shutdownGrace: 0s}").configuration.kubeproxy.shutdown_grace == Duration(0)
     assert loaded(tmp_path, "kubeproxy: {shutdownGrace: 0}").configuration.kubeproxy.shutdown_grace == Duration(0)
 
 
-def test_json_is_read_too_even_with_tabs(tmp_path: Path) -> None:
+def test_json_with_tabs_is_read(tmp_path: Path) -> None:
     text = f'{{\t"apiVersion": "{API_VERSION}",\n\t"kind": "{KIND}",\n\t"oomScoreAdj": 5}}'
     assert load({"config": [write(tmp_path, text, head="")]}).configuration.oom_score_adj == 5
 
@@ -108,7 +108,7 @@ kubeproxy: {dialTimeouts: [1s, 2s], netfilter: none, manifests: {paths: [/a, "-"
     assert (found.kubeproxy.manifests.paths, found.kubeproxy.manifests.recursive) == (("/a", "-"), True)
 
 
-def test_an_ipv6_bind_address_takes_the_servers_along(tmp_path: Path) -> None:
+def test_an_ipv6_bind_address_applies_to_the_servers(tmp_path: Path) -> None:
     found = loaded(tmp_path, 'bindAddress: "::"').configuration
     assert (str(found.healthz_bind_address), str(found.metrics_bind_address)) == ("[::]:10256", "[::1]:10249")
     kept = loaded(tmp_path, 'bindAddress: "::"\nhealthzBindAddress: 127.0.0.1').configuration
@@ -135,7 +135,7 @@ kubeproxy: {netfilter: ebpf, dialTimeouts: [], manifests: {paths: /a, namespace:
 """
 
 
-def test_all_faults_are_reported_each_on_a_line_of_its_own(tmp_path: Path) -> None:
+def test_each_fault_is_one_line(tmp_path: Path) -> None:
     assert faults(tmp_path, WRONG) == [
         'bindAddress: found "300.0.0.1"',
         'mode: found "fast"',
@@ -164,7 +164,7 @@ def test_all_faults_are_reported_each_on_a_line_of_its_own(tmp_path: Path) -> No
     ]
 
 
-def test_a_fault_says_what_is_allowed(tmp_path: Path) -> None:
+def test_a_fault_has_the_allowed_values(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         loaded(tmp_path, "mode: fast\noomScoreAdj: 1001\nhostnameOverride: 12\nkubeproxy: {dialTimeouts: []}")
     assert caught.value.faults == (
@@ -176,7 +176,7 @@ def test_a_fault_says_what_is_allowed(tmp_path: Path) -> None:
     )
 
 
-def test_faults_of_flags_and_file_come_together(tmp_path: Path) -> None:
+def test_faults_of_flags_and_file_are_reported_together(tmp_path: Path) -> None:
     assert faults(tmp_path, "mode: fast", netfilter="ebpf", udp_timeout="x") == [
         '--udp-timeout: found "x"',
         '--netfilter: found "ebpf"',
@@ -184,7 +184,7 @@ def test_faults_of_flags_and_file_come_together(tmp_path: Path) -> None:
     ]
 
 
-def test_unknown_and_double_fields_are_warned_of_with_a_suggestion(tmp_path: Path) -> None:
+def test_unknown_and_double_fields_cause_warnings_with_a_suggestion(tmp_path: Path) -> None:
     body = "oomScoreAdjust: 1\niptables:\n  syncperiod: 1s\n  minSyncPeriod: 2s\n  minSyncPeriod: 3s\nzzz: 1\n"
     found = loaded(tmp_path, body + "logging: {vmodule: [{filepattern: a}]}\n")
     assert found.warnings[:5] == (
@@ -197,7 +197,7 @@ def test_unknown_and_double_fields_are_warned_of_with_a_suggestion(tmp_path: Pat
     assert found.configuration.iptables.min_sync_period == Duration.parse("3s")
 
 
-def test_double_fields_in_json_are_warned_of(tmp_path: Path) -> None:
+def test_double_fields_in_json_cause_warnings(tmp_path: Path) -> None:
     text = f'{{"apiVersion": "{API_VERSION}", "kind": "{KIND}", "oomScoreAdj": 1, "oomScoreAdj": 2}}'
     found = load({"config": [write(tmp_path, text, head="")]})
     assert found.warnings == ("field 'oomScoreAdj' is given twice; the last one counts",)
@@ -216,7 +216,7 @@ def test_double_fields_in_json_are_warned_of(tmp_path: Path) -> None:
         ),
         ("apiVersion: v1\nkind: Service", ['apiVersion: found "v1"', 'kind: found "Service"']),
         ("a: [", [NEITHER + " (line 1: expected the node content, but found '<stream end>')"]),
-        ("a: !!bool 3", [NEITHER + " (a value that is not of its type (KeyError: '3'))"]),
+        ("a: !!bool 3", [NEITHER + " (a value with the wrong type (KeyError: '3'))"]),
         ("[" * 5000, [NEITHER + " (nested deeper than 50 levels)"]),
         ("a: 1\n---\nb: 2\n", [NEITHER + " (line 2: but found another document)"]),
     ],
@@ -230,11 +230,11 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, head: str, expected: li
 
 
 @pytest.mark.parametrize("tail", ["---\n", "---", "--- \n\n---\n", "...\n", "...\n---\n"])
-def test_a_separator_after_which_nothing_comes_is_no_other_document(tmp_path: Path, tail: str) -> None:
+def test_a_separator_at_the_end_starts_no_further_document(tmp_path: Path, tail: str) -> None:
     assert loaded(tmp_path, f"oomScoreAdj: 3\n{tail}").configuration.oom_score_adj == 3
 
 
-def test_what_looks_like_a_date_is_text_as_in_kubernetes(tmp_path: Path) -> None:
+def test_dates_are_text_as_in_kubernetes(tmp_path: Path) -> None:
     assert loaded(tmp_path, "hostnameOverride: 2026-01-02").configuration.hostname_override == "2026-01-02"
 
 
@@ -246,15 +246,15 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_what_is_no_file_and_has_no_end_holds_nobody_up(tmp_path: Path) -> None:
+def test_an_endless_device_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, seen in ((tmp_path / "pipe", "nothing"), (Path("/dev/zero"), "more than 1000000 characters")):
         with pytest.raises(ConfigError, match=seen):
             load({"config": [str(path)]})
 
 
-def test_a_file_may_be_what_another_program_writes() -> None:
-    """As by the shell's `--config=<(program)`."""
+def test_a_file_may_be_a_pipe_of_another_program() -> None:
+    """As with `--config=<(program)` in a shell."""
     reading, writing = os.pipe()
 
     def write() -> None:
@@ -269,9 +269,9 @@ def test_a_file_may_be_what_another_program_writes() -> None:
     assert found.bind_address.address == "10.0.0.1"
 
 
-def test_what_has_no_effect_is_named_once_if_it_was_set(tmp_path: Path) -> None:
+def test_one_warning_lists_settings_without_effect(tmp_path: Path) -> None:
     found = loaded(tmp_path, "mode: ipvs\nipvs: {scheduler: rr, syncPeriod: 30s}\n", log_dir="/var")
-    assert found.warnings == ("accepted, but without effect here: ipvs.scheduler, mode, --log-dir",)
+    assert found.warnings == ("accepted, but without effect: ipvs.scheduler, mode, --log-dir",)
 
 
 ANYTHING = st.recursive(
@@ -295,24 +295,24 @@ def _nest(path: str, value: Any) -> dict[str, Any]:
 @given(
     path=st.sampled_from(sorted({*fields(), *(path.rpartition(".")[0] or path for path in fields())})), value=ANYTHING
 )
-def test_any_value_of_any_field_is_taken_or_a_fault_of_one_line(path: str, value: Any) -> None:
-    findings = Findings()
+def test_any_value_is_accepted_or_a_fault_of_one_line(path: str, value: Any) -> None:
+    diagnostics = Diagnostics()
     document = {"apiVersion": API_VERSION, "kind": KIND, **_nest(path, value)}
-    found = read(yaml.safe_dump(document), findings, name="config.yaml")
-    assert all(line.startswith(path) and line.isprintable() for line in (*findings.faults, *findings.warnings))
-    if not findings.faults:
+    found = read(yaml.safe_dump(document), diagnostics, name="config.yaml")
+    assert all(line.startswith(path) and line.isprintable() for line in (*diagnostics.faults, *diagnostics.warnings))
+    if not diagnostics.faults:
         assert flatten(build(found)).keys() == fields().keys()
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text() | st.text(alphabet="{}[]:,-&*!?|>'\"%@`# \n\tab01.~<=").map(lambda text: HEAD + text))
 def test_any_text_gives_a_configuration_or_faults(text: str) -> None:
-    findings = Findings()
-    read(text, findings, name="config.yaml")
-    assert all(line.isprintable() for line in (*findings.faults, *findings.warnings))
+    diagnostics = Diagnostics()
+    read(text, diagnostics, name="config.yaml")
+    assert all(line.isprintable() for line in (*diagnostics.faults, *diagnostics.warnings))
 
 
-def test_numbers_beyond_all_bounds_are_faults(tmp_path: Path) -> None:
+def test_huge_numbers_are_faults(tmp_path: Path) -> None:
     huge = "0x" + "f" * 8000
     body = f"oomScoreAdj: {huge}\nclientConnection: {{qps: {huge}, burst: .inf}}\nportRange: {huge}\n? {huge}\n: 1\n"
     assert faults(tmp_path, body) == [

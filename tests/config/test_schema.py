@@ -1,4 +1,4 @@
-"""The fields are kube-proxy's, by name and default; ours are where they belong; what is derived is derived."""
+"""Fields and defaults are kube-proxy's; our own settings are in one group; derived values."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_fields_flags_and_defaults_are_kube_proxys() -> None:
     assert ours == theirs
 
 
-def test_our_own_settings_stand_in_one_group_and_have_a_flag_each() -> None:
+def test_our_own_settings_are_in_one_group_with_a_flag_each() -> None:
     ours = [field for field in fields().values() if field.ours]
     assert len(ours) > 5
     assert all(field.flag for field in ours)
@@ -97,12 +97,12 @@ def test_no_two_fields_share_a_flag() -> None:
     assert len(names) == len(set(names))
 
 
-def test_what_is_built_of_nothing_has_the_defaults() -> None:
+def test_a_configuration_built_of_nothing_has_the_defaults() -> None:
     assert build({}) == Configuration()
     assert flatten(Configuration()) == {path: field.default for path, field in fields().items()}
 
 
-def test_building_undoes_flattening() -> None:
+def test_build_is_the_inverse_of_flatten() -> None:
     values = flatten(Configuration()) | {"oomScoreAdj": 7, "kubeproxy.manifests.recursive": True}
     configuration = build(values)
     assert configuration.oom_score_adj == 7
@@ -123,11 +123,11 @@ def test_building_undoes_flattening() -> None:
         ("none", "iptables", ()),
     ],
 )
-def test_the_mode_is_a_hint_where_netfilter_is_auto(netfilter: str, mode: str, order: tuple[str, ...]) -> None:
+def test_the_mode_orders_adapters_if_netfilter_is_auto(netfilter: str, mode: str, order: tuple[str, ...]) -> None:
     assert build({"kubeproxy.netfilter": netfilter, "mode": mode}).netfilter_order == order
 
 
-def test_with_mode_nftables_its_own_periods_count() -> None:
+def test_mode_nftables_uses_its_own_periods() -> None:
     from kubeproxy.config.value_types import Duration, PositiveDuration
 
     settings = {

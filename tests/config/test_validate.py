@@ -1,4 +1,4 @@
-"""Faults between fields, and what depends on the host."""
+"""Faults between fields, and checks that depend on the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.config.validate import demand_source, uses_kubernetes
+from kubeproxy.config.validate import require_source, uses_kubernetes
 from kubeproxy.model.errors import ConfigError
 from tests.config.files import faults, of_flags
 
@@ -60,22 +60,24 @@ def test_faults_between_fields(tmp_path: Path, body: str, expected: list[str]) -
         ({"kubernetes": "always"}, {}, True),
     ],
 )
-def test_whether_there_is_an_api_server(flags: dict[str, str], environ: dict[str, str], expected: bool) -> None:
+def test_an_api_server_is_used_if_one_is_configured_or_in_a_pod(
+    flags: dict[str, str], environ: dict[str, str], expected: bool
+) -> None:
     assert uses_kubernetes(of_flags(**flags).configuration, environ) is expected
 
 
-def test_something_has_to_be_served() -> None:
-    demand_source(of_flags(manifests="/a").configuration, {})
-    demand_source(of_flags().configuration, POD)
+def test_a_source_of_services_is_required() -> None:
+    require_source(of_flags(manifests="/a").configuration, {})
+    require_source(of_flags().configuration, POD)
     with pytest.raises(ConfigError, match="no source"):
-        demand_source(of_flags(kubernetes="never").configuration, POD)
+        require_source(of_flags(kubernetes="never").configuration, POD)
 
 
-@pytest.mark.parametrize(("timeout", "doubted"), [("250ms", True), ("999ms", True), ("1s", False), ("1m", False)])
-def test_a_udp_timeout_that_was_made_for_another_mode_is_doubted(timeout: str, doubted: bool) -> None:
+@pytest.mark.parametrize(("timeout", "warned"), [("250ms", True), ("999ms", True), ("1s", False), ("1m", False)])
+def test_a_short_udp_timeout_causes_a_warning(timeout: str, warned: bool) -> None:
     found = of_flags(udp_timeout=timeout).warnings
-    assert [line.partition(" counts")[0] for line in found] == [f"udpIdleTimeout: {timeout}"] * doubted
-    assert all(line.endswith("left out, it is 1m0s") for line in found)
+    assert [line.partition(" loses")[0] for line in found] == [f"udpIdleTimeout: {timeout}"] * warned
+    assert all(line.endswith("remove it for the default of 1m0s") for line in found)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,6 @@ def test_a_udp_timeout_that_was_made_for_another_mode_is_doubted(timeout: str, d
         ("80,10256-10300", "10250-10256", "10250-10256"),
     ],
 )
-def test_ports_that_are_permitted_and_reserved(external: str, reserved: str, clash: str) -> None:
+def test_ports_both_permitted_and_reserved_cause_a_warning(external: str, reserved: str, clash: str) -> None:
     warnings = of_flags(external_ports_on_node=external, reserved_ports=reserved).warnings
     assert [it.rpartition(": ")[2] for it in warnings] == ([clash] if clash else [])

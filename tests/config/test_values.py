@@ -1,4 +1,4 @@
-"""The notation of the leaves: what is taken, what is refused, and that what is printed is read back."""
+"""The notation of values: allowed texts, refused texts, and reading back."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ S = 10**9
         ("2562047h47m16.854775807s", 2**63 - 1, "2562047h47m16.854775807s"),
     ],
 )
-def test_durations_are_gos(text: str, nanoseconds: int, printed: str) -> None:
+def test_durations_have_the_notation_of_go(text: str, nanoseconds: int, printed: str) -> None:
     duration = Duration.parse(text)
     assert (duration.nanoseconds, str(duration)) == (nanoseconds, printed)
 
@@ -94,7 +94,7 @@ def test_durations_are_gos(text: str, nanoseconds: int, printed: str) -> None:
         "inf",
     ],
 )
-def test_what_go_refuses_is_no_duration(text: str) -> None:
+def test_texts_that_go_refuses_are_no_durations(text: str) -> None:
     with pytest.raises(ValueError):
         Duration.parse(text)
 
@@ -133,7 +133,7 @@ def test_port_ranges(text: str, first: int, last: int, printed: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["2000-300", "0-100", "1-65536", "65536", "-1", "a-b", "1-2-3", "1,2", "+5", "300-"])
-def test_no_port_ranges(text: str) -> None:
+def test_invalid_port_ranges(text: str) -> None:
     with pytest.raises(ValueError):
         PortRange.parse(text)
 
@@ -170,12 +170,12 @@ def test_server_addresses(text: str, printed: str) -> None:
         "1.2.3:4",
     ],
 )
-def test_no_server_addresses(text: str) -> None:
+def test_invalid_server_addresses(text: str) -> None:
     with pytest.raises(ValueError):
         MetricsAddress.parse(text)
 
 
-def test_each_server_has_its_port() -> None:
+def test_each_server_has_its_default_port() -> None:
     assert (HealthzAddress.parse("::1").port, MetricsAddress.parse("::1").port) == (10256, 10249)
     assert ServerAddress.parse("::1").port == 0
 
@@ -200,7 +200,7 @@ def test_each_server_has_its_port() -> None:
         (Quantity, "1.5M", "1.5M"),
     ],
 )
-def test_other_leaves(leaf: type[Leaf], text: str, printed: str) -> None:
+def test_other_values(leaf: type[Leaf], text: str, printed: str) -> None:
     assert str(leaf.parse(text)) == printed
 
 
@@ -229,18 +229,18 @@ def test_other_leaves(leaf: type[Leaf], text: str, printed: str) -> None:
         (Quantity, "64kib"),
     ],
 )
-def test_no_such_leaves(leaf: type[Leaf], text: str) -> None:
+def test_other_invalid_values(leaf: type[Leaf], text: str) -> None:
     with pytest.raises(ValueError):
         leaf.parse(text)
 
 
-def test_the_blocks_of_the_cluster() -> None:
+def test_cluster_blocks() -> None:
     assert ClusterCIDR.parse("").blocks == ()
     assert ClusterCIDR.parse("10.0.0.0/8, fde4::/16").blocks == ("10.0.0.0/8", "fde4::/16")
 
 
 @given(st.sampled_from(LEAVES), st.text() | st.from_regex(r"[\d.:/a-fmshnu+\-\[\]]*"))
-def test_any_text_is_a_value_that_is_read_back_or_a_value_error(leaf: type[Leaf], text: str) -> None:
+def test_any_text_is_a_value_or_a_value_error(leaf: type[Leaf], text: str) -> None:
     try:
         value = leaf.parse(text)
     except ValueError:

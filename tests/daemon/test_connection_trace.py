@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kubeproxy.daemon.connection_trace import Tracer, client_of
 from kubeproxy.model import Address, Endpoint, Protocol, ServicePort, TrafficPolicy
 from kubeproxy.netfilter.packet_trace import Fate
-from kubeproxy.observability.status.document import EndpointStatus, FrontendStatus, Standing, StatusCounters
-from kubeproxy.observability.status.trace import Asked, Outcome, TraceReport, WorkerOutlook, lines
+from kubeproxy.observability.status.document import EndpointStatus, FrontendStatus, NamedCounters, Standing
+from kubeproxy.observability.status.trace import Outcome, TraceReport, TraceRequest, WorkerPreview, lines
 from kubeproxy.proxier import NodeFacts
 from tests.proxier.builders import endpoint_slice, service
 from tests.proxier.node import SOURCE, Node
@@ -57,7 +57,7 @@ async def shop() -> Node:
 
 async def ask(node: Node, to: str, source: str = "", protocol: str = "tcp") -> TraceReport:
     tracer = Tracer(proxier=node.proxier, data_plane=node.data_plane, facts=lambda: FACTS)
-    report = await tracer(Asked.of(to=to, source=source, protocol=protocol))
+    report = await tracer(TraceRequest.of(to=to, source=source, protocol=protocol))
     assert "None" not in "\n".join(lines(report))
     return report
 
@@ -95,7 +95,7 @@ async def test_a_proxy_port_takes_nothing_directly() -> None:
     port = next(iter(node.data_plane.listening.values())).port
     report = await ask(node, f"{HERE}:{port}", "10.2.0.2")
     assert report.outcome is Outcome.DROPPED
-    assert report.because == "a proxy port takes only what was redirected to it"
+    assert report.reason == "a proxy port takes only what was redirected to it"
     await node.close()
 
 
@@ -103,7 +103,7 @@ async def test_the_endpoints_in_their_order_and_those_not_asked() -> None:
     node = await shop()
     report = await ask(node, "10.96.0.1:80", "10.2.0.2")
     assert report.frontend is not None
-    assert [outlook.order for outlook in report.outlooks] == [("10.3.0.2:8080", "10.3.1.2:8080")]
+    assert [preview.order for preview in report.previews] == [("10.3.0.2:8080", "10.3.1.2:8080")]
     states = {it.address: (it.standing, it.used) for it in report.frontend.endpoints}
     assert states["10.3.2.2:8080"] == (Standing.UNREADY, False)
     assert states["10.3.0.2:8080"] == (Standing.READY, True)
@@ -140,7 +140,7 @@ ADDRESSES = (*(f"10.96.0.{n}" for n in range(1, 5)), "198.51.100.2", "203.0.113.
 async def test_it_says_what_the_kernel_does(address: str, port: str, source: str, protocol: str) -> None:
     node = await shop()
     number = next(iter(node.data_plane.listening.values())).port if port == "proxy port" else port
-    asked = Asked.of(to=f"{address}:{number}", source=source, protocol=protocol)
+    asked = TraceRequest.of(to=f"{address}:{number}", source=source, protocol=protocol)
     report = await ask(node, f"{address}:{number}", source, protocol)
     client = client_of(asked, node.netfilter.kernel, FACTS)
     assert client.is_this_node == (source in ("", HERE))
@@ -172,11 +172,11 @@ async def test_it_says_what_the_kernel_does(address: str, port: str, source: str
 )
 def test_what_cannot_be_asked(question: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Asked.of(**question)
+        TraceRequest.of(**question)
 
 
 def test_ipv6_in_brackets() -> None:
-    assert Asked.of(to="[FD00::0:1]:80", protocol="udp").to == ("fd00::1", "UDP", 80)
+    assert TraceRequest.of(to="[FD00::0:1]:80", protocol="udp").to == ("fd00::1", "UDP", 80)
 
 
 def test_workers_that_would_do_the_same_are_told_together() -> None:
@@ -191,7 +191,7 @@ def test_workers_that_would_do_the_same_are_told_together() -> None:
         source_ranges=(),
         affinity_s=600,
         when_empty="refuse",
-        counters=StatusCounters(),
+        counters=NamedCounters(),
         endpoints=(
             EndpointStatus(
                 address="a:1", standing=Standing.EJECTED, used=True, reason="timeout", failures=2, retry_in_s=3.0
@@ -207,14 +207,14 @@ def test_workers_that_would_do_the_same_are_told_together() -> None:
         client="another host",
         hook="prerouting",
         outcome=Outcome.PROXIED,
-        because="web has 2 endpoints",
+        reason="web has 2 endpoints",
         steps=("first", "second"),
         service="default/web",
         frontend=frontend,
-        outlooks=(
-            WorkerOutlook(0, ("b:1", "a:1"), "b:1"),
-            WorkerOutlook(1, ("b:1", "a:1"), None),
-            WorkerOutlook(2, ("b:1", "a:1"), None),
+        previews=(
+            WorkerPreview(0, ("b:1", "a:1"), "b:1"),
+            WorkerPreview(1, ("b:1", "a:1"), None),
+            WorkerPreview(2, ("b:1", "a:1"), None),
         ),
     )
     assert (
@@ -226,14 +226,14 @@ TCP from 10.2.0.2 (another host) to 10.96.0.1:80: proxied
   1. first
   2. second
 
-  worker 0 would try now
+  worker 0 would dial
     1. b:1: the client is bound to it; dialed from the client's address
-    2. a:1: did not answer in time (2 times in a row); tried again in 3.0s
-  workers 1, 2 would try now
+    2. a:1: did not answer in time (2 times in a row); next probe in 3.0s
+  workers 1, 2 would dial
     1. b:1: dialed from the client's address
-    2. a:1: did not answer in time (2 times in a row); tried again in 3.0s
-  not asked
-    c:1: says that it is not ready""".splitlines()
+    2. a:1: did not answer in time (2 times in a row); next probe in 3.0s
+  not used
+    c:1: not ready""".splitlines()
     )
 
 
@@ -246,6 +246,6 @@ async def test_a_node_port_that_could_not_be_had_is_named() -> None:
     await node.proxier.sync_now()
     report = await ask(node, f"{HERE}:30080", "10.2.0.2")
     assert report.outcome is Outcome.PASSED
-    assert report.because.startswith("it belongs to default/web, but node port 30080")
-    assert (await ask(node, f"{HERE}:30081", "10.2.0.2")).because.startswith("no Service has this address")
+    assert report.reason.startswith("it belongs to default/web, but node port 30080")
+    assert (await ask(node, f"{HERE}:30081", "10.2.0.2")).reason.startswith("no Service has this address")
     await node.close()

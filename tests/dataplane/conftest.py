@@ -22,7 +22,7 @@ LOOPBACK = Address("127.0.0.1")
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Every test of this room runs with both loops: uvloop drives the reactor in production, asyncio where it must."""
+    """Runs every test of this room with both loops, as the reactor runs under either."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
@@ -47,7 +47,7 @@ def frontend(name: str = "web") -> FrontendName:
 
 
 class Bench:
-    """A running data plane with short ways to what tests do with it."""
+    """A running data plane with shortcuts for tests."""
 
     def __init__(self, plane: LocalDataPlane) -> None:
         self.plane = plane
@@ -60,16 +60,16 @@ class Bench:
         protocol: Protocol = Protocol.TCP,
         address: Address = LOOPBACK,
     ) -> tuple[str, int]:
-        """Serve a frontend with these endpoints; where it listens."""
-        held = self.plane.reserve(protocol, address, 0)
+        """Serve a frontend with these endpoints; its address and port."""
+        reserved = self.plane.reserve(protocol, address, 0)
         failures = await self.plane.send(
             [
-                Listen(frontend=frontend(name), protocol=protocol, address=address, port=held.port),
+                Listen(frontend=frontend(name), protocol=protocol, address=address, port=reserved.port),
                 SetEndpoints(frontend(name), endpoints, affinity_timeout_s),
             ]
         )
         assert not failures
-        return "127.0.0.1" if family_of(address) is Family.IPV4 else "::1", held.port
+        return "127.0.0.1" if family_of(address) is Family.IPV4 else "::1", reserved.port
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def endpoint(handler: Handler, *, host: str = "127.0.0.1") -> AsyncIterato
     """A TCP server as an endpoint."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not every Python says it by a ConnectionError when the other end has gone (ENOTCONN from shutdown).
+        # Not every Python raises a ConnectionError when the other end has closed (ENOTCONN from shutdown).
         with contextlib.suppress(OSError):
             await handler(reader, writer)
         writer.close()
@@ -96,8 +96,8 @@ async def endpoint(handler: Handler, *, host: str = "127.0.0.1") -> AsyncIterato
         server.close()
 
 
-def says(text: str) -> Handler:
-    """Answers every connection with a text, then closes."""
+def sends(text: str) -> Handler:
+    """A handler that sends a text to every client, then closes."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(text.encode())
@@ -107,7 +107,7 @@ def says(text: str) -> Handler:
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Sends back what comes, to its end."""
+    """Sends all received bytes back."""
     while data := await reader.read(65536):
         writer.write(data)
         await writer.drain()
@@ -116,7 +116,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @contextlib.contextmanager
 def refusing_target() -> Iterator[Target]:
-    """An address that refuses connections: bound, so that nobody else gets it, but not listening."""
+    """An address that refuses connections: bound, so that no other socket gets it, but not listening."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield Target(LOOPBACK, sock.getsockname()[1])
@@ -138,7 +138,7 @@ def silent_target() -> Iterator[Target]:
 
 
 async def ask(address: tuple[str, int], *, timeout_s: float = 20.0) -> str:
-    """What a server that speaks first says, to the end."""
+    """Connect and read all that the server sends."""
     async with asyncio.timeout(timeout_s):
         reader, writer = await asyncio.open_connection(*address)
         try:
@@ -148,8 +148,8 @@ async def ask(address: tuple[str, int], *, timeout_s: float = 20.0) -> str:
 
 
 async def eventually(condition: Callable[[], bool], *, within_s: float = 30.0) -> None:
-    """Wait for a condition; AssertionError if it does not come about."""
+    """Wait for a condition; AssertionError after `within_s`."""
     deadline = asyncio.get_running_loop().time() + within_s
     while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "did not come about in time"
+        assert asyncio.get_running_loop().time() < deadline, "condition not met in time"
         await asyncio.sleep(0.01)

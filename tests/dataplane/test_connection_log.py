@@ -1,4 +1,4 @@
-"""What is told of connections that have ended."""
+"""Records of finished connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.dataplane.conftest import (
     eventually,
     frontend,
     refusing_target,
-    says,
+    sends,
     silent_target,
 )
 
@@ -30,7 +30,7 @@ LOGGED = Tune(access_log=True, dial_steps_s=(0.05, 0.1))
 
 
 async def ended(bench: Bench, count: int = 1) -> list[Ended]:
-    """The next ones that have ended."""
+    """The next `count` records."""
     seen: list[Ended] = []
     async with asyncio.timeout(30):
         while len(seen) < count:
@@ -39,7 +39,7 @@ async def ended(bench: Bench, count: int = 1) -> list[Ended]:
     return seen
 
 
-async def test_a_connection_is_told_of_when_it_has_ended(bench: Bench) -> None:
+async def test_a_finished_connection_is_recorded(bench: Bench) -> None:
     await bench.plane.send([LOGGED])
     before = time.time()
     with refusing_target() as dead:
@@ -52,29 +52,29 @@ async def test_a_connection_is_told_of_when_it_has_ended(bench: Bench) -> None:
                 writer.write_eof()
                 assert await reader.read() == b"hello"
                 writer.close()
-                (told,) = await ended(bench)
-                assert (told.frontend, told.protocol, told.endpoint) == (frontend(), Protocol.TCP, alive)
-                assert (told.client.address, told.client.port) == ("127.0.0.1", port)
-                assert (told.bytes_in, told.bytes_out, told.reason) == (5, 5, "closed")
-                assert told.dial_s is not None
-                assert 0 <= told.dial_s <= told.duration_s < 60
-                assert before <= told.began <= time.time()
+                (record,) = await ended(bench)
+                assert (record.frontend, record.protocol, record.endpoint) == (frontend(), Protocol.TCP, alive)
+                assert (record.client.address, record.client.port) == ("127.0.0.1", port)
+                assert (record.bytes_in, record.bytes_out, record.reason) == (5, 5, "closed")
+                assert record.dial_s is not None
+                assert 0 <= record.dial_s <= record.duration_s < 60
+                assert before <= record.began <= time.time()
     assert await bench.plane.ended() == []
 
 
 async def test_dials_are_counted(bench: Bench) -> None:
     await bench.plane.send([LOGGED])
     with refusing_target() as dead:
-        async with endpoint(says("x")) as alive:
+        async with endpoint(sends("x")) as alive:
             address = await bench.serve(dead, alive)
             await ask(address)
             await ask(address)
-            assert sorted(told.attempts for told in await ended(bench, 2)) in ([1, 1], [1, 2])
+            assert sorted(record.attempts for record in await ended(bench, 2)) in ([1, 1], [1, 2])
             assert bench.plane.engine.counters()[frontend()].dial_retries <= 1
 
 
 @pytest.mark.parametrize("by", ["client", "endpoint"])
-async def test_who_reset_it_is_told(bench: Bench, by: str) -> None:
+async def test_the_record_names_the_side_that_reset(bench: Bench, by: str) -> None:
     await bench.plane.send([LOGGED])
 
     async def slams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,19 +91,19 @@ async def test_who_reset_it_is_told(bench: Bench, by: str) -> None:
             await eventually(lambda: bench.plane.engine.counters()[frontend()].bytes_in == 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             sock.close()
-        assert [told.reason for told in await ended(bench)] == [f"reset by {by}"]
+        assert [record.reason for record in await ended(bench)] == [f"reset by {by}"]
         sock.close()
 
 
-async def test_why_there_was_no_endpoint_is_told(bench: Bench) -> None:
+async def test_the_record_says_why_no_endpoint_answered(bench: Bench) -> None:
     await bench.plane.send([LOGGED])
     with refusing_target() as refusing, silent_target() as silent:
         for name, targets in (("refused", (refusing,)), ("timeout", (silent,)), ("no endpoint", ())):
             address = await bench.serve(*targets, name=name.replace(" ", "-"))
             with pytest.raises(ConnectionResetError):
                 await ask(address)
-            (told,) = await ended(bench)
-            assert (told.reason, told.endpoint, told.dial_s) == (name, None, None)
+            (record,) = await ended(bench)
+            assert (record.reason, record.endpoint, record.dial_s) == (name, None, None)
             counters = bench.plane.engine.counters()[frontend(name.replace(" ", "-"))]
             assert (counters.refused, counters.silent, counters.no_endpoint, counters.unable) == (
                 name == "refused",
@@ -113,22 +113,20 @@ async def test_why_there_was_no_endpoint_is_told(bench: Bench) -> None:
             )
 
 
-async def test_those_that_are_cut_are_told_of(bench: Bench) -> None:
+async def test_connections_cut_by_a_shutdown_are_recorded(bench: Bench) -> None:
     await bench.plane.send([LOGGED])
     async with endpoint(echo) as target:
         _, writer = await asyncio.open_connection(*await bench.serve(target))
         writer.write(b"x")
         await eventually(lambda: bench.plane.engine.counters()[frontend()].bytes_in == 1)
         bench.plane.engine.close()
-        assert [told.reason for told in await ended(bench)] == ["cut"]
+        assert [record.reason for record in await ended(bench)] == ["cut"]
         writer.close()
 
 
-async def test_nothing_is_kept_unless_asked_for_and_never_too_much(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_records_are_kept_only_if_configured_and_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_log, "ENTRIES_MAX", 2)
-    async with endpoint(says("x")) as target:
+    async with endpoint(sends("x")) as target:
         address = await bench.serve(target)
         await ask(address)
         await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)

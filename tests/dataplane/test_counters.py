@@ -1,4 +1,4 @@
-"""What is counted is told once, in pieces, and never falls, whoever dies; and nobody waits for the counting."""
+"""Counters: reported once, in bounded frames, never decreasing, and without delaying the event loop."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from kubeproxy.dataplane.interface import Counters
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.workers.batch import CHUNK_MESSAGES, chunks
 from kubeproxy.dataplane.workers.channel import Channel
-from kubeproxy.dataplane.workers.main import SLICE_S, TOLD_AT_ONCE, Worker
-from kubeproxy.dataplane.workers.protocol import Apply, CountersReply, Done, Report
+from kubeproxy.dataplane.workers.main import COUNTERS_PER_FRAME, SLICE_S, Worker
+from kubeproxy.dataplane.workers.protocol import Apply, CountersReply, DoneReply, Report
 from kubeproxy.model import FrontendName, Protocol, Target
-from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, says
-from tests.dataplane.workers.harness import ParserPool, crew, until
+from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, sends
+from tests.dataplane.workers.harness import WorkerPool, until, worker_pool
 
 
-async def at_rest(it: ParserPool) -> bool:
+async def at_rest(it: WorkerPool) -> bool:
     return not any(counters.active for counters in (await it.plane.counters()).values())
 
 
-async def test_who_has_no_clients_is_looked_at_no_more_until_the_next_comes(bench: Bench) -> None:
+async def test_counters_of_a_frontend_without_clients_are_not_read(bench: Bench) -> None:
     engine = bench.plane.engine
     async with endpoint(echo) as target:
         address = await bench.serve(target)
-        await bench.serve(target, name="nobody comes here")
-        assert list(engine.news()) == []
+        await bench.serve(target, name="idle")
+        assert list(engine.changed_counters()) == []
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"x")
         await reader.readexactly(1)
-        assert [news[0] for news in engine.news() if news] == [frontend()]
-        assert list(engine.news()) == [None], "one connection is open: it may speak at any time"
+        assert [change[0] for change in engine.changed_counters() if change] == [frontend()]
+        assert list(engine.changed_counters()) == [None], "a connection is open and may send at any time"
         writer.write(b"y")
         await reader.readexactly(1)
         assert engine.counters()[frontend()].bytes_in == 2
         writer.close()
         await eventually(lambda: engine.counters()[frontend()].active == 0)
-        await eventually(lambda: list(engine.news()) == [])
+        await eventually(lambda: list(engine.changed_counters()) == [])
         assert engine.counters()[frontend()] == Counters(accepted=1, bytes_in=2, bytes_out=2)
-        assert engine.counters()[frontend("nobody comes here")] == Counters()
+        assert engine.counters()[frontend("idle")] == Counters()
 
 
-async def test_what_connections_of_a_retired_frontend_move_is_not_told_of_the_next_by_its_name(bench: Bench) -> None:
+async def test_connections_of_a_retired_frontend_do_not_count_for_a_new_one_of_its_name(bench: Bench) -> None:
     async with endpoint(echo) as target:
         reader, writer = await asyncio.open_connection(*await bench.serve(target))
         writer.write(b"x")
@@ -61,39 +61,39 @@ async def test_what_connections_of_a_retired_frontend_move_is_not_told_of_the_ne
         writer.close()
 
 
-async def test_the_loop_breathes_while_one_process_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "BREATH_S", 0.0)
+async def test_queries_over_all_frontends_yield_to_the_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "SLICE_S", 0.0)
     names = [f"s{number}" for number in range(20)]
-    async with endpoint(says("hello")) as target:
+    async with endpoint(sends("hello")) as target:
         for name in names:
             assert await ask(await bench.serve(target, name=name)) == "hello"
         await eventually(lambda: not bench.plane.open_connections)
-        breaths = 0
+        turns = 0
 
-        async def breathe() -> None:
-            nonlocal breaths
+        async def count_turns() -> None:
+            nonlocal turns
             while True:
                 await asyncio.sleep(0)
-                breaths += 1
+                turns += 1
 
-        breathing = asyncio.ensure_future(breathe())
+        counting = asyncio.ensure_future(count_turns())
         both = await asyncio.gather(bench.plane.counters(), bench.plane.counters())
-        assert breaths >= len(names) - 1
+        assert turns >= len(names) - 1
         for found in both:
             assert {name: counters.accepted for name, counters in found.items()} == {frontend(n): 1 for n in names}
-        breaths = 0
+        turns = 0
         await bench.plane.ejected()
-        assert breaths >= len(names) - 1
-        breaths = 0
+        assert turns >= len(names) - 1
+        turns = 0
         await bench.plane.retire()
-        assert breaths >= len(names) - 1
+        assert turns >= len(names) - 1
         assert await bench.plane.counters() == {}
-        breathing.cancel()
+        counting.cancel()
 
 
-async def test_many_counters_come_in_pieces_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with crew(1) as it, endpoint(says("hello")) as target:
-        names = [f"s{number}" for number in range(2 * TOLD_AT_ONCE + 10)]
+async def test_many_counters_are_reported_once_in_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with worker_pool(1) as it, endpoint(sends("hello")) as target:
+        names = [f"s{number}" for number in range(2 * COUNTERS_PER_FRAME + 10)]
         for name in names:
             assert await ask(await it.serve(target, name=name)) == "hello"
         pieces: list[CountersReply] = []
@@ -106,7 +106,7 @@ async def test_many_counters_come_in_pieces_and_once(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(it.workers[0], "_take", listen_in)
         await until(lambda: at_rest(it))
-        assert max(len(piece.counters) for piece in pieces) == TOLD_AT_ONCE
+        assert max(len(piece.counters) for piece in pieces) == COUNTERS_PER_FRAME
         assert {name for piece in pieces for name, _ in piece.counters} == {frontend(name) for name in names}
         assert all(counters.accepted == 1 for counters in (await it.plane.counters()).values())
         pieces.clear()
@@ -115,7 +115,7 @@ async def test_many_counters_come_in_pieces_and_once(monkeypatch: pytest.MonkeyP
 
 
 async def test_sums_never_fall_while_workers_die() -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+    async with worker_pool(2) as it, endpoint(sends("hello")) as target:
         address = await it.serve(target)
         asked = lost = 0
         last = Counters()
@@ -134,12 +134,12 @@ async def test_sums_never_fall_while_workers_die() -> None:
         await it.complete(2)
         await until(lambda: at_rest(it))
         last = (await it.plane.counters())[frontend()]
-        # What a dead one had not told is lost: of each the last client at most, as it was asked after every client.
+        # A dead worker loses what it had not reported: its last client at most, as counters are read after each client.
         assert asked - 3 <= last.accepted <= asked + lost
 
 
-async def test_counters_on_the_way_are_not_those_of_the_next_by_the_same_name() -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+async def test_counters_in_flight_do_not_count_for_a_new_frontend_of_the_same_name() -> None:
+    async with worker_pool(2) as it, endpoint(sends("hello")) as target:
         assert await ask(await it.serve(target)) == "hello"
         held = it.held[frontend()]
         await asyncio.gather(it.plane.counters(), it.plane.send([Retire(frontend())]))
@@ -152,7 +152,7 @@ async def test_counters_on_the_way_are_not_those_of_the_next_by_the_same_name() 
         assert (await it.plane.counters())[frontend()].accepted == 1
 
 
-def test_a_frame_never_holds_more_than_is_decoded_in_a_turn() -> None:
+def test_a_frame_is_bounded_by_what_one_turn_decodes() -> None:
     def name(number: int) -> FrontendName:
         return frontend(f"s{number}")
 
@@ -169,7 +169,7 @@ def test_a_frame_never_holds_more_than_is_decoded_in_a_turn() -> None:
     assert max(map(len, cut)) <= CHUNK_MESSAGES
 
 
-# A worker in this process, driven by hand.
+# A worker in this process, its turns run by the test.
 
 
 @pytest.fixture
@@ -188,12 +188,12 @@ def channel_and_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channe
 def turns_until_done(channel: Channel[Report], worker: Worker) -> int:
     for turns in range(1, 1000):
         worker._reactor.turn()
-        if any(isinstance(report, Done) for report, _ in channel.receive()):
+        if any(isinstance(report, DoneReply) for report, _ in channel.receive()):
             return turns
-    raise AssertionError("never answered")
+    raise AssertionError("no reply")
 
 
-def test_what_takes_long_is_left_off_for_a_turn_again_and_again(
+def test_a_long_request_is_interrupted_every_slice(
     channel_and_worker: tuple[Channel[Report], Worker],
 ) -> None:
     channel, worker = channel_and_worker
@@ -212,7 +212,7 @@ def test_what_takes_long_is_left_off_for_a_turn_again_and_again(
     step_s = SLICE_S / 3
     channel.send(Apply(2, messages))
     slow = turns_until_done(channel, worker)
-    assert quick == 2, "the last one only because sockets are closed at the end of a turn"
+    assert quick == 2, "the second because sockets are closed at the end of a turn"
     assert slow > len(messages) // 4
     channel.send(Apply(3, (SetEndpoints(frontend(), (Target(LOOPBACK, 1),)),) * len(messages)))
-    assert turns_until_done(channel, worker) <= 3, "what one frontend is to know it hears in one turn"
+    assert turns_until_done(channel, worker) <= 3, "all messages of one frontend are applied in one turn"

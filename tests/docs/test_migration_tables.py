@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generators.migration import DIFFERENT, Verdict, entries, put_into
+from docs.generators.migration import DIFFERENT, Verdict, entries, insert
 from kubeproxy.config.fields import fields
 from kubeproxy.config.flags import flags
 
@@ -51,12 +51,12 @@ FIELDS = """
 
 def test_the_document_is_current() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == put_into(text), "run: python -m docs.generators.migration docs/migration.md"
+    assert text == insert(text), "run: python -m docs.generators.migration docs/migration.md"
 
 
 def test_tables_need_their_place() -> None:
     with pytest.raises(ValueError, match="settings: begin"):
-        put_into("no place\n")
+        insert("no place\n")
 
 
 def test_every_flag_of_kube_proxy_is_in_it_once() -> None:

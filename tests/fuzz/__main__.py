@@ -1,7 +1,7 @@
 """Fuzz the decoders. ``python -m tests.fuzz [TARGET...] [--seconds 60] [--replay FILE]``
 
-Inputs that reached something new are kept in ``.fuzz/TARGET/corpus`` for the next time, findings (with the traceback
-beside them) in ``.fuzz/TARGET/findings``. The exit status is 1 when there are new ones.
+Inputs that reached something new are kept in ``.fuzz/TARGET/corpus`` for the next time, diagnostics (with the traceback
+beside them) in ``.fuzz/TARGET/diagnostics``. The exit status is 1 when there are new ones.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ def main() -> int:
 
 
 def fuzz(name: str, seconds: int) -> int:
-    """How many new findings there are. A finding ends a run of the fuzzer, so there may be several in the time."""
-    corpus, findings = WORK / name / "corpus", WORK / name / "findings"
+    """How many new diagnostics there are. A finding ends a run of the fuzzer, so there may be several in the time."""
+    corpus, diagnostics = WORK / name / "corpus", WORK / name / "diagnostics"
     corpus.mkdir(parents=True, exist_ok=True)
-    findings.mkdir(exist_ok=True)
+    diagnostics.mkdir(exist_ok=True)
     seeds = [str(path) for path in (HERE / "corpus" / name, HERE / "regressions" / name) if path.is_dir()]
     end, executions, found = time.monotonic() + seconds, 0, 0
     while (left := round(end - time.monotonic())) > 0:
         command = [
             *(sys.executable, "-m", "tests.fuzz.engine", name, str(corpus), *seeds),
             *(f"-max_total_time={left}", f"-timeout={SLOWEST_S}", f"-rss_limit_mb={MEMORY_MB}"),
-            *(f"-max_len={LONGEST}", f"-artifact_prefix={findings}/", "-print_final_stats=1", "-verbosity=1"),
+            *(f"-max_len={LONGEST}", f"-artifact_prefix={diagnostics}/", "-print_final_stats=1", "-verbosity=1"),
         ]
         run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=os.environ)
         said = run.stdout + run.stderr
@@ -69,7 +69,7 @@ def fuzz(name: str, seconds: int) -> int:
         Path(f"{written[-1]}.txt").write_text(run.stdout[-20_000:] + run.stderr[-4_000:])
         print(f"{name}: found {written[-1]}", flush=True)
     kept = len(list(corpus.iterdir()))
-    print(f"{name}: {executions} executions in {seconds} s, {found} findings, {kept} inputs kept", flush=True)
+    print(f"{name}: {executions} executions in {seconds} s, {found} diagnostics, {kept} inputs kept", flush=True)
     return found
 
 

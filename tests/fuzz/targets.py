@@ -34,6 +34,16 @@ from kubeproxy.kubernetes.client.decode import (
 from kubeproxy.kubernetes.client.errors import CAUSES, ApiError, Garbage
 from kubeproxy.kubernetes.client.list_stream import ListSplitter
 from kubeproxy.kubernetes.informer.resource import Resource
+from kubeproxy.kubernetes.printing.go_text import indented_json, yaml_text
+from kubeproxy.kubernetes.printing.jsonpath import JsonPath
+from kubeproxy.kubernetes.resources import decode, discovery, openapi
+from kubeproxy.kubernetes.resources.discovery import Catalog
+from kubeproxy.kubernetes.resources.errors import ObjectError
+from kubeproxy.kubernetes.resources.mapper import Index
+from kubeproxy.kubernetes.resources.position import line_of
+from kubeproxy.kubernetes.resources.selector import parse_selector
+from kubeproxy.kubernetes.resources.stream import Document, Splitter
+from kubeproxy.kubernetes.resources.validation import validate
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.netfilter.conntrack import messages
@@ -48,6 +58,9 @@ from kubeproxy.sources.sink import SourceName
 from tests.fuzz.invariants import canonical, check_node, check_service, check_slice, port, resolvable
 
 Target = Callable[[bytes], None]
+LONGEST_DOCUMENT: Final = 65536
+MOST_PIECES: Final = 200
+"""That a stream comes in."""
 LONGEST_MESSAGE: Final = 2000
 """What is said of bad input is meant for people: no message may repeat the input at length."""
 
@@ -329,6 +342,79 @@ def nft(data: bytes) -> None:
     nftables_table.difference(table, RuleSet())
 
 
+def stream(data: bytes) -> None:
+    """Documents of a command: objects or `ObjectError`; the same in whatever pieces they come, and once printed."""
+    step, data = (data[0] or 256, data[1:]) if data else (1, b"")
+    step = max(step, len(data) // MOST_PIECES)
+    documents, ended = _documents(data, len(data) or 1)
+    again, ended_again = _documents(data, step)
+    assert (documents, ended) == (again, ended_again)
+    for document in documents:
+        for found, duplicates in decode.objects(document, "it"):
+            assert all(len(text) <= LONGEST_MESSAGE for text in duplicates)
+            if isinstance(found, ObjectError):
+                _faulty(found)
+                continue
+            assert all(isinstance(text, str) for text in (found.name, found.kind, found.namespace, found.label))
+            found.encoded()
+            line_of(found.text, ("metadata", "labels"), found.position)
+            printed = f"{yaml_text(found.data)}---\n{indented_json(found.data)}\n".encode()
+            for written in _documents(printed, 4096)[0]:
+                (value,), more = decode.parse(written.text, 1, is_json=written.is_json)
+                assert value == found.data, written
+                assert not more
+
+
+def _documents(data: bytes, step: int) -> tuple[list[Document], str]:
+    """The documents, and how the stream ended."""
+    splitter = Splitter("it", max_document=LONGEST_DOCUMENT)
+    found: list[Document] = []
+    try:
+        for start in range(0, len(data), step):
+            found += splitter.feed(data[start : start + step])
+        found += splitter.end()
+    except ObjectError as error:
+        _faulty(error)
+        return found, str(error)
+    return found, ""
+
+
+def mapper(data: bytes) -> None:
+    """What a server says of its resources and their fields: `Garbage`, or a catalog in which everything is found; and
+    what people call them."""
+    first, _, rest = data.partition(b"\n")
+    catalogs = []
+    for parse in (discovery.parse_aggregated, lambda body: Catalog(tuple(discovery.parse_resources(body, "g", "v1")))):
+        try:
+            catalogs.append(parse(rest))
+        except Garbage as error:
+            _said(error)
+    for split in (discovery.parse_versions, discovery.parse_groups):
+        with contextlib.suppress(Garbage):
+            split(rest)
+    text = first.decode("utf-8", "replace")
+    for catalog in catalogs:
+        index = Index(catalog)
+        index.named(text)
+        index.category(text)
+        for resource in catalog.resources:
+            assert index.kind(resource.group_version, resource.kind) is not None
+            path = resource.path(text, text)
+            assert path.startswith(("/api/", "/apis/"))
+            assert not {"", ".", ".."} & set(path.strip("/").split("/")), path
+            assert path.isascii()
+            assert path.isprintable()
+    for read_text in (parse_selector, JsonPath):
+        with contextlib.suppress(ConfigError):
+            read_text(text)
+    with contextlib.suppress(Garbage):
+        schemas = openapi.parse(rest)
+        for key in schemas.kinds:
+            group, version, kind = key.split("/", 2)
+            sample = {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": {"name": 1}, "spec": {"a": [None]}}
+            assert all(len(fault.message) <= LONGEST_MESSAGE for fault in validate(sample, schemas))
+
+
 def host(data: bytes) -> None:
     """A request to the metrics server: its page on the first line, the values of Host after it. None that names another
     host is answered on loopback, and none that asks for a page from elsewhere."""
@@ -373,5 +459,19 @@ async def _talk(data: bytes) -> None:
 
 TARGETS: Final[Mapping[str, Target]] = {
     target.__name__: target
-    for target in (watch, pages, refusals, manifests, configuration, command_line, worker, conntrack, nft, host, talk)
+    for target in (
+        watch,
+        pages,
+        refusals,
+        manifests,
+        configuration,
+        command_line,
+        worker,
+        conntrack,
+        nft,
+        host,
+        talk,
+        stream,
+        mapper,
+    )
 }

@@ -1,4 +1,4 @@
-"""What the adapters cost.
+"""Measures the costs of the adapters.
 
     python -m tests.netfilter.cost [SERVICES]      (as root; 10,000 by default)
 
@@ -32,7 +32,7 @@ ROUNDS = 7
 
 
 def rules(services: int, *, refused: int = 0) -> RuleSet:
-    """That many services with one TCP port each, of which some have no endpoints."""
+    """So many Services with one TCP port each, some without endpoints."""
     redirects = {
         destination(f"10.{100 + (number >> 16)}.{number >> 8 & 255}.{number & 255}", Protocol.TCP): 10_000 + number
         for number in range(services)
@@ -42,7 +42,7 @@ def rules(services: int, *, refused: int = 0) -> RuleSet:
 
 
 def cpu() -> float:
-    """Processor seconds of this process and of its children that have ended."""
+    """The CPU seconds of this process and of its ended children."""
     return sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -50,7 +50,7 @@ def cpu() -> float:
 
 
 async def measure(what: str, steps: Sequence[Callable[[], Awaitable[object]]]) -> None:
-    """Do each step and print the medians."""
+    """Run each step and print the medians."""
     times, cpus = [], []
     for step in steps:
         begun, used = time.perf_counter(), cpu()
@@ -61,7 +61,7 @@ async def measure(what: str, steps: Sequence[Callable[[], Awaitable[object]]]) -
 
 
 async def go(netfilter: Netfilter, services: int) -> None:
-    """One adapter."""
+    """Measure one adapter."""
     print(f"{netfilter.name}, {services:,} services")
     full, less, refusing = rules(services), rules(services - 1), rules(services, refused=1)
     try:
@@ -82,7 +82,7 @@ async def go(netfilter: Netfilter, services: int) -> None:
 
 
 def main() -> None:
-    """Both adapters."""
+    """Measure both adapters."""
     services = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     with tempfile.NamedTemporaryFile() as lock, Host("node") as node, node.entered():
         os.environ["XTABLES_LOCKFILE"] = lock.name

@@ -1,4 +1,4 @@
-"""An adapter in a process of its own, so that it works on whatever host that process was started on.
+"""Runs an adapter in a process of its own, so that it works on the host of that process.
 
     python -m tests.netfilter.driver ADAPTER
 
@@ -119,7 +119,7 @@ async def answer(netfilter: Netfilter, request: dict[str, Any], foreign: asyncio
 
 
 async def main() -> None:
-    """Until the end of the input."""
+    """Answer requests until the end of the input."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     netfilter = make(sys.argv[1])
     foreign = asyncio.Event()

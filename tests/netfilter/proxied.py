@@ -1,4 +1,4 @@
-"""A Proxier that keeps a real packet filter in step, with nothing real behind it, in a process of its own.
+"""Runs a Proxier with a real packet filter and a fake data plane in a process of its own.
 
     python -m tests.netfilter.proxied ADAPTER
 
@@ -29,13 +29,13 @@ SOURCE = "test"
 
 
 def set_services(tracker: Tracker, services: Mapping[str, str]) -> None:
-    """These are all the Services."""
+    """Set all Services."""
     tracker.replace_services(SOURCE, [service(name, address) for name, address in services.items()])
     tracker.replace_slices(SOURCE, [endpoint_slice(name, "10.3.0.2") for name in services])
 
 
 def state(proxier: Proxier) -> dict[str, Any]:
-    """How things stand."""
+    """The present state."""
     snapshot = proxier.snapshot()
     return {
         "failing": snapshot.failing,
@@ -46,7 +46,7 @@ def state(proxier: Proxier) -> dict[str, Any]:
 
 
 async def main() -> None:
-    """Until the end of the input."""
+    """Answer requests until the end of the input."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     netfilter = WithRouting(Nftables(timeout_s=1.0) if sys.argv[1] == "nftables" else Iptables(lock_wait_s=0.5))
     tracker = Tracker([SOURCE])

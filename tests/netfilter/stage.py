@@ -1,4 +1,4 @@
-"""What the tests of both adapters play on: an adapter on a node, something that answers there, and clients that try."""
+"""Support for the tests of both adapters: an adapter on a node, servers there, and clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Adapter:
         self.host = host
         self.name = name
         self.ms = 0.0
-        """How long the last call took."""
+        """The duration of the last call."""
         self._process = host.popen(
             [*prefix, sys.executable, "-m", "tests.netfilter.driver", name],
             stdin=subprocess.PIPE,
@@ -96,7 +96,7 @@ class Adapter:
 
 @contextlib.contextmanager
 def serving(host: Host, protocol: Protocol, port: int, family: Family, *, address: str | None = None) -> Iterator[None]:
-    """Something on a host that answers ``pong PORT`` on one port, as the data plane would (from the address asked)."""
+    """A server on a host that answers ``pong PORT`` on one port, from the address asked, as the data plane would."""
     inet = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
     kind = socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM
     sock = host.make_socket(inet, kind)
@@ -148,7 +148,7 @@ def from_where_asked(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int,
 def attempt(
     host: Host, address: str, protocol: Protocol, port: int, *, answer: str = "pong", patience_s: float = 5.0
 ) -> str:
-    """What a client on a host meets: ANSWERED, REFUSED or SILENT. (A test that expects silence may wait less.)"""
+    """The outcome for a client on a host: ANSWERED, REFUSED or SILENT. (A test that expects silence may wait less.)"""
     inet = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM
     with host.make_socket(inet, kind) as sock:

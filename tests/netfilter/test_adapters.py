@@ -73,7 +73,7 @@ def foreign_rules(host: Host) -> None:
         host.run([program], input=text, env={"XTABLES_LOCKFILE": "/dev/null", "PATH": "/usr/sbin:/usr/bin"})
 
 
-def test_it_tells_where_redirects_lead(network: Network, adapter: Adapter) -> None:
+def test_reach_counts_our_redirects_and_others(network: Network, adapter: Adapter) -> None:
     """Another process with the same Services has other ports, or the same at another address."""
     assert adapter.reach(RULES) == Reach(0, 0)
     adapter.apply(RULES, verify=True)
@@ -137,7 +137,7 @@ def comment(text: str) -> list[str]:
 
 
 def damages(adapter: str) -> dict[str, list[list[str]]]:
-    """What others do to our rules."""
+    """Changes of our rules by other programs."""
     if adapter == "nftables":
         table = ["inet", "kubeproxy"]
         return {

@@ -30,7 +30,7 @@ def test_disjoint_ranges_hold_the_same_addresses_and_none_twice(cidrs: frozenset
     assert sum(contains(frozenset({it}), address) for it in made) == contains(cidrs, address)
 
 
-def test_what_it_looks_like() -> None:
+def test_disjoint_ranges_by_example() -> None:
     mixed = frozenset({"10.0.0.0/9", "10.128.0.0/9", "10.3.0.0/16", "192.0.2.7/32", "fd00::1/128", "10.0.0.1/8"})
     assert disjoint(mixed, Family.IPV4) == ("10.0.0.0/8", "192.0.2.7")
     assert disjoint(mixed, Family.IPV6) == ("fd00::1",)
@@ -46,7 +46,7 @@ def test_addresses() -> None:
     assert of_family(map(Address, ("fd00::1", "10.0.0.2", "10.0.0.1")), Family.IPV4) == ["10.0.0.1", "10.0.0.2"]
 
 
-def test_an_admitted_node_may_be_what_it_speaks_to() -> None:
+def test_an_admitted_node_may_have_the_service_address_itself() -> None:
     lb, lb6 = destination("203.0.113.5", Protocol.TCP), destination("fd11::5", Protocol.TCP)
     allowed = {lb: ("10.2.0.0/24",), lb6: ("10.2.0.0/24", "fd00::/16")}
     assert rule_set({}, allowed=allowed).admitted == {lb: ("10.2.0.0/24",), lb6: ("fd00::/16",)}

@@ -1,4 +1,4 @@
-"""Removing what proxies left on a node."""
+"""Removal of rules that proxies left on a node."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_nothing_to_remove() -> None:
 
 
 @pytest.mark.netns
-def test_everything_goes_and_everything_foreign_stays(network: Network, environment: dict[str, str]) -> None:
+def test_cleanup_removes_our_rules_and_no_others(network: Network, environment: dict[str, str]) -> None:
     node = network.node
     foreign_rules(node)
     if with_nft := shutil.which("iptables-nft-restore") is not None:

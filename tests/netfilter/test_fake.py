@@ -1,4 +1,4 @@
-"""The fake and the tracer: other rooms' tests believe them."""
+"""The fake adapter and the packet trace, on which other tests depend."""
 
 from __future__ import annotations
 

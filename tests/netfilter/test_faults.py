@@ -47,7 +47,7 @@ class Proxied:
         )
 
     def ask(self, services: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """How things stand, after these have become all the services."""
+        """The state after these have become all Services."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({} if services is None else {"services": services}) + "\n")
@@ -56,7 +56,7 @@ class Proxied:
         return answer
 
     def wait(self, condition: Callable[[dict[str, Any]], bool], *, within_s: float = 20.0) -> dict[str, Any]:
-        """Until it stands so; AssertionError with how it stands when it does not come to that."""
+        """Wait for a state; AssertionError with the last one if it does not come."""
         deadline = time.monotonic() + within_s
         while not condition(state := self.ask()):
             assert time.monotonic() < deadline, state
@@ -153,7 +153,7 @@ def test_another_holds_the_lock(network: Network, environment: dict[str, str], l
     assert "-d 10.96.0.2/32" in dump(network.node)
 
 
-def test_the_lock_is_freed_while_waited_for(network: Network, environment: dict[str, str], lock_file: Path) -> None:
+def test_the_lock_is_released_during_the_wait(network: Network, environment: dict[str, str], lock_file: Path) -> None:
     proxied = Proxied(network.node, "iptables", environment)
     with contains(lock_file) as holder:
         proxied.ask(ONE)

@@ -1,4 +1,4 @@
-"""Rules of kube-proxy's kernel modes that are still here."""
+"""Detection of rules of kube-proxy's kernel modes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TCP  0A600001:01BB rr
         pytest.param("", False, id="nothing"),
     ],
 )
-def test_only_a_chain_with_rules_that_packets_come_to_catches_any(saved: str, caught: bool) -> None:
+def test_only_a_chain_with_rules_and_a_jump_to_it_catches_packets(saved: str, caught: bool) -> None:
     assert catches(saved) == caught
 
 
@@ -66,7 +66,7 @@ def test_ipvs_is_kube_proxys_only_with_its_interface() -> None:
     assert not has_virtual_services("", interfaces=["kube-ipvs0"])
 
 
-def test_one_sentence_says_what_and_what_to_do() -> None:
+def test_the_complaint_names_the_rules_and_the_remedy() -> None:
     assert complaint([]) is None
     text = complaint(["nftables: table ip kube-proxy", "iptables-legacy: table nat, chain KUBE-SERVICES"])
     assert text is not None
@@ -81,7 +81,7 @@ LOOK = (
 
 
 def look(host: Host, *, prefix: Sequence[str] = (), net: str = "/proc/net") -> list[str]:
-    """What is found on a host, in a process of its own."""
+    """The rules found on a host, by a process of its own."""
     found: list[str] = json.loads(host.run([*prefix, sys.executable, "-c", LOOK, net]).stdout)
     return found
 

@@ -1,4 +1,4 @@
-"""Security finding 1: a dial of the proxy is not redirected on its own node, whatever the rules say."""
+"""Security finding 1: a dial of the proxy is not redirected on its own node, whatever the other rules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rules() -> RuleSet:
 
 
 def dial(host: Host, address: str, protocol: Protocol, port: int, *, marked: bool) -> bytes | None:
-    """What answers a dial of the proxy; None: nothing does."""
+    """The server that answers a dial of the proxy; None: no server does."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with host.make_socket(family, socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM) as sock:
         if marked:

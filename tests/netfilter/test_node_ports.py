@@ -1,4 +1,4 @@
-"""Node ports, addresses of the node itself, and the cluster's own way to services: the same with both adapters."""
+"""Node ports, addresses of the node itself, and redirects of pods: the same with both adapters."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_node_ports_on_chosen_addresses_only(network: Network, adapter: Adapter,
         assert attempt(network.client, NODE[family], Protocol.TCP, NODE_PORT) == ANSWERED
 
 
-def test_the_loopback_address_is_no_way_in_from_outside(network: Network, adapter: Adapter) -> None:
+def test_loopback_addresses_do_not_serve_other_hosts(network: Network, adapter: Adapter) -> None:
     # A neighbour that routes 127.0.0.1 to us: a martian, which must not become an ordinary packet by the redirect.
     network.client.sysctl("net.ipv4.conf.eth0.route_localnet", 1)
     network.client.ip("addr del 127.0.0.1/8 dev lo", "route add 127.0.0.1/32 via 10.2.0.1 src 10.2.0.2")

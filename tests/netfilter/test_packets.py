@@ -1,4 +1,4 @@
-"""The same packets, the same verdicts: what a client meets, with both adapters."""
+"""The outcome for packets of clients, the same with both adapters."""
 
 from __future__ import annotations
 

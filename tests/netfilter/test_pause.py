@@ -1,4 +1,4 @@
-"""The time between two proxies: clients wait instead of being refused, and nothing of it stays."""
+"""The pause between two proxies: clients wait instead of being refused, and nothing is left of it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rules(port: int = 7001) -> RuleSet:
 
 
 def without_empty_tables(text: str) -> str:
-    """Rules, and nothing of the tables that are loaded with them and stay."""
+    """The rules, without the empty tables that are loaded with them and stay."""
     return "\n".join(line for line in settled(text).splitlines() if not re.match(r"[*]|COMMIT|:[A-Z]+ ACCEPT|$", line))
 
 
@@ -110,7 +110,7 @@ def test_clients_wait_and_running_connections_go_on(network: Network, adapter: A
     assert not adapter.apply(rules(7002), verify=True)
 
 
-def test_when_the_time_is_up_nothing_of_it_works(network: Network, adapter: Adapter) -> None:
+def test_after_its_time_a_pause_has_no_effect(network: Network, adapter: Adapter) -> None:
     hosts = (network.client, network.node)
     network.node.sysctl("net.ipv4.icmp_ratelimit", 0)
     network.node.sysctl("net.ipv6.icmp.ratelimit", 0)
@@ -170,7 +170,7 @@ def test_without_rules_there_is_no_pause(network: Network, adapter: Adapter) -> 
     assert dump(network.node) == before
 
 
-def test_redirects_of_a_table_of_another_make_are_paused_too(network: Network, environment: dict[str, str]) -> None:
+def test_redirects_of_a_table_of_another_version_are_paused_too(network: Network, environment: dict[str, str]) -> None:
     adapter = Adapter(network.node, "nftables", env=environment)
     adapter.apply(rules(), verify=True)
     network.node.run(["nft", "add", "set", "inet", "kubeproxy", "novelty", "{ type ipv4_addr; }"])

@@ -1,4 +1,4 @@
-"""The processes that have a port, as the kernel sees them."""
+"""The processes that have a port, as the kernel reports them."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_admitted_sources(network: Network, adapter: Adapter, family: Family) ->
 
 
 def meet(host: Host, address: str, protocol: Protocol) -> str:
-    """What a client meets; a datagram that its own host drops on its way out is dropped like any other."""
+    """The outcome for a client; a datagram that its own host drops is dropped like any other."""
     try:
         return attempt(host, address, protocol, 80, patience_s=0.3)
     except PermissionError:

@@ -1,4 +1,4 @@
-"""Programs that hang, and programs for which there is no room."""
+"""Programs that hang, and programs that cannot be started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the room reads of others, made up; and both event loops, as either may serve HTTP."""
+"""Test doubles for the parts that observability reads; both event loops, as either may serve HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEB_IPV4 = FrontendName(WEB, Family.IPV4)
 
 
 def frontend(name: FrontendName = WEB_IPV4, *, answered: bool = True) -> Frontend:
-    """Taken for nobody's address: nothing here looks at that."""
+    """A frontend without addresses, which these tests do not need."""
     endpoints = (Target(Address("10.0.0.1"), 80),) if answered else ()
     return Frontend(name, Protocol.TCP, frozenset(), endpoints=endpoints)
 
@@ -31,7 +31,7 @@ class Listening:
 
 @dataclass(slots=True)
 class Serving:
-    """What is asked of a data plane, as it stands."""
+    """A data plane with fixed state."""
 
     of: dict[FrontendName, Counters] = field(default_factory=dict)
     ejected_by_port: dict[FrontendName, Sequence[EjectedEndpoint]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ def worker_status(
     dials: Sequence[int] = (),
     dial_seconds: float = 0.0,
 ) -> WorkerStatus:
-    """Of a worker that was asked for as little as that; `dials` are its fastest buckets."""
+    """The status of a worker; `dials` are its fastest buckets."""
     return WorkerStatus(
         pid=pid,
         number=number,

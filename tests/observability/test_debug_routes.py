@@ -29,13 +29,13 @@ async def pages(*paths: str, enabled: bool) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("path", ["/debug/pprof/", "/debug/pprof/profile?seconds=1", "/debug", "/debug/tasks"])
-async def test_without_profiling_a_sentence_says_how_to_have_it(path: str) -> None:
+async def test_without_profiling_a_text_names_the_flag(path: str) -> None:
     ((status, text),) = await pages(path, enabled=False)
     assert status == 404
     assert "enableProfiling" in text
 
 
-async def test_with_profiling_whoever_looks_for_go_is_told_what_there_is() -> None:
+async def test_with_profiling_other_paths_list_the_pages() -> None:
     ((status, text),) = await pages("/debug/pprof/", enabled=True)
     assert status == 404
     assert "/debug/tasks" in text
@@ -45,7 +45,7 @@ async def waits_for_something_rare(event: asyncio.Event) -> None:
     await event.wait()
 
 
-async def test_tasks_and_threads_are_shown_where_they_are() -> None:
+async def test_stacks_of_tasks_and_threads() -> None:
     event, stop = asyncio.Event(), threading.Event()
     task = asyncio.create_task(waits_for_something_rare(event), name="rare task")
     thread = threading.Thread(target=stop.wait, name="rare thread")

@@ -68,7 +68,7 @@ def test_decision(steps: list[Step], now: float, healthy: bool, live: bool, read
     assert (state.healthy, state.live, state.unready is None) == (healthy, live, ready)
 
 
-def test_a_new_sync_period_holds_at_once() -> None:
+def test_a_new_sync_period_applies_at_once() -> None:
     health = ProxyHealth(timeout_s=60.0)
     health.updated(0.0)
     health.queued(0.0)
@@ -77,7 +77,7 @@ def test_a_new_sync_period_holds_at_once() -> None:
     assert health.at(61.0).healthy
 
 
-def test_unready_says_why() -> None:
+def test_unready_has_a_reason() -> None:
     health = ProxyHealth(timeout_s=60.0, families=(Family.IPV4, Family.IPV6))
     assert health.at(0.0).unready == "no sync has succeeded yet"
     health.failing("nft: permission denied")

@@ -25,7 +25,7 @@ WALL_NS = 1_800_000_000_500_000_000
 
 
 class Node:
-    """Both servers with everything behind them, and clocks that stand still until moved."""
+    """Both servers with their parts, and manual clocks."""
 
     def __init__(self, state: State) -> None:
         self.now = 1000.0
@@ -100,7 +100,7 @@ async def test_before_the_first_sync_the_proxy_is_healthy_but_not_ready(node: No
     }
 
 
-async def test_after_the_first_sync_all_is_well(node: Node) -> None:
+async def test_after_the_first_sync_the_proxy_is_healthy_and_ready(node: Node) -> None:
     node.health.updated(999.0)
     status, _, body = await node.healthz()
     assert status == 200
@@ -116,7 +116,7 @@ async def test_after_the_first_sync_all_is_well(node: Node) -> None:
     assert (status, json.loads(body)["ready"]) == (200, True)
 
 
-async def test_a_change_that_waits_for_too_long_is_told_with_its_reason(node: Node) -> None:
+async def test_a_change_that_waits_for_too_long_is_unhealthy_with_a_reason(node: Node) -> None:
     node.health.updated(1000.0)
     node.health.queued(1010.0)
     node.health.failing("nft: table locked")
@@ -132,7 +132,7 @@ async def test_a_change_that_waits_for_too_long_is_told_with_its_reason(node: No
         assert answer["failing"] == "nft: table locked"
 
 
-async def test_a_node_that_leaves_is_unhealthy_but_alive(node: Node) -> None:
+async def test_a_node_under_deletion_is_unhealthy_but_live(node: Node) -> None:
     node.health.updated(1000.0)
     node.health.node_eligible(False)
     status, _, body = await node.healthz()
@@ -157,16 +157,16 @@ async def test_answers_are_counted(node: Node) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz/", "/healthz/x", "/%00", "/../etc/passwd"])
-async def test_the_health_server_knows_no_other_path(node: Node, path: str) -> None:
+async def test_the_health_server_has_no_other_path(node: Node, path: str) -> None:
     assert (await node.healthz(path))[0] == 404
 
 
 @pytest.mark.parametrize("path", ["/", "/livez", "/debug/pprof/", "/statusz"])
-async def test_the_metrics_server_knows_no_other_path(node: Node, path: str) -> None:
+async def test_the_metrics_server_has_no_other_path(node: Node, path: str) -> None:
     assert (await node.page(path))[0] == 404
 
 
-async def test_the_metrics_servers_small_pages(node: Node) -> None:
+async def test_small_pages_of_the_metrics_server(node: Node) -> None:
     for path in ("/healthz", "/healthz/ping"):
         status, headers, body = await node.page(path)
         assert (status, body) == (200, "ok")
@@ -179,14 +179,14 @@ async def test_the_metrics_servers_small_pages(node: Node) -> None:
     assert json.loads(body) == {"kubeproxy.config.k8s.io": {"BindAddress": "0.0.0.0", "FeatureGates": {}}}
 
 
-async def test_nothing_can_be_changed_over_http(node: Node) -> None:
+async def test_methods_that_write_are_refused(node: Node) -> None:
     async with aiohttp.ClientSession() as session:
         for method in ("POST", "PUT", "DELETE", "PATCH"):
             async with session.request(method, f"http://127.0.0.1:{node.health_server.port}/healthz") as answer:
                 assert answer.status == 405
 
 
-async def test_a_scrape_holds_the_control_plane_the_data_path_and_the_process(node: Node) -> None:
+async def test_a_scrape_has_metrics_of_all_parts(node: Node) -> None:
     node.counters[FrontendName(ServicePortName("default", "web", "http"), Family.IPV4)] = Counters(accepted=7)
     status, headers, text = await node.page("/metrics")
     assert status == 200
@@ -198,7 +198,7 @@ async def test_a_scrape_holds_the_control_plane_the_data_path_and_the_process(no
     assert 'kubeproxy_connections_accepted_total{namespace="default",service="web",port="http"} 7' in text.splitlines()
 
 
-async def test_scrapers_that_come_together_get_the_same(node: Node) -> None:
+async def test_concurrent_scrapes_are_equal(node: Node) -> None:
     node.counters.update(
         {FrontendName(ServicePortName("a", f"s{n}", ""), Family.IPV4): Counters(accepted=n) for n in range(3000)}
     )
@@ -209,7 +209,7 @@ async def test_scrapers_that_come_together_get_the_same(node: Node) -> None:
         assert [line for line in text.splitlines() if line.startswith("kubeproxy_connections")] == wanted
 
 
-async def test_the_loop_turns_while_ten_thousand_services_are_written(state: State) -> None:
+async def test_other_tasks_run_during_a_large_scrape(state: State) -> None:
     turns, writing = 0, False
 
     class Large(Serving):
@@ -248,7 +248,7 @@ async def test_one_scrape_is_rendered_at_a_time(state: State) -> None:
     assert story == ["began", "ended"] * 3
 
 
-async def test_what_is_degraded_is_shown_but_sends_nobody_elsewhere(node: Node) -> None:
+async def test_degraded_parts_are_shown_but_keep_the_node_healthy(node: Node) -> None:
     node.health.updated(1000.0)
     node.health.degraded("data plane", "worker 1 keeps dying")
     for path in ("/healthz", "/livez", "/readyz"):
@@ -260,7 +260,7 @@ async def test_what_is_degraded_is_shown_but_sends_nobody_elsewhere(node: Node) 
         assert "degraded" not in json.loads((await node.healthz(path))[2])
 
 
-async def test_service_level_indicators_tell_how_the_checks_ended(node: Node) -> None:
+async def test_service_level_indicators_count_checks_by_result(node: Node) -> None:
     await node.healthz("/readyz")
     node.health.updated(1000.0)
     for path in ("/healthz", "/livez", "/readyz"):
@@ -278,7 +278,7 @@ async def test_service_level_indicators_tell_how_the_checks_ended(node: Node) ->
     assert 'kubernetes_healthchecks_total{name="proxy",status="success",type="livez"} 1.0' in lines
 
 
-async def test_a_data_plane_without_an_answer_costs_its_metrics_only(node: Node) -> None:
+async def test_a_failed_data_plane_leaves_the_other_metrics(node: Node) -> None:
     node.counters[FrontendName(ServicePortName("default", "web", "http"), Family.IPV4)] = Counters(accepted=7)
     node.serving.broken = "worker 1 gives no answer"
     with capture_logs() as logs:
@@ -292,7 +292,7 @@ async def test_a_data_plane_without_an_answer_costs_its_metrics_only(node: Node)
     assert "kubeproxy_connections_accepted_total" in (await node.page("/metrics"))[2]
 
 
-async def test_a_long_answer_is_compressed_for_whoever_can_read_it(node: Node) -> None:
+async def test_a_long_answer_is_compressed_if_accepted(node: Node) -> None:
     node.counters.update(
         {FrontendName(ServicePortName("a", f"s{n}", ""), Family.IPV4): Counters(accepted=n + 1) for n in range(1000)}
     )
@@ -319,5 +319,5 @@ async def test_a_long_answer_is_compressed_for_whoever_can_read_it(node: Node) -
         (0, "1970-01-01T00:00:00Z"),
     ],
 )
-def test_times_are_written_as_go_does(unix_ns: int, text: str) -> None:
+def test_times_have_the_notation_of_go(unix_ns: int, text: str) -> None:
     assert rfc3339_nano(unix_ns) == text

@@ -7,7 +7,7 @@ from kubeproxy.observability.sync_observer import SyncObserver
 from kubeproxy.proxier import ProxierObserver
 
 
-def test_what_the_proxier_tells_becomes_health_and_metrics() -> None:
+def test_events_of_the_proxier_become_health_and_metrics() -> None:
     now = 0.0
     health, metrics = ProxyHealth(timeout_s=60.0), Metrics()
     observer = SyncObserver(health, metrics, adapter="nftables", clock=lambda: now)
@@ -42,7 +42,7 @@ def test_what_the_proxier_tells_becomes_health_and_metrics() -> None:
     assert health.at(now).healthy
 
 
-def test_where_changes_never_cease_progress_keeps_the_node_healthy() -> None:
+def test_progress_under_constant_changes_keeps_the_node_healthy() -> None:
     now = 0.0
     health = ProxyHealth(timeout_s=60.0)
     observer = SyncObserver(health, Metrics(), adapter="nftables", clock=lambda: now)
@@ -54,7 +54,7 @@ def test_where_changes_never_cease_progress_keeps_the_node_healthy() -> None:
         assert health.at(now).healthy
 
 
-def test_a_transaction_is_no_progress_while_something_else_fails() -> None:
+def test_a_transaction_is_no_progress_while_another_step_fails() -> None:
     now = 0.0
     health = ProxyHealth(timeout_s=60.0)
     observer = SyncObserver(health, Metrics(), adapter="nftables", clock=lambda: now)
@@ -71,7 +71,7 @@ def test_a_transaction_is_no_progress_while_something_else_fails() -> None:
     assert health.at(now).healthy
 
 
-def test_flows_are_told_to_the_metrics_and_make_nobody_ill() -> None:
+def test_flows_are_counted_and_do_not_affect_health() -> None:
     health, metrics = ProxyHealth(timeout_s=60.0), Metrics()
     observer = SyncObserver(health, metrics, adapter="nftables")
     observer.reconciled(duration_s=0.5, deleted=2)
@@ -81,6 +81,6 @@ def test_flows_are_told_to_the_metrics_and_make_nobody_ill() -> None:
     assert health.at(0.0).failing is None
 
 
-def test_it_fits_the_proxier() -> None:
+def test_the_observer_matches_the_proxier() -> None:
     observer: ProxierObserver = SyncObserver(ProxyHealth(timeout_s=60.0), Metrics(), adapter="none")
     observer.queued()

@@ -1,4 +1,4 @@
-"""What state machines around a Node have in common."""
+"""The common base of state machines around a Node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NodeMachine(RuleBasedStateMachine):
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
     def wait(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Until it is done."""
+        """Run a coroutine to its end."""
         self._runner.run(coroutine)
 
     def start(self) -> None:

@@ -21,7 +21,7 @@ SOURCE = "kubernetes"
 
 
 class FakeClock:
-    """Stands still until it is moved."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -52,7 +52,7 @@ class FakeClock:
 
     @property
     def next_at(self) -> float:
-        """What time is waited for."""
+        """The time for which a task waits."""
         assert self._waiting is not None
         return self._waiting[1]
 
@@ -98,7 +98,7 @@ class Diary:
 
 
 class Node:
-    """Everything that a test of the proxier needs, and a few ways to look at it."""
+    """A proxier with its fakes, and helpers to inspect them."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Node:
         self._tasks.start(self.proxier.run(), name="proxier")
 
     async def rest(self) -> None:
-        """Until the proxier waits, for time or for news."""
+        """Run until the proxier waits, for time or for changes."""
         for _ in range(100_000):
             assert not self.crashes, self.crashes
             if self.clock.idle:
@@ -162,12 +162,12 @@ class Node:
         raise AssertionError("the proxier finds no rest")
 
     async def pass_time(self, by_s: float) -> None:
-        """Let time pass, and what is due happen."""
+        """Let time pass, and run what is due."""
         self.clock.move(by_s)
         await self.rest()
 
     async def close(self) -> None:
-        """Stop, and hold the proxier to having given everything back."""
+        """Stop, and check that the proxier has released everything."""
         try:
             await self.proxier.stop(cleanup=False)
             self.proxier.close()
@@ -177,7 +177,7 @@ class Node:
         assert not self.crashes, self.crashes
 
     def proxy_port(self, name: FrontendName) -> int:
-        """Where a frontend listens."""
+        """The proxy port of a frontend."""
         return self.data_plane.listening[name].port
 
     def answers(self, where: str) -> tuple[Target, ...] | Fate:

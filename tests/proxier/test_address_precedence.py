@@ -1,4 +1,4 @@
-"""Finding 6 of the security review: which of several Services has an address, live and after a restart."""
+"""Finding 6 of the security review: the Service that gets an address of several, live and after a restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _elsewhere(text: str, address: str) -> Service:
 
 
 def orders(address: str) -> dict[str, list[Service]]:
-    """Services from the one that has the address to the one that is last."""
+    """Services in the order of their claims on the address."""
     return {
         "by how they come by it": [
             allocated("c/z", address, NEW),

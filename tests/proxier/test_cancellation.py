@@ -1,4 +1,4 @@
-"""Cancelled at any await, the proxier leaks no port and forgets nothing."""
+"""A proxier that is cancelled at any await leaks no port and loses no change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which frontends a Service amounts to: by kind of address, policy and family."""
+"""The frontends of a Service: by kind of address, policy and family."""
 
 from __future__ import annotations
 

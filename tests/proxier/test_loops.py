@@ -1,4 +1,4 @@
-"""Endpoints that lead back to the proxy are left out, and come back when they do no more."""
+"""Endpoints that lead back to the proxy are left out for as long as they do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def remove(state: ProxierState, service: Service) -> None:
 
 
 def settle(state: ProxierState) -> None:
-    """Until all is done, by a data plane and a kernel that never refuse."""
+    """Make all moves, with a data plane and a kernel that never refuse."""
     while not state.settled:
         while (step := state.next_step(256)) is not None:
             state.done(step, {})
@@ -92,7 +92,7 @@ def test_another_services_address_that_comes_later_and_goes(state: ProxierState)
 
 
 def test_an_external_address_takes_no_endpoint_from_another_service(state: ProxierState) -> None:
-    """It may be another tenant's pod, named to have its endpoints left out."""
+    """It may be another tenant's pod, chosen to have its endpoints left out."""
     put(state, service("web", "10.96.0.1"), slice_to("web", f"198.51.100.1 {POD}", 80))
     thief = replace(
         service("shop", "10.96.0.2"),
@@ -143,7 +143,7 @@ def test_a_proxy_port_that_is_taken_later(state: ProxierState) -> None:
     assert state.wanted[SHOP].endpoints == targets(f"{POD}:{following + 1}")
 
 
-def test_an_address_that_was_denied_is_none_of_ours(state: ProxierState) -> None:
+def test_an_unavailable_port_does_not_lead_back(state: ProxierState) -> None:
     """A process of this node has the port, so the endpoint is that process."""
     reserver = FakePortReserver()
     ports = Ports(reserver, None)
@@ -161,7 +161,7 @@ def test_an_address_that_was_denied_is_none_of_ours(state: ProxierState) -> None
 
 
 def test_of_many_endpoints_a_node_uses_some(state: ProxierState) -> None:
-    """100,000 endpoints of one tenant do not stop the workers, of which all tenants' clients would wait."""
+    """100,000 endpoints of one tenant do not block the workers, which serve all tenants."""
     addresses = [f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}" for i in range(100_000)]
     slices = [
         endpoint_slice("web", " ".join(addresses[at : at + 1000]), called=f"web-{at}")

@@ -99,7 +99,7 @@ class Model:
             claims[:] = [s for s in claims if s in claiming] + [s for s in claiming if s not in claims]
 
     def frontends(self) -> dict[FrontendName, Frontend]:
-        """What is wanted."""
+        """The wanted frontends."""
         return {f.name: f for name in NAMES for f in self._frontends_of(name) if f.protocol is not Protocol.SCTP}
 
     def _frontends_of(self, name: ServiceName) -> list[Frontend]:
@@ -251,7 +251,7 @@ class ProxierMachine(NodeMachine):
 
     @rule()
     def all_comes_right(self) -> None:
-        """Failures end, time passes: then everything is as if computed from scratch."""
+        """After the end of failures and some time, everything is as computed from scratch."""
         self.node.netfilter.failures.clear()
         self.node.data_plane.broken = None
         self.node.data_plane.refuse.clear()

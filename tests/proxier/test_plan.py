@@ -35,7 +35,7 @@ def listener(
     in_rules: Frontend | None = WEB,
     rules_generation: int = RULES,
 ) -> ListenerState:
-    """What stands for WEB."""
+    """A listener of WEB."""
     return ListenerState(
         protocol=Protocol.TCP,
         address=ANY,

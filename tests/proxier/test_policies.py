@@ -1,4 +1,4 @@
-"""The choice of endpoints: as a table, exhaustively over conditions, and against a naive model."""
+"""The selection of endpoints: as a table, exhaustively over conditions, and against a naive model."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ endpoints_at_random = st.lists(
 
 
 def naive(all_candidates: list[Endpoint], facts: NodeFacts) -> tuple[set[str], set[str]]:
-    """By the letter of the rule, step by step."""
+    """The rule, step by step."""
     ready = {e.address: e for e in all_candidates if e.ready}
     cluster_wide: set[str] = set(ready)
     for_node = {a for a, e in ready.items() if facts.name in e.node_hints}
@@ -213,7 +213,7 @@ def test_each_slice_has_port_numbers_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("worse", [LEAVING, GONE, UNREADY])
-def test_of_an_endpoint_in_two_slices_the_best_word_counts(worse: str) -> None:
+def test_the_best_conditions_of_an_endpoint_in_two_slices_count(worse: str) -> None:
     good, bad = endpoint_slice("web", (ep(1),)), endpoint_slice("web", (ep(1, worse),), called="other")
     for slices in ((good, bad), (bad, good)):
         (found,) = of_http(*slices)

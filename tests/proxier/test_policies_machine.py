@@ -1,4 +1,4 @@
-"""The proxier under policies, node ports and changing facts, against what they amount to from scratch.
+"""The proxier under policies, node ports and changing facts, against a computation from scratch.
 
 Services with every kind of address come, change and go; the node changes its name, zone and addresses; other processes
 take ports; the kernel refuses. At every rest, no client is led to a node port that is not held. And once the failures

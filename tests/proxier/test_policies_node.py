@@ -75,7 +75,7 @@ async def node() -> AsyncIterator[Node]:
 
 
 async def serve(node: Node, *services: Service, endpoints: tuple[Endpoint, ...] = (HERE, THERE)) -> None:
-    """Until all is in effect."""
+    """Run until all is in effect."""
     for one in services:
         node.tracker.put_service(SOURCE, one)
         node.tracker.put_slice(SOURCE, endpoint_slice(str(one.name), endpoints, called=one.name.name))
@@ -169,7 +169,7 @@ async def test_a_denied_node_port_is_tried_again_before_the_next_full_sync(node:
     assert meets(node, "192.0.2.1:30080") == ("10.0.0.1", "10.0.0.2")
 
 
-async def test_an_external_ip_of_the_nodes_own_does_not_take_ports_of_its_processes(node: Node) -> None:
+async def test_an_external_ip_of_the_node_does_not_take_ports_of_its_processes(node: Node) -> None:
     ssh = ServicePort("ssh", Protocol.TCP, 22)
     node.reserver.taken.add((Protocol.TCP, 22))
     await serve(node, service("ssh", port=ssh, external="192.0.2.1 198.51.100.1"))
@@ -191,7 +191,7 @@ async def test_an_address_that_becomes_the_nodes_own_is_claimed(node: Node) -> N
     assert not node.diary.problems
 
 
-async def test_proxy_ports_step_over_node_ports() -> None:
+async def test_proxy_ports_skip_node_ports() -> None:
     node = Node(port_range=PortRange(30080, 30081), facts=FACTS)
     node.list_nothing()
     node.start()
@@ -319,7 +319,9 @@ async def test_flows_are_reconciled_after_every_transaction(tracked: tuple[Node,
     assert conntrack.calls[-1] == (second, second)
 
 
-async def test_what_failed_is_reconciled_the_next_time_from_where_it_was(tracked: tuple[Node, FakeConntrack]) -> None:
+async def test_a_failed_reconciliation_is_repeated_with_the_same_rules_before(
+    tracked: tuple[Node, FakeConntrack],
+) -> None:
     node, conntrack = tracked
     first = node.netfilter.kernel
     conntrack.fail("no more memory")

@@ -42,7 +42,7 @@ def no_endpoint(destination: Destination) -> bool:
     return False
 
 
-def test_what_is_wanted_is_held_until_it_is_released(claims: NodePortClaims, reserver: FakePortReserver) -> None:
+def test_a_claimed_port_is_held_until_its_release(claims: NodePortClaims, reserver: FakePortReserver) -> None:
     assert not claims.claim(WEB, frozenset({at(), at(protocol=Protocol.UDP), at(NODE_PORTS[Family.IPV6])}))
     assert held(reserver) == {at(), at(protocol=Protocol.UDP), at(NODE_PORTS[Family.IPV6])}
     claims.claim(WEB, frozenset({at()}))
@@ -63,7 +63,7 @@ def test_a_new_claimant_of_a_destination_takes_over_its_claim(
     assert list(reserver.held.values()) == [before]
 
 
-def test_a_port_of_another_process_is_denied_and_had_once_it_is_free(
+def test_a_port_of_another_process_is_unavailable_until_it_is_free(
     claims: NodePortClaims, reserver: FakePortReserver
 ) -> None:
     reserver.taken.add((Protocol.TCP, 30080))
@@ -89,9 +89,7 @@ def test_other_errors_are_reported_unchanged(claims: NodePortClaims, reserver: F
     assert "Too many open files" in claims.faults[at()]
 
 
-def test_what_is_denied_and_not_wanted_any_more_is_forgotten(
-    claims: NodePortClaims, reserver: FakePortReserver
-) -> None:
+def test_an_unavailable_port_without_claimant_is_forgotten(claims: NodePortClaims, reserver: FakePortReserver) -> None:
     reserver.taken.add((Protocol.TCP, 30080))
     claims.claim(WEB, frozenset({at()}))
     claims.claim(WEB, frozenset())
@@ -115,7 +113,7 @@ def test_a_node_port_includes_the_same_port_at_the_nodes_own_addresses(
     assert held(reserver) == {at(NODE)}
 
 
-def test_if_the_wildcard_is_denied_single_addresses_are_kept(reserver: FakePortReserver) -> None:
+def test_if_the_wildcard_is_unavailable_single_addresses_are_kept(reserver: FakePortReserver) -> None:
     class OneAddressTaken(FakePortReserver):
         def _is_free(self, protocol: Protocol, address: Address, port: int) -> bool:
             return address == NODE and super()._is_free(protocol, address, port)
@@ -141,7 +139,7 @@ DESTINATIONS = [at(address, port) for address in (WILDCARD, NODE, Address("192.0
 
 
 class ClaimsMachine(RuleBasedStateMachine):
-    """Against what must be true of claims whatever happened before."""
+    """Claims against invariants, after any sequence of calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +147,7 @@ class ClaimsMachine(RuleBasedStateMachine):
         self.claims = NodePortClaims(self.reserver, is_proxy_port=lambda protocol, port: False)
         self.wants: dict[FrontendName, frozenset[Destination]] = {}
         self.known: dict[FrontendName, frozenset[Destination]] = {WEB: frozenset(), SHOP: frozenset()}
-        """What frontends believe that they were denied."""
+        """Update the destinations that frontends know to be unavailable."""
 
     def update(self, changed: set[FrontendName]) -> None:
         for name in changed:

@@ -36,7 +36,7 @@ def frontend(
 
 
 def apart(service: str) -> tuple[Frontend, Frontend]:
-    """What a Service under externalTrafficPolicy Local asks for."""
+    """The frontends of a Service with externalTrafficPolicy Local."""
     return frontend(service, own=(VIP,)), frontend(service, VIP, scope=Scope.EXTERNAL)
 
 

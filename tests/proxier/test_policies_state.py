@@ -1,4 +1,4 @@
-"""When claims are given back, and what follows when that costs another its own."""
+"""The release of claims, and its effect on other claims."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def remove(state: ProxierState, service: Service) -> None:
 
 
 def settle(state: ProxierState) -> None:
-    """Until all is done, by a data plane and a kernel that never refuse."""
+    """Make all moves, with a data plane and a kernel that never refuse."""
     while not state.settled:
         while (step := state.next_step(256)) is not None:
             state.done(step, {})

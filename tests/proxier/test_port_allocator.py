@@ -16,7 +16,7 @@ TCP, UDP = Protocol.TCP, Protocol.UDP
 
 
 def take(ports: Ports, count: int, protocol: Protocol = TCP) -> list[Reservation]:
-    """Reservations in a row."""
+    """So many reservations."""
     return [ports.reserve(protocol, ANY4) for _ in range(count)]
 
 
@@ -30,7 +30,7 @@ class TestRange:
         ports.release(TCP, only)
         assert ports.reserve(TCP, ANY4).port == 1
 
-    def test_all_of_a_range_are_handed_out_each_once(self) -> None:
+    def test_all_ports_of_a_range_are_allocated_once(self) -> None:
         """kube-proxy's TestRangeAllocator_RandomishAllocation."""
         ports = Ports(FakePortReserver(), PortRange(1, 100))
         assert sorted(reservation.port for reservation in take(ports, 100)) == list(range(1, 101))
@@ -71,7 +71,7 @@ class TestRange:
 
 
 class TestChangeOfRange:
-    def test_ports_in_use_stay_and_do_not_come_back_when_they_are_outside(self) -> None:
+    def test_ports_in_use_outside_a_new_range_stay_and_are_not_used_again(self) -> None:
         ports = Ports(FakePortReserver(), PortRange(1, 1))
         (old,) = take(ports, 1)
         ports.use_range(PortRange(5, 5))
@@ -80,7 +80,7 @@ class TestChangeOfRange:
         with pytest.raises(NoPort):
             ports.reserve(TCP, ANY4)
 
-    def test_ports_in_use_are_not_handed_out_again_when_they_are_inside(self) -> None:
+    def test_ports_in_use_inside_a_new_range_are_not_allocated_again(self) -> None:
         reserver = FakePortReserver()
         ports = Ports(reserver, PortRange(1, 2))
         first, _ = take(ports, 2)
@@ -93,7 +93,7 @@ class TestChangeOfRange:
         with pytest.raises(NoPort):
             ports.reserve(TCP, ANY6)
 
-    def test_a_port_freed_before_its_turn_is_handed_out_once(self) -> None:
+    def test_a_port_freed_before_its_turn_is_allocated_once(self) -> None:
         ports = Ports(FakePortReserver(), PortRange(1, 3))
         _, _, third = take(ports, 3)
         ports.use_range(PortRange(2, 4))
@@ -117,13 +117,13 @@ class TestKernelsChoice:
         assert ports.reserve(TCP, ANY6).port == 50000
         assert len(reserver.held) == 2
 
-    def test_a_number_just_freed_is_avoided_while_there_are_others(self) -> None:
+    def test_a_port_just_released_is_avoided_while_there_are_others(self) -> None:
         reserver = FakePortReserver(kernel_choice=iter([40000, 40000, 50000]))
         ports = Ports(reserver, None)
         ports.release(TCP, ports.reserve(TCP, ANY4))
         assert ports.reserve(TCP, ANY4).port == 50000
 
-    def test_but_taken_when_there_are_none(self) -> None:
+    def test_a_recent_port_is_used_when_there_are_no_others(self) -> None:
         reserver = FakePortReserver(kernel_choice=iter([40000, 40000]))
         ports = Ports(reserver, None)
         ports.release(TCP, ports.reserve(TCP, ANY4))

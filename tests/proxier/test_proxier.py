@@ -30,7 +30,7 @@ MakeNode = Callable[..., Node]
 
 @pytest_asyncio.fixture
 async def make_node() -> AsyncIterator[MakeNode]:
-    """Nodes, that have to give everything back in the end."""
+    """Nodes, which must release everything in the end."""
     async with AsyncExitStack() as nodes:
 
         def make(**settings: object) -> Node:
@@ -142,7 +142,7 @@ class TestServices:
         await node.pass_time(1.0)
         assert node.answers(VIP) == ONE
 
-    async def test_a_renamed_port_is_handed_over_in_one_transaction(self, make_node: MakeNode) -> None:
+    async def test_a_renamed_port_moves_in_one_transaction(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         before = len(node.netfilter.history)
         node.tracker.put_service(SOURCE, service("web", ports="web:80"))
@@ -227,7 +227,7 @@ class TestEndpoints:
         await node.rest()
         assert node.answers(VIP) == ONE
 
-    async def test_what_changes_nothing_is_no_work(self, make_node: MakeNode) -> None:
+    async def test_equal_objects_cause_no_work(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         node.tracker.replace_services(SOURCE, [service("web")])
         node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1", trigger_time="2026-01-01T00:00:00Z"))
@@ -246,7 +246,7 @@ class TestEndpoints:
 
 
 class TestOrder:
-    async def test_listeners_stand_before_rules_lead_there_and_until_they_do_no_more(
+    async def test_listeners_exist_as_long_as_rules_redirect_to_them(
         self, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         node = make_node()
@@ -278,7 +278,7 @@ class TestStart:
         await node.rest()
         assert node.diary.entries == ["queued", "programmed full changed", "settled"]
 
-    async def test_a_source_that_does_not_come_is_waited_for_only_so_long(self, make_node: MakeNode) -> None:
+    async def test_the_wait_for_an_incomplete_source_is_bounded(self, make_node: MakeNode) -> None:
         node = make_node(sources=("manifests", SOURCE))
         node.start()
         node.tracker.replace_services("manifests", [service("web")])
@@ -297,7 +297,7 @@ class TestStart:
         assert first == node.netfilter.kernel
         assert not first.landing
 
-    async def test_they_stay_while_the_data_plane_cannot_take_over(self, make_node: MakeNode) -> None:
+    async def test_rules_of_an_earlier_run_stay_while_the_data_plane_fails(self, make_node: MakeNode) -> None:
         node = make_node()
         node.netfilter.kernel = earlier = RuleSet(landing={Family.IPV4: Address("192.0.2.9")})
         node.data_plane.broken = "no worker answers"
@@ -322,7 +322,7 @@ async def no_more_quick_rounds(node: Node) -> None:
 
 class TestPace:
     async def test_a_service_and_its_endpoints_are_in_effect_at_once(self, make_node: MakeNode) -> None:
-        """Point 10: two writes, one after the other."""
+        """Two writes, one after the other."""
         node = await serving(make_node())
         node.tracker.put_service(SOURCE, service("a", "10.96.0.2"))
         await node.rest()
@@ -344,7 +344,7 @@ class TestPace:
         assert node.answers("10.96.0.3:80") is node.answers("10.96.0.4:80") is Fate.REFUSED
         assert len(node.netfilter.history) == before + 1
 
-    async def test_a_storm_of_endpoint_changes_does_not_keep_netfilter_from_its_turn(
+    async def test_many_endpoint_changes_do_not_delay_netfilter(
         self, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         node = await serving(make_node())
@@ -427,7 +427,7 @@ class TestFailures:
         assert node.answers(VIP) is Fate.PASSED
         assert list(node.diary.problems) == [name("web")]
 
-    async def test_and_is_tried_again_by_itself(self, make_node: MakeNode) -> None:
+    async def test_a_refused_listener_is_retried(self, make_node: MakeNode) -> None:
         node = make_node()
         node.data_plane.refuse[WEB] = "bind: not today"
         await serving(node)
@@ -459,7 +459,7 @@ class TestFailures:
         assert node.answers(VIP) == ONE
         assert list(node.reserver.held) == held
 
-    async def test_ports_run_out_and_come_free(self, make_node: MakeNode) -> None:
+    async def test_ports_run_out_and_are_released(self, make_node: MakeNode) -> None:
         node = await serving(make_node(port_range=PortRange(30000, 30000)))
         node.tracker.put_service(SOURCE, service("waits", "10.96.0.2"))
         await node.pass_time(10.0)
@@ -473,7 +473,7 @@ class TestFailures:
         assert node.answers("10.96.0.2:80") is Fate.REFUSED
         assert not node.diary.problems
 
-    async def test_a_number_given_back_in_one_protocol_serves_again_while_the_other_has_it(
+    async def test_a_port_released_in_one_protocol_is_used_again_while_the_other_has_it(
         self, make_node: MakeNode
     ) -> None:
         node = make_node(port_range=PortRange(30000, 30000), protocols=(Protocol.TCP, Protocol.UDP))
@@ -494,7 +494,7 @@ class TestFailures:
         await node.pass_time(30.0)
         assert node.answers(VIP) == ONE
 
-    async def test_waiting_for_what_does_not_come_is_ever_calmer(self, make_node: MakeNode) -> None:
+    async def test_retries_of_a_lasting_failure_slow_down(self, make_node: MakeNode) -> None:
         node = make_node(periods=Periods(sync_s=1000.0))
         node.reserver.error = OSError(errno.EMFILE, "Too many open files")
         await serving(node)
@@ -570,7 +570,7 @@ class TestForeignChanges:
         assert node.answers(VIP) == ONE
         assert node.diary.entries == ["programmed full changed", "settled"]
 
-    async def test_what_they_do_while_the_kernel_refuses_is_looked_at_as_soon(self, make_node: MakeNode) -> None:
+    async def test_foreign_changes_during_failures_are_undone_as_soon(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         node.netfilter.fail(times=8)
         node.tracker.put_service(SOURCE, service("late", "10.96.0.2"))
@@ -605,11 +605,11 @@ class TestForeignChanges:
 
 
 class TestRival:
-    """Another proxy that one cannot speak with turns the rules to itself."""
+    """Another proxy, without a connection to this one, takes over the rules."""
 
     @staticmethod
     def turn(node: Node) -> None:
-        """Its rules instead of ours."""
+        """Replace our rules by its rules."""
         kernel = node.netfilter.kernel
         ports = {key: port + 1 for key, port in kernel.redirects.items()}
         node.netfilter.lose()
@@ -626,7 +626,9 @@ class TestRival:
         assert not [entry for entry in node.diary.entries if entry.startswith("programmed")]
 
     @pytest.mark.parametrize("dead", [True, False])
-    async def test_what_leads_nowhere_or_to_a_dead_one_is_put_right(self, make_node: MakeNode, dead: bool) -> None:
+    async def test_rules_that_are_missing_or_of_a_dead_proxy_are_restored(
+        self, make_node: MakeNode, dead: bool
+    ) -> None:
         yielded: list[bool] = []
         node = await serving(make_node(rival_lives=lambda: not dead, on_rival=lambda: yielded.append(True)))
         if dead:
@@ -637,7 +639,7 @@ class TestRival:
         assert node.answers(VIP) == ONE
         assert not yielded
 
-    async def test_what_cannot_be_seen_does_not_count(self, make_node: MakeNode) -> None:
+    async def test_an_unknown_rival_does_not_count(self, make_node: MakeNode) -> None:
         def lives() -> bool:
             raise OSError("no sock_diag")
 
@@ -646,7 +648,7 @@ class TestRival:
         await node.pass_time(100.0)
         assert node.answers(VIP) == ONE
 
-    async def test_it_tells_a_successor_whether_rules_lead_here(self, make_node: MakeNode) -> None:
+    async def test_it_reports_to_a_new_instance_whether_rules_redirect_here(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         assert await node.proxier.leads_here()
         self.turn(node)
@@ -668,7 +670,7 @@ class TestStop:
         await node.proxier.stop(cleanup=True)
         assert node.netfilter.kernel == RuleSet()
 
-    async def test_clients_are_kept_waiting_when_asked(self, make_node: MakeNode) -> None:
+    async def test_stop_pauses_clients_on_request(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         await node.proxier.stop(cleanup=False, pause=True)
         assert node.answers(VIP) is Fate.DROPPED
@@ -690,7 +692,7 @@ class TestStop:
         with pytest.raises(KernelError):
             await node.proxier.stop(cleanup=cleanup, pause=not cleanup)
 
-    async def test_nothing_happens_afterwards(self, make_node: MakeNode) -> None:
+    async def test_nothing_happens_after_stop(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         await node.proxier.stop(cleanup=True)
         node.tracker.put_service(SOURCE, service("late", "10.96.0.2"))

@@ -1,4 +1,4 @@
-"""Findings 5, 7 and 9 of the security review: what Services may not have, and which Service learns of it. Pure."""
+"""Findings 5, 7 and 9 of the security review: what Services may not have, and their problem texts. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROOT, USER = Holder(0, True, 7, "sshd"), Holder(65534, False, 8, "nc")
 
 
 def configured(**flags: str) -> Restrictions:
-    """As with these flags."""
+    """The restrictions of these flags."""
     return restrictions(load({flag.replace("_", "-"): [text] for flag, text in flags.items()}).configuration)
 
 
@@ -65,7 +65,7 @@ def test_blocks(address: str, inside: bool) -> None:
 def admitted(
     *endpoints: Endpoint | str, source: str = "kubernetes", of: str = "default/web", by: Restrictions = DEFAULT
 ) -> Admitted:
-    """What is left of a Service with these endpoints."""
+    """A Service with these endpoints, without what is withheld."""
     all_of = tuple(it if isinstance(it, Endpoint) else Endpoint(Address(it)) for it in endpoints)
     slices = (endpoint_slice(of, all_of, called=name(of).name),)
     return admit(service(of), slices, source=source, restrictions=by, facts=FACTS)
@@ -105,7 +105,7 @@ def test_configured_blocks_hold_for_manifests_and_replace_the_default() -> None:
     assert left(admitted("10.1.0.1", "127.0.0.1", source="manifests", by=by)) == ["127.0.0.1"]
 
 
-def test_what_is_denied_is_counted_not_listed() -> None:
+def test_many_withheld_addresses_are_counted_not_listed() -> None:
     by = configured(denied_endpoint_cidrs="10.1.0.0/16")
     (remark,) = admitted(*(f"10.1.0.{i}" for i in range(1, 10)), by=by).remarks
     assert "10.1.0.3, 6 more" in remark
@@ -166,7 +166,7 @@ async def node(ports: Ports) -> AsyncIterator[Node]:
 
 
 def has(node: Node, ports: Ports, port: int, *holders: Holder) -> None:
-    """Processes have a port from now on; none: it is free."""
+    """Set the processes that have a port; none: it is free."""
     node.reserver.taken.discard((Protocol.TCP, port))
     ports.holders[port] = holders
     if holders:
@@ -345,7 +345,7 @@ async def test_a_node_port_is_not_taken_when_the_kernel_does_not_say_who_has_it(
     assert "another process" in problem(node, "web")
 
 
-async def test_an_unprivileged_process_keeps_what_externals_ask_for(node: Node, ports: Ports) -> None:
+async def test_an_unprivileged_process_keeps_a_port_claimed_by_external_ips(node: Node, ports: Ports) -> None:
     has(node, ports, 443, USER)
     await put(node, external("tenant/tls", 443))
     assert at_node(node, 443) is Fate.PASSED

@@ -1,4 +1,4 @@
-"""One change among ten thousand Services is the work of one. (`pytest -s` prints what it costs.)"""
+"""A change of one Service among ten thousand costs the work of one. (`pytest -s` prints the cost.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When netfilter may be spoken to next."""
+"""The times of netfilter transactions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TestBackoff:
             delays.append(backoff.retry_at - 100.0)
         assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
-    def test_it_never_overflows_nor_exceeds_its_limit(self) -> None:
+    def test_delays_never_overflow_nor_exceed_the_limit(self) -> None:
         backoff = Backoff(lambda: 1.0)
         for _ in range(5000):
             backoff.failed(now=0.0)
@@ -59,7 +59,7 @@ class TestSchedule:
             schedule.succeeded(100.0, full=True)
         assert schedule.next_at(pending=pending, new=pending) == expected
 
-    def test_a_few_rounds_are_quick_and_come_back_one_by_one(self) -> None:
+    def test_a_few_rounds_are_quick_and_each_period_allows_one_more(self) -> None:
         """Point 10: a new Service and its endpoints are some changes, milliseconds apart."""
         schedule, now = self.schedule(), 120.0
         for _ in range(QUICK_ROUNDS):
@@ -90,7 +90,7 @@ class TestSchedule:
             now += every_s
         assert 60 <= rounds <= 60 + QUICK_ROUNDS
 
-    def test_what_is_slow_does_not_make_the_next_quick(self) -> None:
+    def test_a_slow_transaction_does_not_shorten_the_next_period(self) -> None:
         schedule, now, ended = self.schedule(at=0.0), 0.0, 0
         while now < 100.0:
             now = max(now, schedule.next_at(pending=True, new=True)) + 3.0  # a transaction of three seconds
@@ -142,7 +142,7 @@ class TestSchedule:
         schedule.foreign_change(111.1)
         assert schedule.next_at(pending=True, new=False) == 112.0
 
-    def test_a_doubt_waits_for_nothing_once(self) -> None:
+    def test_an_unknown_kernel_state_makes_one_full_sync_due_at_once(self) -> None:
         schedule = self.schedule()
         for _ in range(7):
             schedule.failed(110.0)
@@ -155,7 +155,7 @@ class TestSchedule:
         schedule.succeeded(140.0, full=True)
         assert schedule.next_at(pending=False, new=False) == 170.0
 
-    def test_success_ends_it(self) -> None:
+    def test_success_ends_retries(self) -> None:
         schedule = self.schedule()
         schedule.failed(110.0)
         schedule.succeeded(111.0, full=True)
@@ -185,7 +185,7 @@ class TestSchedule:
         schedule.foreign_change(now + 30.0)
         assert schedule.full_due(now + 30.0)
 
-    def test_a_change_during_a_full_sync_is_looked_at_after_it(self) -> None:
+    def test_a_change_during_a_full_sync_is_made_after_it(self) -> None:
         schedule = self.schedule()
         schedule.foreign_change(101.0)
         schedule.started(101.0, full=True)

@@ -174,7 +174,7 @@ class TestCompleteness:
 
 
 class TestTwoSources:
-    def test_the_first_stays_and_the_later_is_refused(self) -> None:
+    def test_the_first_source_owns_a_service_and_the_second_is_refused(self) -> None:
         tracker = tracker_of(FILES, API, services=(OLD,))
         tracker.put_service(API, NEW)
         assert tracker.take(10) == [Change(OLD.name, View(OLD, (), FILES), View(OLD, (), FILES, (API,)))]
@@ -195,7 +195,7 @@ class TestTwoSources:
         tracker.put_slice(FILES, ours)
         assert [change.after.slices for change in tracker.take(10)] == [(ours,)]
 
-    def test_the_later_takes_over_with_its_endpoints_when_the_first_goes(self) -> None:
+    def test_the_second_source_takes_over_when_the_first_removes_the_service(self) -> None:
         tracker = tracker_of(FILES, API, services=(OLD,))
         theirs = endpoint_slice("web", "10.0.0.66")
         tracker.put_service(API, NEW)
@@ -204,7 +204,7 @@ class TestTwoSources:
         tracker.remove_service(FILES, OLD.name)
         assert [change.after for change in tracker.take(10)] == [View(NEW, (theirs,), API)]
 
-    def test_changes_of_the_refused_are_no_work(self) -> None:
+    def test_changes_of_refused_sources_cause_no_work(self) -> None:
         tracker = tracker_of(FILES, API, services=(OLD,))
         tracker.put_service(API, NEW)
         tracker.take(10)
@@ -241,7 +241,7 @@ class TestTaking:
         tracker.put_slice(API, endpoint_slice("web", "10.0.0.1"))
         assert calls == [1, 1]
 
-    def test_a_list_that_fails_midway_changes_nothing(self) -> None:
+    def test_a_failing_list_changes_nothing(self) -> None:
         tracker = tracker_of(API, services=(OLD,))
         with pytest.raises(ZeroDivisionError):
             tracker.replace_services(API, (service("web", ports=f"http:{1 // 0}") for _ in range(1)))

@@ -1,1 +1,1 @@
-"""Which endpoint is next: rotation, ejection, session affinity."""
+"""Choice of the endpoint: rotation, ejection, session affinity."""

@@ -1,1 +1,1 @@
-"""The event loop of the byte path."""
+"""The event loop of the byte path: reactor, timeouts, write queue, lag."""

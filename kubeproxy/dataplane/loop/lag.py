@@ -1,7 +1,7 @@
-"""How long a ready byte may have had to wait of late: the longest turn of the reactor within the last minute.
+"""Lag: the longest turn of the reactor within the last minute.
 
-Who asks takes nothing away from the next who asks: scrapers, the status and health look at different times, and each is
-to see the pause that there was. A scraper that comes at least once a minute misses none.
+So long a ready byte may have waited. Reading does not reset it: scrapers, the status and the health check read at
+different times, and each sees every pause. A scraper that reads at least once a minute misses none.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections import deque
 from kubeproxy.dataplane.loop.reactor import Reactor
 
 STEP_S = 10.0
-"""How exactly the minute is kept: what is told was at most one of these longer ago."""
+"""Resolution of the minute: a reported pause is at most one step older."""
 STEPS = 6
 
 
 class Lag:
-    """Of one reactor; the only one who takes its longest turn."""
+    """The lag of one reactor; the only caller of its `take_longest_turn`."""
 
     def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
         self._peaks = deque([0.0], maxlen=STEPS + 1)
-        """In seconds, the step that runs now last."""
+        """Longest turn of each step in seconds, the current step last."""
         reactor.after(STEP_S, self._step)
 
     def longest_s(self) -> float:
-        """Seconds."""
+        """The longest turn within the last minute, in seconds."""
         self._peaks[-1] = max(self._peaks[-1], self._reactor.take_longest_turn())
         return max(self._peaks)
 

@@ -1,20 +1,20 @@
-"""An epoll of our own: the loop that moves bytes.
+"""The event loop that moves bytes, on an epoll of its own.
 
-Why not the event loop's: a proxied connection is two sockets that live for milliseconds, and asyncio's bookkeeping
+Why not asyncio's: a proxied connection is two sockets that live for milliseconds, and asyncio's bookkeeping
 (`add_reader`, `remove_reader`, handles, an `epoll_ctl` for each change of interest) costs more than the bytes. Here a
-socket is registered once for its life, edge-triggered for everything, and the kernel forgets it when it is closed;
-what an event means is looked up in a dict, so a socket changes hands without a system call.
+socket is registered once for its life, edge-triggered for all events, and the kernel removes it when it is closed; the
+handler of an event is looked up in a dict, so a socket changes its handler without a system call.
 
-Rules of this house:
+Rules for handlers:
 
-- Edge-triggered: a handler reads until the kernel has no more (a short read says so too) or remembers that it stopped.
-  An event with EPOLLRDHUP means that the end is in sight: read on to it, or a FIN that came with data is never seen.
-- Handlers bear spurious events, and never raise.
-- Descriptors are closed through `close`: it forgets them at once, but gives the number back only at the end of the
-  turn, so that an event of this turn never reaches a newcomer by the same number.
-- A handler that could go on for ever stops after a while and asks, by `again`, for its next helping.
+- Edge-triggered: a handler reads until the kernel has no more (a short read shows it, too) or records that it stopped.
+  After an event with EPOLLRDHUP it reads to the end of the stream, or a FIN that came with data is never seen.
+- Handlers accept spurious events, and never raise.
+- Descriptors are closed through `close`: it removes the handler at once, but closes the descriptor only at the end of
+  the turn, so that an event of this turn never reaches a new socket of the same number.
+- A handler with unbounded work stops after a while and continues, by `again`, in the next turn.
 
-The reactor has two drivers with the same turn: `attach` hangs it into an asyncio loop (its epoll descriptor is itself
+The reactor has two drivers with the same turn: `attach` drives it from an asyncio loop (its epoll descriptor is itself
 readable when it has events), `run` needs no other loop.
 """
 
@@ -32,27 +32,28 @@ if TYPE_CHECKING:
     import asyncio
 
 EDGE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-"""Everything that can happen to a stream socket, once each time it happens."""
+"""All events of a stream socket, reported once each time they happen."""
 LEVEL = select.EPOLLIN
-"""For listeners: what was left in the queue is said again."""
+"""For listeners, level-triggered: reported again as long as the queue is not empty."""
 
 TURNS_PER_WAKE = 8
-"""How often a wake-up by the outer loop looks for more before it lets that loop go on: saves the outer loop's own poll
-under load, and bounds how long it waits."""
+"""Turns at most for each wake-up by the outer loop: saves the outer loop's own poll under load, and bounds how long it
+waits."""
 EVENTS_PER_TURN = 256
 
 LOOK_S = 100e-6
-"""How long `run` goes on looking for events before it sleeps, where that is likely to be worth it: about what falling
-asleep and being woken costs. A lone conversation is over in two thirds of the time, for about the same CPU time."""
+"""How long `run` polls for events before it sleeps, once `SHORT_WAITS` is reached: about the cost of sleeping and
+waking up. A lone request-response exchange takes two thirds of the time, for about the same CPU time."""
 SHORT_WAITS = 4
-"""It is likely after so many waits in a row that were no longer than that. So one who speaks now and then costs
-nothing, and one who falls silent costs one look in vain."""
+"""Waits in a row shorter than `LOOK_S` that start the polling. So a peer that sends now and then costs nothing, and one
+that stops sending costs one poll in vain."""
 FEW_EVENTS = 1
-"""It is not worth it where a turn brings more: what comes while we sleep is handled together, which is cheaper."""
+"""No polling where a turn has more events: those that come while the process sleeps are handled together, which is
+cheaper."""
 
 
 class Timer:
-    """A call that is due at some time, until cancelled."""
+    """A call scheduled for some time, unless cancelled."""
 
     __slots__ = ("callback", "when")
 
@@ -61,23 +62,25 @@ class Timer:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Not to be called any more. Twice is fine."""
+        """Prevent the call. Repeating it is harmless."""
         self.callback = None
 
 
 class Reactor:
-    """See the module's text. Not thread-safe; everything happens in the thread that drives it."""
+    """An epoll loop with timers (see the module's text).
+
+    Not thread-safe: everything runs in the thread that drives it."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock()
-        """Monotonic seconds at the begin of the turn: exact enough for every decision taken in it."""
+        """Monotonic seconds at the start of the turn: exact enough for every decision taken in it."""
         self.clock = clock
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._again: list[Callable[[], None]] = []
         self._at_end: list[Callable[[], None]] = []
         self.at_end = self._at_end.append
-        """Call when everything that this turn's events, timers and helpings bring has been seen to."""
+        """Call once after this turn's events, timers and continued work."""
         self._every_end: list[Callable[[], None]] = []
         self._closing: list[int] = []
         self._timers: list[tuple[float, int, Timer]] = []
@@ -87,32 +90,32 @@ class Reactor:
         self._longest_turn_s = 0.0
 
     def add(self, fd: int, handler: Callable[[int], None], events: int = EDGE) -> None:
-        """Watch a descriptor from now on. OSError when the kernel has no room for another watch."""
+        """Watch a descriptor. OSError when the kernel has no room for another watch."""
         self._epoll.register(fd, events)
         self._handlers[fd] = handler
 
     def hand_over(self, fd: int, handler: Callable[[int], None]) -> None:
-        """A watched descriptor's events go to another handler from now on."""
+        """Give the events of a watched descriptor to another handler."""
         self._handlers[fd] = handler
 
     def watch(self, fd: int, events: int) -> None:
-        """Change what is watched for (0: nothing for now)."""
+        """Change the events that are watched for (0: none)."""
         self._epoll.modify(fd, events)
 
     def remove(self, fd: int) -> None:
-        """Watch a descriptor no more, without closing it."""
+        """Stop watching a descriptor, without closing it."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
     def close(self, fd: int) -> None:
-        """Forget a descriptor now, and close it at the end of this turn."""
+        """Remove a descriptor's handler now, and close it at the end of this turn."""
         self._handlers.pop(fd, None)
         if not self._closing and self._driver is not None:
             self._driver.wake_soon()
         self._closing.append(fd)
 
     def again(self, callback: Callable[[], None]) -> None:
-        """Call at the begin of the next turn, which follows without waiting."""
+        """Call at the start of the next turn, which follows without waiting."""
         self._again.append(callback)
         if self._driver is not None:
             self._driver.wake_soon()
@@ -122,7 +125,7 @@ class Reactor:
         self._every_end.append(callback)
 
     def after(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        """Call once after some seconds."""
+        """Call once after `delay_s` seconds."""
         timer = Timer(self.now + delay_s, callback)
         heapq.heappush(self._timers, (timer.when, next(self._ticket), timer))
         if self._driver is not None:
@@ -130,7 +133,7 @@ class Reactor:
         return timer
 
     def turn(self, timeout_s: float = 0.0) -> int:
-        """Handle what has happened, waiting at most that long for it; how much that was."""
+        """Handle all events, waiting at most `timeout_s` for the first; their number."""
         if self._again:
             timeout_s = 0.0
         elif timeout_s and self._timers:
@@ -167,7 +170,7 @@ class Reactor:
         return done
 
     def take_longest_turn(self) -> float:
-        """Seconds of the longest turn since this was last asked: so long a ready descriptor may have waited."""
+        """Return and reset the longest turn, in seconds."""
         longest_s, self._longest_turn_s = self._longest_turn_s, 0.0
         return longest_s
 
@@ -180,14 +183,14 @@ class Reactor:
                 callback()
 
     def next_timer(self) -> float | None:
-        """When the next timer is due (monotonic), if any."""
+        """Monotonic time of the next timer; None: no timer."""
         timers = self._timers
         while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
         return timers[0][0] if timers else None
 
     def run(self) -> None:
-        """Drive turns until `stop`, waiting for events: a process that does nothing else."""
+        """Run turns until `stop`: for a process that does nothing else."""
         self._running = True
         short_waits = 0
         while self._running:
@@ -204,15 +207,15 @@ class Reactor:
                 short_waits = 0
 
     def stop(self) -> None:
-        """Ends `run` after the turn."""
+        """End `run` after the current turn."""
         self._running = False
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let an asyncio loop drive the turns."""
+        """Run turns from an asyncio loop."""
         self._driver = _AsyncioDriver(self, self._epoll.fileno(), loop)
 
     def shut(self) -> None:
-        """Let go of everything, including descriptors still to be closed."""
+        """Close the epoll descriptor and all descriptors still to be closed."""
         if self._driver is not None:
             self._driver.detach()
             self._driver = None
@@ -224,7 +227,7 @@ class Reactor:
 
 
 class _AsyncioDriver:
-    """Turns on behalf of an asyncio loop."""
+    """Runs a reactor's turns in an asyncio loop."""
 
     def __init__(self, reactor: Reactor, fd: int, loop: asyncio.AbstractEventLoop) -> None:
         self._reactor = reactor
@@ -242,12 +245,12 @@ class _AsyncioDriver:
                 handle.cancel()
 
     def wake_soon(self) -> None:
-        """A turn is wanted even if no event comes."""
+        """Run a turn soon, even without an event."""
         if self._soon is None:
             self._soon = self._loop.call_soon(self._wake)
 
     def wake_at(self, when: float) -> None:
-        """A turn is wanted at that time (of the reactor's clock) at the latest."""
+        """Run a turn at `when` (of the reactor's clock) at the latest."""
         if self._handle is not None:
             if self._due <= when:
                 return

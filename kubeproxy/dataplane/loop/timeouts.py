@@ -1,6 +1,7 @@
-"""When the steps of all dials are over. Steps of one length end in the order in which they began, so a queue for each
-length does what a heap of timers would do, at a fraction of the cost: nearly every dial is answered within its first
-step, and then its place in the queue is simply passed by."""
+"""Timeouts of the steps of all dials.
+
+Steps of one length end in the order in which they began, so one queue for each length replaces a heap of timers at a
+fraction of the cost: nearly every dial is answered within its first step, and its queue entry is then ignored."""
 
 from __future__ import annotations
 
@@ -11,29 +12,29 @@ from typing import Protocol
 from kubeproxy.dataplane.loop.reactor import Reactor
 
 
-class Climber(Protocol):
-    """Who is on a step."""
+class Step(Protocol):
+    """A dial or probe with a step timeout."""
 
     def on_step_over(self) -> None:
-        """The step is over. Said even when the climber has arrived meanwhile."""
+        """Handle the timeout. Also called when the dial has finished meanwhile."""
 
 
-_Queue = deque[tuple[float, Climber]]
+_Queue = deque[tuple[float, Step]]
 
 
 class StepTimeouts:
-    """All dials of one reactor."""
+    """The step timeouts of one reactor."""
 
     def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
         self._queues: dict[float, _Queue] = {}
 
-    def step(self, climber: Climber, seconds: float) -> None:
-        """Tell the climber when so many seconds are over."""
+    def step(self, step: Step, seconds: float) -> None:
+        """Call `step.on_step_over` after `seconds`."""
         queue = self._queues.get(seconds)
         if queue is None:
             queue = self._queues[seconds] = deque()
-        queue.append((self._reactor.now + seconds, climber))
+        queue.append((self._reactor.now + seconds, step))
         if len(queue) == 1:
             self._reactor.after(seconds, partial(self._over, queue))
 

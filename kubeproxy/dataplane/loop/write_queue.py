@@ -1,9 +1,9 @@
-"""What a turn has to say to others, said at its end, in the order that wakes them least.
+"""Writes and dials of a reactor's turn, carried out at its end.
 
-Waking a process that sleeps is what a small message costs most, and one that was woken a moment ago by another message
-is still awake. So a turn first reads all there is to read. Then it sends: first to endpoints, then to clients (half the
-wake-ups of sending in the order of reading). And it dials last, for some of those whom it has accepted: the others'
-turn is the next, when those who are connected already have been heard.
+Most of the cost of a small message is waking the process that receives it, and a process that another message woke a
+moment ago is still awake. So a turn first reads everything. Then it writes: first to endpoints, then to clients (half
+the wake-ups of writing in the order of reading). It dials last, and at most `DIALS`: the other accepted clients are
+dialed for in the next turn, after the events of open connections.
 """
 
 from __future__ import annotations
@@ -16,35 +16,36 @@ from kubeproxy.dataplane.loop.reactor import Reactor
 _T = TypeVar("_T")
 
 DIALS = 64
-"""Begun in one turn, some milliseconds' worth, for on one host the whole handshake may be over when `connect`
-returns. Two hundred who came at once held everybody else up for 25 ms."""
+"""Dials begun in one turn, some milliseconds' worth: on one host the whole handshake may be over when `connect`
+returns. Two hundred clients that came at once held up all others for 25 ms."""
 ROUNDS = 4
-"""What is sent may make room to read more, which then is to be sent, too; but not for ever, as others wait."""
+"""Rounds of writing: a write may make room to read more, which is then to be written, too. Bounded, as other work
+waits."""
 
 
 class Begins(Protocol):
     """A dial that waits for the end of the turn."""
 
     def begin(self) -> None:
-        """Begin it."""
+        """Begin the dial."""
 
 
 class WriteQueue:
-    """What one reactor sends and dials at the end of a turn."""
+    """Writes and dials that one reactor carries out at the end of a turn."""
 
     def __init__(self, reactor: Reactor, send: Callable[[list[Any]], None]) -> None:
-        """`send` writes the backlogs of the given flows, all in one call: a call for each costs more than the writing."""
+        """`send` writes the backlogs of several flows: a call for each costs more than the write."""
         self._reactor = reactor
         self._send = send
         self._to_endpoints: list[Any] = []
         self._to_clients: list[Any] = []
         self._dials: list[Begins] = []
         self.to_endpoints = self._to_endpoints.append
-        """Send this flow's backlog, to an endpoint, at the end of the turn."""
+        """Write a flow's backlog to an endpoint at the end of the turn."""
         self.to_clients = self._to_clients.append
-        """Send this flow's backlog, to a client, at the end of the turn."""
+        """Write a flow's backlog to a client at the end of the turn."""
         self.dial = self._dials.append
-        """Begin this dial at the end of the turn."""
+        """Begin a dial at the end of the turn."""
         reactor.at_every_end(self._empty)
 
     def _empty(self) -> None:
@@ -73,4 +74,4 @@ def _taken(items: list[_T]) -> list[_T]:
 
 
 def _at_the_next_end() -> None:
-    """What is left is sent then."""
+    """Does nothing: the next turn's end writes the rest."""

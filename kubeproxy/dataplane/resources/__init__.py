@@ -1,1 +1,1 @@
-"""Descriptors, memory and pipes as budgets."""
+"""Budgets of descriptors, memory and pipes."""

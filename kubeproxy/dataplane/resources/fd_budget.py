@@ -1,7 +1,7 @@
-"""Descriptors are a budget, not an accident.
+"""Budget of file descriptors.
 
-The data plane knows how many it may use and stops accepting before the kernel says EMFILE: a client then waits in the
-listen queue instead of costing the process its life. Whoever was turned away is called when there is room again.
+The data plane counts its descriptors and stops accepting before the kernel returns EMFILE: a client then waits in the
+listen queue, and the process stays able to work. A listener that got none is called back when some are free again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import resource
 from collections.abc import Callable
 
 RESERVE = 64
-"""Left to everything else in the process: the API server's connections, logs, epoll, subprocesses' pipes."""
+"""Descriptors for all else in the process: the API server's connections, logs, epoll, subprocesses' pipes."""
 
 
 AT_LEAST = 16
-"""How many more may be in use however few clients are there, when the budget is tightened."""
+"""Descriptors that a tightened budget allows at least, beyond those in use."""
 
 
 class Tenant:
-    """What the frontends of one tenant have together of a budget's last quarter."""
+    """The descriptors of the last quarter that all frontends of one tenant hold."""
 
     __slots__ = ("__weakref__", "extra")
 
@@ -27,50 +27,51 @@ class Tenant:
 
 
 class Share:
-    """What one frontend's clients have of a budget."""
+    """The part of a budget that one frontend's clients hold."""
 
     __slots__ = ("extra", "held", "tenant")
 
     def __init__(self, tenant: Tenant | None = None) -> None:
-        """Without a tenant it is one by itself."""
+        """Without a tenant the share is a tenant of its own."""
         self.held = 0
         self.extra = 0
-        """Of these, what was taken of the last quarter."""
+        """The part of `held` that was taken of the last quarter."""
         self.tenant = tenant or Tenant()
 
 
 class DescriptorBudget:
     """Counts descriptors in use against a limit.
 
-    Three quarters of what is there for clients go to the first that come. What is taken of the last quarter is counted
-    by itself, and always leaves something: a frontend may have half of what other frontends have left of it, and a
-    tenant half of what other tenants have left. So neither one flooded frontend, nor many, nor all of one tenant's keep
-    the others from being served. A frontend that has more than an equal part of the whole gets nothing of it, and one
-    that has no client gets its first as long as its tenant has left others a quarter.
+    Three quarters of the clients' descriptors go to the first clients that come. The last quarter is counted by itself
+    and never used up: a frontend may hold half of what other frontends have left of it, and a tenant half of what other
+    tenants have left. So the others are served beside one flooded frontend, beside many, and beside all of one tenant.
+    A frontend that holds more than an equal part of the whole gets nothing of the last quarter. One without clients
+    gets its first client as long as its tenant has left others a quarter of it.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = self._whole = limit
         self.used = 0
         self.refusals = 0
-        """How often somebody was turned away."""
+        """Claims that were refused."""
         self._clients = 0
-        """In use by clients."""
+        """Descriptors in use by clients."""
         self._sharers = 0
         """Frontends that have clients."""
         self._extra = 0
-        """Taken of the last quarter."""
+        """Descriptors in use of the last quarter."""
         self._waiting: dict[Callable[[], None], None] = {}
 
     @classmethod
     def of_this_process(cls) -> DescriptorBudget:
-        """What RLIMIT_NOFILE allows, less `RESERVE` (or a quarter, where the limit is tiny)."""
+        """A budget of RLIMIT_NOFILE less `RESERVE` (or less a quarter, where the limit is tiny)."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls(soft - min(RESERVE, soft // 4))
 
     def take(self, count: int, share: Share | None = None) -> bool:
-        """Claim descriptors, for a client of whose share they are if one is given; False when there are not so many
-        left, or not for this one."""
+        """Claim descriptors; False when there are not enough, or not for this share.
+
+        `share` is that of the client's frontend."""
         if self.used + count > self.limit or (
             share is not None and self._is_extra(count) and not self._fair(count, share)
         ):
@@ -83,8 +84,7 @@ class DescriptorBudget:
         return True
 
     def take_back(self, count: int, share: Share) -> None:
-        """Claim for a share what it has given back just now, for another client of its own: whether that is fair has
-        been decided before."""
+        """Claim descriptors without a check, for a share that has just given up as many for another of its clients."""
         if self._is_extra(count):
             self._add_extra(count, share)
         self.used += count
@@ -93,16 +93,16 @@ class DescriptorBudget:
         share.held += count
 
     def _is_extra(self, count: int) -> bool:
-        """Whether so many more for clients are of the last quarter."""
+        """Whether `count` more descriptors for clients are of the last quarter."""
         return 4 * (self._clients + count) > 3 * self._room
 
     @property
     def _room(self) -> int:
-        """All that is there for clients."""
+        """All descriptors for clients, in use or not."""
         return self.limit - self.used + self._clients
 
     def _fair(self, count: int, share: Share) -> bool:
-        """Whether a share may have so much more of the last quarter."""
+        """Whether a share may have `count` more of the last quarter."""
         room, tenant = self._room, share.tenant
         quarter = room - 3 * room // 4
         left_by_tenants = quarter - self._extra + tenant.extra
@@ -121,20 +121,21 @@ class DescriptorBudget:
         self._extra += count
 
     def tighten(self) -> None:
-        """Until `loosen`, no more new clients than a third of those who are there, who fill three quarters then:
-        something else than descriptors is short."""
+        """Limit new clients to a third of the present ones until `loosen`.
+
+        For a shortage of something else. The present clients then fill three quarters of the budget."""
         self.limit = min(self._whole, self.used + max(self._clients // 3, AT_LEAST))
 
     def loosen(self) -> None:
-        """All descriptors may be used again."""
+        """End `tighten`: all descriptors may be used again."""
         self.limit = self._whole
 
     def take_spare(self, count: int) -> bool:
-        """Claim descriptors that one can do without, if nobody is likely to miss them."""
+        """Claim optional descriptors; False when more than three quarters are in use."""
         return 4 * (self.used + count) <= 3 * self.limit and self.take(count)
 
     def give(self, count: int, share: Share | None = None) -> None:
-        """Give descriptors back."""
+        """Return descriptors to the budget."""
         self.used -= count
         if share is not None:
             self._clients -= count
@@ -148,7 +149,7 @@ class DescriptorBudget:
                 callback()
 
     def call_when_free(self, callback: Callable[[], None]) -> None:
-        """Call once, when something has been given back."""
+        """Call once, when descriptors have been returned."""
         self._waiting[callback] = None
 
     def __repr__(self) -> str:

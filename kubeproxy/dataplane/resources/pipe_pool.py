@@ -1,4 +1,6 @@
-"""Pipes for splicing: pooled, as making one costs three system calls, and bounded, as each is two descriptors."""
+"""Pool of pipes for splicing.
+
+Pooled, as opening a pipe takes three system calls; bounded, as each is two descriptors."""
 
 from __future__ import annotations
 
@@ -10,23 +12,23 @@ from typing import NamedTuple
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
 
 PIPE_BYTES = 1 << 20
-"""Capacity asked for: at the default of 64 KiB (16 pages) a pipe holds one large segment, and every splice is a small
+"""Requested capacity: at the default of 64 KiB (16 pages) a pipe holds one large segment, and every splice is a small
 one. The kernel grants less when the user's share (fs.pipe-user-pages-soft) is used up; a small pipe works as well."""
 POOL_SIZE = 32
-"""Idle pipes kept."""
+"""Idle pipes in the pool, at most."""
 PIPES_MAX = 1024
-"""Pipes in use at once; a connection that finds none goes on by recv and send."""
+"""Pipes in use at once; a connection that gets none continues with recv and send."""
 
 
 class Pipe(NamedTuple):
-    """Both ends, non-blocking."""
+    """Both ends of a non-blocking pipe."""
 
     read_fd: int
     write_fd: int
 
 
 class PipePool:
-    """Empty pipes to borrow."""
+    """A bounded pool of empty pipes."""
 
     def __init__(self, budget: DescriptorBudget) -> None:
         self._budget = budget
@@ -34,7 +36,7 @@ class PipePool:
         self.in_use = 0
 
     def take(self) -> Pipe | None:
-        """An empty pipe, or None when there is no room for another."""
+        """An empty pipe; None when the pool or the descriptor budget is used up."""
         if self._idle:
             self.in_use += 1
             return self._idle.pop()
@@ -45,14 +47,14 @@ class PipePool:
         except OSError:
             self._budget.give(2)
             return None
-        # Refused when over the user's share of pipe pages: the default capacity will do.
+        # Fails beyond the user's share of pipe pages; the default capacity suffices.
         with contextlib.suppress(OSError):
             fcntl.fcntl(pipe.write_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.in_use += 1
         return pipe
 
     def give(self, pipe: Pipe, *, empty: bool) -> None:
-        """Give a pipe back. One that still holds bytes is closed: they are somebody's."""
+        """Return a pipe. One that still holds a connection's bytes is closed."""
         self.in_use -= 1
         if empty and len(self._idle) < POOL_SIZE:
             self._idle.append(pipe)
@@ -60,7 +62,7 @@ class PipePool:
             self._close(pipe)
 
     def close(self) -> None:
-        """Close the idle ones."""
+        """Close the idle pipes."""
         for pipe in self._idle:
             self._close(pipe)
         self._idle.clear()

@@ -1,1 +1,1 @@
-"""Socket options, connecting, reserved ports."""
+"""Sockets: options, connecting, the client's address, reserved ports, SO_REUSEPORT."""

@@ -1,8 +1,8 @@
-"""Dialing an endpoint from the client's own address.
+"""Preserves the client's address: dials an endpoint from it.
 
-The kernel lets a socket with IP_TRANSPARENT speak from an address that is not this host's. That the endpoint's answers
-find back to the socket is netfilter's and routing's part: they come in addressed to the client, and are led to us by a
-mark. It holds for endpoints whose answers pass through this node, which is to say its own pods.
+The kernel lets a socket with IP_TRANSPARENT send from an address that is not this host's. Netfilter and routing return
+the endpoint's answers: they are addressed to the client, and a mark routes them to this host's sockets. That works for
+endpoints whose answers pass through this node: its own pods.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from kubeproxy.model import Family
 
 IP_TRANSPARENT, IPV6_TRANSPARENT = 19, 75
 IP_BIND_ADDRESS_NO_PORT = 24
-"""linux/in.h, linux/in6.h; Python 3.11 has no names for them. The last one, which works for IPv6 too, leaves the choice
-of the port to connect(), where the same port can serve many destinations."""
+"""linux/in.h, linux/in6.h; Python 3.11 has no names for them. The last one, which works for IPv6 too, has connect()
+choose the port, where the same port can serve many destinations."""
 
 
 def can_preserve(client: str, endpoint: str) -> bool:
-    """Whether an endpoint can be dialed from this client's address: not if the client is on this host's loopback, which
-    no one else could answer, nor if it is the endpoint itself."""
+    """Whether an endpoint can be dialed from a client's address.
+
+    Not from a loopback address, which only this host can answer, nor from the endpoint's own."""
     return client != endpoint and not client.startswith("127.") and client != "::1"
 
 
 def bind_as(sock: socket.SocketType, client: str) -> None:
-    """Let a socket speak from this address. OSError (EPERM: neither CAP_NET_RAW nor CAP_NET_ADMIN)."""
+    """Bind a socket to a client's address. OSError (EPERM: neither CAP_NET_RAW nor CAP_NET_ADMIN)."""
     _make_transparent(sock)
     sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
     sock.bind((client, 0))
 
 
 def make_recognizable(sock: socket.socket) -> None:
-    """Let netfilter know a listening socket, and what is accepted there, for one of ours: few others are transparent.
-    Where this process may not, it stays as it is."""
+    """Mark a listening socket as ours for netfilter, by IP_TRANSPARENT, which few other programs set.
+
+    Accepted sockets inherit it. Without the privilege it does nothing."""
     with suppress(PermissionError):
         _make_transparent(sock)
 

@@ -1,4 +1,4 @@
-"""Connecting to an endpoint without waiting for it."""
+"""Non-blocking connects to endpoints."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     from kubeproxy.model import Target
 
 EPHEMERAL_PORTS_FROM = 32_768
-"""net.ipv4.ip_local_port_range begins here by default; lower it and lower ports are concerned too."""
+"""Default start of net.ipv4.ip_local_port_range; if that is lowered, lower ports are concerned too."""
 UNDER_WAY = (0, errno.EINPROGRESS)
 UNREACHABLE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
-"""What speaks against the endpoint; other errors (no port, no memory) are this host's own."""
+"""Errors that are the endpoint's; others (no port, no memory) are this host's own."""
 HUNG_UP = select.EPOLLERR | select.EPOLLHUP
-"""An endpoint that refused, or a client that reset. (A client that only said FIN may still want its answer.)"""
+"""An endpoint that refused, or a client that reset. (A client that only sent FIN may still want its answer.)"""
 NON_BLOCKING_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
 def begin_connecting(target: Target, *, client: str | None, hops: int) -> int:
-    """A descriptor whose connection to an endpoint at most so many hops away is under way, from the address of `client`
-    if one is given. OSError when it could not even begin."""
+    """Start to connect to an endpoint with a hop limit of `hops`; the descriptor.
+
+    `client`: the address to connect from; None: this node's. OSError when the connect fails at once."""
     # The C type: a `socket.socket` costs three Python calls more.
     sock = socket.SocketType(socket.AF_INET6 if ":" in target.address else socket.AF_INET, NON_BLOCKING_STREAM)
     try:
@@ -45,8 +46,9 @@ def begin_connecting(target: Target, *, client: str | None, hops: int) -> int:
 
 
 def is_own_echo(fd: int, target: Target) -> bool:
-    """Whether the kernel, by a simultaneous open, has connected the socket to itself: possible where a local endpoint
-    is gone and its port lies in the ephemeral range."""
+    """Whether the kernel has connected the socket to itself, by a simultaneous open.
+
+    Possible where a local endpoint has stopped and its port lies in the ephemeral range."""
     if target.port < EPHEMERAL_PORTS_FROM:
         return False
     sock = socket.socket(fileno=fd)
@@ -59,8 +61,9 @@ def is_own_echo(fd: int, target: Target) -> bool:
 
 
 def set_stream_options(sock: socket.SocketType) -> None:
-    """What both legs have; a listener hands its own down to what it accepts. Urgent data stays in line: a proxy that
-    took it out would lose it."""
+    """Set the options of both sides of a connection; accepted sockets inherit their listener's.
+
+    Urgent data stays in the stream: a proxy that took it out would lose it."""
     setsockopt = sock.setsockopt
     setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)

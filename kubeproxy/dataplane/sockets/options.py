@@ -1,9 +1,8 @@
-"""What the byte path does to plain descriptors and Python offers only on socket objects.
+"""Socket calls on plain descriptors, which Python offers only on socket objects.
 
-A socket object for a descriptor that was accepted costs a look-up of enums, a system call to see that it is one, and
-three Python calls to close; for a connection that lives a millisecond that is a tenth of all its work. So connections
-are pairs of descriptors, read and written by `os.read` and `os.write` (which are also the fastest way), and this is the
-rest.
+A socket object for an accepted descriptor costs a look-up of enums, a system call that checks its kind, and three
+Python calls to close; for a connection that lives a millisecond that is a tenth of all its work. So connections are
+pairs of descriptors: `os.read` and `os.write`, which are also the fastest way, move the bytes, and this does the rest.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _send.restype = ctypes.c_ssize_t
 _setsockopt = _libc.setsockopt
 _setsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
 BACKLOG = 4096
-"""As net.core.somaxconn, which bounds it, has been since Linux 5.4."""
+"""The default of net.core.somaxconn, which bounds it, since Linux 5.4."""
 LAST = socket.MSG_MORE | socket.MSG_NOSIGNAL
 _INT = struct.Struct("i")
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 def write_last(fd: int, data: bytes) -> int:
-    """As `os.write`, of what the end will follow at once: in the same packet, as the kernel waits for it."""
+    """As `os.write`, for data before FIN: the kernel sends both in one packet."""
     sent: int = _send(fd, data, len(data), LAST)
     if sent < 0:
         error = ctypes.get_errno()
@@ -38,18 +37,18 @@ def write_last(fd: int, data: bytes) -> int:
 
 
 def finish_writing(fd: int) -> bool:
-    """Send FIN. False when the connection is dead already."""
+    """Send FIN; False when the connection is dead already."""
     done: int = _shutdown(fd, socket.SHUT_WR)
     return done == 0
 
 
 def reset_on_close(fd: int) -> None:
-    """Closing the descriptor will send RST. Of a connection that is dead already, nothing more is said anyway."""
+    """Have the close of a descriptor send RST, unless the connection is dead already."""
     _setsockopt(fd, socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO, len(_LINGER_ZERO))
 
 
 def keep_alive(fd: int, seconds: int) -> None:
-    """Let the kernel probe a peer that has been silent for so long, as often, and end the connection if it is gone."""
+    """Turn on TCP keepalive; `seconds` is both the idle time and the interval."""
     for level, option, number in (
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds),
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds),

@@ -1,4 +1,4 @@
-"""Proxy ports, held: bound but not yet listening, so that no other process gets one between two of our frontends."""
+"""Reserved ports: bound but not listening, so that no other process gets them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from kubeproxy.dataplane.messages import Listen
+from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.sockets.client_address import make_recognizable
 from kubeproxy.dataplane.sockets.udp_options import prepare as prepare_datagrams
 from kubeproxy.model import Address, Protocol
@@ -14,8 +16,8 @@ from kubeproxy.model import Address, Protocol
 KINDS = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
 
 
-class HeldPort:
-    """A bound socket. Whoever listens on it borrows it by `lend`; the port is free again after `release`."""
+class ReservedPort:
+    """A bound socket. `prepare` makes it ready to listen on; `release` frees the port."""
 
     def __init__(
         self,
@@ -23,7 +25,7 @@ class HeldPort:
         address: Address,
         port: int,
         *,
-        on_release: Callable[[HeldPort], None],
+        on_release: Callable[[ReservedPort], None],
         claim: bool = False,
         shared: bool = False,
     ) -> None:
@@ -41,40 +43,42 @@ class HeldPort:
             if claim and shared:
                 self.share(True)
             # A connection of ours that lingers in TIME_WAIT must not keep its port from us after a restart. Where the
-            # kernel chooses, it chooses another; and so asked it would look for one in half of its range only, and go
-            # through all of that each time once it is full: 10,000 sockets took 3.8 s instead of 0.1.
+            # kernel chooses, it chooses another port; and with this option it would look for one in half of its range
+            # only, and go through all of that each time once it is full: 10,000 sockets took 3.8 s instead of 0.1.
             shared = protocol is Protocol.TCP and port != 0
             if shared:
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.sock.bind((address, port))
             if shared:
-                # And while nobody listens, Linux lets any socket that says the same bind here too, and even listen.
+                # As long as no socket listens, Linux lets any socket with this option bind here too, and even listen.
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         except BaseException:
             self.sock.close()
             raise
         self.port: int = self.sock.getsockname()[1]
-        self._lent = False
+        self._prepared = False
 
-    def lend(self) -> socket.socket:
-        """The socket, to be listened on now: then nobody else gets the port anyway, and the connections accepted here
-        inherit that they do not keep it from us after a restart. OSError when the port was lost (see `stop_listening`).
+    def prepare(self) -> socket.socket:
+        """The socket, ready to listen on. OSError when the port was lost (see `stop_listening`).
+
+        SO_REUSEADDR is safe then, as no other socket can listen beside this one, and accepted connections inherit it:
+        so they do not keep the port from us after a restart.
         """
-        if self._lent:
+        if self._prepared:
             _bind_again(self.sock)
-        self._lent = True
-        _prepare(self.protocol, self.sock)
+        self._prepared = True
+        _set_options(self.protocol, self.sock)
         return self.sock
 
     def open_another(self) -> socket.socket:
-        """One more socket at this port, to be listened on now, for another process. OSError as for any socket."""
+        """One more socket at this port, ready to listen on, for another process. OSError as for any socket."""
         self.share(True)
         sock = socket.socket(self.sock.family, KINDS[self.protocol] | socket.SOCK_NONBLOCK)
         try:
             if sock.family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            _prepare(self.protocol, sock)
+            _set_options(self.protocol, sock)
             sock.bind((self.address, self.port))
         except BaseException:
             sock.close()
@@ -82,34 +86,82 @@ class HeldPort:
         return sock
 
     def share(self, on: bool) -> None:
-        """Whether another process of ours may hold it, too."""
+        """Whether another process of ours may reserve the port, too."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, on)
 
     def release(self) -> None:
-        """Give it back. Twice is fine."""
+        """Free the port. Repeating it is harmless."""
         if self.sock.fileno() >= 0:
             self.sock.close()
             self._on_release(self)
 
 
+class ReservedPorts:
+    """The reserved ports of one data plane, each a descriptor of its budget."""
+
+    def __init__(self, budget: DescriptorBudget) -> None:
+        self._budget = budget
+        self._shared = False
+        self._reserved: dict[tuple[Protocol, Address, int], ReservedPort] = {}
+
+    def reserve(self, protocol: Protocol, address: Address, port: int, *, claim: bool = False) -> ReservedPort:
+        """See `PortReserver.reserve`."""
+        if not self._budget.take(1):
+            raise OSError(errno.EMFILE, "all descriptors are in use; raise the limit on open files")
+        try:
+            reserved = ReservedPort(
+                protocol, address, port, on_release=self._released, claim=claim, shared=self._shared
+            )
+        except BaseException:
+            self._budget.give(1)
+            raise
+        self._reserved[protocol, address, reserved.port] = reserved
+        return reserved
+
+    def share(self, on: bool) -> None:
+        """See `PortReserver.share`."""
+        self._shared = on
+        for reserved in self._reserved.values():
+            if reserved.claim:
+                reserved.share(on)
+
+    def of(self, message: Listen) -> ReservedPort:
+        """The reserved port that a message names; OSError when it is not reserved."""
+        reserved = self._reserved.get((message.protocol, message.address, message.port))
+        if reserved is None:
+            raise OSError(errno.EINVAL, "it was not reserved")
+        return reserved
+
+    def close(self) -> None:
+        """Free all ports."""
+        for reserved in list(self._reserved.values()):
+            reserved.release()
+
+    def _released(self, reserved: ReservedPort) -> None:
+        del self._reserved[reserved.protocol, reserved.address, reserved.port]
+        self._budget.give(1)
+
+
 def stop_listening(sock: socket.socket) -> None:
-    """Back to bound-only, whoever else has the socket: the port stays held until its owner releases it. Or nearly so: a
-    port that the kernel chose it takes back at this moment, and somebody may be quicker than we are."""
-    with suppress(OSError):  # UDP knows no listening, and who never listened cannot stop
+    """Turn a listening socket back into a bound one, in all processes that have it.
+
+    The port stays reserved until it is released. One exception: a port that the kernel chose is unbound for a moment,
+    and another process may bind it first."""
+    with suppress(OSError):  # a UDP socket does not listen, and one that does not listen cannot stop
         sock.shutdown(socket.SHUT_RDWR)
         _bind_again(sock)
 
 
 def _bind_again(sock: socket.socket) -> None:
-    """At the port that it had. OSError when that is somebody else's by now."""
+    """Bind a socket to the port that it had. OSError when another process has that by now."""
     try:
         sock.bind(sock.getsockname())
     except OSError as error:
-        if error.errno != errno.EINVAL:  # it has it still
+        if error.errno != errno.EINVAL:  # still bound
             raise
 
 
-def _prepare(protocol: Protocol, sock: socket.socket) -> None:
+def _set_options(protocol: Protocol, sock: socket.socket) -> None:
     if protocol is Protocol.TCP:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     else:

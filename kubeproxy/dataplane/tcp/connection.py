@@ -1,17 +1,17 @@
-"""Bytes, both ways, between a client and the endpoint that answered for it.
+"""A proxied TCP connection: moves bytes both ways between client and endpoint.
 
-A connection is two flows, one for each direction. A flow reads from its source and writes to its sink; what the sink
-does not take at once waits (the *backlog*, or what is in the pipe), and until it has gone nothing more is read: that is
-all the back-pressure there is, and all the memory.
+A connection is two flows, one for each direction. A flow reads from its source and writes to its sink. What the sink
+does not take at once waits (the *backlog*, or the bytes in the pipe), and nothing more is read until it is written:
+that is all the back-pressure, and all the memory.
 
-Small exchanges go through `recv` and `send`: all that a turn has read is sent at the end of the turn, one after the
-other, because a receiver that is still awake from the last message is not woken again, and waking is what a small
-message costs most (1.2 times the requests per second). A flow that fills the buffer twice running is carrying bulk: it
-borrows a pipe, and the bytes stay in the kernel (`splice`). A few small helpings later it gives the pipe back.
+Small messages go through `recv` and `send`: all that a turn has read is sent at the end of the turn, because a receiver
+that is still awake from the last message need not be woken again, and waking is most of the cost of a small message
+(1.2 times the requests per second). A flow that fills the buffer twice in a row carries bulk data: it takes a pipe, and
+the bytes stay in the kernel (`splice`). After a few small batches it returns the pipe.
 
-Ends. FIN is passed on after everything before it, and the other flow goes on (half-close). A reset, or any other error
-of a socket, is passed on as a reset, after what that socket had still said: it is read to its end first. TCP leaves
-both to the receiver's luck; a proxy that discarded an answer because its sender had hung up would be no better.
+Ends. FIN is passed on after all bytes before it, and the other flow goes on (half-close). A reset, or any other error
+of a socket, is passed on as a reset, after the bytes still in that socket: it is read to its end first. (TCP itself
+guarantees neither. But a proxy must not discard an answer because its sender has closed.)
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 READABLE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 READ_ON = select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-"""From here on a short read does not mean that the source is empty: an end was announced (and will not be announced
-again), or there is urgent data, at whose mark a read stops."""
+"""After one of these a short read does not mean that the source is empty: the end was reported (and will not be
+reported again), or there is urgent data, at whose mark a read stops."""
 WRITABLE = select.EPOLLOUT
 BROKEN = select.EPOLLERR
 SPLICE_FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 
 READ_BYTES = 64 * 1024
-HELPING_BYTES = 1 << 20
-"""One flow's share of a turn; the others come first before it gets the next."""
+BATCH_BYTES = 1 << 20
+"""Bytes that one flow may move in a turn; all others get their share before its next."""
 NO_MEMORY = "no memory"
 FULL_READS_FOR_PIPE = 2
-SMALL_HELPINGS_FOR_COPY = 4
+SMALL_BATCHES_FOR_COPY = 4
 
 
 class Flow:
@@ -58,7 +58,7 @@ class Flow:
         "_more",
         "_pipe",
         "_piped",
-        "_post",
+        "_queue_write",
         "_read_on",
         "_sink",
         "_source",
@@ -71,7 +71,7 @@ class Flow:
     )
 
     reverse: Flow
-    """The other direction; to be had only until the connection ends."""
+    """The other direction; exists until the connection ends."""
 
     def __init__(
         self,
@@ -81,34 +81,34 @@ class Flow:
         sink: int,
         *,
         meter: list[int],
-        post: Callable[[Flow], None],
+        queue_write: Callable[[Flow], None],
     ) -> None:
         self._context = context
         self._connection = connection
         self._source = source
         self._sink = sink
         self._meter = meter
-        self._post = post
+        self._queue_write = queue_write
         self.count = 0
         """Bytes read."""
         self.open = True
         """The source has not ended."""
         self.blocked = False
-        """The sink has not yet taken what was read."""
+        """Bytes that were read wait for the sink."""
         self.broken = False
-        """The source is dead: after what it still holds comes a reset."""
+        """The source is dead: after the bytes still in it comes a reset."""
         self._read_on = False
         self._more = False
         self._last = False
-        """After the backlog comes the end."""
+        """FIN follows the backlog."""
         self._backlog = b""
         self._pipe: Pipe | None = None
         self._piped = 0
         self._streak = 0
-        """Full reads in a row; with a pipe, small helpings in a row."""
+        """Full reads in a row; with a pipe, small batches in a row."""
 
     def on_event(self, what: int) -> None:
-        """Something happened to this flow's source, which is the sink of the reverse flow."""
+        """Handle an event of this flow's source, which is the sink of the reverse flow."""
         reverse = self.reverse
         try:
             if what & READABLE:
@@ -127,28 +127,28 @@ class Flow:
             self._connection.abort(NO_MEMORY)
 
     def begin_with(self, data: bytes, sent: int) -> None:
-        """So much was read, and sent on, before there was a flow."""
+        """Account for `data`, read before the flow existed; `sent` of its bytes were written."""
         self.count = len(data)
         self._meter[0] += len(data)
         if sent < len(data):
             self._backlog = data[sent:]
             self.blocked = True
-            self._post(self)
+            self._queue_write(self)
 
     def pump(self) -> None:
-        """Move what the source has to the sink, until one of them has had enough or it is the others' turn."""
+        """Move bytes until the source is empty, the sink is full or `BATCH_BYTES` are moved."""
         if self._pipe is not None:
             self._pump_piped(self._pipe)
             return
         moved = 0
-        while moved < HELPING_BYTES:
+        while moved < BATCH_BYTES:
             try:
                 data = read(self._source, READ_BYTES)
             except BlockingIOError:
-                self._nothing_more()
+                self._source_empty()
                 return
             except MemoryError:
-                # Nothing has been read yet, so whoever finds that there is no memory need not pay for it.
+                # Nothing has been read yet, so the connection can go on if the reserve makes room.
                 if not self._context.memory.spend():
                     raise
                 break
@@ -169,7 +169,7 @@ class Flow:
                     self._look_for_end()
                 else:
                     self._more = False
-                self._post(self)
+                self._queue_write(self)
                 return
             self._more = True
             if not self._write_backlog():
@@ -181,10 +181,10 @@ class Flow:
                 self._pump_piped(pipe)
                 return
             moved += count
-        self._context.reactor.again(self._go_on)
+        self._context.reactor.again(self._continue)
 
     def _look_for_end(self) -> None:
-        """An end was announced: if it comes right after what was read, it can go out in the same packet."""
+        """Look for the reported end, so that FIN can leave in the data's packet."""
         self._more = True
         if self.broken:
             return
@@ -202,7 +202,7 @@ class Flow:
             self._last = not data
 
     def flush(self) -> None:
-        """Give the sink what waits for it, if anything still does, and then go on reading."""
+        """Write what waits for the sink, if anything still does, and then continue reading."""
         if not self.blocked:
             return
         if self._backlog:
@@ -217,7 +217,7 @@ class Flow:
             self.pump()
 
     def _write_backlog(self) -> bool:
-        """Whether the sink took all of it."""
+        """Write the backlog; whether the sink took all of it."""
         try:
             sent = (write_last if self._last else write)(self._sink, self._backlog)
         except BlockingIOError:
@@ -234,12 +234,12 @@ class Flow:
 
     def _pump_piped(self, pipe: Pipe) -> None:
         moved = 0
-        while moved < HELPING_BYTES:
+        while moved < BATCH_BYTES:
             try:
                 count = os.splice(self._source, pipe.write_fd, PIPE_BYTES, flags=SPLICE_FLAGS)
             except BlockingIOError:
                 self._consider_copying(moved)
-                self._nothing_more()
+                self._source_empty()
                 return
             except OSError:
                 self._over(reset=True)
@@ -254,10 +254,10 @@ class Flow:
             if not self._empty_pipe(pipe):
                 return
         self._streak = 0
-        self._context.reactor.again(self._go_on)
+        self._context.reactor.again(self._continue)
 
     def _empty_pipe(self, pipe: Pipe) -> bool:
-        """Whether the sink took all of it."""
+        """Write the pipe's bytes; whether the sink took all of them."""
         while self._piped:
             try:
                 self._piped -= os.splice(pipe.read_fd, self._sink, self._piped, flags=SPLICE_FLAGS)
@@ -270,12 +270,14 @@ class Flow:
         return True
 
     def _consider_copying(self, moved: int) -> None:
-        """Chat again? Then the pipe goes back, and with it two descriptors and two system calls per helping."""
+        """Return the pipe when the batches are small again.
+
+        It costs two descriptors, and two system calls per batch."""
         if moved >= READ_BYTES:
             self._streak = 0
             return
         self._streak += 1
-        if self._streak >= SMALL_HELPINGS_FOR_COPY:
+        if self._streak >= SMALL_BATCHES_FOR_COPY:
             self._release_pipe(self._pipe)
 
     def _release_pipe(self, pipe: Pipe | None) -> None:
@@ -284,7 +286,7 @@ class Flow:
             self._pipe = None
             self._piped = self._streak = 0
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self.open and not self.blocked:
             try:
                 self.pump()
@@ -292,7 +294,7 @@ class Flow:
                 self._connection.abort(NO_MEMORY)
 
     def lost(self) -> None:
-        """The source is dead; what it still holds is delivered, then the reset is passed on."""
+        """Handle a dead source: deliver the bytes still in it, then pass on the reset."""
         self.broken = self._more = True
         if self.blocked:
             return
@@ -301,17 +303,17 @@ class Flow:
         else:
             self._connection.reset_by(self)
 
-    def _nothing_more(self) -> None:
+    def _source_empty(self) -> None:
         if self.broken:
             self._over(reset=True)
 
     def _sink_lost(self) -> None:
-        """The sink is dead: nothing more can be delivered to it, but it may have left something for the other side."""
+        """Handle a dead sink: stop writing, but read what it still holds."""
         self.stop()
         self.reverse.lost()
 
     def _over(self, *, reset: bool) -> None:
-        """The source has said all, and all of it is delivered (nothing is read while something waits)."""
+        """Pass on the end of the source. All its bytes are delivered, as nothing is read while bytes wait."""
         self.stop()
         if reset:
             self._connection.reset_by(self)
@@ -321,15 +323,14 @@ class Flow:
             self.reverse.lost()
 
     def stop(self) -> None:
-        """Read no more, and drop what waits."""
+        """Stop reading, and drop the bytes that wait."""
         self.open = self.blocked = False
         self._backlog = b""
         self._release_pipe(self._pipe)
 
 
 def send_backlogs(flows: Iterable[Flow]) -> None:
-    """Give each flow's sink what waits for it: `Flow.flush` for many at once, with nothing but the system call on the
-    way of a small message."""
+    """Write the backlog of each flow: `Flow.flush` for many, without calls around `write`."""
     for flow in flows:
         if not flow.blocked:
             continue
@@ -355,7 +356,7 @@ def send_backlogs(flows: Iterable[Flow]) -> None:
 
 
 class Connection:
-    """A client and its endpoint. Owns both descriptors and the claim on them."""
+    """A client connected to an endpoint; owns both descriptors and the claim on them."""
 
     __slots__ = ("_client", "_context", "_counters", "_endpoint", "_entry", "down", "kept_alive", "since", "up")
 
@@ -369,18 +370,19 @@ class Connection:
         since: float,
         entry: Entry | None,
     ) -> None:
-        """Both descriptors are watched by the reactor already; the entry is for the journal."""
+        """The reactor watches both descriptors already. `entry`: the connection log's, if there is to be one."""
         self.since = since
         self.kept_alive = False
-        """Whether the endpoint is probed when it says nothing."""
+        """Whether TCP keepalive is on towards the endpoint."""
         self._context = context
         self._counters = counters
         self._client = client
         self._endpoint = endpoint
         self._entry = entry
         write_queue = context.write_queue
-        up = self.up = Flow(context, self, client, endpoint, meter=counters.bytes_in, post=write_queue.to_endpoints)
-        down = self.down = Flow(context, self, endpoint, client, meter=counters.bytes_out, post=write_queue.to_clients)
+        to_endpoints, to_clients = write_queue.to_endpoints, write_queue.to_clients
+        up = self.up = Flow(context, self, client, endpoint, meter=counters.bytes_in, queue_write=to_endpoints)
+        down = self.down = Flow(context, self, endpoint, client, meter=counters.bytes_out, queue_write=to_clients)
         up.reverse, down.reverse = down, up
         context.live.add(self)
         counters.active += 1
@@ -388,8 +390,9 @@ class Connection:
         context.reactor.hand_over(endpoint, down.on_event)
 
     def begin(self, *, early: bytes, sent: int, client_events: int, endpoint_events: int) -> None:
-        """Go on from here: this was read from the client already, so much of it was taken by the endpoint, and these
-        events came before there was a connection to hear of them."""
+        """Continue from the dial, with the bytes and events that came before.
+
+        `early` was read from the client, and `sent` of its bytes were written to the endpoint."""
         up, down = self.up, self.down
         try:
             if early:
@@ -404,34 +407,34 @@ class Connection:
 
     @property
     def half_closed(self) -> bool:
-        """One side has said all, and the other has not."""
+        """Whether one side has ended and the other has not."""
         return self.up.open is not self.down.open
 
     @property
     def unanswered(self) -> bool:
-        """The client has said all, and the endpoint nothing so far."""
+        """Whether the client has sent FIN, and the endpoint no byte so far."""
         return not self.up.open and self.down.open and not self.down.count
 
     @property
     def moved(self) -> int:
-        """Bytes so far, both ways."""
+        """Bytes moved so far, both ways."""
         return self.up.count + self.down.count
 
     def keep_alive(self, seconds: int) -> None:
-        """Have the endpoint probed."""
+        """Turn on TCP keepalive towards the endpoint."""
         self.kept_alive = True
         keep_alive(self._endpoint, seconds)
 
     def finish(self) -> None:
-        """Both sides have said all they had to say."""
+        """End a connection that both sides have closed."""
         self._end("closed")
 
     def reset_by(self, flow: Flow) -> None:
-        """The source of this flow is dead; the other side is told so."""
+        """Reset the connection because the source of `flow` is dead."""
         self.abort("reset by client" if flow is self.up else "reset by endpoint")
 
     def abort(self, reason: str = "cut") -> None:
-        """End it now; both sides see a reset."""
+        """End the connection now; both sides get a reset."""
         if self in self._context.live:
             reset_on_close(self._client)
             reset_on_close(self._endpoint)
@@ -446,7 +449,7 @@ class Connection:
         up, down = self.up, self.down
         up.stop()
         down.stop()
-        # The three know each other; left so, only the garbage collector would find them.
+        # Connection and flows refer to each other; without this only the garbage collector would free them.
         del up.reverse, down.reverse, self.up, self.down
         context.reactor.close(self._client)
         context.reactor.close(self._endpoint)

@@ -1,14 +1,14 @@
-"""Finding an endpoint that answers, for one accepted client. Never inside accept; no client waits for another.
+"""Finds an endpoint that answers, for one accepted client.
 
-The ladder (`Tune.dial_steps_s`) gives each attempt its time. When a step ends without an answer the next endpoint is
-tried *beside* the one that is silent, and the first to answer wins: a slow network is not a dead endpoint. An endpoint
-that refuses makes room for the next one at once. When all were tried in this step, the dial waits for the next step and
-begins again, so that an endpoint that is just being restarted is waited for. When the last step ends, or there is
-nobody to dial, the client is reset. Endpoints that are put aside are not tried at a client's expense (`trial`).
+Each dial is independent: no client waits for another. The steps (`Tune.dial_steps_s`) are timeouts. When a step ends
+without an answer, the next endpoint is tried *beside* the silent one, and the first to answer wins: a slow network is
+not a dead endpoint. After a refusal the next endpoint is tried at once. When all were tried in a step, the dial waits
+for the next step and begins again, so that it reaches an endpoint that is just restarting. When the last step ends, or
+there is no endpoint, the client is reset. Ejected endpoints are probed beside the dial (`probe`), not by the client.
 
-Most clients speak first, and have spoken by the time they are dialed for. On a short way the handshake is over when
-`connect` returns, non-blocking or not. So what the client has said is offered to the endpoint at once: if it is taken,
-the endpoint has answered, and was woken once for the connection and its first message.
+Most clients send first, and their first bytes are there when the dial begins. On a short path the handshake is over
+when `connect` returns, non-blocking or not. So those bytes are written to the endpoint at once: if the write succeeds,
+the endpoint has answered, and is woken only once for the connection and its first message.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from kubeproxy.model import Target
 
 ATTEMPTS_PER_STEP = 8
-"""So that one client of a service whose thousand endpoints all refuse does not cost a thousand connects."""
+"""Limits the connects for one client of a Service whose thousand endpoints all refuse."""
 
 
 class Dial:
-    """A client that has no endpoint yet. Owns the client's socket, those that are waiting for an answer, and the claim
-    on their descriptors: two came with the client (its own, and one to dial with), each further one is claimed here."""
+    """A client that has no endpoint yet.
+
+    Owns the client's socket, the sockets that wait for an answer, and the claim on their descriptors: two come with the
+    client (its own, and one to dial with), each further one is claimed here."""
 
     __slots__ = (
         "_attempts",
@@ -70,7 +72,7 @@ class Dial:
         preserve: frozenset[Target],
         entry: Entry | None,
     ) -> None:
-        """`hops`: how far the dials may go, 0: nowhere. The entry is for the journal, if there is to be one."""
+        """`hops`: the hop limit of the dials; 0: the client is reset. `entry`: for the connection log, if wanted."""
         self.since = context.reactor.now
         self._context = context
         self._counters = counters
@@ -81,21 +83,21 @@ class Dial:
         self._preserve = preserve
         self._client_events = 0
         self._watched = False
-        """Whether the client's events are heard of."""
+        """Whether the reactor watches the client's socket."""
         self._early = b""
-        """What the client has said already."""
+        """The client's first bytes."""
         self._waiting: dict[int, Target] = {}
         self._tried: list[Target] = []
         self._step = 0
         self._attempts = 0
-        """In this step."""
+        """Attempts in the present step."""
         self._refused = False
-        """Whether some endpoint has refused, or could not be reached."""
+        """Whether an endpoint has refused, or was unreachable."""
         self._entry = entry
         context.live.add(self)
 
     def begin(self) -> None:
-        """Begin with the first step of the ladder."""
+        """Begin the first step."""
         context = self._context
         if self not in context.live:
             return
@@ -110,7 +112,7 @@ class Dial:
             except BlockingIOError:
                 pass
             except MemoryError:
-                # Nothing has been read yet, so whoever finds that there is no memory need not pay for it.
+                # Nothing has been read yet, so the dial can begin again if the reserve makes room.
                 if not context.memory.spend():
                     raise
                 context.reactor.again(self.begin)
@@ -127,7 +129,7 @@ class Dial:
             self._give_up(error)
 
     def _give_up(self, error: OSError | MemoryError) -> None:
-        """This host cannot serve this client now."""
+        """End the dial because of an error of this host."""
         if isinstance(error, MemoryError):
             self._context.memory.spend()
         if self in self._context.live:
@@ -135,14 +137,13 @@ class Dial:
             self._end("unable")
 
     def abort(self) -> None:
-        """End it now; the client sees a reset."""
+        """End the dial now; the client gets a reset."""
         self._end("cut")
 
     def _attempt(self) -> None:
-        """Dial the next endpoints of this step, until one has not refused at once; and let one whose time aside is over
-        be tried beside."""
+        """Dial the next endpoints of this step until one does not refuse; start a due probe."""
         if self._balancer.ejected and (due := self._balancer.due(self._context.reactor.now)) is not None:
-            EndpointProbe(self._context, self._balancer, due).begin(client=self._speak_as(due), hops=self._hops)
+            EndpointProbe(self._context, self._balancer, due).begin(client=self._source_address(due), hops=self._hops)
         while self._attempts < ATTEMPTS_PER_STEP:
             target = self._balancer.pick(self._client_address, self._context.reactor.now, self._tried)
             if target is None:
@@ -158,12 +159,12 @@ class Dial:
             self._fail()
 
     def _connect(self, target: Target) -> bool:
-        """Whether a connection to this endpoint is under way, or there."""
+        """Connect to an endpoint; whether the connection is in progress, or made."""
         context = self._context
         if self._waiting and not context.budget.take(1, self._counters.share):
             return False
         try:
-            fd = begin_connecting(target, client=self._speak_as(target), hops=self._hops)
+            fd = begin_connecting(target, client=self._source_address(target), hops=self._hops)
         except OSError as error:
             if error.errno in UNREACHABLE:
                 self._refuse(target, "refused" if error.errno == errno.ECONNREFUSED else "unreachable")
@@ -189,8 +190,8 @@ class Dial:
             self._arrive(fd, sent, 0)
         return True
 
-    def _speak_as(self, target: Target) -> str | None:
-        """Whose address the endpoint is to see; None: this node's."""
+    def _source_address(self, target: Target) -> str | None:
+        """The address to dial from; None: this node's."""
         client = self._client_address
         return client if target in self._preserve and can_preserve(client, target.address) else None
 
@@ -218,8 +219,8 @@ class Dial:
             self._give_up(error)
 
     def _arrive(self, fd: int, sent: int, what: int) -> None:
-        """This endpoint has answered, and taken so many of the client's early bytes. OSError or MemoryError: and still
-        there can be no connection."""
+        """Make the connection to the endpoint that answered; `sent` of the early bytes are written. OSError or
+        MemoryError when this host cannot."""
         context, target = self._context, self._waiting[fd]
         if len(self._waiting) > 1:
             for loser in [other for other in self._waiting if other != fd]:
@@ -248,7 +249,7 @@ class Dial:
             self._client_events |= what
 
     def on_step_over(self) -> None:
-        """The present step is over: on to the next one, unless there is an endpoint (or no client) by now."""
+        """Begin the next step, unless the dial has finished."""
         if self in self._context.live:
             try:
                 self._next_step()
@@ -266,7 +267,7 @@ class Dial:
         self._context.step_timeouts.step(self, tune.dial_steps_s[self._step])
         self._attempts = 0
         if len(self._tried) >= len(self._balancer):
-            # All had their turn: once more, those that are silent last.
+            # All were tried: try all again, those that are silent last.
             self._tried = list(self._waiting.values())
             if len(self._tried) >= len(self._balancer):
                 self._tried = []

@@ -1,9 +1,9 @@
-"""Half-closed connections that nobody ends.
+"""Ends half-closed connections that stay idle.
 
-One side has said all, the other says nothing and does not end: a peer that lives and has forgotten, which keepalive
-never finds. Looked for rarely and all at once, so that a connection needs no timer, nor to remember when it was last
-used: one that is half-closed and has moved no byte from one look to another, a whole limit later, is ended. One whose
-endpoint has not sent a byte at all has a limit of minutes: nothing tells it from a loop, or from a dead endpoint."""
+One side has sent FIN, the other sends nothing and does not close: a peer that is alive and idle, which keepalive never
+finds. A rare sweep checks all connections at once, so that none needs a timer, nor the time of its last byte. It ends a
+half-closed connection that has moved no byte between two checks a whole limit apart. A connection whose endpoint has
+not sent a byte at all has a limit of minutes: it may be a loop, or its endpoint may be dead."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ LOOKS_PER_LIMIT = 4
 
 
 class HalfClosedSweep:
-    """Of all connections of one reactor."""
+    """The periodic check of one reactor's connections."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._timer: Timer | None = None
         self._quiet: dict[Connection, tuple[int, float]] = {}
-        """The half-closed ones: how many bytes they had moved when they were first seen so, and when that was."""
+        """Half-closed connections: the bytes they had moved at the first check that saw so many, and its time."""
 
     def restart(self) -> None:
-        """The limit has changed."""
+        """Apply a changed limit."""
         if self._timer is not None:
             self._timer.cancel()
         tune = self._context.tune

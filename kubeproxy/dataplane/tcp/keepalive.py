@@ -1,8 +1,8 @@
-"""Endpoints that have vanished without a word: TCP's keepalive finds them.
+"""Turns on TCP keepalive towards endpoints, which finds hosts that have vanished.
 
-It takes three system calls to ask for it, of the twenty that a connection needs, and most connections do not live long
-enough to need it. So it is asked for in a round over those that are there, one keepalive time after another: an
-endpoint is then probed at most twice that time after it was last heard. (Clients have it from the listener.)
+That takes three system calls, of the twenty that a connection needs, and most connections do not live long enough to
+need it. So a sweep, once in each keepalive time, turns it on for the open connections: an endpoint is then probed at
+most twice that time after its last packet. (Client sockets inherit it from the listener.)
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class KeepaliveSweep:
-    """Over all connections of one reactor."""
+    """The periodic sweep over one reactor's connections."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._timer: Timer | None = None
 
     def restart(self) -> None:
-        """The time has changed. Connections that are kept alive already keep theirs."""
+        """Apply a changed keepalive time; connections with keepalive keep the time they have."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._context.reactor.after(self._context.tune.keepalive_s, self._go_round)
+        self._timer = self._context.reactor.after(self._context.tune.keepalive_s, self._sweep)
 
-    def _go_round(self) -> None:
+    def _sweep(self) -> None:
         seconds = self._context.tune.keepalive_s
         for live in self._context.live:
             if isinstance(live, Connection) and not live.kept_alive:

@@ -1,4 +1,4 @@
-"""One frontend's listening socket: takes in clients, in batches, and hands each to a dial of its own."""
+"""TCP listener of one frontend: accepts clients in batches and starts a dial for each."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from kubeproxy.dataplane.tcp.dial import Dial
 from kubeproxy.model import Address, Target
 
 BATCH = 32
-"""Clients taken in one helping; the other listeners come before the next."""
+"""Maximum accepts per readiness event; other listeners are served before the next batch."""
 PAUSE_S = 0.1
-"""How long a listener rests when the kernel has no descriptor or memory for another client and none of ours is given
-back meanwhile."""
-OF_A_CLIENT = frozenset(
+"""Longest pause of a listener without descriptors or memory; it ends before when descriptors are returned."""
+CLIENT_ERRORS = frozenset(
     {
         errno.ECONNABORTED,
         errno.EPROTO,
@@ -37,19 +36,19 @@ OF_A_CLIENT = frozenset(
         errno.EOPNOTSUPP,
     }
 )
-"""accept(2): errors of a client that is gone already; EPERM: that a firewall refused."""
+"""accept(2): errors of a client that has closed already; EPERM: of one that a firewall refused."""
 DESCRIPTORS_PER_CLIENT = 2
 
 
 class Listener:
-    """Serves one frontend on a socket that is bound already; does not own it."""
+    """Accepts one frontend's clients on a bound socket, which it does not own."""
 
     def __init__(self, context: Context, sock: socket.socket, *, rng: random.Random) -> None:
-        """OSError when the kernel will not listen."""
+        """OSError when the kernel refuses to listen."""
         self._context = context
         self._sock = sock
         self._timer: Timer | None = None
-        self._resting = False
+        self._paused = False
         self._preserve: frozenset[Target] = frozenset()
         self.balancer = Balancer(rng=rng, probes_beside=True)
         self.counters = FrontendCounters()
@@ -61,7 +60,7 @@ class Listener:
         context.reactor.add(sock.fileno(), self._on_clients, LEVEL)
 
     def set_endpoints(self, message: SetEndpoints) -> None:
-        """The endpoints are these from now on; running connections stay where they are."""
+        """Replace the endpoints; open connections are not moved."""
         self.balancer.update(message.endpoints, message.affinity_timeout_s)
         self._preserve = message.preserve
 
@@ -69,35 +68,35 @@ class Listener:
         budget, share = self._context.budget, self.counters.share
         for _ in range(BATCH):
             if not budget.take(DESCRIPTORS_PER_CLIENT, share):
-                self._rest()
+                self._pause()
                 return
             try:
                 dial = self._accept()
             except (OSError, MemoryError) as error:
                 if isinstance(error, MemoryError):
                     self._context.memory.spend()
-                # In this order, as whoever rests is told when something is given back.
+                # In this order: returning them after the pause began would end it at once.
                 budget.give(DESCRIPTORS_PER_CLIENT, share)
-                self._rest()
+                self._pause()
                 return
             if dial is None:
                 budget.give(DESCRIPTORS_PER_CLIENT, share)
                 return
-            # Like all that wakes somebody: at the end of the turn, when the whole batch has been accepted.
+            # At the end of the turn, like all writes: when the whole batch has been accepted.
             self._context.write_queue.dial(dial)
 
     def _accept(self) -> Dial | None:
-        """The next client, to be dialed for; None if there is none. OSError or MemoryError: there may be, but not for
-        us, now."""
+        """Accept a client and make its dial; None: no client waits. OSError or MemoryError: this host cannot accept
+        one now."""
         while True:
             try:
-                # Not accept(): what is wanted is the descriptor.
+                # Not accept(): only the descriptor is needed.
                 fd, address = self._sock._accept()  # type: ignore[attr-defined]
                 break
             except BlockingIOError:
                 return None
             except OSError as error:
-                if error.errno not in OF_A_CLIENT:
+                if error.errno not in CLIENT_ERRORS:
                     raise
         try:
             os.set_blocking(fd, False)
@@ -122,28 +121,28 @@ class Listener:
         name = self.counters.frontend
         return None if name is None else Entry(name, Target(Address(address[0]), address[1]))
 
-    def _rest(self) -> None:
-        """No room: leave the clients in the queue until something is given back, or a moment has passed."""
-        if self._resting:
+    def _pause(self) -> None:
+        """Leave clients in the queue until descriptors are returned, or `PAUSE_S` is over."""
+        if self._paused:
             return
-        self._resting = True
+        self._paused = True
         self._context.reactor.watch(self._sock.fileno(), 0)
         self._context.budget.call_when_free(self._resume)
         self._timer = self._context.reactor.after(PAUSE_S, self._resume)
 
     def _resume(self) -> None:
-        if not self._resting:
+        if not self._paused:
             return
-        self._resting = False
+        self._paused = False
         if self._timer is not None:
             self._timer.cancel()
         self._context.reactor.watch(self._sock.fileno(), LEVEL)
 
     def close(self) -> None:
-        """Take those who wait already, then nobody more. Their connections go on, and the socket is its owner's."""
+        """Accept the clients already queued, then stop. Connections go on, and the socket stays open."""
         if self._timer is not None:
             self._timer.cancel()
-        self._resting = False
+        self._paused = False
         self._context.reactor.remove(self._sock.fileno())
         budget, share = self._context.budget, self.counters.share
         while budget.take(DESCRIPTORS_PER_CLIENT, share):

@@ -1,9 +1,9 @@
-"""Whether an endpoint that was put aside answers again, found out beside the clients: no client waits for it.
+"""Probes an ejected endpoint by a connection of the proxy's own.
 
-It is dialed when its time aside is over and a client comes, who is served by another meanwhile. If it answers it is
-back in the rotation at once, and the connection is closed without a word; if it refuses, or is silent for as long as
-the whole ladder of dials, it is put aside for twice the time. So it has longer than a dial's first step: an endpoint on
-a slow way is found to be alive, and one that comes back while it is tried hears the kernel's next SYN.
+No client waits for it. It starts when the ejection is over and a client comes, which gets another endpoint meanwhile.
+An endpoint that answers is back in the rotation at once, and the connection is closed without a byte. One that refuses,
+or stays silent for the sum of all dial timeouts, is ejected for twice the time. So a probe lasts longer than a dial's
+first step: it finds an endpoint on a slow path alive, and one that comes back meanwhile gets the kernel's next SYN.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EndpointProbe:
-    """One endpoint that is `due`. Owns its socket, and the claim on that descriptor."""
+    """The probe of a `due` endpoint; owns its socket and the claim on that descriptor."""
 
     __slots__ = ("_balancer", "_context", "_fd", "_target")
 
@@ -32,9 +32,10 @@ class EndpointProbe:
         self._fd = -1
 
     def begin(self, *, client: str | None, hops: int) -> None:
-        """Dial it, from the address of `client` if one is given: a network policy may let that one in alone. At most
-        so many `hops` away, as for the client. If this host cannot now, the endpoint stays aside until its next
-        trial."""
+        """Dial the endpoint with a hop limit of `hops`, as for the client.
+
+        `client`: the address to dial from, as a network policy may admit only that; None: this node's. If this host
+        cannot dial now, the endpoint stays ejected until its next probe."""
         context = self._context
         if not context.budget.take(1):
             return
@@ -58,11 +59,11 @@ class EndpointProbe:
             else:
                 self._balancer.answered(self._target)
         except MemoryError:
-            pass  # not found out: there will be another trial
+            pass  # no result: another probe will follow
         self.abort()
 
     def on_step_over(self) -> None:
-        """The time that a ladder of dials has is over."""
+        """Fail the probe: the sum of all dial timeouts is over."""
         if self in self._context.probes:
             self._failed("timeout")
             self.abort()
@@ -71,7 +72,7 @@ class EndpointProbe:
         self._balancer.failed(self._target, self._context.reactor.now, reason)
 
     def abort(self) -> None:
-        """End it now, whatever would have come of it."""
+        """End the probe now."""
         context = self._context
         context.probes.discard(self)
         context.reactor.close(self._fd)

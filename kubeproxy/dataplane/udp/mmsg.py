@@ -1,9 +1,9 @@
-"""Datagrams by the batch: many with one system call, and next to no Python for each.
+"""Receives and sends datagrams in batches, with one system call each (`recvmmsg`, `sendmmsg`).
 
-Python's `recvmsg` and `sendmsg` make objects of everything that there is to know about a datagram, and take them apart
-again. Here the kernel's `recvmmsg` and `sendmmsg` fill and empty the same memory every time. A client's socket address
-and the packet information (which of our addresses it spoke to) lie side by side in it: together they are the
-*envelope*, plain bytes that are looked up and given back without ever being decoded.
+Python's `recvmsg` and `sendmsg` make objects of all that belongs to a datagram, and take them apart again. Here the
+kernel fills and empties the same memory every time. A client's socket address and the packet information (the local
+address of the datagram) lie side by side in it: together they are the *peer*, plain bytes that serve as a key and
+as the address of an answer without being decoded.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import NamedTuple, Protocol
 from kubeproxy.dataplane.sockets.udp_options import IP_PKTINFO
 
 SLOTS = 32
-"""Datagrams of a batch."""
+"""Datagrams in a batch."""
 DATAGRAM_BYTES = 1 << 16
-"""No datagram is longer."""
+"""The longest datagram."""
 
 _MIDDLE = 32
-"""Where in its slot of `_ENVELOPE_BYTES` an envelope's address ends and its packet information begins."""
-_ENVELOPE_BYTES = 128
+"""Where in its slot of `_PEER_BYTES` a peer's address ends and its packet information begins."""
+_PEER_BYTES = 128
 _HOPS_BYTES = 4
 """Of a hop limit, in a control message behind the packet information."""
 _CONTROL = struct.Struct("@Nii")
@@ -33,12 +33,12 @@ _CONTROL = struct.Struct("@Nii")
 
 
 class _Layout(NamedTuple):
-    """What an envelope looks like."""
+    """Layout of a peer."""
 
     address_bytes: int
     """sizeof(struct sockaddr_in) or (struct sockaddr_in6)"""
     host: slice
-    """Where in it the address itself is."""
+    """The bytes of the IP address in it."""
     level: int
     kind: int
     information: struct.Struct
@@ -84,27 +84,28 @@ _sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int
 
 
 class _Slots:
-    """The memory of a batch, in which the kernel finds everything at the places it has been told once. Of the room for
-    datagrams only the pages that were ever filled are there."""
+    """Memory of a batch, with headers that point into it, built once.
+
+    Of the space for datagrams only the pages that were ever filled take memory."""
 
     def __init__(self, family: int, *, more_control_bytes: int = 0) -> None:
         layout = _LAYOUTS[socket.AddressFamily(family)]
         control_bytes = layout.information_bytes + more_control_bytes
         self._datagrams = mmap.mmap(-1, SLOTS * DATAGRAM_BYTES)
-        self._envelopes = mmap.mmap(-1, SLOTS * _ENVELOPE_BYTES)
+        self._peers = mmap.mmap(-1, SLOTS * _PEER_BYTES)
         self._vectors = (_Vector * SLOTS)()
         self._messages = (_Message * SLOTS)()
         self._first = ctypes.addressof(self._messages)
-        datagrams, envelopes = _address_of(self._datagrams), _address_of(self._envelopes)
+        datagrams, peers = _address_of(self._datagrams), _address_of(self._peers)
         for slot, message in enumerate(self._messages):
-            vector, middle = self._vectors[slot], envelopes + slot * _ENVELOPE_BYTES + _MIDDLE
+            vector, middle = self._vectors[slot], peers + slot * _PEER_BYTES + _MIDDLE
             vector.base, vector.bytes = datagrams + slot * DATAGRAM_BYTES, DATAGRAM_BYTES
             message.header.address, message.header.address_bytes = middle - layout.address_bytes, layout.address_bytes
             message.header.vectors, message.header.vector_count = ctypes.addressof(vector), 1
             message.header.control, message.header.control_bytes = middle, control_bytes
         begin, end = _MIDDLE - layout.address_bytes, _MIDDLE + layout.information_bytes
-        self._places = tuple(slice(at + begin, at + end) for at in range(0, SLOTS * _ENVELOPE_BYTES, _ENVELOPE_BYTES))
-        """Of the envelopes."""
+        self._places = tuple(slice(at + begin, at + end) for at in range(0, SLOTS * _PEER_BYTES, _PEER_BYTES))
+        """The place of each slot's peer."""
 
 
 def _address_of(memory: mmap.mmap) -> int:
@@ -112,50 +113,52 @@ def _address_of(memory: mmap.mmap) -> int:
 
 
 class Arrivals(_Slots):
-    """Takes in datagrams of one address family. One for all sockets: what was received is copied out at once."""
+    """Receives datagrams of one address family, for all sockets: a batch is copied out at once."""
 
     def __init__(self, family: int) -> None:
         super().__init__(family, more_control_bytes=socket.CMSG_SPACE(_HOPS_BYTES))
         # The kernel puts the hop limit behind the packet information.
         at = _MIDDLE + _LAYOUTS[socket.AddressFamily(family)].information_bytes + _CONTROL.size
-        self.hops = memoryview(self._envelopes).cast("I")[at // 4 :: _ENVELOPE_BYTES // 4]
-        """How many hops each datagram of the last batch had left; 0: the socket does not tell."""
+        self.hops = memoryview(self._peers).cast("I")[at // 4 :: _PEER_BYTES // 4]
+        """The hop limit that each datagram of the last batch had left; 0: unknown."""
         self._headers = memoryview(self._messages).cast("B")
         self._fresh = bytes(self._headers)
         self._lengths = self._headers.cast("I")[_Message.bytes.offset // 4 :: ctypes.sizeof(_Message) // 4]
-        self._blank = bytes(SLOTS * _ENVELOPE_BYTES)
+        self._blank = bytes(SLOTS * _PEER_BYTES)
 
     def receive(self, fd: int) -> list[tuple[bytes, bytes]]:
-        """Envelopes and datagrams, at most `SLOTS`; fewer when there are no more. The socket has to tell the packet
-        information. OSError: an earlier datagram was refused by whom it was sent to."""
-        # The kernel writes into the headers how much it has used of what they offer, and leaves what it does not use.
+        """Peers and datagrams, at most `SLOTS`; fewer when there are no more.
+
+        The socket needs IP_PKTINFO or IPV6_RECVPKTINFO. OSError: an ICMP error of an earlier datagram."""
+        # The kernel writes the used lengths into the headers, and does not clear what it does not use.
         self._headers[:] = self._fresh
-        self._envelopes[:] = self._blank
+        self._peers[:] = self._blank
         count = _recvmmsg(fd, self._first, SLOTS, socket.MSG_DONTWAIT, None)
         if count < 0:
             if (error := ctypes.get_errno()) == errno.EAGAIN:
                 return []
             raise OSError(error, os.strerror(error))
-        envelopes, datagrams, places, lengths = self._envelopes, self._datagrams, self._places, self._lengths
+        peers, datagrams, places, lengths = self._peers, self._datagrams, self._places, self._lengths
         return [
-            (envelopes[places[slot]], datagrams[(at := slot * DATAGRAM_BYTES) : at + lengths[slot]])
+            (peers[places[slot]], datagrams[(at := slot * DATAGRAM_BYTES) : at + lengths[slot]])
             for slot in range(count)
         ]
 
 
 class Sender(Protocol):
-    """Whose datagrams are sent, and who hears what became of them."""
+    """A socket that sends datagrams, and counts them."""
 
     def fileno(self) -> int:
-        """The socket."""
+        """The socket's descriptor."""
 
     def sent(self, byte_count: int, dropped: int) -> None:
-        """So many bytes went out, and so many datagrams did not."""
+        """Count the bytes sent and the datagrams dropped."""
 
 
 class Departures(_Slots):
-    """Sends datagrams of one address family. One for all sockets: a batch is one sender's, and goes out when another
-    one comes, when it is full, or when told to."""
+    """Sends datagrams of one address family, for all sockets.
+
+    A batch belongs to one sender. It is sent when another sender needs the memory, when it is full, or by `flush`."""
 
     def __init__(self, family: int) -> None:
         super().__init__(family)
@@ -168,21 +171,21 @@ class Departures(_Slots):
         self._count = 0
 
     def room(self, sender: Sender) -> memoryview:
-        """For this sender's next datagram, which `add` adds to the batch."""
+        """The memory for a sender's next datagram, which `add` then adds to the batch."""
         if sender is not self._sender or self._count == SLOTS:
             self.flush()
             self._sender = sender
         return self._rooms[self._count]
 
-    def add(self, length: int, envelope: bytes) -> None:
-        """What was put into the room, and to whom it goes."""
+    def add(self, length: int, peer: bytes) -> None:
+        """Add the datagram in `room`, of `length` bytes, for a peer."""
         count = self._count
         self._lengths[count] = length
-        self._envelopes[self._places[count]] = envelope
+        self._peers[self._places[count]] = peer
         self._count = count + 1
 
     def flush(self) -> None:
-        """Send what there is. A client that is gone or a full buffer costs the datagram, as on any path."""
+        """Send the batch. A datagram that the kernel refuses is dropped and counted."""
         sender, count = self._sender, self._count
         if sender is None or not count:
             return
@@ -199,27 +202,28 @@ class Departures(_Slots):
         sender.sent(sum(self._lengths[:count]) - lost_bytes, dropped)
 
     def forget(self, sender: Sender) -> None:
-        """Send what there is of this sender, whose socket is about to go."""
+        """Send the batch if it is this sender's, whose socket is about to be closed."""
         if sender is self._sender:
             self.flush()
             self._sender = None
 
 
-def host_of(envelope: bytes, family: int) -> str:
-    """Whom an envelope is from, or to: the text of the address."""
-    return socket.inet_ntop(family, envelope[_LAYOUTS[socket.AddressFamily(family)].host])
+def host_of(peer: bytes, family: int) -> str:
+    """The IP address in a peer, as text."""
+    return socket.inet_ntop(family, peer[_LAYOUTS[socket.AddressFamily(family)].host])
 
 
-def reply_to(envelope: bytes, family: int) -> bytes:
-    """The envelope of an answer, which leaves from the address that was asked. The interface is left to routing, which
-    knows the way back."""
+def reply_to(peer: bytes, family: int) -> bytes:
+    """The peer to send an answer to, from the local address that the client used.
+
+    Routing picks the interface."""
     layout = _LAYOUTS[socket.AddressFamily(family)]
-    address, told = envelope[: layout.address_bytes], envelope[layout.address_bytes + _CONTROL.size :]
+    address, received = peer[: layout.address_bytes], peer[layout.address_bytes + _CONTROL.size :]
     if family == socket.AF_INET6:
-        asked, _ = layout.information.unpack_from(told)
-        information = layout.information.pack(asked, 0)
+        local, _ = layout.information.unpack_from(received)
+        information = layout.information.pack(local, 0)
     else:
-        _, _, asked = layout.information.unpack_from(told)
-        information = layout.information.pack(0, asked, bytes(4))
+        _, _, local = layout.information.unpack_from(received)
+        information = layout.information.pack(0, local, bytes(4))
     control = _CONTROL.pack(_CONTROL.size + len(information), layout.level, layout.kind) + information
     return address + control.ljust(socket.CMSG_SPACE(len(information)), b"\0")

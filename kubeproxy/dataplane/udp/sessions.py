@@ -1,13 +1,13 @@
-"""UDP: sessions, one for each client address and port, each with a connected socket to its endpoint.
+"""UDP listener and sessions: one session for each client address and port.
 
-A frontend has one socket towards its clients. What it receives is first sorted into the sessions' queues and then sent
-on in rounds, a few datagrams of each session at a time: a client that floods fills its own queue and nobody else's. An
-answer leaves from the address that was asked (see `batches`), or connection tracking could not match it on a host with
-several addresses. Answers go out after questions, at the end of a turn: a receiver that is still awake from the last
-datagram is not woken again.
+Each session has a connected socket to its endpoint. A frontend has one socket towards its clients. Received datagrams
+are first sorted into the sessions' queues and then sent in rounds, a few datagrams of each session at a time: a client
+that floods fills only its own queue. An answer leaves from the local address that the client used (see `mmsg`), or
+connection tracking could not match it on a host with several addresses. Answers are sent after requests, at the end of
+a turn: a receiver that is still awake from the last datagram is not woken again.
 
-A session ends when it has been idle, when it is the idlest and another needs its place, or with its frontend. When its
-endpoint refuses (ICMP) or leaves the Service, the session stays and moves to another endpoint with its next datagram.
+A session ends when it is idle for too long, when it is the idlest and another needs its place, or with its frontend.
+When its endpoint refuses (ICMP) or leaves the Service, the session's next datagram goes to another endpoint.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from kubeproxy.dataplane.udp.mmsg import SLOTS, Arrivals, Departures, host_of, r
 from kubeproxy.model import Target
 
 BATCHES = 8
-"""Taken from one socket in one helping."""
+"""Batches received from one socket per readiness event."""
 SHARE = 8
-"""Datagrams of one session sent on before it is the next one's turn."""
+"""Datagrams of one session sent before the next session's turn."""
 STREAM_S = 0.001
-"""Answers that follow one another within that time are a stream."""
+"""Longest gap between the answers of a stream."""
 QUEUE = 256
-"""Datagrams that wait for one session; what comes beyond is dropped, as a router would."""
+"""Datagrams queued for one session; further ones are dropped, as by a router."""
 SWEEPS_PER_TIMEOUT = 4
 USED_S = 0.1
-"""How exactly it is known when a session was used last: not every datagram is worth a note."""
+"""Resolution of a session's last use: recording it for every datagram costs too much."""
 
 
 class Sessions:
-    """All sessions of a process, those of each listener by themselves, the idlest first."""
+    """All sessions of a process, by listener, the idlest first."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._count = 0
         self._by_idleness: dict[DatagramListener, OrderedDict[Session, None]] = {}
-        """Of the listeners that have any."""
+        """The sessions of each listener that has any."""
         self._timer: Timer | None = None
-        self._mail: dict[int, tuple[Arrivals, Departures]] = {}
+        self._buffers: dict[int, tuple[Arrivals, Departures]] = {}
 
-    def mail(self, family: int) -> tuple[Arrivals, Departures]:
-        """What carries the datagrams of all clients of that address family."""
-        mail = self._mail.get(family)
-        if mail is None:
-            mail = self._mail[family] = Arrivals(family), Departures(family)
-            self._context.reactor.at_every_end(mail[1].flush)
-        return mail
+    def buffers(self, family: int) -> tuple[Arrivals, Departures]:
+        """The receive and send buffers of an address family, shared by all listeners."""
+        buffers = self._buffers.get(family)
+        if buffers is None:
+            buffers = self._buffers[family] = Arrivals(family), Departures(family)
+            self._context.reactor.at_every_end(buffers[1].flush)
+        return buffers
 
     def __len__(self) -> int:
         return self._count
@@ -65,10 +65,10 @@ class Sessions:
     def make_room(self, listener: DatagramListener) -> bool:
         """Claim a descriptor for one more session of a listener; False if there is none.
 
-        Where there is no room, a listener that has an equal part of all sessions or more gives up its own idlest one,
-        and for any other the listener with the most sessions does: a flood takes nothing from others.
+        Without room, a listener that has an equal part of all sessions or more loses its own idlest one. For any other,
+        the listener with the most sessions loses one: a flood takes nothing from others.
         """
-        while self._count > self._context.tune.udp_sessions_max:  # which was lowered
+        while self._count > self._context.tune.udp_sessions_max:  # after the limit was lowered
             self._evict(max(self._by_idleness.values(), key=len))
         if self._has_room(listener):
             return True
@@ -81,7 +81,7 @@ class Sessions:
                     return True
         if own:
             self._evict(own)
-            # Not a matter of fairness: it has as many as before.
+            # Without a check of fairness: the listener has as many as before.
             self._context.budget.take_back(1, listener.counters.share)
             return True
         return False
@@ -98,19 +98,19 @@ class Sessions:
         idlest.end()
 
     def add(self, session: Session) -> None:
-        """One more, active now."""
+        """Add a session, active now."""
         self._by_idleness.setdefault(session.listener, OrderedDict())[session] = None
         self._count += 1
         if self._timer is None:
             self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
 
     def used(self, session: Session, now: float) -> None:
-        """It is the least idle now. To be told when that was last said `USED_S` ago."""
+        """Record that a session is the least idle; called every `USED_S` at most."""
         session.last_used = now
         self._by_idleness[session.listener].move_to_end(session)
 
     def remove(self, session: Session) -> None:
-        """It has ended."""
+        """Remove an ended session, and return its descriptor."""
         listener = session.listener
         sessions = self._by_idleness.get(listener)
         if sessions is not None and session in sessions:
@@ -135,13 +135,13 @@ class Sessions:
 
 
 class Session:
-    """One client and the endpoint that answers it."""
+    """The datagrams of one client, address and port, to and from its endpoint."""
 
     __slots__ = (
         "_answered",
         "_avoid",
-        "_envelope",
         "_hops",
+        "_peer",
         "_reply",
         "_socket",
         "_target",
@@ -151,27 +151,27 @@ class Session:
         "queue",
     )
 
-    def __init__(self, listener: DatagramListener, envelope: bytes, hops: int) -> None:
-        """`hops`: how many its first datagram had left."""
+    def __init__(self, listener: DatagramListener, peer: bytes, hops: int) -> None:
+        """`hops`: the hop limit that its first datagram had left."""
         self.listener = listener
         self.hops = hops
-        """The fewest that any of its datagrams had left."""
+        """The lowest hop limit of its datagrams so far."""
         self._hops = hops_left(hops)
         self.last_used = listener.context.reactor.now
         self.queue: deque[bytes] = deque()
-        """From the client, to be sent on when it is this session's turn."""
+        """The client's datagrams, to be sent at the session's turn."""
         self._answered = 0.0
-        """When its endpoint sent last."""
-        self._envelope = envelope
-        """Of the client's datagrams."""
-        self._reply = reply_to(envelope, listener.family)
+        """Time of the endpoint's last datagram."""
+        self._peer = peer
+        """Client and local address, as the datagrams have them."""
+        self._reply = reply_to(peer, listener.family)
         self._socket: socket.socket | None = None
         self._target: Target | None = None
         self._avoid: tuple[Target, ...] = ()
-        """Who refused last."""
+        """The endpoint that refused last."""
 
     def send_share(self) -> bool:
-        """Send on a few; whether more wait."""
+        """Send at most `SHARE` datagrams; whether more wait."""
         queue = self.queue
         share = SHARE
         while queue and share:
@@ -185,13 +185,13 @@ class Session:
             except BlockingIOError:
                 self.listener.counters.dropped += 1
             except OSError:
-                # A refusal of an earlier datagram is told when the next is sent, which then was not: once more.
+                # The ICMP error of an earlier datagram; this one was not sent, so send it again.
                 self._refused()
                 self._send(datagram)
         return bool(queue)
 
     def _send(self, datagram: bytes) -> None:
-        """To another endpoint than so far, or the first."""
+        """Connect to an endpoint, and send the first datagram."""
         sock = self._connect()
         try:
             if sock is not None:
@@ -205,7 +205,7 @@ class Session:
 
     def _connect(self) -> socket.socket | None:
         listener = self.listener
-        client = host_of(self._envelope, listener.family)
+        client = host_of(self._peer, listener.family)
         balancer, now = listener.balancer, listener.context.reactor.now
         target = balancer.pick(client, now, self._avoid) or balancer.pick(client, now)
         if target is None:
@@ -234,7 +234,7 @@ class Session:
         if sock is None:
             return
         now = listener.context.reactor.now
-        # A lone answer is not asked for a second one; what comes in a stream is taken by the share.
+        # A lone answer costs one receive; of a stream a whole share is received.
         share = SHARE if now - self._answered < STREAM_S else 1
         departures, reply = listener.departures, self._reply
         answered = False
@@ -268,8 +268,9 @@ class Session:
         self._socket = self._target = None
 
     def tighten(self, hops: int) -> bool:
-        """A datagram comes with fewer hops left than any before; whether it may go on. A port that is used again may
-        close a ring of sessions, in which each datagram has to come to its end all the same."""
+        """Lower the hop limit to that of a new datagram; False if that must not be forwarded.
+
+        A reused port may close a ring of sessions, in which each datagram has to end all the same."""
         left = hops_left(hops)
         if not left:
             return False
@@ -279,20 +280,20 @@ class Session:
         return True
 
     def leave(self, endpoints: frozenset[Target]) -> None:
-        """These are the endpoints from now on: if its own is not among them, the next datagram goes to another."""
+        """Disconnect if the session's endpoint is not among `endpoints`: the next datagram goes to another."""
         if self._target is not None and self._target not in endpoints:
             self._disconnect()
 
     def end(self) -> None:
-        """No more of it."""
+        """End the session."""
         self._disconnect()
         self.queue.clear()
-        self.listener.forget(self._envelope)
+        self.listener.forget(self._peer)
         self.listener.sessions.remove(self)
 
 
 class DatagramListener:
-    """Serves one frontend on a socket that is bound already; does not own it."""
+    """Serves one frontend's clients on a bound UDP socket, which it does not own."""
 
     def __init__(self, context: Context, sessions: Sessions, sock: socket.socket, *, rng: random.Random) -> None:
         self.context = context
@@ -301,18 +302,18 @@ class DatagramListener:
         self.counters = FrontendCounters()
         self.preserve: frozenset[Target] = frozenset()
         self.family = sock.family
-        self.arrivals, self.departures = sessions.mail(sock.family)
+        self.arrivals, self.departures = sessions.buffers(sock.family)
         self._sock = sock
         self._sessions: dict[bytes, Session] = {}
-        """By the envelopes of their datagrams."""
+        """Sessions by peer."""
         self._ring: deque[Session] = deque()
-        """Those with datagrams to send on."""
+        """Sessions with queued datagrams."""
         self._sending = False
         prepare(sock)
         context.reactor.add(sock.fileno(), self._on_datagrams, LEVEL)
 
     def set_endpoints(self, message: SetEndpoints) -> None:
-        """The endpoints are these from now on; nobody stays with one that has left."""
+        """Replace the endpoints; sessions with a removed one get another."""
         self.balancer.update(message.endpoints, message.affinity_timeout_s)
         self.preserve = message.preserve
         members = frozenset(message.endpoints)
@@ -328,12 +329,12 @@ class DatagramListener:
             except MemoryError:
                 break
             except OSError:
-                # An ICMP error for an earlier answer: that client's business.
+                # An ICMP error for an earlier answer: it concerns that client alone.
                 continue
-            for (envelope, datagram), hops in zip(arrived, self.arrivals.hops, strict=False):
-                session = sessions.get(envelope)
+            for (peer, datagram), hops in zip(arrived, self.arrivals.hops, strict=False):
+                session = sessions.get(peer)
                 if session is None:
-                    session = self._welcome(envelope, hops)
+                    session = self._open_session(peer, hops)
                     if session is None:
                         continue
                 elif hops < session.hops and not session.tighten(hops):
@@ -354,8 +355,8 @@ class DatagramListener:
             self._sending = True
             self.context.reactor.at_end(self._send_on)
 
-    def _welcome(self, envelope: bytes, hops: int) -> Session | None:
-        """The session of a client that has none; None where it gets none, and its datagram is dropped."""
+    def _open_session(self, peer: bytes, hops: int) -> Session | None:
+        """A new session for a client; None: it gets none, and its datagram is dropped."""
         if not hops_left(hops):
             self._refuse_loop()
             return None
@@ -363,8 +364,8 @@ class DatagramListener:
             self.counters.dropped += 1
             self.context.touched.add(self.counters)
             return None
-        session = Session(self, envelope, hops)
-        self._sessions[envelope] = session
+        session = Session(self, peer, hops)
+        self._sessions[peer] = session
         self.sessions.add(session)
         self.counters.accepted += 1
         self.counters.active += 1
@@ -372,13 +373,13 @@ class DatagramListener:
         return session
 
     def _refuse_loop(self) -> None:
-        """A datagram has come through too many proxies."""
+        """Count a datagram that has passed too many proxies."""
         self.counters.looped += 1
         self.context.looped += 1
         self.context.touched.add(self.counters)
 
     def _send_on(self) -> None:
-        """One round: each session its share."""
+        """One round: send a share of each session's datagrams."""
         ring = self._ring
         for _ in range(len(ring)):
             session = ring.popleft()
@@ -389,21 +390,21 @@ class DatagramListener:
             self.context.reactor.again(self._send_on)
 
     def fileno(self) -> int:
-        """The socket towards the clients."""
+        """The descriptor of the socket towards the clients."""
         return self._sock.fileno()
 
     def sent(self, byte_count: int, dropped: int) -> None:
-        """What has become of answers."""
+        """Count the bytes and dropped datagrams of answers."""
         self.counters.bytes_out[0] += byte_count
         self.counters.dropped += dropped
 
-    def forget(self, envelope: bytes) -> None:
-        """A session has ended."""
-        if self._sessions.pop(envelope, None) is not None:
+    def forget(self, peer: bytes) -> None:
+        """Remove an ended session."""
+        if self._sessions.pop(peer, None) is not None:
             self.counters.active -= 1
 
     def close(self) -> None:
-        """Serve nobody any more; sessions end with their frontend, as the kernel's tracking of them does."""
+        """Stop serving; the sessions end, as connection tracking's entries of the frontend do."""
         self.departures.forget(self)
         self.context.reactor.remove(self._sock.fileno())
         for session in list(self._sessions.values()):

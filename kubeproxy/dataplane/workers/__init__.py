@@ -1,1 +1,1 @@
-"""Worker processes: pool, supervisor, channel, protocol."""
+"""Worker processes: pool, supervisor, channel, protocol, and the worker's main."""

@@ -1,4 +1,4 @@
-"""What is sent to a worker at once: messages, and the sockets that go with them."""
+"""Messages for a worker that are sent in one frame, and their sockets."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kubeproxy.dataplane.messages import Listen, Message
 from kubeproxy.dataplane.workers.process import WorkerProcess
-from kubeproxy.dataplane.workers.protocol import Answer, Apply
+from kubeproxy.dataplane.workers.protocol import Apply, Reply
 from kubeproxy.dataplane.workers.sockets import FrontendSockets
 from kubeproxy.model import FrontendName
 
 CHUNK = 32
-"""Frontends told of in one frame: their sockets are open in both processes for a moment."""
+"""Frontends in one frame, whose sockets are open in both processes for a moment."""
 CHUNK_SOCKETS = 256
-"""At most that many for all workers together."""
+"""Sockets in one frame to each worker, over all workers."""
 CHUNK_MESSAGES = 64
-"""In one frame, which a worker decodes in one turn: about a millisecond, with ten endpoints each."""
+"""Messages in one frame, which a worker decodes in one turn: about a millisecond, with ten endpoints each."""
 
 
 class WorkerBatch:
-    """Messages for one worker, and the sockets that go with them."""
+    """A batch of messages and sockets for one worker."""
 
     def __init__(self, worker: WorkerProcess) -> None:
         self.worker = worker
@@ -29,28 +29,32 @@ class WorkerBatch:
         self._sockets: list[tuple[FrontendSockets, socket.socket]] = []
 
     def add_listen(self, sockets: FrontendSockets) -> None:
-        """A frontend, with the worker's socket. OSError when there is none to be had."""
+        """Add a frontend's `Listen` with the worker's socket. OSError when there is no socket for it."""
         self._sockets.append((sockets, sockets.socket_for(self.worker.number)))
         self.messages.append(sockets.listen)
 
-    def send(self) -> asyncio.Future[Answer | None]:
-        """Off it goes."""
+    def send(self) -> asyncio.Future[Reply | None]:
+        """Send the batch as one request; the worker's reply (see `WorkerProcess.request`)."""
         messages = tuple(self.messages)
-        answer = self.worker.request(lambda number: Apply(number, messages), [sock for _, sock in self._sockets])
+        reply = self.worker.request(lambda number: Apply(number, messages), [sock for _, sock in self._sockets])
         for sockets, sock in self._sockets:
-            sockets.passed(sock)
-        return answer
+            sockets.close_sent(sock)
+        return reply
 
 
-def for_all(parcels: Mapping[int, WorkerBatch], message: Message, *, unless_untold: FrontendName | None = None) -> None:
-    """For everybody, but those who have yet to be told of this frontend at all, and will be told what then is so."""
-    for batch in parcels.values():
-        if unless_untold not in batch.worker.untold:
+def add_to_all(
+    batches: Mapping[int, WorkerBatch], message: Message, *, unless_unsent: FrontendName | None = None
+) -> None:
+    """Add a message to the batches of all workers that have the frontend `unless_unsent`.
+
+    New workers that have yet to get the frontend get its state of that time."""
+    for batch in batches.values():
+        if unless_unsent not in batch.worker.unsent:
             batch.messages.append(message)
 
 
 def chunks(messages: Sequence[Message], *, workers: int) -> Iterator[Sequence[Message]]:
-    """In order, as many at a time as so many workers may be told of at once, each Listen with what follows it."""
+    """Messages in chunks of one frame, each `Listen` with the messages that follow it."""
     listens = max(1, min(CHUNK, CHUNK_SOCKETS // workers))
     chunk: list[Message] = []
     count = 0

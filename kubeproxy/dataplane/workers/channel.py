@@ -1,7 +1,7 @@
-"""One end of the channel between the control process and a worker: frames and descriptors over a Unix stream socket.
+"""Channel between the control process and a worker: frames and descriptors.
 
-It waits for nothing: whoever owns it calls `receive` when the socket is readable, and `flush` when it is writable and
-`congested` says so.
+It uses a Unix stream socket. It never blocks: its owner calls `receive` when the socket is readable, and `flush` when
+it is writable and `congested` is true.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_LIMIT * array.array("i").itemsi
 
 
 class Channel(Generic[F]):
-    """Sends frames of any kind and receives those of one."""
+    """One end of the channel; receives frames of one direction."""
 
     def __init__(self, sock: socket.socket, receives: object) -> None:
-        """`receives` is `wire.Request` or `wire.Report`."""
+        """`receives` is `protocol.Request` or `protocol.Report`."""
         sock.setblocking(False)
         self.sock = sock
         self._decoder: Decoder[F] = Decoder(receives)
         self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._received: deque[int] = deque()
-        """Descriptors that came, and whose frame is not complete yet."""
+        """Received descriptors whose frame is not complete yet."""
 
     @property
     def congested(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether bytes wait to be sent."""
         return bool(self._outgoing)
 
     def send(self, frame: Frame, descriptors: Sequence[int] = ()) -> None:
-        """Send, or queue, a frame; the descriptors may be closed then. OSError when the other side is gone, or when no
-        more descriptors can be queued."""
+        """Send or queue a frame; the caller may close the descriptors then.
+
+        OSError when the other side has closed, or when no more descriptors can be queued."""
         data = memoryview(encode(frame, len(descriptors)))
         waits = self.congested or not self._send(data, descriptors)
         if waits:
             self._outgoing.append((data, tuple(map(os.dup, descriptors))))
 
     def flush(self) -> None:
-        """Send as much of the queue as the kernel takes. OSError when the other side is gone."""
+        """Send as much of the queue as the kernel takes. OSError when the other side has closed."""
         while self._outgoing:
             data, descriptors = self._outgoing[0]
             sent = self._send_some(data, descriptors)
@@ -56,14 +57,14 @@ class Channel(Generic[F]):
             self._outgoing.popleft()
 
     def _send(self, data: memoryview, descriptors: Sequence[int]) -> bool:
-        """Whether nothing of it has to wait; the rest of what has been begun is queued."""
+        """Send a frame and queue what is left of it; False when the kernel took nothing."""
         sent = self._send_some(data, descriptors)
         if 0 < sent < len(data):
             self._outgoing.append((data[sent:], ()))
         return sent > 0
 
     def _send_some(self, data: memoryview, descriptors: Sequence[int]) -> int:
-        """How many bytes the kernel took; the descriptors go with the first."""
+        """The number of bytes that the kernel took; the descriptors travel with the first."""
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
             return self.sock.sendmsg((data,), ancillary, socket.MSG_NOSIGNAL)
@@ -71,9 +72,10 @@ class Channel(Generic[F]):
             return 0
 
     def receive(self) -> Iterator[tuple[F, tuple[int, ...]]]:
-        """Some of the frames that have come, with their descriptors, which are the receiver's now. EOFError when the
-        other side is gone, OSError when that is how it shows, GarbledError when what came makes no sense. MemoryError
-        when there was none for it: it is there still, and to be asked for again, as the socket may not say so."""
+        """Some of the received frames, with their descriptors, which the caller owns then.
+
+        EOFError or OSError when the other side has closed, GarbledError for an invalid frame. After a MemoryError the
+        bytes are still there; the caller has to call again, as the socket may not become readable."""
         yield from self._frames(0)
         try:
             arrived, ancillary, flags, _ = self.sock.recvmsg_into(
@@ -83,11 +85,11 @@ class Channel(Generic[F]):
             return
         for level, kind, payload in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                passed = array.array("i")
-                passed.frombytes(payload[: len(payload) - len(payload) % passed.itemsize])
-                self._received.extend(passed)
+                received = array.array("i")
+                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+                self._received.extend(received)
         if flags & socket.MSG_CTRUNC:
-            raise GarbledError("descriptors were lost on the way; is the limit on open files reached?")
+            raise GarbledError("the kernel dropped descriptors; is the limit on open files reached?")
         if not arrived:
             raise EOFError
         yield from self._frames(arrived)
@@ -95,11 +97,11 @@ class Channel(Generic[F]):
     def _frames(self, arrived: int) -> Iterator[tuple[F, tuple[int, ...]]]:
         for frame, count in self._decoder.frames(arrived):
             if count > len(self._received):
-                raise GarbledError(f"a frame announces {count} descriptors, and {len(self._received)} came")
+                raise GarbledError(f"a frame needs {count} descriptors, {len(self._received)} arrived")
             yield frame, tuple(self._received.popleft() for _ in range(count))
 
     def close(self) -> None:
-        """Close the socket, and the descriptors that came or wait to go."""
+        """Close the socket, and all received and queued descriptors."""
         self.sock.close()
         for _, descriptors in self._outgoing:
             self._close(descriptors)

@@ -1,7 +1,7 @@
-"""A process that moves bytes and does nothing else: an engine on a reactor, told what to do through a channel.
+"""Main program of a worker: an engine on a reactor, controlled through a channel.
 
-Started by `process` as ``python -m kubeproxy.dataplane.workers.main``; imports little, so that it starts soon and stays
-small, and gives up its privileges before it serves anybody.
+`process` starts it as ``python -m kubeproxy.dataplane.workers.main``. It imports little, so that it starts fast and
+stays small, and drops its privileges before it serves clients.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from kubeproxy.dataplane.workers import seccomp
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.orphan import Orphan
 from kubeproxy.dataplane.workers.protocol import (
-    About,
-    Answer,
     Apply,
-    Ask,
-    Bound,
+    BindingsReply,
     ClosePrevious,
     CountersReply,
-    Done,
+    DoneReply,
     Drain,
-    Drained,
+    DrainReply,
     EjectedReply,
-    End,
-    Ends,
+    EndedReply,
+    Exit,
     GarbledError,
+    Heartbeat,
     PreviewReply,
     PreviewRequest,
+    Query,
+    Reply,
     Request,
-    Status,
     StopAccepting,
+    Topic,
     WorkerStatusReply,
 )
 from kubeproxy.model import FrontendName
@@ -57,20 +57,20 @@ from kubeproxy.runtime import privileges
 EXIT_INTERNAL_ERROR = 70
 """sysexits' EX_SOFTWARE."""
 SLICE_S = 0.001
-"""How long requests are seen to in one turn; then connections come in between, however much there is to do."""
-TOLD_AT_ONCE = 128
-"""Frontends whose counters go out in one frame: about 10 kB, some tenths of a millisecond to encode and send."""
+"""Time for requests in one turn; events of connections are handled before the next slice."""
+COUNTERS_PER_FRAME = 128
+"""Frontends whose counters are sent in one frame: about 10 kB, some tenths of a millisecond to encode and send."""
 LOOK_S = 0.05
-"""How often a drain looks whether it is over, and who has no memory for what he is told whether there is some."""
+"""How often a drain checks for its end, and a channel without memory tries again."""
 STATUS_S = 1.0
-"""How often the control process hears of open connections unasked: so it knows, too, that we are alive."""
+"""How often the worker sends its open connections unrequested, which also shows that it is alive."""
 
 
 class Worker:
-    """The process, from its first request to its end."""
+    """A worker process, from its first request to its exit."""
 
     def __init__(self, sock: socket.socket, *, number: int, run: str, owner_prefix: str) -> None:
-        """`sock` is this end of the channel; see `orphan` for the others."""
+        """`sock` is this end of the channel; for the other arguments see `orphan`."""
         self._number = number
         self._run = run
         self._owner_prefix = owner_prefix
@@ -85,19 +85,19 @@ class Worker:
         self._channel: Channel[Request] | None = Channel(sock, Request)
         self._watched = LEVEL
         self._work: deque[Iterator[bool]] = deque()
-        """Requests being seen to, the first one first. Each stops after every step, where it may be left off for a
-        turn, and says whether it has to be: because something happens at a turn's end only."""
+        """Requests in progress, in order. Each yields after every step, where it may be interrupted for a turn; it
+        yields True where it must be, because the rest depends on the turn's end."""
         self._working = False
         self._arriving: deque[int] = deque()
-        """The sockets of the messages at hand."""
+        """Sockets of the messages in progress."""
         self._leaving = False
-        self._bindings_told_at = self._reactor.now
+        self._bindings_sent_at = self._reactor.now
         self._reactor.add(sock.fileno(), self._on_channel, LEVEL)
-        self._reactor.after(STATUS_S, self._tell_status)
+        self._reactor.after(STATUS_S, self._send_status)
         self._listen_to_signals()
 
     def live(self) -> None:
-        """Serve to the end."""
+        """Serve until the exit."""
         self._reactor.run()
         self._engine.close()
 
@@ -112,34 +112,34 @@ class Worker:
             if what & ~select.EPOLLOUT:
                 for request, descriptors in self._channel.receive():
                     self._arriving.extend(descriptors)
-                    self._work.append(self._see_to(request, len(descriptors)))
+                    self._work.append(self._handle(request, len(descriptors)))
         except MemoryError:
             self._context.memory.spend()
-            self._working = True  # nothing more is heard until then
-            self._reactor.after(LOOK_S, self._hear_again)
+            self._working = True  # the channel is not read until then
+            self._reactor.after(LOOK_S, self._read_again)
             self._watch()
             return
         except GarbledError as error:
-            _say(self._number, f"the control process makes no sense any more: {error}")
+            _log(self._number, f"invalid frame from control process: {error}")
             self._lose_channel()
         except (EOFError, OSError):
             self._lose_channel()
-        self._set_to_work()
+        self._schedule_work()
 
-    def _hear_again(self) -> None:
-        """There may be memory now for what has come."""
+    def _read_again(self) -> None:
+        """Read the channel again after a MemoryError."""
         self._working = False
         self._on_channel(select.EPOLLIN)
-        self._set_to_work()
+        self._schedule_work()
 
-    def _set_to_work(self) -> None:
+    def _schedule_work(self) -> None:
         if self._work and not self._working:
             self._working = True
-            self._reactor.again(self._go_on)
+            self._reactor.again(self._continue)
         self._watch()
 
-    def _go_on(self) -> None:
-        """One slice of the requests at hand."""
+    def _continue(self) -> None:
+        """Work on the requests for one slice."""
         self._working = False
         clock = self._reactor.clock
         until = clock() + SLICE_S
@@ -149,11 +149,12 @@ class Worker:
                 self._work.popleft()
             elif turn_has_to_end or clock() >= until:
                 break
-        self._set_to_work()
+        self._schedule_work()
 
     def _watch(self) -> None:
-        """Hear no more requests while there are some to be seen to: the sockets that come with them are not in the
-        budget yet."""
+        """Read no further requests while some are in progress.
+
+        The sockets that come with them are not in the budget yet."""
         if self._channel is None:
             return
         events = (0 if self._working else LEVEL) | (select.EPOLLOUT if self._channel.congested else 0)
@@ -161,7 +162,7 @@ class Worker:
             self._watched = events
             self._reactor.watch(self._channel.sock.fileno(), events)
 
-    def _answer(self, frame: Answer | Status) -> None:
+    def _answer(self, frame: Reply | Heartbeat) -> None:
         if self._channel is None:
             return
         try:
@@ -170,17 +171,17 @@ class Worker:
             self._lose_channel()
         self._watch()
 
-    def _tell_status(self) -> None:
-        self._reactor.after(STATUS_S, self._tell_status)
+    def _send_status(self) -> None:
+        self._reactor.after(STATUS_S, self._send_status)
         if self._channel is not None and not self._channel.congested:
-            self._answer(Status(self._open))
+            self._answer(Heartbeat(self._open))
 
     @property
     def _open(self) -> int:
         return len(self._context.live)
 
     def _lose_channel(self) -> None:
-        """Nobody tells us anything any more."""
+        """Become an orphan: the control process has closed the channel."""
         if self._channel is None:
             return
         self._reactor.remove(self._channel.sock.fileno())
@@ -198,23 +199,23 @@ class Worker:
             retire=self._leave,
         )
 
-    # What is asked.
+    # Requests.
 
-    def _see_to(self, request: Request, descriptors: int) -> Iterator[bool]:
+    def _handle(self, request: Request, descriptors: int) -> Iterator[bool]:
         match request:
             case Apply(number, messages):
                 listens = sum(isinstance(message, Listen) for message in messages)
                 if listens != descriptors:
-                    raise GarbledError(f"{listens} frontends to listen for and {descriptors} sockets")
+                    raise GarbledError(f"{listens} frontends to listen for, {descriptors} sockets")
                 return self._apply(number, messages)
             case ClosePrevious(number, frontends):
-                return self._shed(number, frontends)
-            case Ask(number, About.COUNTERS):
+                return self._close_previous(number, frontends)
+            case Query(number, Topic.COUNTERS):
                 return self._count(number)
-            case Ask(number, About.EJECTED):
-                return self._tell_ill(number)
-            case Ask(number, About.BINDINGS):
-                return self._tell_bindings(number)
+            case Query(number, Topic.EJECTED):
+                return self._report_ejected(number)
+            case Query(number, Topic.BINDINGS):
+                return self._report_bindings(number)
             case StopAccepting(number):
                 return self._stop_accepting(number)
             case Drain(number, grace_s):
@@ -224,54 +225,54 @@ class Worker:
         return iter(())
 
     def _reply(self, request: Request) -> Iterator[bool]:
-        """To what takes no time, but must not overtake what came before it."""
+        """Handle a request in one step, after those that came before it."""
         match request:
-            case Ask(number, About.WORKER_STATUS):
+            case Query(number, Topic.WORKER_STATUS):
                 self._answer(WorkerStatusReply(number, self._open, self._engine.worker_status(worker=self._number)))
-            case Ask(number, About.ENDED):
-                self._answer(Ends(number, self._open, tuple(self._engine.take_ended())))
+            case Query(number, Topic.ENDED):
+                self._answer(EndedReply(number, self._open, tuple(self._engine.take_ended())))
             case PreviewRequest(number, frontend, client):
                 preview = self._engine.preview(frontend, client, worker=self._number)
                 self._answer(PreviewReply(number, self._open, preview))
-            case End():
+            case Exit():
                 self._reactor.stop()
         yield from ()
 
     def _apply(self, number: int, messages: Sequence[Message]) -> Iterator[bool]:
         failures: dict[FrontendName, str] = {}
-        at_hand: FrontendName | None = None
+        present: FrontendName | None = None
         for message in messages:
-            about = None if isinstance(message, Tune) else message.frontend
-            if about != at_hand:
-                yield False  # in between, or clients would meet a frontend that knows half of what there is to know
-                at_hand = about
+            frontend = None if isinstance(message, Tune) else message.frontend
+            if frontend != present:
+                yield False  # only between frontends, or clients would reach one that has a part of its messages only
+                present = frontend
             if isinstance(message, Listen) and self._engine.serves(message.frontend):
-                if (failure := self._engine.succeed(message)) is not None:
+                if (failure := self._engine.listen_on_new(message)) is not None:
                     failures[message.frontend] = failure
             else:
                 failures |= self._engine.handle((message,))
-        yield True  # at the end of the turn sockets are closed
-        self._answer(Done(number, self._open, tuple(failures.items())))
+        yield True  # sockets are closed at the end of the turn
+        self._answer(DoneReply(number, self._open, tuple(failures.items())))
 
-    def _shed(self, number: int, frontends: Sequence[FrontendName]) -> Iterator[bool]:
+    def _close_previous(self, number: int, frontends: Sequence[FrontendName]) -> Iterator[bool]:
         for frontend in frontends:
             self._engine.close_previous(frontend)
             yield False
         yield True
-        self._answer(Done(number, self._open))
+        self._answer(DoneReply(number, self._open))
 
     def _count(self, number: int) -> Iterator[bool]:
         changed: list[tuple[FrontendName, Counters]] = []
-        for news in self._engine.news():
-            if news is not None:
-                changed.append(news)
-                if len(changed) == TOLD_AT_ONCE:
+        for change in self._engine.changed_counters():
+            if change is not None:
+                changed.append(change)
+                if len(changed) == COUNTERS_PER_FRAME:
                     self._answer(CountersReply(number, self._open, tuple(changed), more=True))
                     changed.clear()
             yield False
         self._answer(CountersReply(number, self._open, tuple(changed)))
 
-    def _tell_ill(self, number: int) -> Iterator[bool]:
+    def _report_ejected(self, number: int) -> Iterator[bool]:
         found: list[tuple[FrontendName, tuple[EjectedEndpoint, ...]]] = []
         for ejected in self._engine.ejected(worker=self._number):
             if ejected is not None:
@@ -279,23 +280,23 @@ class Worker:
             yield False
         self._answer(EjectedReply(number, self._open, tuple(found)))
 
-    def _tell_bindings(self, number: int) -> Iterator[bool]:
+    def _report_bindings(self, number: int) -> Iterator[bool]:
         now = self._reactor.now
         try:
-            for remembered in self._engine.bindings(since=self._bindings_told_at):
-                if remembered is not None:
-                    self._answer(Bound(number, self._open, remembered))
+            for bindings in self._engine.bindings(since=self._bindings_sent_at):
+                if bindings is not None:
+                    self._answer(BindingsReply(number, self._open, bindings))
                 yield False
-            self._bindings_told_at = now
-        except MemoryError:  # there may be some the next time
+            self._bindings_sent_at = now
+        except MemoryError:  # the next query repeats them
             self._context.memory.spend()
-        self._answer(Bound(number, self._open))
+        self._answer(BindingsReply(number, self._open))
 
     def _stop_accepting(self, number: int) -> Iterator[bool]:
         for _ in self._engine.retire():
             yield False
         yield True
-        self._answer(Done(number, self._open))
+        self._answer(DoneReply(number, self._open))
 
     def _drain(self, number: int, grace_s: float) -> None:
         begun = self._reactor.clock()
@@ -305,7 +306,7 @@ class Worker:
             if left and self._reactor.clock() - begun < grace_s:
                 self._reactor.after(LOOK_S, look)
             else:
-                self._answer(Drained(number, self._open, left))
+                self._answer(DrainReply(number, self._open, left))
 
         look()
 
@@ -319,15 +320,15 @@ class Worker:
         return socket.socket(fileno=fd)
 
     def _close_socket(self, sock: socket.socket) -> None:
-        """Others may still have it: it is closed here only."""
+        """Close the socket in this process only; others may still use it."""
         self._context.budget.give(1)
         self._reactor.close(sock.detach())
 
-    # The end.
+    # Shutdown.
 
     def _listen_to_signals(self) -> None:
-        # A signal to the whole process group is for the control process, which tells us what it means; SIGTERM, too, as
-        # long as it lives: who ended by that would cut connections that are to be drained.
+        # A signal to the whole process group is for the control process, which then sends requests. So is SIGTERM while
+        # that process lives: a worker that exited at once would cut connections that are to be drained.
         for ignored in (signal.SIGINT, signal.SIGHUP):
             signal.signal(ignored, signal.SIG_IGN)
         wake, woken = socket.socketpair()
@@ -343,14 +344,14 @@ class Worker:
             self._leave()
 
     def _leave(self) -> None:
-        """As an orphan: take who waits already and nobody more, let the connections finish, end."""
+        """As an orphan: accept the clients already queued, wait for open connections, and exit."""
         if self._leaving:
             return
         self._leaving = True
-        self._work.append(self._take_leave())
-        self._set_to_work()
+        self._work.append(self._shut_down())
+        self._schedule_work()
 
-    def _take_leave(self) -> Iterator[bool]:
+    def _shut_down(self) -> Iterator[bool]:
         for _ in self._engine.retire():
             yield False
         yield True
@@ -366,34 +367,34 @@ class Worker:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Live a worker's life; the exit status. The arguments are those that `process.command` gives."""
+    """Run a worker; the exit status. The arguments are those of `process.command`."""
     fd, number, run, owner_prefix = arguments
     try:
         _settle_in(number)
         worker = Worker(socket.socket(fileno=int(fd)), number=int(number), run=run, owner_prefix=owner_prefix)
         gc.collect()
         gc.freeze()
-        gc.set_threshold(1_000, 4, 10_000)  # the byte path leaves no cycles; and a short look is a short pause
+        gc.set_threshold(1_000, 4, 10_000)  # the byte path leaves no cycles; and a small collection is a short pause
         worker.live()
     except BaseException as error:
-        _say(number, f"internal error: {_in_one_line(error)}")
+        _log(number, f"internal error: {_in_one_line(error)}")
         return EXIT_INTERNAL_ERROR
     return 0
 
 
 def _settle_in(number: str) -> None:
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # where there is no /proc nobody looks
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # the name is for ps and top only
         comm.write(f"kubeproxy-{number}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # Never CAP_NET_ADMIN: with it a worker that an attacker controls could rewrite every rule of the node.
     privileges.drop(keep=privileges.FOR_DIALING)
     if (why_not := seccomp.confine()) is not None:
-        _say(number, f"goes on without: {why_not}")
+        _log(number, f"system calls are not filtered: {why_not}")
 
 
-def _say(number: int | str, what: str) -> None:
-    print(f"kubeproxy worker {number} (pid {os.getpid()}): {what}", file=sys.stderr, flush=True)  # noqa: T201 - its log
+def _log(number: int | str, text: str) -> None:
+    print(f"kubeproxy worker {number} (pid {os.getpid()}): {text}", file=sys.stderr, flush=True)  # noqa: T201 - its log
 
 
 def _in_one_line(error: BaseException) -> str:

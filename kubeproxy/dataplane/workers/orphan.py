@@ -1,16 +1,15 @@
-"""A worker whose control process is gone: it goes on serving, and looks for somebody to tell it that it may stop.
+"""An orphaned worker: keeps serving without its control process, and looks for a new owner.
 
-The control process that takes over on this host listens on an abstract Unix socket, and so do others that will take
-over later; only the owner of the node answers an orphan. The worker connects, introduces itself in one line of JSON,
-with a socket for the owner to prove CAP_NET_ADMIN on, and waits for the line that sends it away, which counts only
-with that proof::
+The control process that takes over on this host listens on an abstract Unix socket, and so do instances that will take
+over later; only the owner answers an orphan. The worker connects and introduces itself in one line of JSON, with a
+socket on which the owner proves CAP_NET_ADMIN. It then waits for ``retire``, which it obeys only with that proof::
 
-    worker   {"orphan": 4711, "run": "...", "recalls": true}    its process, and the run that it was part of
-    owner    {"recall": true}                                   and before, if it wants to, whom affinity binds:
-    worker   {"bound": [...]}, {"told": true}                   these and no more
+    worker   {"orphan": 4711, "run": "...", "recalls": true}    its process, and the run that it belongs to
+    owner    {"recall": true}                                   optional: asks for the affinity bindings
+    worker   {"bound": [...]}, {"told": true}                   the bindings, and their end
     owner    {"retire": true}
 
-If nobody comes within the grace time it ends by itself.
+Without an owner it exits when the grace period is over.
 """
 
 from __future__ import annotations
@@ -29,37 +28,37 @@ from kubeproxy.runtime import net_admin
 from kubeproxy.runtime.unix_names import listening, uid_of
 
 LOOK_S = 0.25
-"""How often it looks for an owner: what it costs is one system call."""
+"""How often it looks for an owner, which takes one system call."""
 LINE_LIMIT = 4096
-"""Bytes. Whoever says more in one line is not the one we look for."""
+"""Bytes. A peer with a longer line is not an owner."""
 TURN_S = 10.0
-"""How long it waits with one owner for the word, when there is another to ask."""
+"""How long it waits for ``retire`` at one socket, when there is another to try."""
 
 
 class Introduction(msgspec.Struct, frozen=True):
-    """What the worker says."""
+    """The worker's first line."""
 
     orphan: int
     run: str
     recalls: bool = True
-    """That it knows the word."""
+    """Whether the worker supports ``recall``."""
 
 
-class Word(msgspec.Struct, frozen=True):
-    """What it waits for; whatever else it hears it passes over."""
+class OwnerLine(msgspec.Struct, frozen=True):
+    """A line of the owner; unknown fields are ignored."""
 
     retire: bool = False
     recall: bool = False
 
 
-class Told(msgspec.Struct, frozen=True):
-    """A piece of what it tells."""
+class BindingsLine(msgspec.Struct, frozen=True):
+    """A line of the worker with affinity bindings."""
 
     bound: RestoreBindings
 
 
 class Orphan:
-    """Looks from now on; `retire` is called once, in the end."""
+    """The search for an owner; calls `retire` once, at its order or after the grace period."""
 
     def __init__(
         self,
@@ -71,12 +70,12 @@ class Orphan:
         bindings: Callable[[], Iterable[RestoreBindings | None]],
         retire: Callable[[], None],
     ) -> None:
-        """`owner_prefix`: how owners' names begin, without the leading NUL; empty: there is nobody to look for.
-        `bindings` as the engine tells."""
+        """`owner_prefix`: the prefix of owners' socket names, without the leading NUL; empty: no search.
+        `bindings`: see `Engine.bindings`."""
         self._reactor = reactor
         self._prefix = owner_prefix
-        self._asked: set[str] = set()
-        """Names that have had their turn."""
+        self._tried: set[str] = set()
+        """Names of sockets that have had their turn."""
         self._turn = 0
         self._challenge: net_admin.Challenge | None = None
         self._introduction = msgspec.json.encode(Introduction(os.getpid(), run)) + b"\n"
@@ -84,10 +83,10 @@ class Orphan:
         self._bindings = bindings
         self._retire: Callable[[], None] | None = retire
         self._owner: socket.socket | None = None
-        self._heard = b""
+        self._received = b""
         self._lines: Iterator[bytes] = iter(())
-        """What is to be said yet, after `_unsaid`."""
-        self._unsaid = b""
+        """Lines to send after `_unsent`."""
+        self._unsent = b""
         self._look()
 
     def _look(self) -> None:
@@ -99,11 +98,11 @@ class Orphan:
             self._reactor.after(LOOK_S, self._look)
 
     def _connect(self) -> bool:
-        """To the oldest of those that have not had their turn: the owner is older than those that wait to take over."""
+        """Connect to the oldest socket that has not had its turn: the owner is older than instances that wait."""
         name = self._next_name()
         if name is None:
             return False
-        self._asked.add(name)
+        self._tried.add(name)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         challenge = None
         try:
@@ -119,7 +118,7 @@ class Orphan:
             if challenge is not None:
                 challenge.close()
             return False
-        self._owner, self._heard, self._unsaid, self._challenge = sock, b"", b"", challenge
+        self._owner, self._received, self._unsent, self._challenge = sock, b"", b"", challenge
         self._turn += 1
         turn = self._turn
         self._reactor.after(TURN_S, lambda: self._give_up(turn))
@@ -132,19 +131,19 @@ class Orphan:
             names = listening(self._prefix)
         except OSError:
             return None
-        self._asked &= names
-        return min(names - self._asked or names, default=None)
+        self._tried &= names
+        return min(names - self._tried or names, default=None)
 
     def _give_up(self, turn: int) -> None:
-        """Its turn is over if there is another to ask."""
+        """End a socket's turn if there is another socket to try."""
         if self._owner is None or turn != self._turn or self._retire is None:
             return
-        if self._next_name() in self._asked:
+        if self._next_name() in self._tried:
             self._reactor.after(TURN_S, lambda: self._give_up(turn))
         else:
-            self._hang_up()
+            self._disconnect()
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._owner is not None:
             self._reactor.close(self._owner.detach())
             self._owner = None
@@ -157,54 +156,54 @@ class Orphan:
         if self._owner is None:
             return
         if what & select.EPOLLOUT:
-            self._tell()
+            self._send()
         try:
             data = self._owner.recv(LINE_LIMIT)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        words = [_decode(line) for line in lines]
-        if any(word.retire for word in words) and self._challenge is not None and self._challenge.answered:
+        *complete, self._received = (self._received + data).split(b"\n")
+        lines = [_decode(line) for line in complete]
+        if any(line.retire for line in lines) and self._challenge is not None and self._challenge.answered:
             self._end()
-        elif any(word.recall for word in words):
-            self._lines = _told(self._bindings())
-            self._tell()
-        elif not data or len(self._heard) > LINE_LIMIT or any(word.retire for word in words):
-            self._hang_up()
+        elif any(line.recall for line in lines):
+            self._lines = _binding_lines(self._bindings())
+            self._send()
+        elif not data or len(self._received) > LINE_LIMIT or any(line.retire for line in lines):
+            self._disconnect()
 
-    def _tell(self) -> None:
-        """As much as the owner takes; the rest when there is room."""
+    def _send(self) -> None:
+        """Send as much as the socket takes; the rest when it is writable again."""
         if self._owner is None:
             return
         try:
-            self._unsaid = self._unsaid or next(self._lines, b"")
-            while self._unsaid:
-                sent = self._owner.send(self._unsaid)
-                self._unsaid = self._unsaid[sent:] or next(self._lines, b"")
+            self._unsent = self._unsent or next(self._lines, b"")
+            while self._unsent:
+                sent = self._owner.send(self._unsent)
+                self._unsent = self._unsent[sent:] or next(self._lines, b"")
         except BlockingIOError:
             pass
-        except (OSError, MemoryError):  # that it has gone is heard, too
-            self._unsaid, self._lines = b"", iter(())
-        self._reactor.watch(self._owner.fileno(), LEVEL | (select.EPOLLOUT if self._unsaid else 0))
+        except (OSError, MemoryError):  # if the owner has closed, the socket reports that, too
+            self._unsent, self._lines = b"", iter(())
+        self._reactor.watch(self._owner.fileno(), LEVEL | (select.EPOLLOUT if self._unsent else 0))
 
     def _end(self) -> None:
-        # The connection stays open as long as this process lives: its end tells the owner that we are done.
+        # The connection stays open until this process exits: its end shows the owner that the worker has finished.
         retire, self._retire = self._retire, None
         if retire is not None:
             retire()
 
 
-def _told(bindings: Iterable[RestoreBindings | None]) -> Iterator[bytes]:
-    """Line by line."""
-    for remembered in filter(None, bindings):
-        yield msgspec.json.encode(Told(remembered)) + b"\n"
+def _binding_lines(bindings: Iterable[RestoreBindings | None]) -> Iterator[bytes]:
+    """The lines with the affinity bindings, and the last line."""
+    for message in filter(None, bindings):
+        yield msgspec.json.encode(BindingsLine(message)) + b"\n"
     yield b'{"told": true}\n'
 
 
-def _decode(line: bytes) -> Word:
+def _decode(line: bytes) -> OwnerLine:
     try:
-        return msgspec.json.decode(line, type=Word)
+        return msgspec.json.decode(line, type=OwnerLine)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Word()
+        return OwnerLine()

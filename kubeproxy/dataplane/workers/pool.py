@@ -1,4 +1,4 @@
-"""The data plane in processes of its own: this is the control process's side of it."""
+"""The data plane in worker processes, as seen from the control process."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from msgspec.structs import astuple, replace
 from kubeproxy.dataplane.interface import NOTHING, BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
 from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
-from kubeproxy.dataplane.sockets.held_ports import HeldPorts
-from kubeproxy.dataplane.sockets.reserved_ports import HeldPort
-from kubeproxy.dataplane.workers.batch import CHUNK, CHUNK_MESSAGES, WorkerBatch, chunks, for_all
+from kubeproxy.dataplane.sockets.reserved_ports import ReservedPort, ReservedPorts
+from kubeproxy.dataplane.workers.batch import CHUNK, CHUNK_MESSAGES, WorkerBatch, add_to_all, chunks
 from kubeproxy.dataplane.workers.process import WorkerProcess, command
 from kubeproxy.dataplane.workers.protocol import (
-    About,
-    Answer,
-    Ask,
     ClosePrevious,
-    Done,
+    DoneReply,
     Drain,
-    Drained,
+    DrainReply,
     EjectedReply,
-    Ends,
+    EndedReply,
     PreviewReply,
     PreviewRequest,
+    Query,
+    Reply,
     StopAccepting,
+    Topic,
     WorkerStatusReply,
 )
 from kubeproxy.dataplane.workers.sockets import FrontendSockets
 from kubeproxy.dataplane.workers.supervisor import Supervisor, WorkerEnd
 from kubeproxy.model import Address, FrontendName, Protocol
 from kubeproxy.runtime.tasks import TaskSet
+from kubeproxy.runtime.yielding import TimeSlice
 
 SETTLE_S = 1.0
-"""How long sockets that no new client gets are still listened on, for those who are about to connect."""
-LEARN_S = 2.0
-"""How often workers are asked whom affinity has bound: what one has done since is lost when it is killed."""
-_BREATH = 512
-"""Frontends summed up between two breaths of the event loop."""
+"""How long replaced sockets stay open without new clients, for handshakes in progress."""
+BINDINGS_S = 2.0
+"""How often workers report affinity bindings: those made since are lost when a worker is killed."""
+SLICE_S = 0.001
+"""How long counters are summed up before the event loop gets its turn."""
 
 
 class WorkerDataPlane:
-    """A `DataPlane` and the `PortReserver` that goes with it, in `count` processes."""
+    """The data plane in `count` worker processes: a `DataPlane` and its `PortReserver`."""
 
     def __init__(
         self,
@@ -61,35 +61,34 @@ class WorkerDataPlane:
     ) -> None:
         """To be made inside a running event loop; the workers start at once.
 
-        `on_crash` is told of errors that ought not to be (see `TaskSet`). `owner_prefix`: how the names of the abstract
-        Unix sockets begin (without the leading NUL) at which they look for another owner when this process is gone, and
-        say that they are of this `run`; empty: they do not. `inherit`: descriptors that stay open in every worker as
-        long as it lives.
+        `on_crash` is called for internal errors (see `TaskSet`). `owner_prefix`: the prefix, without the leading NUL,
+        of the abstract Unix sockets at which an orphaned worker looks for a new owner and introduces itself as one of
+        this `run`; empty: it does not look. `inherit`: descriptors that stay open in every worker.
         """
         self._count = count
         self._budget = budget or DescriptorBudget.of_this_process()
-        self._ports = HeldPorts(self._budget)
+        self._ports = ReservedPorts(self._budget)
         self._tune = Tune()
         self._frontends: dict[FrontendName, FrontendSockets] = {}
         self._past: dict[FrontendName, Counters] = {}
-        """What workers had counted that are gone."""
+        """The counters of workers that have ended."""
         self._tasks = TaskSet(on_crash)
         self._supervisor = Supervisor(
             count,
             command=lambda number, fd: command(fd, number=number, run=run, owner_prefix=owner_prefix),
             inherit=inherit,
-            bring_up=self._bring_up,
-            on_gone=self._remember,
+            initialize=self._initialize,
+            on_stopped=self._keep_counters,
             on_end=on_end,
             on_crash=on_crash,
         )
         self._workers = self._supervisor.workers
         self._clock = asyncio.get_running_loop().time
-        self._tasks.start(self._keep_learning(), name="affinity")
+        self._tasks.start(self._collect_bindings(), name="affinity")
 
     # Ports.
 
-    def reserve(self, protocol: Protocol, address: Address, port: int, *, claim: bool = False) -> HeldPort:
+    def reserve(self, protocol: Protocol, address: Address, port: int, *, claim: bool = False) -> ReservedPort:
         """See `PortReserver.reserve`."""
         return self._ports.reserve(protocol, address, port, claim=claim)
 
@@ -100,8 +99,8 @@ class WorkerDataPlane:
     # Messages.
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
-        """See `DataPlane.send`. KernelError when no worker can be had."""
-        # Of this, whoever is started hears even if nobody hears it now.
+        """See `DataPlane.send`. KernelError when no worker is in service."""
+        # Before the wait: a worker that starts meanwhile gets it, even if no worker is in service now.
         self._tune = next((message for message in reversed(messages) if isinstance(message, Tune)), self._tune)
         await self._supervisor.until_served()
         endpoints = {message.frontend: message for message in messages if isinstance(message, SetEndpoints)}
@@ -113,8 +112,10 @@ class WorkerDataPlane:
     async def _send(
         self, messages: Sequence[Message], endpoints: Mapping[FrontendName, SetEndpoints]
     ) -> dict[FrontendName, str]:
-        """All that is known changes before the first await; who is started meanwhile learns of it as of the past."""
-        parcels = {number: WorkerBatch(worker) for number, worker in self._workers.items()}
+        """Send one chunk.
+
+        All state changes before the first await, so that a worker that starts meanwhile gets the new state."""
+        batches = {number: WorkerBatch(worker) for number, worker in self._workers.items()}
         failures: dict[FrontendName, str] = {}
         begun: dict[FrontendName, FrontendSockets] = {}
         moved: list[FrontendName] = []
@@ -122,52 +123,52 @@ class WorkerDataPlane:
         for message in messages:
             match message:
                 case Tune():
-                    for_all(parcels, message)
+                    add_to_all(batches, message)
                 case Listen(frontend=name):
                     known = self._frontends.get(name)
                     if known is not None and known.confirmed and known.listen == message:
                         continue
                     if known is not None:
-                        self._forget(name, parcels)
+                        self._forget(name, batches)
                         known.close()
                     try:
-                        held = self._ports.of(message)
+                        reserved = self._ports.of(message)
                     except OSError as error:
                         failures[name] = _cannot_listen(message, error)
                         continue
-                    new = FrontendSockets(message, held, workers=self._count, budget=self._budget)
+                    new = FrontendSockets(message, reserved, workers=self._count, budget=self._budget)
                     self._frontends[name] = begun[name] = new
                     try:
-                        self._begin(new, endpoints.get(name), parcels)
+                        self._begin(new, endpoints.get(name), batches)
                     except OSError as error:
                         failures[name] = _cannot_listen(message, error)
                         ended.append(begun.pop(name))
-                        self._forget(name, parcels)
+                        self._forget(name, batches)
                 case SetEndpoints(frontend=name) if (sockets := self._frontends.get(name)) is not None:
-                    sockets.told(message)
-                    if not sockets.kept and sockets.must_keep(message):
+                    sockets.set_endpoints(message)
+                    if not sockets.pinned and sockets.must_pin(message):
                         try:
-                            self._move(sockets, parcels)
+                            self._pin(sockets, batches)
                             moved.append(name)
                         except OSError as error:
                             failures[name] = f"cannot keep clients with one worker: {error.strerror or error}"
-                    for_all(parcels, message, unless_untold=name)
+                    add_to_all(batches, message, unless_unsent=name)
                 case RestoreBindings(frontend=name) if (sockets := self._frontends.get(name)) is not None:
                     for number, share in sockets.restore_bindings(message.bindings, self._clock()).items():
-                        if number in parcels and name not in parcels[number].worker.untold:
-                            parcels[number].messages.append(share)
+                        if number in batches and name not in batches[number].worker.unsent:
+                            batches[number].messages.append(share)
                 case Retire(frontend=name) if name in self._frontends:
                     ended.append(self._frontends[name])
-                    self._forget(name, parcels)
+                    self._forget(name, batches)
                 case _:
                     pass
-        refused = await self._deliver(parcels, bearable=begun)
+        refused = await self._deliver(batches, may_fail=begun)
         for name in begun.keys() & refused.keys():
             failures[name] = refused[name]
-            parcels = {number: WorkerBatch(worker) for number, worker in self._workers.items()}
-            self._forget(name, parcels)
+            batches = {number: WorkerBatch(worker) for number, worker in self._workers.items()}
+            self._forget(name, batches)
             ended.append(begun.pop(name))
-            await self._deliver(parcels)
+            await self._deliver(batches)
         for sockets in begun.values():
             sockets.confirmed = True
         for sockets in ended:
@@ -177,85 +178,86 @@ class WorkerDataPlane:
         return failures
 
     def _begin(
-        self, sockets: FrontendSockets, endpoints: SetEndpoints | None, parcels: Mapping[int, WorkerBatch]
+        self, sockets: FrontendSockets, endpoints: SetEndpoints | None, batches: Mapping[int, WorkerBatch]
     ) -> None:
-        """Sockets for a new frontend. OSError when the kernel says no."""
-        if sockets.must_keep(endpoints):
-            sockets.keep()
-        for batch in parcels.values():
+        """Open the sockets of a new frontend. OSError when the kernel refuses."""
+        if sockets.must_pin(endpoints):
+            sockets.pin()
+        for batch in batches.values():
             batch.add_listen(sockets)
 
-    def _move(self, sockets: FrontendSockets, parcels: Mapping[int, WorkerBatch]) -> None:
-        """From plain sockets to kept ones. OSError when the kernel says no: then the plain ones stay."""
+    def _pin(self, sockets: FrontendSockets, batches: Mapping[int, WorkerBatch]) -> None:
+        """Open pinned sockets beside the unpinned ones. OSError when the kernel refuses: then those stay in use."""
         name = sockets.listen.frontend
-        told = [batch for batch in parcels.values() if name not in batch.worker.untold]
-        sockets.keep(beside=len(told))
-        for batch in told:
+        serving = [batch for batch in batches.values() if name not in batch.worker.unsent]
+        sockets.pin(preceding=len(serving))
+        for batch in serving:
             batch.add_listen(sockets)
 
     async def _settle(self, names: Sequence[FrontendName]) -> None:
-        """The second half of `_move`: the plain sockets go, and with them their places among those that listen."""
+        """The second half of `_pin`: close the unpinned sockets.
+
+        That changes the order of their group, so all clients go to one socket meanwhile."""
         await asyncio.sleep(SETTLE_S)
         for name in names:
             if (sockets := self._frontends.get(name)) is not None:
-                sockets.narrow()
-        await self._supervisor.ask(lambda number: ClosePrevious(number, tuple(names)))
+                sockets.assign_to_first()
+        await self._supervisor.request_all(lambda number: ClosePrevious(number, tuple(names)))
         for name in names:
             if (sockets := self._frontends.get(name)) is not None:
-                sockets.spread()
+                sockets.assign_by_address()
 
-    def _forget(self, name: FrontendName, parcels: Mapping[int, WorkerBatch]) -> None:
-        """A frontend is served no more."""
+    def _forget(self, name: FrontendName, batches: Mapping[int, WorkerBatch]) -> None:
+        """Remove a frontend here and, by a message, from the workers."""
         self._frontends.pop(name, None)
         self._past.pop(name, None)
-        for batch in parcels.values():
+        for batch in batches.values():
             batch.worker.forget(name)
-        for_all(parcels, Retire(name), unless_untold=name)
-        for batch in parcels.values():
-            batch.worker.untold.pop(name, None)
+        add_to_all(batches, Retire(name), unless_unsent=name)
+        for batch in batches.values():
+            batch.worker.unsent.pop(name, None)
 
     async def _deliver(
-        self, parcels: Mapping[int, WorkerBatch], *, bearable: Collection[FrontendName] = ()
+        self, batches: Mapping[int, WorkerBatch], *, may_fail: Collection[FrontendName] = ()
     ) -> dict[FrontendName, str]:
-        """Send what has been packed; which of the bearable could not be done by those in service. A worker that cannot
-        do something else is replaced."""
+        """Send the batches; the failures of workers in service for the frontends in `may_fail`.
 
-        def look(worker: WorkerProcess, answer: Answer | None, bearable: Collection[FrontendName]) -> None:
-            for name, failure in answer.failures if isinstance(answer, Done) else ():
-                if name in bearable:
+        A worker with any other failure is replaced."""
+
+        def check(worker: WorkerProcess, reply: Reply | None, may_fail: Collection[FrontendName]) -> None:
+            for name, failure in reply.failures if isinstance(reply, DoneReply) else ():
+                if name in may_fail:
                     failures[name] = failure
                 else:
                     worker.kill(failure)
 
-        def look_later(worker: WorkerProcess, answer: asyncio.Future[Answer | None]) -> None:
-            look(worker, answer.result(), ())
+        def check_later(worker: WorkerProcess, reply: asyncio.Future[Reply | None]) -> None:
+            check(worker, reply.result(), ())
 
         failures: dict[FrontendName, str] = {}
-        waiting: list[tuple[WorkerProcess, asyncio.Future[Answer | None]]] = []
-        for batch in parcels.values():
+        waiting: list[tuple[WorkerProcess, asyncio.Future[Reply | None]]] = []
+        for batch in batches.values():
             if batch.messages:
-                answer = batch.send()
+                reply = batch.send()
                 if batch.worker.in_service:
-                    waiting.append((batch.worker, answer))
+                    waiting.append((batch.worker, reply))
                 else:
-                    answer.add_done_callback(partial(look_later, batch.worker))
-        for worker, answer in waiting:
-            look(worker, await answer, bearable)
+                    reply.add_done_callback(partial(check_later, batch.worker))
+        for worker, reply in waiting:
+            check(worker, await reply, may_fail)
         return failures
 
-    # What they know.
+    # Queries.
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
         """See `DataPlane.counters`."""
-        await self._supervisor.ask(lambda number: Ask(number, About.COUNTERS))
+        await self._supervisor.request_all(lambda number: Query(number, Topic.COUNTERS))
         found = dict.fromkeys(self._frontends, NOTHING)
-        tables = self._tables()
-        for count, name in enumerate(set().union(*tables) & found.keys(), 1):
-            parts = [part for table in tables if (part := table.get(name)) is not None]
+        time_slice = TimeSlice(SLICE_S)
+        for name in set().union(*self._tables()) & found.keys():
+            parts = [part for table in self._tables() if (part := table.get(name)) is not None]
             found[name] = _sum(parts) if len(parts) > 1 else parts[0] if parts else NOTHING
-            if count % _BREATH == 0:
-                await asyncio.sleep(0)
-                tables = self._tables()  # one that has died meanwhile is among the past ones now
+            await time_slice.offer()  # a worker that dies meanwhile has its counters in `_past` then
         return found
 
     def _tables(self) -> list[Mapping[FrontendName, Counters]]:
@@ -263,55 +265,55 @@ class WorkerDataPlane:
 
     async def worker_status(self) -> Sequence[WorkerStatus]:
         """See `DataPlane.worker_status`."""
-        answers = await self._supervisor.ask(lambda number: Ask(number, About.WORKER_STATUS))
+        replies = await self._supervisor.request_all(lambda number: Query(number, Topic.WORKER_STATUS))
         return sorted(
-            (a.worker_status for a in answers if isinstance(a, WorkerStatusReply)),
+            (reply.worker_status for reply in replies if isinstance(reply, WorkerStatusReply)),
             key=lambda worker_status: worker_status.number,
         )
 
     async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
-        """See `DataPlane.ill`."""
+        """See `DataPlane.ejected`."""
         found: dict[FrontendName, list[EjectedEndpoint]] = {}
-        for answer in await self._supervisor.ask(lambda number: Ask(number, About.EJECTED)):
-            if isinstance(answer, EjectedReply):
-                for name, ejected in answer.ejected:
+        for reply in await self._supervisor.request_all(lambda number: Query(number, Topic.EJECTED)):
+            if isinstance(reply, EjectedReply):
+                for name, ejected in reply.ejected:
                     found.setdefault(name, []).extend(ejected)
         return found
 
     async def ended(self) -> Sequence[Ended]:
         """See `DataPlane.ended`."""
-        answers = await self._supervisor.ask(lambda number: Ask(number, About.ENDED))
-        return [ended for answer in answers if isinstance(answer, Ends) for ended in answer.ended]
+        replies = await self._supervisor.request_all(lambda number: Query(number, Topic.ENDED))
+        return [ended for reply in replies if isinstance(reply, EndedReply) for ended in reply.ended]
 
     async def bindings(self) -> Sequence[RestoreBindings]:
         """See `DataPlane.bindings`."""
-        await self._ask_for_bindings()
-        everything = product(self._frontends.values(), range(self._count))
-        return [piece for sockets, number in everything for piece in sockets.remembered(number, self._clock())]
+        await self._query_bindings()
+        all_pairs = product(self._frontends.values(), range(self._count))
+        return [piece for sockets, number in all_pairs for piece in sockets.bindings_of(number, self._clock())]
 
-    async def _ask_for_bindings(self) -> None:
-        await self._supervisor.ask(lambda number: Ask(number, About.BINDINGS))
+    async def _query_bindings(self) -> None:
+        await self._supervisor.request_all(lambda number: Query(number, Topic.BINDINGS))
         for worker in self._workers.values():
             self._learn(worker)
 
     def _learn(self, worker: WorkerProcess) -> None:
-        """Take note of the clients that it has told of."""
-        for told in worker.bound:
-            if (sockets := self._frontends.get(told.frontend)) is not None:
-                sockets.learn(worker.number, told.bindings, self._clock())
-        worker.bound.clear()
+        """Record the affinity bindings that a worker has reported."""
+        for message in worker.bindings:
+            if (sockets := self._frontends.get(message.frontend)) is not None:
+                sockets.learn(worker.number, message.bindings, self._clock())
+        worker.bindings.clear()
 
-    async def _keep_learning(self) -> None:
-        """One that dies cannot be asked any more."""
+    async def _collect_bindings(self) -> None:
+        """Query the bindings regularly, as a worker that dies cannot be queried any more."""
         while True:
-            await asyncio.sleep(LEARN_S)
-            with contextlib.suppress(MemoryError):  # there may be some the next time
-                await self._ask_for_bindings()
+            await asyncio.sleep(BINDINGS_S)
+            with contextlib.suppress(MemoryError):  # the next query may succeed
+                await self._query_bindings()
 
     async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
-        """See `DataPlane.prospects`."""
-        answers = await self._supervisor.ask(lambda number: PreviewRequest(number, frontend, client))
-        found = (a.preview for a in answers if isinstance(a, PreviewReply) and a.preview is not None)
+        """See `DataPlane.previews`."""
+        replies = await self._supervisor.request_all(lambda number: PreviewRequest(number, frontend, client))
+        found = (reply.preview for reply in replies if isinstance(reply, PreviewReply) and reply.preview is not None)
         return sorted(found, key=lambda preview: preview.worker)
 
     @property
@@ -321,7 +323,7 @@ class WorkerDataPlane:
 
     @property
     def problem(self) -> str | None:
-        """See `DataPlane.trouble`."""
+        """See `DataPlane.problem`."""
         return self._supervisor.problem
 
     @property
@@ -331,18 +333,19 @@ class WorkerDataPlane:
 
     # Workers.
 
-    async def _bring_up(self, worker: WorkerProcess) -> str | None:
-        """Tell a new worker everything. What is sent meanwhile it hears, too, if it has heard of the frontend. What it
-        could not do, or None."""
-        worker.untold = dict.fromkeys(self._frontends)
+    async def _initialize(self, worker: WorkerProcess) -> str | None:
+        """Send a new worker the full state; its failure, or None.
+
+        Messages sent meanwhile reach it, too, for the frontends that it has already."""
+        worker.unsent = dict.fromkeys(self._frontends)
         batch = WorkerBatch(worker)
         batch.messages.append(self._tune)
         while True:
-            chunk = list(worker.untold)[:CHUNK]
+            chunk = list(worker.unsent)[:CHUNK]
             for name in chunk:
                 if len(batch.messages) > CHUNK_MESSAGES:
                     break
-                del worker.untold[name]
+                del worker.unsent[name]
                 sockets = self._frontends[name]
                 try:
                     batch.add_listen(sockets)
@@ -350,42 +353,42 @@ class WorkerDataPlane:
                     return _cannot_listen(sockets.listen, error)
                 if sockets.endpoints is not None:
                     batch.messages.append(sockets.endpoints)
-                batch.messages.extend(sockets.remembered(worker.number, self._clock()))
-            answer = await batch.send()
-            if answer is None:
+                batch.messages.extend(sockets.bindings_of(worker.number, self._clock()))
+            reply = await batch.send()
+            if reply is None:
                 return None
-            if isinstance(answer, Done) and answer.failures:
-                return answer.failures[0][1]
-            if not worker.untold:
+            if isinstance(reply, DoneReply) and reply.failures:
+                return reply.failures[0][1]
+            if not worker.unsent:
                 worker.in_service = True
                 return None
             batch = WorkerBatch(worker)
 
-    def _remember(self, worker: WorkerProcess) -> None:
-        """What a worker had counted, and knew of clients, when it is gone."""
+    def _keep_counters(self, worker: WorkerProcess) -> None:
+        """Record the counters and affinity bindings of a worker that has ended."""
         self._learn(worker)
         for name, counters in worker.counters.items():
             if name in self._frontends:
-                kept = replace(counters, active=0, affinity_entries=0)
-                self._past[name] = _sum((self._past.get(name, Counters()), kept))
+                sums = replace(counters, active=0, affinity_entries=0)
+                self._past[name] = _sum((self._past.get(name, Counters()), sums))
 
-    # The end.
+    # Shutdown.
 
     async def retire(self) -> None:
         """See `DataPlane.retire`."""
-        self._supervisor.start_no_more()
-        await self._supervisor.ask(StopAccepting)
+        self._supervisor.stop_starting()
+        await self._supervisor.request_all(StopAccepting)
         for sockets in self._frontends.values():
             sockets.close()
         self._frontends.clear()
 
     async def drain(self, grace_s: float) -> int:
         """See `DataPlane.drain`."""
-        answers = await self._supervisor.ask(lambda number: Drain(number, grace_s))
-        return sum(answer.left for answer in answers if isinstance(answer, Drained))
+        replies = await self._supervisor.request_all(lambda number: Drain(number, grace_s))
+        return sum(reply.left for reply in replies if isinstance(reply, DrainReply))
 
     async def close(self) -> None:
-        """See `DataPlane.close`. The processes have ended then."""
+        """See `DataPlane.close`. Returns when the worker processes have exited."""
         await self._supervisor.close()
         await self._tasks.close()
         for sockets in self._frontends.values():

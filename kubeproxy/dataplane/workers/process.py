@@ -1,4 +1,4 @@
-"""A worker as the control process sees it: a child process, and the channel to it."""
+"""The control process's side of a worker: its child process and channel."""
 
 from __future__ import annotations
 
@@ -15,68 +15,70 @@ from kubeproxy.dataplane.interface import Counters
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.protocol import (
-    Answer,
-    Bound,
+    BindingsReply,
     CountersReply,
     Drain,
-    Drained,
+    DrainReply,
     GarbledError,
+    Heartbeat,
+    Reply,
     Report,
     Request,
-    Status,
 )
 from kubeproxy.model import FrontendName
 
 BEAT_S = 1.0
-"""How often we look whether a worker still says something; it does so once a second, unasked."""
+"""How often the control process checks that a worker still sends; a worker sends its status once a second."""
 SILENT_BEATS = 5
-"""One that has said nothing for so many is stopped, or hangs, and the clients that the kernel deals to it wait in vain:
-it is killed, and another takes its place. Not seconds: while this very process is stopped nobody is to blame."""
-ANSWER_BEATS = 30
-"""One that talks but has not answered by then will not."""
-HEAR_AGAIN_S = 0.1
-"""How long nothing is heard of it when there was no memory for what it says."""
+"""A worker silent for so many beats is stopped, or hangs, and the clients that the kernel assigns to it wait in vain:
+it is killed and replaced. Beats, not seconds: while the control process itself is stopped, no time counts."""
+REPLY_BEATS = 30
+"""A worker that sends its status but has not replied for so many beats is killed."""
+READ_AGAIN_S = 0.1
+"""How long a channel is not read after a MemoryError."""
 REAP_LOOK_S = 0.01
-"""How often we look whether a process whose channel has ended has ended, too."""
+"""How often a process whose channel has closed is checked for its exit."""
 REAP_S = 2.0
-"""How long it may take to; then it is killed."""
+"""How long a process may take to exit after its channel has closed; then it is killed."""
 
 
 def command(fd: int, *, number: int, run: str, owner_prefix: str) -> list[str]:
-    """What starts a worker whose end of the channel is `fd`."""
+    """The command line of a worker whose end of the channel is `fd`."""
     arguments = [str(fd), str(number), run, owner_prefix]
-    # -P: nothing is imported from where the operator happens to be.
+    # -P: no imports from the current directory.
     return [sys.executable, "-P", "-m", "kubeproxy.dataplane.workers.main", *arguments]
 
 
 class WorkerProcess:
-    """Started when made. `gone` is done when it serves no more, with the reason; no zombie remains."""
+    """A running worker process, started by the constructor.
+
+    `stopped` is done when the worker has stopped serving, with the reason; `reaped` when its process has exited."""
 
     def __init__(
         self, number: int, make_command: Callable[[int], Sequence[str]], *, inherit: Sequence[int] = ()
     ) -> None:
-        """`make_command` gives the program for a descriptor. OSError when it cannot be started."""
+        """`make_command` returns the command line for a descriptor. OSError when the process cannot start."""
         self.number = number
-        self.untold: dict[FrontendName, None] = {}
-        """What it has yet to be told of, being new."""
+        self.unsent: dict[FrontendName, None] = {}
+        """Frontends that a new worker has yet to be sent."""
         self.in_service = False
-        """Whether it has been told everything once."""
+        """Whether the worker has applied the full state."""
         self.open = 0
-        """Connections, as last heard."""
+        """Open connections, as last reported."""
         self.counters: dict[FrontendName, Counters] = {}
-        """As last heard."""
-        self.bound: list[RestoreBindings] = []
-        """What it has told of clients that stay with an endpoint; whoever takes note of it clears it."""
+        """Counters, as last reported."""
+        self.bindings: list[RestoreBindings] = []
+        """Reported affinity bindings; the reader clears them."""
         self._forgotten: dict[FrontendName, int] = {}
-        """Up to which request the counters of those who have left are on their way, in the order of these."""
+        """Removed frontends, and the last request whose reply may still have their counters; ordered by that."""
         self._loop = asyncio.get_running_loop()
-        self.gone: asyncio.Future[str] = self._loop.create_future()
+        self.stopped: asyncio.Future[str] = self._loop.create_future()
         self.reaped: asyncio.Future[None] = self._loop.create_future()
         self._pending: dict[int, _Pending] = {}
         self._number = 0
         self._silent = 0
-        """Beats since it last said something."""
-        self._has_spoken = False
+        """Beats since its last report."""
+        self._has_reported = False
         self._killed_for: str | None = None
         self._writing = False
         ours, theirs = socket.socketpair()
@@ -97,15 +99,16 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id."""
         return self._process.pid
 
     def request(
         self, make: Callable[[int], Request], sockets: Sequence[socket.socket] = ()
-    ) -> asyncio.Future[Answer | None]:
-        """Ask for what `make` makes of a number, and pass it sockets, which may be closed then; the answer, or None
-        when the worker has gone instead."""
-        future: asyncio.Future[Answer | None] = self._loop.create_future()
+    ) -> asyncio.Future[Reply | None]:
+        """Send a request with sockets; the reply, or None if the worker stops.
+
+        `make` makes the request of its number. The caller may close the sockets when this returns."""
+        future: asyncio.Future[Reply | None] = self._loop.create_future()
         self._number += 1
         request = make(self._number)
         pending = _Pending(future, patient=isinstance(request, Drain))
@@ -116,8 +119,8 @@ class WorkerProcess:
         try:
             self._channel.send(request, [sock.fileno() for sock in sockets])
         except OSError as error:
-            self._end(f"its channel is broken: {error.strerror or error}")
-        except MemoryError:  # it was never asked, and so will never answer
+            self._end(f"channel failed: {error.strerror or error}")
+        except MemoryError:  # the request was not sent, and so gets no reply
             del self._pending[self._number]
             raise
         else:
@@ -125,14 +128,15 @@ class WorkerProcess:
         return future
 
     def forget(self, name: FrontendName) -> None:
-        """Its counters, those on the way included: the frontend is not served any more, and may begin anew. The worker
-        is to be told with the next request."""
+        """Remove a frontend's counters, and ignore those in replies to requests sent so far.
+
+        The frontend may be served anew later. The next request has to remove it from the worker."""
         self.counters.pop(name, None)
         self._forgotten.pop(name, None)
         self._forgotten[name] = self._number
 
     def kill(self, reason: str) -> None:
-        """End it at once."""
+        """Kill the process, for `reason` if it is the first."""
         self._killed_for = self._killed_for or reason
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
@@ -140,12 +144,12 @@ class WorkerProcess:
     def _beat(self) -> None:
         self._beating = self._loop.call_later(BEAT_S, self._beat)
         self._silent += 1
-        if self._has_spoken and self._silent > SILENT_BEATS:
-            self.kill(f"it has said nothing for {SILENT_BEATS * BEAT_S:g} s")
+        if self._has_reported and self._silent > SILENT_BEATS:
+            self.kill(f"silent for {SILENT_BEATS * BEAT_S:g} s")
         for pending in self._pending.values():
             pending.beats += not pending.patient
-            if pending.beats > ANSWER_BEATS:
-                self.kill(f"no answer within {ANSWER_BEATS * BEAT_S:g} s")
+            if pending.beats > REPLY_BEATS:
+                self.kill(f"no reply within {REPLY_BEATS * BEAT_S:g} s")
 
     def _watch_writing(self) -> None:
         if self._channel is not None and self._channel.congested != self._writing:
@@ -161,7 +165,7 @@ class WorkerProcess:
         try:
             self._channel.flush()
         except OSError as error:
-            self._end(f"its channel is broken: {error.strerror or error}")
+            self._end(f"channel failed: {error.strerror or error}")
         else:
             self._watch_writing()
 
@@ -170,30 +174,30 @@ class WorkerProcess:
             return
         try:
             for report, _ in self._channel.receive():
-                if not self.gone.done():
+                if not self.stopped.done():
                     self._take(report)
         except GarbledError as error:
-            self.kill(f"it makes no sense any more: {error}")
+            self.kill(f"invalid frame: {error}")
             self._end("")
         except EOFError:
             self._end("")
         except OSError as error:
-            self._end(f"its channel is broken: {error.strerror or error}")
-        except MemoryError:  # it has said something, and is not to blame that we cannot hear it
+            self._end(f"channel failed: {error.strerror or error}")
+        except MemoryError:  # the worker is alive; this process lacks the memory to read its report
             self._silent = 0
             self._loop.remove_reader(self._channel.sock)
-            self._loop.call_later(HEAR_AGAIN_S, self._hear_again)
+            self._loop.call_later(READ_AGAIN_S, self._read_again)
 
-    def _hear_again(self) -> None:
-        """There may be memory now for what has come."""
+    def _read_again(self) -> None:
+        """Read the channel again after a MemoryError."""
         if self._channel is not None:
             self._loop.add_reader(self._channel.sock, self._on_readable)
             self._on_readable()
 
     def _take(self, report: Report) -> None:
-        self._silent, self._has_spoken = 0, True
+        self._silent, self._has_reported = 0, True
         self.open = report.open
-        if isinstance(report, Status):
+        if isinstance(report, Heartbeat):
             return
         if isinstance(report, CountersReply):
             forgotten = self._forgotten
@@ -204,10 +208,10 @@ class WorkerProcess:
             )
             if report.more:
                 return
-        if isinstance(report, Bound) and report.remembered is not None:
-            self.bound.append(report.remembered)
+        if isinstance(report, BindingsReply) and report.bindings is not None:
+            self.bindings.append(report.bindings)
             return
-        if not isinstance(report, Drained):  # all others come in the order of the requests
+        if not isinstance(report, DrainReply):  # all others come in the order of the requests
             for name in list(takewhile(lambda name: self._forgotten[name] < report.number, self._forgotten)):
                 del self._forgotten[name]
         if (pending := self._pending.pop(report.number, None)) is not None:
@@ -233,28 +237,28 @@ class WorkerProcess:
         status = self._process.poll()
         if status is None:
             if self._loop.time() >= until:
-                self.kill(reason or "it closed its channel")
+                self.kill(reason or "closed its channel")
             self._loop.call_later(REAP_LOOK_S, self._reap, reason, until)
             return
         self.open = 0
         self.reaped.set_result(None)
-        if not self.gone.done():
-            self.gone.set_result(self._killed_for or _ending(status) or reason)
+        if not self.stopped.done():
+            self.stopped.set_result(self._killed_for or _ending(status) or reason)
 
 
 class _Pending:
-    """A question that waits for its answer."""
+    """A request without a reply yet; a patient one has no time limit."""
 
     __slots__ = ("_future", "beats", "patient")
 
-    def __init__(self, future: asyncio.Future[Answer | None], *, patient: bool) -> None:
+    def __init__(self, future: asyncio.Future[Reply | None], *, patient: bool) -> None:
         self._future = future
         self.patient = patient
         self.beats = 0
 
-    def resolve(self, answer: Answer | None) -> None:
-        if not self._future.done():  # whoever asked may have been cancelled
-            self._future.set_result(answer)
+    def resolve(self, reply: Reply | None) -> None:
+        if not self._future.done():  # the requesting task may have been cancelled
+            self._future.set_result(reply)
 
 
 def _ending(status: int) -> str:
@@ -267,9 +271,9 @@ def _ending(status: int) -> str:
 
 
 async def all_reaped(workers: Iterable[WorkerProcess], *, within_s: float) -> None:
-    """Back when their processes have ended, by force if they take longer."""
+    """Wait until the workers' processes have exited; kill those that take longer than `within_s`."""
     waiting = [worker.reaped for worker in workers]
     if waiting and (late := (await asyncio.wait(waiting, timeout=within_s))[1]):
         for worker in workers:
-            worker.kill("it did not end")
+            worker.kill("did not exit")
         await asyncio.wait(late)

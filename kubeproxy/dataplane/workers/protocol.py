@@ -1,8 +1,8 @@
-"""What crosses between the control process and a worker, as values and as bytes. Pure.
+"""Protocol between the control process and a worker: messages and their bytes. Pure.
 
 A frame is a header - length of the body, number of descriptors that travel beside it - and a body in MessagePack: one
-request or one answer. Requests are numbered, and each gets one answer with its number; a worker sees to them in order,
-but for `Drain`, which takes its time. What a worker says unasked (`Status`) has no number.
+request or one reply. Requests are numbered, and each gets one reply with its number. A worker replies in the order of
+the requests, except to `Drain`, whose reply waits for connections. An unrequested `Heartbeat` has no number.
 """
 
 from __future__ import annotations
@@ -22,37 +22,39 @@ from kubeproxy.model.errors import KubeproxyError
 
 HEADER = struct.Struct("!IH")
 BODY_LIMIT = 64 << 20
-"""Bytes. Ten thousand frontends' counters take two million; who announces more than this means something else."""
+"""Bytes. Ten thousand frontends' counters take two million; a longer frame is garbage."""
 DESCRIPTORS_LIMIT = 253
 """The kernel passes no more at once (SCM_MAX_FD in net/scm.h)."""
 ROOM_BYTES = 128 << 10
-"""Room for what comes in at once. Most frames are far shorter; one that is longer gets what it needs."""
+"""Size of the receive buffer. Most frames are far shorter; for a longer one the buffer grows."""
 
 
 class GarbledError(KubeproxyError):
-    """The other side of the channel sent what is no frame of ours."""
+    """The other side of the channel sent an invalid frame."""
 
 
 # From the control process.
 
 
 class Apply(Struct, frozen=True, tag=True, array_like=True):
-    """Put these into effect, in order. Each `Listen` comes with a socket, in the same order; one for a frontend that is
-    listened for already says: on this socket, too, until `ClosePrevious`."""
+    """Apply messages in order; `DoneReply`.
+
+    Each `Listen` comes with a socket, in the same order. A `Listen` for a frontend that is served already adds a new
+    socket; the previous one stays open until `ClosePrevious`."""
 
     number: int
     messages: tuple[Message, ...]
 
 
 class ClosePrevious(Struct, frozen=True, tag=True, array_like=True):
-    """Listen no more on the sockets that others have taken the place of."""
+    """Close the replaced sockets of these frontends; `DoneReply`."""
 
     number: int
     frontends: tuple[FrontendName, ...]
 
 
-class About(StrEnum):
-    """What can be asked."""
+class Topic(StrEnum):
+    """The subject of a `Query`, and the kind of its reply."""
 
     COUNTERS = "counters"
     WORKER_STATUS = "worker_status"
@@ -61,15 +63,17 @@ class About(StrEnum):
     BINDINGS = "bindings"
 
 
-class Ask(Struct, frozen=True, tag=True, array_like=True):
-    """Tell."""
+class Query(Struct, frozen=True, tag=True, array_like=True):
+    """Report counters, status, ejected endpoints, finished connections or affinity bindings.
+
+    The reply is `CountersReply`, `WorkerStatusReply`, `EjectedReply`, `EndedReply` or `BindingsReply`."""
 
     number: int
-    about: About
+    topic: Topic
 
 
 class PreviewRequest(Struct, frozen=True, tag=True, array_like=True):
-    """Tell what would become of a client's next connection."""
+    """Report the endpoints that a client's next connection would try; `PreviewReply`."""
 
     number: int
     frontend: FrontendName
@@ -77,20 +81,20 @@ class PreviewRequest(Struct, frozen=True, tag=True, array_like=True):
 
 
 class StopAccepting(Struct, frozen=True, tag=True, array_like=True):
-    """Take who waits already, then nobody more."""
+    """Accept the clients already queued, then close all listeners; `DoneReply`."""
 
     number: int
 
 
 class Drain(Struct, frozen=True, tag=True, array_like=True):
-    """Answer when the connections open now have ended, or when the time is over."""
+    """Wait for the connections open now to end, at most `grace_s` seconds; `DrainReply`."""
 
     number: int
     grace_s: float
 
 
-class End(Struct, frozen=True, tag=True, array_like=True):
-    """Cut off what is open, and end."""
+class Exit(Struct, frozen=True, tag=True, array_like=True):
+    """Reset all connections and exit; the end of the channel is the reply."""
 
     number: int
 
@@ -98,17 +102,19 @@ class End(Struct, frozen=True, tag=True, array_like=True):
 # From a worker.
 
 
-class Done(Struct, frozen=True, tag=True, array_like=True):
-    """It is in effect, but for these."""
+class DoneReply(Struct, frozen=True, tag=True, array_like=True):
+    """Completion of a request, with the failures by frontend."""
 
     number: int
     open: int
+    """Open connections and dials in progress, as in every reply."""
     failures: tuple[tuple[FrontendName, str], ...] = ()
 
 
 class CountersReply(Struct, frozen=True, tag=True, array_like=True):
-    """The counters that have changed since they were last told of; `more` of them are to come in another of the same
-    number, and only the last is the answer. Number 0: unasked, for nobody will be able to ask again."""
+    """Counters that changed since the last report.
+
+    With `more`, another of the same number follows, and only the last completes the request."""
 
     number: int
     open: int
@@ -117,7 +123,7 @@ class CountersReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class WorkerStatusReply(Struct, frozen=True, tag=True, array_like=True):
-    """How it is doing."""
+    """Status of the serving process."""
 
     number: int
     open: int
@@ -125,15 +131,15 @@ class WorkerStatusReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class EjectedReply(Struct, frozen=True, tag=True, array_like=True):
-    """The endpoints that are passed over."""
+    """The ejected endpoints by frontend."""
 
     number: int
     open: int
     ejected: tuple[tuple[FrontendName, tuple[EjectedEndpoint, ...]], ...]
 
 
-class Ends(Struct, frozen=True, tag=True, array_like=True):
-    """The connections that have ended since this was last asked."""
+class EndedReply(Struct, frozen=True, tag=True, array_like=True):
+    """The connections finished since the last such query."""
 
     number: int
     open: int
@@ -141,39 +147,49 @@ class Ends(Struct, frozen=True, tag=True, array_like=True):
 
 
 class PreviewReply(Struct, frozen=True, tag=True, array_like=True):
-    """This would become of it; None: the frontend is not served."""
+    """The endpoints that the client's next connection would try; None: the frontend is not served."""
 
     number: int
     open: int
     preview: BalancePreview | None
 
 
-class Bound(Struct, frozen=True, tag=True, array_like=True):
-    """Clients that have been bound to an endpoint, or seen again, since this was last asked; more are to come in others
-    of the same number, of which only the last, with None, is the answer."""
+class BindingsReply(Struct, frozen=True, tag=True, array_like=True):
+    """Affinity bindings made or used since the last such query.
+
+    Several of one number may follow each other; the last has None and completes the request."""
 
     number: int
     open: int
-    remembered: RestoreBindings | None = None
+    bindings: RestoreBindings | None = None
 
 
-class Drained(Struct, frozen=True, tag=True, array_like=True):
-    """So many are left."""
+class DrainReply(Struct, frozen=True, tag=True, array_like=True):
+    """The number of connections left after a drain."""
 
     number: int
     open: int
     left: int
 
 
-class Status(Struct, frozen=True, tag=True, array_like=True):
-    """Unasked: so many clients are being served or dialed for."""
+class Heartbeat(Struct, frozen=True, tag=True, array_like=True):
+    """Sent regularly without a request: the open connections, and that the worker is alive."""
 
     open: int
 
 
-Request = Apply | ClosePrevious | Ask | PreviewRequest | StopAccepting | Drain | End
-Answer = Done | CountersReply | WorkerStatusReply | EjectedReply | Ends | PreviewReply | Bound | Drained
-Report = Answer | Status
+Request = Apply | ClosePrevious | Query | PreviewRequest | StopAccepting | Drain | Exit
+Reply = (
+    DoneReply
+    | CountersReply
+    | WorkerStatusReply
+    | EjectedReply
+    | EndedReply
+    | PreviewReply
+    | BindingsReply
+    | DrainReply
+)
+Report = Reply | Heartbeat
 Frame = Request | Report
 
 F = TypeVar("F", Request, Report)
@@ -182,33 +198,34 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(frame: Frame, descriptors: int = 0) -> bytes:
-    """A frame as bytes, for so many descriptors beside it."""
+    """A frame as bytes; `descriptors` travel beside it."""
     body = _encoder.encode(frame)
     return HEADER.pack(len(body), descriptors) + body
 
 
 class Decoder(Generic[F]):
-    """Bytes as they come in -> frames of one direction, each with the number of its descriptors.
+    """Decodes received bytes into frames of one direction, each with the number of its descriptors.
 
-    The bytes are put where they stay until they are decoded: into `room`, which is there from the start. So what has
-    come is not lost where there is no memory for what is made of it."""
+    The bytes are received into `room`, which is allocated from the start, and stay there until they are decoded. So no
+    byte is lost when there is no memory for a decoded frame."""
 
     def __init__(self, kind: object) -> None:
         """`kind` is `Request` or `Report`."""
         self._decoder: msgspec.msgpack.Decoder[F] = msgspec.msgpack.Decoder(kind)
         self._buffer = bytearray(ROOM_BYTES)
         self._start = self._end = 0
-        """What is in the buffer and not decoded."""
+        """The bytes in the buffer that are not decoded."""
 
     @property
     def room(self) -> memoryview:
-        """Where the next bytes are to be put; never empty when `frames` has come to its end."""
+        """The memory for the next bytes; never empty when `frames` is exhausted."""
         return memoryview(self._buffer)[self._end :]
 
     def frames(self, arrived: int) -> Iterator[tuple[F, int]]:
-        """The frames that are complete with so many bytes more. MemoryError: there was none for the next frame, or for
-        more room; what has not been given yet is given the next time. GarbledError at what is no frame; nothing can
-        follow it."""
+        """The frames that are complete with `arrived` more bytes in `room`.
+
+        MemoryError when there is none for the next frame or for more room; the next call continues. GarbledError for an
+        invalid frame; nothing can be decoded after it."""
         self._end += arrived
         while (size := self._next_size()) <= self._end - self._start:
             frame, descriptors = self._decode(self._start + HEADER.size, size - HEADER.size)
@@ -217,12 +234,12 @@ class Decoder(Generic[F]):
         self._make_room(size)
 
     def _next_size(self) -> int:
-        """Bytes of the next frame, as far as it is known."""
+        """Bytes of the next frame, or of its header as long as that is incomplete."""
         if self._end - self._start < HEADER.size:
             return HEADER.size
         length, descriptors = HEADER.unpack_from(self._buffer, self._start)
         if length > BODY_LIMIT or descriptors > DESCRIPTORS_LIMIT:
-            raise GarbledError(f"a frame of {length} bytes and {descriptors} descriptors is beyond all bounds")
+            raise GarbledError(f"a frame of {length} bytes and {descriptors} descriptors exceeds the limits")
         return HEADER.size + int(length)
 
     def _decode(self, start: int, length: int) -> tuple[F, int]:
@@ -231,10 +248,10 @@ class Decoder(Generic[F]):
             with memoryview(self._buffer) as whole, whole[start : start + length] as body:
                 return self._decoder.decode(body), descriptors
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError, TypeError) as error:
-            raise GarbledError(f"not a frame of ours: {error}") from error
+            raise GarbledError(f"not a frame: {error}") from error
 
     def _make_room(self, size: int) -> None:
-        """For the rest of a frame of that size; what an earlier, longer one needed is given back."""
+        """Resize the buffer for a frame of `size` bytes, or back after a longer one."""
         rest, wanted = self._end - self._start, max(ROOM_BYTES, size)
         buffer = self._buffer if len(self._buffer) == wanted else bytearray(wanted)
         if self._start or buffer is not self._buffer:

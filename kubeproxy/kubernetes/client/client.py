@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic, time
@@ -56,6 +56,8 @@ class Client:
         self._renewed_at = float("-inf")
         self._complaint = ""
         self.requests = Requests(host=urlsplit(link.base).netloc)
+        self.guard: Callable[[], None] | None = None
+        """Called right before each request that writes; what it raises holds the request back."""
 
     @classmethod
     async def connect(cls, settings: ClientSettings) -> Self:
@@ -146,6 +148,8 @@ class Client:
             headers["Content-Type"] = request.content_type
         if authorization := await self._authorization(link):
             headers["Authorization"] = authorization
+        if self.guard is not None and request.method != "GET":
+            self.guard()
         status, begun = None, monotonic()
         try:
             response = await link.ask(

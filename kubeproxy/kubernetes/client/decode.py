@@ -170,6 +170,12 @@ def parse_status(body: bytes | bytearray) -> objects.Status:
 
 def error_of(status: objects.Status, *, code: int, seen: str, retry_after_s: float | None = None) -> ApiError:
     """The error for an answer of status `code`; its message begins with `seen`."""
+    error = _classified(status, code, seen, retry_after_s)
+    error.server_text = _short(status.message or "")
+    return error
+
+
+def _classified(status: objects.Status, code: int, seen: str, retry_after_s: float | None) -> ApiError:
     details = status.details or objects.StatusDetails()
     reason = _short(status.reason or "")
     message = ": ".join(part for part in (f"{seen} {code}", reason, _short(status.message or "")) if part)
@@ -182,7 +188,8 @@ def error_of(status: objects.Status, *, code: int, seen: str, retry_after_s: flo
         case 401:
             return Unauthorized(message, cause="unauthorized", status=code, reason=reason)
         case 403:
-            return Forbidden(message, cause="forbidden", status=code, reason=reason)
+            causes = frozenset(cause.reason for cause in details.causes or () if cause and cause.reason)
+            return Forbidden(message, cause="forbidden", status=code, reason=reason, causes=causes)
         case 429 | 503:
             cause = "too many requests" if code == 429 else "unavailable"
             return Overloaded(message, cause=cause, status=code, reason=reason, retry_after_s=retry_after_s)

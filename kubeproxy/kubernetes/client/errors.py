@@ -35,6 +35,7 @@ class ApiError(ClusterError):
         status: int | None = None,
         reason: str = "",
         retry_after_s: float | None = None,
+        causes: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(message)
         self.cause = cause
@@ -44,6 +45,10 @@ class ApiError(ClusterError):
         """The Status object's reason (``Forbidden``, ``Expired``, ...); empty if the answer was no Status."""
         self.retry_after_s = retry_after_s
         """The server's Retry-After in seconds; None: it sent none."""
+        self.causes = causes
+        """Reasons among the details of the Status object (``NamespaceTerminating``, ...)."""
+        self.server_text = ""
+        """The message of the Status object alone, for Events and conditions."""
 
 
 class Unreachable(ApiError):

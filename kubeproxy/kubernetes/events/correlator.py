@@ -17,6 +17,11 @@ REFILL_S = 300.0
 """Per object 25 events at once, then one every five minutes (client-go, tools/record)."""
 
 
+SIMILAR = 10
+SIMILAR_S = 600.0
+"""From so many different messages on, each within so many seconds of the one before, events are combined."""
+COMBINED = "(combined from similar events): "
+
 EventType = Literal["Normal", "Warning"]
 """The event types of the API."""
 
@@ -33,6 +38,9 @@ class Occurrence:
     type: EventType
     reason: str
     message: str
+    """Empty for similar events that are combined: their newest message is in the tally."""
+    api_version: str = "v1"
+    """Of the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +50,44 @@ class CorrelatedEvent:
     first: float
     last: float
     count: int = 1
+    message: str = ""
+    """The newest message of combined events; empty for others."""
 
     def again(self, later: CorrelatedEvent) -> CorrelatedEvent:
         """The sum of both."""
-        return CorrelatedEvent(self.first, later.last, self.count + later.count)
+        return CorrelatedEvent(self.first, later.last, self.count + later.count, later.message)
+
+
+class SimilarEvents:
+    """Events about one object with one reason that differ in their messages only. `now` is in Unix seconds."""
+
+    def __init__(self) -> None:
+        self._messages: OrderedDict[Occurrence, tuple[set[str], float]] = OrderedDict()
+
+    def too_many(self, what: Occurrence, now: float) -> bool:
+        """Whether this one is to be combined with others: the tenth message, or a later one, within ten minutes of the
+        one before."""
+        kind = replace(what, message="")
+        messages, last = self._messages.get(kind, (set(), now))
+        if now - last > SIMILAR_S:
+            messages = set()
+        messages.add(what.message)
+        self._messages[kind] = messages, now
+        self._messages.move_to_end(kind)
+        if len(self._messages) > OBJECTS:
+            self._messages.popitem(last=False)
+        if len(messages) < SIMILAR:
+            return False
+        messages.discard(what.message)  # the set stays as small as it is
+        return True
 
 
 class EventCorrelator:
     """A bounded queue that holds each event once, with a count. `now` is in Unix seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._similar = SimilarEvents()
         self._waiting: OrderedDict[Occurrence, CorrelatedEvent] = OrderedDict()
         self._buckets: OrderedDict[tuple[str, str, str], TokenBucket] = OrderedDict()
 
@@ -59,11 +95,15 @@ class EventCorrelator:
         """Add an occurrence; False: it was dropped by a limit."""
         if not self._bucket(what).try_take(now):
             return False
+        message = ""
+        if self._similar.too_many(what, now):
+            message = f"{COMBINED}{what.message}"
+            what = replace(what, message="")
         waiting = self._waiting.get(what)
         if waiting is not None:
-            self._waiting[what] = replace(waiting, last=now, count=waiting.count + 1)
-        elif len(self._waiting) < CAPACITY:
-            self._waiting[what] = CorrelatedEvent(now, now)
+            self._waiting[what] = replace(waiting, last=now, count=waiting.count + 1, message=message)
+        elif len(self._waiting) < self._capacity:
+            self._waiting[what] = CorrelatedEvent(now, now, message=message)
         else:
             return False
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from random import Random
 from time import time
@@ -21,7 +21,7 @@ import structlog
 
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError, Forbidden, Overloaded, Unauthorized, Unreachable
-from kubeproxy.kubernetes.events.correlator import CorrelatedEvent, EventCorrelator, EventType, Occurrence
+from kubeproxy.kubernetes.events.correlator import CAPACITY, CorrelatedEvent, EventCorrelator, EventType, Occurrence
 from kubeproxy.kubernetes.objects import SOURCE
 from kubeproxy.runtime.backoff import DecorrelatedJitter
 
@@ -58,15 +58,18 @@ class EventRecorder:
         *,
         client: Client,
         node_name: str,
+        component: str = COMPONENT,
+        capacity: int = CAPACITY,
         clock: Callable[[], float] = time,
         retry_s: tuple[float, float] = RETRY_S,
         random: Random | None = None,
     ) -> None:
         self._client = client
         self._node_name = node_name
+        self._component = component
         self._clock = clock
         self._backoff = DecorrelatedJitter(base_s=retry_s[0], cap_s=retry_s[1], random=random or Random())
-        self._correlator = EventCorrelator()
+        self._correlator = EventCorrelator(capacity=capacity)
         self._filled = asyncio.Event()
         self._sent: OrderedDict[Occurrence, _Sent] = OrderedDict()
         self._last_stamp = 0
@@ -78,7 +81,16 @@ class EventRecorder:
         """Events beyond a limit, or refused by the server."""
 
     def record(
-        self, kind: str, namespace: str, name: str, *, uid: str = "", type: EventType, reason: str, message: str
+        self,
+        kind: str,
+        namespace: str,
+        name: str,
+        *,
+        uid: str = "",
+        api_version: str = "v1",
+        type: EventType,
+        reason: str,
+        message: str,
     ) -> None:
         """Queue an event of an object. Returns at once, and never fails.
 
@@ -93,6 +105,7 @@ class EventRecorder:
             type=type,
             reason=reason,
             message=message[:MAX_MESSAGE],
+            api_version=api_version,
         )
         if self._correlator.put(happened, self._clock()):
             self._filled.set()
@@ -139,7 +152,9 @@ class EventRecorder:
         path = f"/api/v1/namespaces/{quote(happened.namespace or 'default')}/events"
         if (sent := self._sent.get(happened)) is not None:
             total = sent.counted.again(counted)
-            patch = {"count": total.count, "lastTimestamp": _rfc3339(total.last)}
+            patch: dict[str, Any] = {"count": total.count, "lastTimestamp": _rfc3339(total.last)}
+            if total.message:
+                patch["message"] = total.message[:MAX_MESSAGE]
             try:
                 await self._client.send_json(
                     "PATCH",
@@ -159,7 +174,7 @@ class EventRecorder:
             await self._client.send_json("POST", path, msgspec.json.encode(event))
         except Unreachable:
             # It may have arrived: the next try raises its count, or creates it.
-            self._remember(happened, _Sent(event["metadata"]["name"], CorrelatedEvent(counted.first, counted.last, 0)))
+            self._remember(happened, _Sent(event["metadata"]["name"], replace(counted, count=0)))
             raise
         self._remember(happened, _Sent(event["metadata"]["name"], counted))
 
@@ -176,15 +191,16 @@ class EventRecorder:
             "kind": "Event",
             "apiVersion": "v1",
             "metadata": {"name": self._name(happened), "namespace": happened.namespace or "default"},
-            "involvedObject": {key: value for key, value in involved.items() if value} | {"apiVersion": "v1"},
+            "involvedObject": {key: value for key, value in involved.items() if value}
+            | {"apiVersion": happened.api_version},
             "reason": happened.reason,
-            "message": happened.message,
+            "message": counted.message[:MAX_MESSAGE] or happened.message,
             "type": happened.type,
-            "source": {"component": COMPONENT, "host": self._node_name},
+            "source": {"component": self._component, "host": self._node_name},
             "firstTimestamp": _rfc3339(counted.first),
             "lastTimestamp": _rfc3339(counted.last),
             "count": counted.count,
-            "reportingComponent": COMPONENT,
+            "reportingComponent": self._component,
             "reportingInstance": self._node_name,
         }
 

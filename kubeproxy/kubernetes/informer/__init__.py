@@ -1,1 +1,1 @@
-"""List-watch: keeps a copy of a resource in step with an API server."""
+"""Objects of the API server kept in memory, indexed, with handlers for their changes."""

@@ -100,7 +100,9 @@ class Reflector:
         contact: Connectivity,
         pace: Pace,
         random: Random,
+        max_kept_bytes: int | None = None,
     ) -> None:
+        """`max_kept_bytes`: objects beyond it are left out, as `memory_bound` says; None: its default."""
         self._client = client
         self._name = name
         self._choose = choose
@@ -109,7 +111,7 @@ class Reflector:
         self._course = ListWatchPolicy(pace=pace, random=random)
         self._faults = Faults(name)
         self._recall: DecodeCache[Any] = DecodeCache()
-        self._allowance = Allowance()
+        self._allowance = Allowance(max_kept_bytes)
         self._told_left_out = False
         self._listed_at = float("-inf")
         self._nameless = 0

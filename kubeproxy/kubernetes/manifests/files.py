@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import stat
 from collections.abc import Mapping
@@ -51,11 +53,12 @@ class Listing:
 
 
 def look(path: str, *, recursive: bool) -> Listing:
-    """The files there now. Never raises: an unreadable path is among the faults."""
+    """The files there now. Never raises: an unreadable path is among the faults. A path that does not exist may be a
+    pattern (``app-*.yaml``) of existing files."""
     try:
         found = os.stat(path)
     except OSError as error:
-        return Listing(faults={path: _reason(error)})
+        return _matching(path) or Listing(faults={path: _reason(error)})
     if stat.S_ISREG(found.st_mode):
         return Listing(files={path: _signature(found)})
     if not stat.S_ISDIR(found.st_mode):
@@ -64,6 +67,19 @@ def look(path: str, *, recursive: bool) -> Listing:
     faults: dict[str, str] = {}
     _look_into(path, recursive, files, faults, {Identity(found.st_dev, found.st_ino)})
     return Listing(files, faults, Identity(found.st_dev, found.st_ino))
+
+
+def _matching(pattern: str) -> Listing | None:
+    """The regular files that match a pattern; None where there are none."""
+    if not glob.has_magic(pattern):
+        return None
+    files: dict[str, Signature] = {}
+    for path in sorted(glob.glob(pattern)):
+        with contextlib.suppress(OSError):  # deleted since, or a link to nothing
+            found = os.stat(path)
+            if stat.S_ISREG(found.st_mode):
+                files[path] = _signature(found)
+    return Listing(files=files) if files else None
 
 
 def _look_into(

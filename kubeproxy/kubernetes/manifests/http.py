@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 TOTAL_S, SILENT_S = 120.0, 10.0
 """Time limit of an answer (50 MB over a slow link), and of silence."""
 MAX_REDIRECTS = 5
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+"""Statuses that lead to another address."""
 _PORTS = {"http": 80, "https": 443}
 _ACCEPT = "application/yaml, application/json, text/plain;q=0.9, */*;q=0.1"
 
@@ -84,9 +85,9 @@ async def _answer(
     where its author did not name, in clear text instead of TLS, or from a service that answers this node alone."""
     at = url
     for _ in range(MAX_REDIRECTS + 1):
-        async with session.get(at, headers=headers, allow_redirects=False, proxy=_proxy(at)) as response:
+        async with session.get(at, headers=headers, allow_redirects=False, proxy=proxy_for(at)) as response:
             location = response.headers.get("Location", "")
-            if response.status not in _REDIRECTS or not location:
+            if response.status not in REDIRECTS or not location:
                 yield response
                 return
         to = urljoin(at, location)
@@ -103,7 +104,7 @@ def _server(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
-def _proxy(url: str) -> str | None:
+def proxy_for(url: str) -> str | None:
     """The proxy that the environment names for a URL. aiohttp's own `trust_env` would send what ~/.netrc holds, too."""
     parts: SplitResult = urlsplit(url)
     if not parts.hostname or proxy_bypass(parts.netloc.rpartition("@")[2]):

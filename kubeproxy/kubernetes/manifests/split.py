@@ -18,10 +18,10 @@ def split(data: bytes) -> Iterator[tuple[int, bytes]]:
         end = start
         while (end := data.find(b"\n" + _SEPARATOR, end)) >= 0:
             end += 1
-            if _separated(data, end):
+            if is_separated(data, end):
                 break
         text = data[start : end if end >= 0 else len(data)]
-        if not _empty(text):
+        if not is_empty(text):
             yield line, text
         line += text.count(b"\n")
         start += len(text)
@@ -29,18 +29,18 @@ def split(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def body(text: bytes) -> bytes:
     """A document without the separator before it."""
-    return text[len(_SEPARATOR) :] if _separated(text) else text
+    return text[len(_SEPARATOR) :] if is_separated(text) else text
 
 
-def _separated(data: bytes, start: int = 0) -> bool:
+def is_separated(data: bytes | bytearray, start: int = 0) -> bool:
     """Whether a document separator begins here, and not a text with the same beginning."""
     end = start + len(_SEPARATOR)
     return data[start:end] == _SEPARATOR and (end == len(data) or data[end : end + 1].isspace())
 
 
-def _empty(text: bytes) -> bool:
-    """Whether there is only white space, comments, directives and end marks."""
-    position = len(_SEPARATOR) if _separated(text) else 0
+def is_empty(text: bytes) -> bool:
+    """Whether a document has only white space, comments, directives and end marks."""
+    position = len(_SEPARATOR) if is_separated(text) else 0
     while position < len(text):
         end = text.find(b"\n", position)
         end = len(text) if end < 0 else end

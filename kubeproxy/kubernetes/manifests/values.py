@@ -101,41 +101,48 @@ def is_json(text: bytes) -> bool:
 def parse(text: bytes, line: int) -> list[Value]:
     """One document's value; several if YAML's end mark divides it further. `line` is the number of its first line.
     Raises SyntaxFault."""
-    try:
-        decoded = text.decode()
-    except UnicodeDecodeError as error:
-        at = line + text.count(b"\n", 0, error.start)
-        raise SyntaxFault(at, f"byte {text[error.start]:#04x} is not UTF-8") from None
+    decoded = text_of(text, line)
     if is_json(text):
         try:
             msgspec.json.decode(text, type=dict[str, msgspec.Raw])
             return [JsonValue(text)]
         except (msgspec.MsgspecError, RecursionError):
             pass  # YAML has mappings in braces, too, and its errors have a line number
+    return [YamlValue(value) for value in compose_yaml(decoded, line)]
+
+
+def text_of(data: bytes, line: int) -> str:
+    """UTF-8 decoded. Raises SyntaxFault."""
     try:
-        return [YamlValue(value) for value in _load_yaml(decoded)]
+        return data.decode()
+    except UnicodeDecodeError as error:
+        at = line + data.count(b"\n", 0, error.start)
+        raise SyntaxFault(at, f"byte {data[error.start]:#04x} is not UTF-8") from None
+
+
+def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], Composer] | None = None) -> list[object]:
+    """The values of the YAML documents in a text, read by a `composer` (default: `Composer`). Raises SyntaxFault."""
+    parser = None
+    try:
+        parser = yaml.CSafeLoader(text)
+        return (composer or Composer)(parser.get_event).documents()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = error.problem or error.context or "not YAML"
-        last = text.rstrip().count(b"\n")  # an error at the end is reported on the line after it
+        last = text.rstrip().count("\n")  # an error at the end is reported on the line after it
         raise SyntaxFault(line + min(mark.line if mark else 0, last), what) from None
     except yaml.reader.ReaderError as error:
-        raise SyntaxFault(line + text.count(b"\n", 0, error.position), error.reason) from None
+        raise SyntaxFault(line + text.count("\n", 0, error.position), error.reason) from None
     except (yaml.YAMLError, ValueError) as error:
         raise SyntaxFault(line, (str(error) or "not YAML").splitlines()[0]) from None
     except RecursionError:
         raise SyntaxFault(line, "nested too deeply") from None
-
-
-def _load_yaml(text: str) -> list[object]:
-    parser = yaml.CSafeLoader(text)
-    try:
-        return _Builder(parser.get_event).documents()
     finally:
-        parser.dispose()
+        if parser is not None:
+            parser.dispose()
 
 
-_TAG = "tag:yaml.org,2002:"
+TAG = "tag:yaml.org,2002:"
 _CONSTANTS: dict[str, object] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -149,15 +156,21 @@ _MappingEnd = yaml.MappingEndEvent
 _SequenceEnd = yaml.SequenceEndEvent
 
 
-class _Builder:
+class Composer:
     """Builds plain data from a parser's events.
 
     PyYAML's own way, by nodes and then generators, takes three times as long, thirty times the text's memory, and the C
     stack. Plain scalars are read as in YAML 1.2: null, true, false and decimal numbers; the rest is text, so that
-    ``no``, ``22:22`` and dates stay as written.
+    ``no``, ``22:22`` and dates stay as written. A subclass reads scalars, keys and repeated keys in another way.
     """
 
+    scalar: Callable[[Any], object]
+    """The value of a scalar's event."""
+    key: Callable[[Any], str] | None = None
+    """The text of a scalar key's event; None: its own."""
+
     def __init__(self, next_event: Callable[[], Any]) -> None:
+        self.scalar = scalar
         self._next = next_event
         self._anchors: dict[str, tuple[object, int]] = {}
         """By name: a value, and the number of values in it."""
@@ -183,12 +196,11 @@ class _Builder:
         before = self._expanded
         value: object
         if kind is _Scalar:
-            value = _scalar(event)
+            value = self.scalar(event)
         else:
             if depth == MAX_DEPTH:
-                raise _refusal(event, f"nested deeper than {MAX_DEPTH} levels")
-            if event.tag not in (None, "!", f"{_TAG}map", f"{_TAG}seq"):
-                raise _refusal(event, f"tag {event.tag!r} is not supported")
+                raise refusal(event, f"nested deeper than {MAX_DEPTH} levels")
+            self.collection(event)
             value = self._mapping(depth + 1) if kind is yaml.MappingStartEvent else self._sequence(depth + 1)
         if event.anchor is not None:
             self._anchors[event.anchor] = value, self._expanded - before + 1
@@ -197,49 +209,52 @@ class _Builder:
     def _alias(self, event: Any) -> object:
         """The value itself, not a copy. It counts each time, because the decoder reads it each time."""
         if event.anchor not in self._anchors:
-            raise _refusal(event, f"no anchor {event.anchor!r} before this alias")
+            raise refusal(event, f"no anchor {event.anchor!r} before this alias")
         value, size = self._anchors[event.anchor]
         self._expanded += size
         if self._expanded > FREE_EXPANSION + MAX_EXPANSION * self._written:
-            raise _refusal(event, f"aliases expand {self._written} values to {self._expanded} or more")
+            raise refusal(event, f"aliases expand {self._written} values to {self._expanded} or more")
         return value
 
     def _sequence(self, depth: int) -> list[object]:
-        following, plain = self._next, 0
+        following, scalar_of, plain = self._next, self.scalar, 0
         values: list[object] = []
         while (event := following()).__class__ is not _SequenceEnd:
             if event.__class__ is _Scalar and event.anchor is None:
                 plain += 1
-                values.append(_scalar(event))
+                values.append(scalar_of(event))
             else:
                 values.append(self._value(event, depth))
         self._count(plain)
         return values
 
     def _mapping(self, depth: int) -> dict[str, object]:
-        following, plain = self._next, 0
+        following, scalar_of, key_of, plain = self._next, self.scalar, self.key, 0
         found: dict[str, object] = {}
         merged: dict[str, object] = {}
         while (event := following()).__class__ is not _MappingEnd:
-            scalar = event.__class__ is _Scalar
-            key = event.value if scalar else self._value(event, depth)
+            is_scalar = event.__class__ is _Scalar
+            key = event.value if is_scalar else self._value(event, depth)
+            if key_of is not None and is_scalar:
+                key = key_of(event)
             if not isinstance(key, str):
-                raise _refusal(event, "a key that is not a text")
-            if scalar and event.anchor is not None:
+                raise refusal(event, "a key that is not a text")
+            if is_scalar and event.anchor is not None:
                 self._anchors[event.anchor] = key, 1
             content = following()
             if content.__class__ is _Scalar and content.anchor is None:
                 plain += 1
-                value = _scalar(content)
+                value = scalar_of(content)
             else:
                 value = self._value(content, depth)
-            if key == _MERGE and scalar and event.implicit[0]:
+            if key == _MERGE and is_scalar and event.implicit[0]:
                 for part in value if isinstance(value, list) else [value]:
                     if not isinstance(part, dict):
-                        raise _refusal(event, "only mappings can be merged")
+                        raise refusal(event, "only mappings can be merged")
                     merged = part | merged
             elif key in found:
-                raise _refusal(event, f"duplicate key {key!r}")
+                self.repeated(event, key)
+                found[key] = value
             else:
                 found[key] = value
         self._count(plain)
@@ -250,18 +265,31 @@ class _Builder:
         self._written += plain
         self._expanded += plain
 
+    # What another reading of YAML changes
 
-def _scalar(event: Any) -> object:
+    def repeated(self, event: Any, key: str) -> None:
+        """A mapping has this key a second time, whose value counts unless this raises."""
+        raise refusal(event, f"duplicate key {key!r}")
+
+    def collection(self, event: Any) -> None:
+        """A mapping or a list begins; raises for a tag that is not supported."""
+        if event.tag not in (None, "!", f"{TAG}map", f"{TAG}seq"):
+            raise refusal(event, f"tag {event.tag!r} is not supported")
+
+
+def scalar(event: Any) -> object:
+    """The value of a scalar, by YAML 1.2."""
     text: str = event.value
     plain, quoted = event.implicit
     if plain:
         if text in _CONSTANTS:
             return _CONSTANTS[text]
         return int(text) if text[0] in _INTEGER_BEGINS and _INTEGER.fullmatch(text) else text
-    if quoted or event.tag in ("!", f"{_TAG}str"):
+    if quoted or event.tag in ("!", f"{TAG}str"):
         return text
-    raise _refusal(event, f"tag {event.tag!r} is not supported")
+    raise refusal(event, f"tag {event.tag!r} is not supported")
 
 
-def _refusal(event: Any, problem: str) -> yaml.MarkedYAMLError:
+def refusal(event: Any, problem: str) -> yaml.MarkedYAMLError:
+    """The error of a refused text, at an event's place."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

@@ -1,8 +1,8 @@
-"""A small HTTP server for probes and scrapers, which no client can hurt.
+"""A small HTTP server for probes and scrapers that withstands any client.
 
-One request per connection, and so many seconds for it from the accept to the last byte: that one rule holds for clients
-that say nothing, that drip their headers and that do not read the answer. What a flood of connections costs, and which
-of them stay, `admission` decides by the clients' addresses; which requests are answered, `access`.
+A connection carries one request and has a time limit from accept to last byte. The limit covers clients that send
+nothing, that send headers slowly and that do not read the answer. In a flood of connections, `admission` decides by the
+clients' addresses which ones stay; `access` decides which requests are answered.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from aiohttp.typedefs import Handler, Middleware
 from kubeproxy.model.errors import KernelError
 from kubeproxy.observability.http.accept_queues import open_queues
 from kubeproxy.observability.http.access import Access, is_loopback
-from kubeproxy.observability.http.admission import Admission, Kept, sharer
+from kubeproxy.observability.http.admission import Admission, Kept, client_key
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.runtime.tasks import TaskSet
 
 RETRY_S: Final = 5.0
-"""How often a failed bind is tried again, as in kube-proxy."""
+"""Seconds between two attempts to bind, as in kube-proxy."""
 EXPECTED_RETRY_S: Final = 0.05
-"""How often while the address is expected to become free: whoever gives it away is a moment from doing so."""
+"""Seconds between two attempts while the address is about to become free."""
 EXPECTED_S: Final = 30.0
-"""How long it is expected to: beyond what a predecessor may take for handing everything over."""
+"""Seconds for which that is expected: longer than the takeover from a predecessor."""
 CONNECTION_S: Final = 30.0
-"""How long a connection may last; Prometheus gives up after 10 s by default, kubelet's probes after 1 s."""
+"""Time limit of a connection; Prometheus gives up after 10 s by default, kubelet's probes after 1 s."""
 CONNECTIONS: Final = 64
-"""How many connections may be open at once."""
+"""Connections open at once."""
 CLOSE_S: Final = 1.0
-"""How long answers may still take when the server closes."""
+"""Seconds that pending answers get when the server closes."""
 ACCEPTED_AT_ONCE: Final = 64
-"""Connections accepted of one queue in one turn of the loop: a flood delays other work by about a millisecond."""
+"""Connections accepted from one queue per turn of the loop: a flood delays other work by about a millisecond."""
 FULL_PAUSE_S: Final = 0.1
-"""How long nothing is accepted when the process has no descriptor or memory for a connection."""
+"""Seconds without accept when the process has no descriptor or memory for a connection."""
 SERVER: Final = "kubeproxy"
-"""The `Server` header: no versions, which only help an attacker choose."""
-# aiohttp has no setting for it, and its answers to garbage pass no hook.
+"""The `Server` header, without versions, which would help an attacker."""
+# aiohttp has no setting for it, and no hook sees its answers to garbage.
 web_response.SERVER_SOFTWARE = SERVER  # type: ignore[attr-defined]
 HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -59,11 +59,11 @@ HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""On every answer, unless the page sets its own: browsers neither guess a type, nor frame it, nor keep it."""
+"""Headers of every answer, unless the page sets its own: browsers do not guess types, frame pages or cache them."""
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER: on, 0 s. A close then resets the connection, and leaves nothing behind in the kernel."""
+"""SO_LINGER: on, 0 s. Closing then resets the connection, and the kernel keeps no state."""
 _AGAIN: Final = frozenset({errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EPERM})
-"""The connection that was to be accepted has gone; the next may be fine."""
+"""Errors of a connection that ended before accept; the next one may work."""
 
 log = structlog.get_logger(__name__)
 
@@ -71,12 +71,12 @@ log = structlog.get_logger(__name__)
 class HttpServer:
     """Serves `routes` on one address until it is closed.
 
-    `setting` names the configuration field that holds the address, for messages. With `hard_fail` an address that
-    cannot be had fails the start (kube-proxy's bindAddressHardFail); otherwise it is tried again until it can, which
-    is said in the log and to `on_failure`, once. With `quiet` the log says so only when debugging: the owner of
-    `on_failure` tells it better. `dualstack`: the unspecified IPv6 address takes IPv4 as well, as in Go. `alone`: with
-    one socket instead of several queues (see `open_queues`). `on_refused` is called for each connection that is one too
-    many of its address. `access` says which requests are answered; without it all are.
+    `setting` names the configuration field of the address, for messages. With `hard_fail` a failed bind fails the start
+    (kube-proxy's bindAddressHardFail); otherwise the server tries again, logs the failure once and calls `on_failure`.
+    With `quiet` it logs at level debug only, because `on_failure` reports it. `dualstack`: the unspecified IPv6 address
+    serves IPv4 as well, as in Go. `alone`: one socket instead of several queues (see `open_queues`). `on_refused` is
+    called for each connection beyond the limit of its address. `access` decides which requests are answered; without it
+    all are.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class HttpServer:
         self._retry_s = retry_s
         self._connection_s = connection_s
         self._limited = RateLimitedLog(log)
-        middlewares = [_within_memory(self._limited), *([_only(access)] if access is not None else [])]
+        middlewares = [_answer_out_of_memory(self._limited), *([_only(access)] if access is not None else [])]
         application = web.Application(middlewares=middlewares)
         application.add_routes(routes)
         application.on_response_prepare.append(_set_headers)
@@ -129,21 +129,21 @@ class HttpServer:
         self._open: Kept[_Connection] = Kept(connections)
         self._pause: asyncio.TimerHandle | None = None
         self._expected_until = -math.inf
-        self._nudged = asyncio.Event()
-        self._complaint = ""
-        """Why the address cannot be had, as it was last said."""
+        self._retry_now = asyncio.Event()
+        self._logged_reason = ""
+        """Why the bind failed, as last logged."""
         self._tasks = TaskSet(self._crashed)
 
     @property
     def port(self) -> int | None:
-        """The port it listens on; None while it could not be had."""
+        """The port on which it listens; None while it does not."""
         if not self._queues:
             return None
         port: int = self._queues[0].getsockname()[1]
         return port
 
     async def start(self) -> None:
-        """Listen. KernelError with `hard_fail` when the address cannot be had; else it is tried again by itself."""
+        """Listen. If the bind fails: KernelError with `hard_fail`, else a task tries again."""
         await self._runner.setup()
         try:
             await self._listen()
@@ -154,22 +154,24 @@ class HttpServer:
                     f"{self._name} cannot listen on {self._address}: {_reason(error)}; "
                     f"free the address, change {self._setting}, or unset bindAddressHardFail to go on without"
                 ) from error
-            self._complain(error)
+            self._report(error)
             self._tasks.start(self._keep_trying(), name=f"{self._name}: bind {self._address}")
 
     def expect_port(self, within_s: float = EXPECTED_S) -> None:
-        """Whoever has the address is about to give it away: until it is had, but for `within_s` seconds at most, it is
-        tried at a quick pace, and that it is not free is no failure. May be called before `start`, and at any time."""
+        """Expect the address to become free within `within_s` seconds.
+
+        Until then the server tries to bind often, and a failed attempt is no failure. May be called at any time, also
+        before `start`.
+        """
         self._expected_until = asyncio.get_running_loop().time() + within_s
-        self._nudged.set()
+        self._retry_now.set()
 
     @property
     def _is_expected(self) -> bool:
         return asyncio.get_running_loop().time() < self._expected_until
 
     async def close(self) -> None:
-        """Stop listening, at which the port is free for another; running answers get a second to end. May be called at
-        any time, and more than once."""
+        """Stop listening and free the port; pending answers get a second. May be called at any time, repeatedly."""
         self._stop_accepting()
         await self._tasks.close()
         try:
@@ -189,21 +191,21 @@ class HttpServer:
         while not self._queues:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EXPECTED_RETRY_S if self._is_expected else self._retry_s):
-                    await self._nudged.wait()
-            self._nudged.clear()
+                    await self._retry_now.wait()
+            self._retry_now.clear()
             try:
                 await self._listen()
             except OSError as error:
-                self._complain(error)
+                self._report(error)
 
-    def _complain(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         reason = _reason(error)
         if self._is_expected:
-            log.debug("waits for an address that is to become free", server=self._name, address=self._address)
-        elif reason != self._complaint:
-            self._complaint = reason
+            log.debug("waiting for address to become free", server=self._name, address=self._address)
+        elif reason != self._logged_reason:
+            self._logged_reason = reason
             (log.debug if self._quiet else log.error)(
-                "cannot listen, goes on trying",
+                "cannot listen, trying again",
                 server=self._name,
                 address=self._address,
                 reason=reason,
@@ -232,7 +234,7 @@ class HttpServer:
         self._queues = []
 
     def _accept(self, queue: socket.socket) -> None:
-        """Take those who wait, but not so many that other work waits."""
+        """Accept waiting connections, at most `ACCEPTED_AT_ONCE`."""
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 client, (address, *_) = queue.accept()
@@ -248,32 +250,32 @@ class HttpServer:
             self._take(client, address)
 
     def _take(self, client: socket.socket, address: str) -> None:
-        who = sharer(address)
+        key = client_key(address)
         try:
             local = is_loopback(address) or address == client.getsockname()[0]
-            if self._admission.admit(who, time.monotonic(), local=local):
+            if self._admission.admit(key, time.monotonic(), local=local):
                 client.setblocking(False)
-                self._tasks.start(self._serve(client, who, local), name=f"{self._name}: connection")
+                self._tasks.start(self._serve(client, key, local), name=f"{self._name}: connection")
                 return
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        except OSError:  # it has gone already
+        except OSError:  # the client has already disconnected
             client.close()
             return
         client.close()
         if self._on_refused is not None:
             self._on_refused()
-        self._limited.warning("connections refused: too many per second", key=who, server=self._name, client=who)
+        self._limited.warning("connections refused: too many per second", key=key, server=self._name, client=key)
 
-    async def _serve(self, client: socket.socket, who: str, local: bool) -> None:
+    async def _serve(self, client: socket.socket, key: str, local: bool) -> None:
         server = self._runner.server
         assert server is not None, "connections are accepted between setup and cleanup only"
-        connection = _Connection(server(), lambda it: self._open.remove(who, it), self._connection_s)
-        self._open.add(who, connection, local=local)
+        connection = _Connection(server(), lambda it: self._open.remove(key, it), self._connection_s)
+        self._open.add(key, connection, local=local)
         if (surplus := self._open.surplus()) is not None:
             surplus.abort()
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
-        except OSError:  # it has gone already
+        except OSError:  # the client has already disconnected
             connection.abort()
             client.close()
         except BaseException:
@@ -293,7 +295,7 @@ class _Connection(asyncio.Protocol):
     """aiohttp's protocol with a deadline around it."""
 
     def __init__(self, inner: asyncio.Protocol, on_end: Callable[[_Connection], None], lifetime_s: float) -> None:
-        """`on_end` is called when it counts no more, maybe more than once."""
+        """`on_end` is called when the connection ends, possibly more than once."""
         self._inner = inner
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
@@ -307,7 +309,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._inner.connection_made(transport)
-        if self._aborted:  # before it was made: a loop that is very late
+        if self._aborted:  # aborted before the connection was made: the loop was very late
             self._transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -323,20 +325,20 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-def _within_memory(limited: RateLimitedLog) -> Middleware:
+def _answer_out_of_memory(limited: RateLimitedLog) -> Middleware:
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except MemoryError:
-            limited.warning("there is not enough memory to answer", path=request.path)
-            return web.Response(status=503, text="there is not enough memory to answer\n")
+            limited.warning("no memory for an answer", path=request.path)
+            return web.Response(status=503, text="not enough memory to answer\n")
 
     return answer
 
 
 def _only(access: Access) -> Middleware:
-    """Answer what `access` allows, and refuse the rest before any page sees it."""
+    """Refuse requests that `access` does not allow, before any page handles them."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -354,8 +356,8 @@ def _only(access: Access) -> Middleware:
 
 
 def from_loopback(request: web.Request) -> bool:
-    """Whether a client asks from this host, by its loopback address."""
-    if request.transport is None:  # it has gone
+    """Whether a client connects from a loopback address."""
+    if request.transport is None:  # the client has disconnected
         return False
     address, *_ = request.transport.get_extra_info("peername") or ("",)
     return is_loopback(address)
@@ -368,14 +370,14 @@ async def _set_headers(request: web.Request, response: web.StreamResponse) -> No
         response.headers.setdefault(name, value)
 
 
-def _worth_telling(record: logging.LogRecord) -> bool:
-    """Not what clients send: whoever can reach the port could fill the log with it."""
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Whether a record is no fault of the client: any client could fill the log with those."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (HttpProcessingError, ConnectionError))
 
 
 _HTTP_LOG = logging.getLogger(f"{__name__}.http")
-_HTTP_LOG.addFilter(_worth_telling)
+_HTTP_LOG.addFilter(_is_our_fault)
 
 
 def _joined(host: str, port: int | None) -> str:
@@ -383,5 +385,5 @@ def _joined(host: str, port: int | None) -> str:
 
 
 def _reason(error: OSError) -> str:
-    # The text of socket.create_server repeats the address.
+    # The error of socket.create_server repeats the address.
     return os.strerror(error.errno) if error.errno is not None else str(error)

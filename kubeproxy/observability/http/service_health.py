@@ -1,7 +1,7 @@
-"""Health check node ports: how load balancers learn which nodes have endpoints of their own for a Service.
+"""Health check node ports: load balancers learn there which nodes have local endpoints of a Service.
 
-A Service of type LoadBalancer under externalTrafficPolicy Local names such a port; what is answered there is what the
-newest kube-proxy answers (pkg/proxy/healthcheck).
+A Service of type LoadBalancer with externalTrafficPolicy Local has such a port. The answers are those of the newest
+kube-proxy (pkg/proxy/healthcheck).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 SETTING: Final = "spec.healthCheckNodePort"
 
 
-class _Place(NamedTuple):
+class _Binding(NamedTuple):
     """One listening socket."""
 
     service: ServiceName
@@ -33,11 +33,11 @@ class _Place(NamedTuple):
 
 
 class ServiceHealthServers:
-    """An HTTP server for each Service that has a health check node port, on each address that takes node ports.
+    """One HTTP server per health check node port and node address.
 
-    A port that cannot be had costs its Service that server only: it is said in the log and to `on_failure` (for an
-    event on the Service) once, and tried again until it can. Of two Services with the same port, the one that has it
-    keeps it. `clock` is the one that the proxier reports its health by.
+    If a port is not free, its Service has no such server for the time being: the failure is logged once and reported to
+    `on_failure` (for an event on the Service), and the server tries again. Of two Services with the same port, the one
+    that has it keeps it. `clock` is the clock of `health`.
     """
 
     def __init__(
@@ -56,60 +56,61 @@ class ServiceHealthServers:
         self._retry_s = retry_s
         self._wanted: Mapping[ServiceName, tuple[int, int]] = {}
         self._holders: dict[int, ServiceName] = {}
-        self._servers: dict[_Place, HttpServer] = {}
-        self._told: dict[ServiceName, tuple[int, ServiceName | None]] = {}
-        """The trouble that a Service has been told: the port, and who else has it (None: the address is not free)."""
+        self._servers: dict[_Binding, HttpServer] = {}
+        self._reported: dict[ServiceName, tuple[int, ServiceName | None]] = {}
+        """Reported failures by Service: the port, and the Service that has it (None: the address is not free)."""
         self._changing = asyncio.Lock()
 
     async def sync(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Serve these and no others: Service -> (healthCheckNodePort, number of its ready endpoints on this node); port
-        0: none.
+        """Serve exactly these: Service -> (healthCheckNodePort, ready endpoints on this node); port 0: none.
 
-        Numbers are answered from now on; sockets have changed when this returns, which may take a second where answers
-        are on their way.
+        New numbers are served at once. Sockets have changed when this returns, which takes up to a second while answers
+        are pending.
         """
         self._wanted = {service: of for service, of in wanted.items() if of[0]}
         await self._reconcile()
 
     async def set_addresses(self, addresses: Iterable[Address]) -> None:
-        """The addresses that take node ports have changed; a wildcard address stands for all of its family."""
+        """Change the addresses of node ports; a wildcard address stands for all of its family."""
         self._addresses = bindable(addresses)
         await self._reconcile()
 
     async def close(self) -> None:
-        """Serve none."""
+        """Close all servers."""
         await self.sync({})
 
     async def _reconcile(self) -> None:
         async with self._changing:
             self._holders, refused = assign(self._wanted, self._holders)
-            places = {_Place(of, port, address) for port, of in self._holders.items() for address in self._addresses}
-            self._told = {
-                name: told
-                for name, told in self._told.items()
-                if told == (self._wanted.get(name, (0, 0))[0], refused.get(name))
+            bindings = {
+                _Binding(of, port, address) for port, of in self._holders.items() for address in self._addresses
+            }
+            self._reported = {
+                name: report
+                for name, report in self._reported.items()
+                if report == (self._wanted.get(name, (0, 0))[0], refused.get(name))
             }
             for service, holder in refused.items():
                 port = self._wanted[service][0]
-                self._tell(service, port, f"health check node port {port} is taken by {holder}", holder=holder)
+                self._report(service, port, f"health check node port {port} is taken by {holder}", holder=holder)
             # Closed first: a port may pass from one Service to another.
-            await asyncio.gather(*(self._servers.pop(place).close() for place in self._servers.keys() - places))
-            for place in sorted(places - self._servers.keys()):
-                self._servers[place] = server = self._make_server(place)
+            await asyncio.gather(*(self._servers.pop(binding).close() for binding in self._servers.keys() - bindings))
+            for binding in sorted(bindings - self._servers.keys()):
+                self._servers[binding] = server = self._make_server(binding)
                 await server.start()
 
-    def _make_server(self, place: _Place) -> HttpServer:
+    def _make_server(self, binding: _Binding) -> HttpServer:
         async def answer(request: web.Request) -> web.Response:
-            return self._answer(place.service)
+            return self._answer(binding.service)
 
         return HttpServer(
-            name=f"health check of {place.service}",
-            host=place.address,
-            port=place.port,
+            name=f"health check of {binding.service}",
+            host=binding.address,
+            port=binding.port,
             routes=[web.route("*", "/{path:.*}", answer)],
             setting=SETTING,
             dualstack=False,
-            on_failure=lambda reason: self._tell(place.service, place.port, f"health check node port: {reason}"),
+            on_failure=lambda reason: self._report(binding.service, binding.port, f"health check node port: {reason}"),
             quiet=True,
             alone=True,
             retry_s=self._retry_s,
@@ -132,19 +133,21 @@ class ServiceHealthServers:
             },
         )
 
-    def _tell(self, service: ServiceName, port: int, text: str, *, holder: ServiceName | None = None) -> None:
-        """Once for each Service and port, however many addresses it concerns."""
-        if self._told.get(service) != (port, holder):
-            self._told[service] = (port, holder)
-            log.warning("a health check node port is not served", service=str(service), reason=text)
+    def _report(self, service: ServiceName, port: int, text: str, *, holder: ServiceName | None = None) -> None:
+        """Report a failure once per Service and port, not per address."""
+        if self._reported.get(service) != (port, holder):
+            self._reported[service] = (port, holder)
+            log.warning("health check node port not served", service=str(service), reason=text)
             self._on_failure(service, text)
 
 
 def assign(
     wanted: Mapping[ServiceName, tuple[int, int]], holders: Mapping[int, ServiceName]
 ) -> tuple[dict[int, ServiceName], dict[ServiceName, ServiceName]]:
-    """Who has which port, and who is refused because of whom. Pure. Who has a port keeps it while it is wanted; a free
-    one is taken by the first that wants it."""
+    """The Service of each port, and for each refused Service the one that has its port. Pure.
+
+    A Service keeps its port as long as it wants it; a free port goes to the first Service that wants it.
+    """
     found = {port: service for port, service in holders.items() if wanted.get(service, (0, 0))[0] == port}
     for service, (port, _) in wanted.items():
         found.setdefault(port, service)
@@ -152,7 +155,7 @@ def assign(
 
 
 def bindable(addresses: Iterable[Address]) -> tuple[Address, ...]:
-    """The addresses to bind: each once, and none beside the wildcard address of its family. Pure."""
+    """The addresses to bind: each once; a wildcard address replaces all of its family. Pure."""
     given = set(addresses)
     all_of = {family for family, wildcard in NODE_PORTS.items() if wildcard in given}
     return tuple(sorted(it for it in given if family_of(it) not in all_of or it in NODE_PORTS.values()))

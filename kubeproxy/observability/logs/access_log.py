@@ -1,7 +1,7 @@
-"""The access log: one line for each connection that has ended, in a file of its own or among the other logs.
+"""The access log: one line for each ended connection, in its own file or in the log.
 
-What has ended is fetched twice a second, not told as it ends, so that the byte path waits for no disk. A file is opened
-for appending and looked up by its name before every write: whoever rotates it only has to move it away.
+Ended connections are fetched twice a second, so that the byte path never waits for a disk. The file is opened for
+appending, and its name is looked up before every write: to rotate it, move it away.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ from kubeproxy.dataplane.interface import Ended
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.logs.setup import OURS, bare_value
+from kubeproxy.runtime.yielding import TimeSlice
 
 FETCH_S: Final = 0.5
-"""How often the data plane is asked, each of whose processes keeps a few thousand."""
+"""Seconds between two fetches; each process of the data plane keeps a few thousand ended connections."""
 BATCH: Final = 1000
-"""Lines rendered between two breaths of the event loop."""
+"""Lines rendered and written at a time."""
+SLICE_S: Final = 0.002
+"""Seconds of logging between two yields to the event loop."""
 THE_LOG: Final = "-"
-"""The setting that stands for the log itself."""
+"""The value of the setting for the log itself."""
 MODE: Final = 0o640
-"""Of a new file: who talks to whom is not everybody's business."""
+"""Permissions of a new file: addresses of clients are not for every user."""
 
 log = structlog.get_logger(__name__)
 access = structlog.get_logger(f"{OURS}.access")
 
 
 class AccessLog:
-    """Writes what `ended` gives to where `use` says, as long as `run` runs.
+    """Writes the connections that `ended` gives to the place that `use` sets.
 
-    `on_lost` is told how many lines could not be written. What goes wrong with the file is said once in the log, and
-    tried again with the next lines.
+    `on_lost` gets the number of lines that could not be written. A failure of the file is logged once, and the next
+    lines try again.
     """
 
     def __init__(
@@ -53,46 +56,49 @@ class AccessLog:
         self._fetch_s = fetch_s
         self._where = ""
         self._json = False
-        self._wanted = asyncio.Event()
+        self._enabled = asyncio.Event()
         self._file: _File | None = None
-        self._turn = asyncio.Lock()
+        self._writing = asyncio.Lock()
         self._log = RateLimitedLog(log)
 
     def use(self, where: str, *, as_json: bool) -> None:
-        """Write to a file, to the log itself (``-``) or nowhere (empty), in logfmt or as JSON; the log itself has a
-        format of its own. A file is opened anew in any case."""
+        """Set the place: a file, the log itself (``-``) or none (empty); the file has logfmt or JSON lines.
+
+        The log itself keeps its own format. A call always reopens the file.
+        """
         self._where, self._json = where, as_json
         self._file = _File(Path(where)) if where not in ("", THE_LOG) else None
         if where:
-            self._wanted.set()
+            self._enabled.set()
         else:
-            self._wanted.clear()
+            self._enabled.clear()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Write every `fetch_s` seconds, until cancelled."""
         while True:
-            await self._wanted.wait()
+            await self._enabled.wait()
             await self.flush()
             await asyncio.sleep(self._fetch_s)
 
     async def flush(self) -> None:
-        """Write what has ended until now."""
-        async with self._turn:
+        """Write the connections that have ended until now."""
+        async with self._writing:
             if not self._where:
                 return
             try:
-                ended = sorted(await self._ended(), key=_end)  # each process has its own
+                ended = sorted(await self._ended(), key=_end)  # each process gives its own
             except KubeproxyError as error:
-                self._log.warning("cannot learn which connections have ended", reason=str(error))
+                self._log.warning("cannot fetch ended connections", reason=str(error))
                 return
             for start in range(0, len(ended), BATCH):
-                await self._tell(ended[start : start + BATCH])
+                await self._write(ended[start : start + BATCH])
 
-    async def _tell(self, ended: Sequence[Ended]) -> None:
+    async def _write(self, ended: Sequence[Ended]) -> None:
         if self._file is None:
+            time_slice = TimeSlice(SLICE_S)
             for one in ended:
                 access.info("connection ended", **facts(one))
-            await asyncio.sleep(0)
+                await time_slice.offer()
             return
         render = json_line if self._json else text_line
         text, file = "".join([render(one) for one in ended]).encode(), self._file
@@ -101,32 +107,32 @@ class AccessLog:
         except OSError as error:
             self._on_lost(len(ended))
             self._log.error(
-                "the access log cannot be written",
+                "cannot write the access log",
                 key="file",
                 path=str(file.path),
                 reason=error.strerror or str(error),
                 lines_lost=len(ended),
             )
         else:
-            self._log.over("file")
+            self._log.reset("file")
 
 
 class _File:
-    """A file that may be rotated away at any time. Its methods may wait for the disk."""
+    """A file that may be renamed at any time. Its methods may block on the disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = -1
 
     def append(self, text: bytes) -> None:
-        """Add whole lines; OSError when not all of them could be added."""
-        self._follow()
+        """Append whole lines; OSError if not all of them could be written."""
+        self._reopen()
         remaining = memoryview(text)
         while remaining:
             remaining = remaining[os.write(self._descriptor, remaining) :]
 
-    def _follow(self) -> None:
-        """Open it where it is not the one that is open."""
+    def _reopen(self) -> None:
+        """Open the file unless the open one still has the name."""
         if self._descriptor >= 0:
             try:
                 there, here = os.stat(self.path), os.fstat(self._descriptor)
@@ -136,12 +142,12 @@ class _File:
                 if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
                     return
             self.close()
-        # Without O_NONBLOCK a pipe that nobody reads would hold the thread for ever.
+        # Without O_NONBLOCK a pipe without a reader would block the thread for ever.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         self._descriptor = os.open(self.path, flags, MODE)
 
     def close(self) -> None:
-        """Close it; the next `append` opens it again."""
+        """Close the file; the next `append` opens it again."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
@@ -151,7 +157,7 @@ class _File:
 
 
 def facts(ended: Ended) -> dict[str, Any]:
-    """What there is to say, by the names under which it is said. Seconds to the microsecond."""
+    """The fields of a line by name. Seconds are rounded to microseconds."""
     service_port = ended.frontend.service_port
     return {
         "service": str(service_port.service),
@@ -169,13 +175,13 @@ def facts(ended: Ended) -> dict[str, Any]:
 
 
 def text_line(ended: Ended) -> str:
-    """logfmt, with the time of the end first and ``-`` for what there is not."""
+    """A logfmt line; the time of the end comes first, ``-`` stands for no value."""
     words = [f"{key}={'-' if value in (None, '') else bare_value(value)}" for key, value in facts(ended).items()]
     return f"{_moment(ended)} {' '.join(words)}\n"
 
 
 def json_line(ended: Ended) -> str:
-    """One JSON object."""
+    """A line with one JSON object."""
     line: Mapping[str, Any] = {"ts": _moment(ended), **facts(ended)}
     return json.dumps(line, ensure_ascii=False) + "\n"
 

@@ -1,8 +1,8 @@
-"""One rendering for our log and those of the libraries: text on a terminal and in a pipe, JSON, the systemd journal.
+"""Sets up the log: one format for our lines and those of libraries.
 
-Everything goes through the standard library's root logger, so that a line of aiohttp looks like one of ours. What may
-change while the process runs (verbosity, format) lives in the one handler and in logger levels; `configure` can be
-called again at any time.
+Formats are text (terminal, pipe), JSON and the systemd journal. All lines go through the standard library's root
+logger, so lines of aiohttp look like ours. Verbosity and format are state of one handler and of logger levels, so
+`configure` may be called again at any time.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from kubeproxy.observability.logs.writer import LogWriter
 Format = Literal["text", "json"]
 
 OURS: Final = "kubeproxy"
-"""Below this logger are our own; all others belong to libraries."""
+"""The parent of our loggers; all others belong to libraries."""
 
 _JOURNAL_PRIORITY: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
 """syslog(3) priorities, which sd-daemon(3) reads from a ``<N>`` before each line."""
 
 _VERBOSITY: Final = {"info": 0, "debug": 4}
-"""kube-proxy's ``-v`` from which on it says so."""
+"""kube-proxy's ``-v`` from which on a level is logged."""
 
 _COLOUR: Final = {"critical": "\x1b[1;31m", "error": "\x1b[31m", "warning": "\x1b[33m", "info": "\x1b[32m", "debug": ""}
 _DIM: Final = "\x1b[2m"
@@ -41,14 +41,14 @@ _RESET: Final = "\x1b[0m"
 _BARE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 """A value that needs no quotes."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""What could forge a line or speak to the terminal; names in a message come from whoever may write to the API."""
+"""Characters that could forge a line or control the terminal: any writer to the API chooses names in messages."""
 
 
 def levels(verbosity: int) -> tuple[int, int]:
-    """The lowest level shown of our own loggers and of the libraries'.
+    """The lowest logged level of our loggers and of libraries for kube-proxy's ``-v``.
 
-    After kube-proxy's ``-v``: 0 tells what an operator needs, 2 adds what libraries have to say, 4 is for debugging.
-    Only from 8 on do libraries debug as well, as client-go shows bodies of requests from there.
+    0: messages for the operator; 2: also those of libraries; 4: debugging; 8: also debugging of libraries, as client-go
+    logs bodies of requests from 8 on.
     """
     ours = logging.DEBUG if verbosity >= 4 else logging.INFO
     libraries = logging.DEBUG if verbosity >= 8 else logging.INFO if verbosity >= 2 else logging.WARNING
@@ -56,12 +56,12 @@ def levels(verbosity: int) -> tuple[int, int]:
 
 
 def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | None = None) -> None:
-    """Log to `stream` (stderr) in `fmt` (text), with kube-proxy's `verbosity`. Replaces what an earlier call set up."""
+    """Log to `stream` (stderr) in `fmt` (text) with kube-proxy's `verbosity`; replaces an earlier call's setup."""
     stream = sys.stderr if stream is None else stream
     journal = _is_journal(stream)
     root = logging.getLogger()
     before = [old for old in root.handlers if isinstance(old, _Handler)]
-    # What an earlier handler has not got rid of yet comes first.
+    # The writer of an earlier handler keeps its backlog, which comes first.
     handler = _Handler(
         next((old.log_writer for old in before if old.log_writer.stream is stream), None) or LogWriter(stream)
     )
@@ -98,22 +98,22 @@ def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | Non
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
-        # A cached logger would keep to the configuration that it met first. Where much is moved nothing is logged.
+        # A cached logger would keep its first configuration. The byte path logs nothing, so speed does not matter.
         cache_logger_on_first_use=False,
     )
 
 
-def complaint() -> str | None:
-    """What has been wrong with the way out of the log since this was last asked; None: nothing."""
-    complaints = (it.log_writer.complaint() for it in logging.getLogger().handlers if isinstance(it, _Handler))
-    return next(filter(None, complaints), None)
+def writer_problem() -> str | None:
+    """What went wrong with writing the log since the last call; None: nothing."""
+    problems = (it.log_writer.problem() for it in logging.getLogger().handlers if isinstance(it, _Handler))
+    return next(filter(None, problems), None)
 
 
 class TextLine:
     """``2026-01-02T03:04:05.678901Z warning watch ended source=kubernetes reason="connection reset"``
 
-    One line per event whatever its values hold; only a traceback follows on lines of its own, indented. In the journal,
-    which keeps its own clock and priorities, the time is left out and every line carries its priority.
+    One line per event, whatever its values are; a traceback follows indented. Journal lines have no time, because the
+    journal has its own, and each begins with its priority.
     """
 
     def __init__(self, *, colours: bool, priority: bool, timestamp: bool) -> None:
@@ -149,7 +149,7 @@ class JsonLine:
 
     ``ts``, ``caller`` (file and line), ``msg``, ``v`` (not of warnings and errors) and ``err`` (of an exception, whose
     traceback is in ``exception``) are the keys of Kubernetes' own JSON logs. The time is RFC 3339, which log collectors
-    read without being told.
+    read without configuration.
     """
 
     def __init__(self, *, priority: bool) -> None:
@@ -170,20 +170,20 @@ class JsonLine:
 
 
 class _Handler(logging.Handler):
-    """Ours, to be told from handlers that somebody else has put on the root logger."""
+    """Our handler, a class of its own to distinguish it from handlers of libraries and tests."""
 
     def __init__(self, log_writer: LogWriter) -> None:
         super().__init__()
         self.log_writer = log_writer
-        self._told = log_writer.lost
+        self._reported = log_writer.lost
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record) + "\n"
-            if lost := self.log_writer.lost - self._told:
+            if lost := self.log_writer.lost - self._reported:
                 line = self.format(_loss(lost)) + "\n" + line
             if self.log_writer.write(line):
-                self._told += lost
+                self._reported += lost
         except Exception:
             self.handleError(record)
 
@@ -192,9 +192,12 @@ class _Handler(logging.Handler):
 
 
 def _loss(lines: int) -> logging.LogRecord:
-    """What is said where lines are missing."""
-    said = f"{lines} log lines are missing here: nobody took them"
-    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, said, None, None)
+    """A record in the place of lost lines."""
+    event: Any = {"event": "log lines lost", "level": "warning", "logger": __name__, "lines": lines}
+    record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, event, None, None)
+    # ProcessorFormatter reads the fields of a record that has these two attributes.
+    vars(record).update(_logger=None, _name="warning")
+    return record
 
 
 def _timestamp(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -221,8 +224,10 @@ def _is_ours(name: str) -> bool:
 
 
 def _is_journal(stream: TextIO) -> bool:
-    """Whether the stream leads to the journal: systemd puts the journal's device and inode into the environment
-    (systemd.exec(5)), so that a process whose stderr was redirected since can tell."""
+    """Whether the stream leads to the journal.
+
+    systemd puts the journal's device and inode into the environment (systemd.exec(5)); a redirected stderr differs.
+    """
     expected = os.environ.get("JOURNAL_STREAM", "")
     if not expected:
         return False
@@ -234,7 +239,7 @@ def _is_journal(stream: TextIO) -> bool:
 
 
 def _takes_colours(stream: TextIO) -> bool:
-    """A terminal that can, of a user who has not said no (no-color.org)."""
+    """Whether the stream is a terminal with colours, and NO_COLOR is not set (no-color.org)."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
 
 
@@ -247,8 +252,7 @@ def _bare(key: str) -> str:
 
 
 def bare_value(value: object) -> str:
-    """A value as it stands in a line of text: quoted where it has to be, and with nothing in it that could forge a
-    line."""
+    """A value in a line of text: quoted where necessary, without characters that could forge a line."""
     plain = _plain(value)
     if isinstance(plain, bool) or plain is None:
         text = json.dumps(plain)
@@ -260,7 +264,7 @@ def bare_value(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """As JSON has it. Names, addresses and errors are told in their own words (`str`), not as their parts."""
+    """A value as JSON has it; names, addresses and errors become text (`str`)."""
     if value is None or isinstance(value, bool) or type(value) in (int, str):
         return value
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""A scrape: everything there is to measure, as Prometheus text, without holding up the event loop."""
+"""Renders a scrape as Prometheus text in slices, so that the event loop keeps running."""
 
 from __future__ import annotations
 
@@ -16,29 +16,34 @@ from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.metrics.traffic import Traffic
 from kubeproxy.observability.views import Picture, Serving
+from kubeproxy.runtime.yielding import TimeSlice
 
 log = structlog.get_logger(__name__)
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""The text format that kube-proxy speaks, and every scraper reads."""
+"""The text format of kube-proxy, which every scraper reads."""
+SLICE_S: Final = 0.001
+"""Seconds of work between two yields to the event loop."""
 
 
-class Measured(Serving, Protocol):
-    """What a scrape asks of the data plane (`kubeproxy.dataplane.interface.DataPlane`)."""
+class MeasuredDataPlane(Serving, Protocol):
+    """The part of the data plane that a scrape reads (`kubeproxy.dataplane.interface.DataPlane`)."""
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
-        """A snapshot."""
+        """A snapshot of all counters."""
 
     async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
-        """The endpoints that are passed over now."""
+        """The ejected endpoints."""
 
 
 class Exposition:
-    """Renders scrapes, one at a time: scrapers that come together wait for each other instead of taking turns on the
-    loop. `picture` gives the state of the control plane; it is asked from the event loop's thread. Where the data plane
-    gives no answer, the control plane's half is told all the same."""
+    """Renders scrapes one at a time; concurrent scrapers wait for each other.
 
-    def __init__(self, metrics: Metrics, *, data_plane: Measured, picture: Callable[[], Picture]) -> None:
+    `picture` gives the state of the control plane, in the event loop's thread. If the data plane gives no answer, the
+    scrape has the metrics of the control plane only.
+    """
+
+    def __init__(self, metrics: Metrics, *, data_plane: MeasuredDataPlane, picture: Callable[[], Picture]) -> None:
         self._metrics = metrics
         self._data_plane = data_plane
         self._picture = picture
@@ -47,23 +52,23 @@ class Exposition:
         self._log = RateLimitedLog(log)
 
     async def render(self) -> bytes:
-        """The whole text, as of now."""
+        """The text of a scrape."""
         async with self._one_at_a_time:
             self._metrics.state.read(self._picture())
-            traffic = await self._ask_data_plane()
-            # In a thread, because listing /proc/self/fd takes 20 ms with 40,000 connections; what is to be computed
-            # beside it is little.
+            traffic = await self._read_data_plane()
+            # In a thread, because listing /proc/self/fd takes 20 ms with 40,000 connections; the computation is small.
             parts = [await asyncio.to_thread(generate_latest, self._metrics.registry)]
+            time_slice = TimeSlice(SLICE_S)
             for part in traffic:
                 parts.append(part)
-                await asyncio.sleep(0)
+                await time_slice.offer()
         return b"".join(parts)
 
-    async def _ask_data_plane(self) -> Iterable[bytes]:
+    async def _read_data_plane(self) -> Iterable[bytes]:
         serving = self._data_plane
         try:
             self._metrics.workers.see(await serving.worker_status(), restarts=serving.restarts, problem=serving.problem)
             return self._traffic.exposition(await serving.counters(), await serving.ejected())
         except KubeproxyError as error:
-            self._log.warning("the data plane gives no answer; its metrics are missing", reason=str(error))
+            self._log.warning("data plane metrics missing", reason=str(error))
             return ()

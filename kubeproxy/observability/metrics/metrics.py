@@ -1,9 +1,8 @@
-"""The control plane's instruments: kube-proxy's names, types, labels and buckets where it has them, then our own.
+"""The metrics of the control plane: kube-proxy's names, types, labels and buckets, then our own.
 
-Those of kube-proxy that have no meaning here are left out: the counts of iptables rules (``…_iptables_total``,
-``…_iptables_last``: a service costs map elements, not rules), the packets counted by nfacct, Go's runtime, and
-``kubernetes_build_info``, which tells a release of Kubernetes and by which dashboards find nodes that were forgotten in
-an upgrade.
+Metrics of kube-proxy without meaning here are left out: the counts of iptables rules (``…_iptables_total``,
+``…_iptables_last``: a Service costs map elements, not rules), the packets counted by nfacct, Go's runtime, and
+``kubernetes_build_info``, in which dashboards look for the release of Kubernetes.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5),
 """As in pkg/proxy/metrics: 0, 0.25, 0.5; then every second, every 5 s from 60 s on, every 30 s from 120 s to 300 s."""
 
 LAG_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""From what a busy loop may owe to what an operator would see."""
+"""From the normal lag of a busy loop to a lag that an operator notices."""
 
-# kube-proxy has no ``_created`` series, and dashboards no use for them.
+# kube-proxy has no ``_created`` series, and dashboards do not use them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """What the control plane tells of itself, each method one event; what merely is, `state` holds.
+    """Counters and histograms of the control plane, one method per event; `state` has its gauges.
 
-    One sync programs all IP families at once, so each observation is made under every family's ``ip_family``, as
-    kube-proxy's two proxiers would make it. `clock` gives Unix seconds.
+    One sync programs all IP families at once, so each observation counts for the ``ip_family`` of every family, as with
+    kube-proxy's two proxiers. `clock` gives Unix seconds.
     """
 
     def __init__(self, *, families: Iterable[Family] = (Family.IPV4,), clock: Callable[[], float] = time.time) -> None:
@@ -60,34 +59,34 @@ class Metrics:
         family, registry = ("ip_family",), self.registry
         self._sync = Histogram(
             "kubeproxy_sync_proxy_rules_duration_seconds",
-            "How long the kernel's packet filter took for a sync",
+            "Duration of a sync in the kernel's packet filter",
             family,
             buckets=SYNC_BUCKETS,
             registry=registry,
         )
         self._full_sync = Histogram(
             "kubeproxy_sync_full_proxy_rules_duration_seconds",
-            "How long a sync took that compared with what the kernel holds",
+            "Duration of a sync that compared everything with the kernel",
             family,
             buckets=SYNC_BUCKETS,
             registry=registry,
         )
         self._partial_sync = Histogram(
             "kubeproxy_sync_partial_proxy_rules_duration_seconds",
-            "How long a sync took that applied a difference only",
+            "Duration of a sync that applied only a difference",
             family,
             buckets=SYNC_BUCKETS,
             registry=registry,
         )
         self._last_sync = Gauge(
             "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-            "When a sync last succeeded",
+            "Time of the last successful sync",
             family,
             registry=registry,
         )
         self._last_queued = Gauge(
             "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-            "When a sync was last asked for",
+            "Time of the last request for a sync",
             family,
             registry=registry,
         )
@@ -100,7 +99,7 @@ class Metrics:
         )
         self._conntrack = Histogram(
             "kubeproxy_conntrack_reconciler_sync_duration_seconds",
-            "How long it took to find and delete the flows that contradict the rules",
+            "Duration of finding and deleting the flows that contradict the rules",
             family,
             buckets=SYNC_BUCKETS,
             registry=registry,
@@ -142,7 +141,7 @@ class Metrics:
         build.labels(__version__, platform.python_version()).set(1)
         self._apply = Histogram(
             "kubeproxy_netfilter_apply_duration_seconds",
-            "How long a transaction took that the kernel's packet filter accepted",
+            "Duration of a transaction that the kernel's packet filter accepted",
             ("adapter",),
             buckets=SYNC_BUCKETS,
             registry=registry,
@@ -154,7 +153,7 @@ class Metrics:
         )
         self._conntrack_failures = Counter(
             "kubeproxy_conntrack_failures_total",
-            "How often the kernel's flows could not be looked at or deleted",
+            "Failures to list or delete the kernel's flows",
             registry=registry,
         )
         self._access_log_lost = Counter(
@@ -164,7 +163,7 @@ class Metrics:
         )
         self._http_refused = Counter(
             "kubeproxy_http_connections_refused_total",
-            "Connections to the HTTP servers that were refused, because their address made too many per second",
+            "Refused connections to the HTTP servers, because their address made too many per second",
             ["server"],
             registry=registry,
         )
@@ -172,7 +171,7 @@ class Metrics:
             self._http_refused.labels(server)
         self._lag = Histogram(
             "kubeproxy_loop_lag_seconds",
-            "How late the control process's event loop comes to what is due",
+            "How late the event loop of the control process runs a timer",
             buckets=LAG_BUCKETS,
             registry=registry,
         )
@@ -184,12 +183,12 @@ class Metrics:
         )
 
     def sync_queued(self) -> None:
-        """A sync was asked for."""
+        """Count a request for a sync."""
         for name in self._families:
             self._last_queued.labels(name).set(self._clock())
 
     def synced(self, duration_s: float, *, full: bool, adapter: str) -> None:
-        """A transaction succeeded; `full` if it compared with what the kernel holds."""
+        """Count a successful transaction; `full`: it compared everything with the kernel."""
         self._apply.labels(adapter).observe(duration_s)
         for name in self._families:
             self._sync.labels(name).observe(duration_s)
@@ -197,10 +196,10 @@ class Metrics:
             self._last_sync.labels(name).set(self._clock())
 
     def programmed(self, trigger_time: str) -> None:
-        """A change of endpoints that was triggered at `trigger_time` (RFC 3339) is in use now.
+        """Count a change of endpoints, triggered at `trigger_time` (RFC 3339), as in effect now.
 
-        As in kube-proxy, triggers from before this process started say nothing about it and do not count; neither does
-        a time that cannot be read, for whoever may annotate an EndpointSlice may write anything.
+        As in kube-proxy, triggers from before the start of this process do not count. Neither does an invalid time: the
+        annotation of an EndpointSlice may hold any text.
         """
         try:
             triggered = datetime.fromisoformat(trigger_time)
@@ -211,7 +210,7 @@ class Metrics:
                 self._programming.labels(name).observe(max(0.0, self._clock() - triggered.timestamp()))
 
     def apply_failed(self, adapter: str) -> None:
-        """The packet filter refused a transaction."""
+        """Count a transaction that the packet filter refused."""
         self._apply_failures.labels(adapter).inc()
         counter = {"nftables": self._nftables_failures, "iptables": self._iptables_failures}.get(adapter)
         if counter is not None:
@@ -219,31 +218,31 @@ class Metrics:
                 counter.labels(name).inc()
 
     def reconciled(self, duration_s: float, *, deleted: int) -> None:
-        """The kernel's flows agree with the rules; so many had to be deleted for it."""
+        """Count a reconciliation of the kernel's flows and its deleted flows."""
         for name in self._families:
             self._conntrack.labels(name).observe(duration_s)
         self._deleted_flows.inc(deleted)
 
     def conntrack_failed(self) -> None:
-        """They could not be looked at or deleted."""
+        """Count a failure to list or delete flows."""
         self._conntrack_failures.inc()
 
     def lagged(self, lag_s: float) -> None:
-        """The control process's loop was so late once."""
+        """Observe a lag of the event loop."""
         self._lag.observe(lag_s)
 
     def access_log_lost(self, lines: int) -> None:
-        """So many lines of the access log are lost."""
+        """Count lost lines of the access log."""
         self._access_log_lost.inc(lines)
 
     def http_refused(self, server: str) -> None:
-        """An HTTP server (`health`, `metrics`) has refused a connection."""
+        """Count a refused connection of an HTTP server (`health`, `metrics`)."""
         self._http_refused.labels(server).inc()
 
     def healthz_answered(self, code: int) -> None:
-        """/healthz gave an answer."""
+        """Count an answer of /healthz."""
         self._healthz.labels(str(code)).inc()
 
     def livez_answered(self, code: int) -> None:
-        """/livez gave an answer."""
+        """Count an answer of /livez."""
         self._livez.labels(str(code)).inc()

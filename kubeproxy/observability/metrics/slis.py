@@ -1,5 +1,8 @@
-"""Health checks as service level indicators: what every component of Kubernetes serves at ``/metrics/slis``
-(component-base, metrics/prometheus/slis), on a page of its own so that it can be scraped more often."""
+"""Health checks as service level indicators, at ``/metrics/slis``.
+
+Every component of Kubernetes serves them there (component-base, metrics/prometheus/slis); the page is separate so that
+it can be scraped more often.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +17,28 @@ PROXY: Final = "proxy"
 
 
 class ServiceLevels:
-    """How the checks ended, each time that somebody asked."""
+    """Counts health checks by result."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._latest = Gauge(
             "kubernetes_healthcheck",
-            "Whether a health check succeeded when it was last made",
+            "Whether the last health check succeeded",
             ("name", "type"),
             registry=self._registry,
         )
         self._all = Counter(
             "kubernetes_healthchecks_total",
-            "Health checks made, by how they ended",
+            "Health checks by result",
             ("name", "type", "status"),
             registry=self._registry,
         )
 
-    def checked(self, check: Check, well: bool, *, name: str = PROXY) -> None:
-        """One was made."""
-        self._latest.labels(name, check).set(well)
-        self._all.labels(name, check, "success" if well else "error").inc()
+    def checked(self, check: Check, succeeded: bool, *, name: str = PROXY) -> None:
+        """Count a health check."""
+        self._latest.labels(name, check).set(succeeded)
+        self._all.labels(name, check, "success" if succeeded else "error").inc()
 
     def render(self) -> bytes:
-        """As Prometheus text."""
+        """The indicators as Prometheus text."""
         return generate_latest(self._registry)

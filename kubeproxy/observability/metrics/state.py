@@ -1,4 +1,4 @@
-"""Metrics of what merely is: read from the others when somebody scrapes, not counted here as it happens."""
+"""Metrics read from the state of other parts at each scrape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from prometheus_client.registry import Collector
 
 from kubeproxy.model import Family, Scope
 from kubeproxy.observability.views import (
-    LATENCY_BUCKETS_S,
     EventsView,
     ManifestsView,
     Picture,
@@ -19,16 +18,17 @@ from kubeproxy.observability.views import (
     RequestsView,
     WatchView,
 )
+from kubeproxy.runtime.histogram import cumulative
 
 
 class StateCollector(Collector):
-    """Tells what `read` was last shown. Reading belongs to the event loop's thread, collecting to any."""
+    """Collects the metrics of the last `read`. The event loop's thread reads; any thread collects."""
 
     def __init__(self) -> None:
         self._families: Sequence[Metric] = ()
 
     def read(self, picture: Picture) -> None:
-        """Take over the numbers; nothing of the picture is kept."""
+        """Read the numbers; no reference to the picture is kept."""
         families = [*_proxier(picture.proxier)]
         if picture.watches:
             families += _watches(picture.watches)
@@ -41,7 +41,7 @@ class StateCollector(Collector):
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """As prometheus_client asks for it."""
+        """The metrics of the last `read`, for prometheus_client."""
         return self._families
 
 
@@ -60,19 +60,19 @@ def _proxier(proxier: ProxierView) -> Iterator[Metric]:
         f"{prefix}endpoint_changes_pending", "Changes of endpoints not in effect yet", proxier.endpoint_changes_pending
     )
     yield GaugeMetricFamily(
-        "kubeproxy_services_degraded", "Services that are not, or not wholly, served", len(proxier.problems)
+        "kubeproxy_services_degraded", "Services that are not served, or only in part", len(proxier.problems)
     )
     ports = [status.proxy_port for status in proxier.frontends]
     waiting = ports.count(None)
     frontends = GaugeMetricFamily(
-        "kubeproxy_frontends", "Listeners wanted, by whether they serve or have no port yet", labels=("state",)
+        "kubeproxy_frontends", "Wanted listeners by state: serving, or waiting for a port", labels=("state",)
     )
     frontends.add_metric(("serving",), len(ports) - waiting)
     frontends.add_metric(("waiting",), waiting)
     yield frontends
     yield _without_local_endpoints(proxier)
     listed = GaugeMetricFamily(
-        "kubeproxy_source_listed", "Whether a source has told all that it has", labels=("source",)
+        "kubeproxy_source_listed", "Whether the first list of a source is complete", labels=("source",)
     )
     for source, complete in proxier.sources.items():
         listed.add_metric((source,), complete)
@@ -80,7 +80,7 @@ def _proxier(proxier: ProxierView) -> Iterator[Metric]:
 
 
 def _without_local_endpoints(proxier: ProxierView) -> Metric:
-    """kube-proxy's, of each service port that policy keeps to this node's endpoints, of which there are none."""
+    """kube-proxy's count of service ports under a Local policy without local endpoints."""
     counts = {(str(family), policy): 0 for family in Family for policy in _POLICIES.values()}
     for status in proxier.frontends:
         frontend = status.frontend
@@ -102,27 +102,27 @@ _POLICIES: Final = {Scope.LOCAL: "internal", Scope.EXTERNAL: "external"}
 def _watches(watches: Sequence[WatchView]) -> Iterator[Metric]:
     behind = GaugeMetricFamily(
         "kubeproxy_watch_behind_seconds",
-        "For how long changes of a resource may have been missed; 0 while a watch works",
+        "Seconds for which changes of a resource may be missing; 0 while a watch works",
         labels=("resource",),
     )
     last_event = GaugeMetricFamily(
         "kubeproxy_watch_last_event_timestamp_seconds",
-        "When the API server last said anything about a resource",
+        "Time of the last answer or event of the API server for a resource",
         labels=("resource",),
     )
     faulty = GaugeMetricFamily(
-        "kubeproxy_watch_faulty_objects", "Objects of which some part cannot be served", labels=("resource",)
+        "kubeproxy_watch_faulty_objects", "Objects with a part that cannot be served", labels=("resource",)
     )
     left_out = GaugeMetricFamily(
         "kubeproxy_watch_left_out_objects",
-        "Objects that are not served, because all together mean more than is kept; at most 10,000 are counted",
+        "Objects that are not served because of the memory limit; at most 10,000 are counted",
         labels=("resource",),
     )
     kept = GaugeMetricFamily(
-        "kubeproxy_watch_kept_bytes", "What is kept of all objects, in bytes of JSON", labels=("resource",)
+        "kubeproxy_watch_kept_bytes", "Size of all kept objects, in bytes of JSON", labels=("resource",)
     )
-    lists = CounterMetricFamily("kubeproxy_watch_lists_total", "Full lists taken", labels=("resource",))
-    starts = CounterMetricFamily("kubeproxy_watch_starts_total", "Watches begun", labels=("resource",))
+    lists = CounterMetricFamily("kubeproxy_watch_lists_total", "Full lists", labels=("resource",))
+    starts = CounterMetricFamily("kubeproxy_watch_starts_total", "Started watches", labels=("resource",))
     events = CounterMetricFamily("kubeproxy_watch_events_total", "Events received", labels=("resource",))
     failures = CounterMetricFamily(
         "kubeproxy_watch_failures_total", "Lists and watches that failed", labels=("resource", "cause")
@@ -145,18 +145,18 @@ def _watches(watches: Sequence[WatchView]) -> Iterator[Metric]:
 def _manifests(manifests: ManifestsView) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "kubeproxy_manifests_last_change_timestamp_seconds",
-        "When the manifests last said something new",
+        "Time of the last change of the manifests",
         manifests.last_change,
     )
     yield GaugeMetricFamily(
         "kubeproxy_manifests_faults",
-        "Manifests and documents that cannot be taken as they are; the last good version serves on",
+        "Faulty manifests and documents; their last good version stays in effect",
         sum(not problem.skipped for problem in manifests.problems),
     )
 
 
 def _requests(requests: RequestsView) -> Iterator[Metric]:
-    """client-go's, by which dashboards tell how the API server answers."""
+    """client-go's metrics, in which dashboards look for errors of the API server."""
     answers = CounterMetricFamily(
         "rest_client_requests_total",
         "Requests to the API server",
@@ -167,20 +167,18 @@ def _requests(requests: RequestsView) -> Iterator[Metric]:
     yield answers
     latency = HistogramMetricFamily(
         "rest_client_request_duration_seconds",
-        "From a request to the head of its answer",
+        "Time from a request to the head of its answer",
         labels=("verb", "host"),
     )
     for method, found in requests.latency.items():
-        buckets, count = list[tuple[str, float]](), 0
-        for bound, number in zip((*map(str, LATENCY_BUCKETS_S), "+Inf"), found.counts, strict=True):
-            count += number
-            buckets.append((bound, count))
-        latency.add_metric((method, requests.host), buckets, found.seconds)
+        latency.add_metric((method, requests.host), cumulative(found.bounds, found.counts), found.seconds)
     yield latency
 
 
 def _events(events: EventsView) -> Iterator[Metric]:
-    yield CounterMetricFamily("kubeproxy_events_sent_total", "Kubernetes Events that the API server took", events.sent)
     yield CounterMetricFamily(
-        "kubeproxy_events_dropped_total", "Kubernetes Events that were too many, or not taken", events.dropped
+        "kubeproxy_events_sent_total", "Kubernetes Events that the API server accepted", events.sent
+    )
+    yield CounterMetricFamily(
+        "kubeproxy_events_dropped_total", "Kubernetes Events beyond the rate limit, or refused", events.dropped
     )

@@ -1,10 +1,9 @@
 """The data path's counters as Prometheus text.
 
-They are plain integers, read when somebody asks. The text is written here and not by a collector of prometheus_client,
-which would take more than a second for 10,000 services: what one scrape wrote is kept, line by line, and the next one
-writes only the lines of those that have had traffic since. It comes in slices of about a millisecond, so that whoever
-sends it can let the event loop run in between; a thread would not do, as it holds the interpreter for 5 ms at a time
-and so delays every single turn of the loop.
+The counters are plain integers, read at each scrape. A collector of prometheus_client would take more than a second for
+10,000 services, so this module writes the text itself: it keeps the lines of a scrape, and the next one rewrites only
+those of services with traffic since. The text comes in slices of about a millisecond, between which the caller can run
+the event loop. A thread would be worse: it holds the interpreter for 5 ms at a time and delays every turn of the loop.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ FAMILIES: Final = (
         "kubeproxy_connections_failed_total",
         "counter",
         "Connections for which no endpoint answered: all refused, were silent (timeout), there was none (no_endpoint),"
-        " this node could not dial (local), or the client came through too many proxies (loop)",
+        " this node could not dial (local), or the connection loops through proxies (loop)",
         ("namespace", "service", "port", "reason"),
     ),
     Family("kubeproxy_dial_retries_total", "counter", "Further endpoints tried after one did not answer"),
@@ -47,31 +46,30 @@ FAMILIES: Final = (
         "Bytes forwarded: in from clients, out from endpoints",
         ("namespace", "service", "port", "direction"),
     ),
-    Family("kubeproxy_udp_datagrams_dropped_total", "counter", "Datagrams that could not be passed on"),
-    Family("kubeproxy_udp_sessions_evicted_total", "counter", "UDP sessions that made room for others"),
+    Family("kubeproxy_udp_datagrams_dropped_total", "counter", "Datagrams that could not be forwarded"),
+    Family("kubeproxy_udp_sessions_evicted_total", "counter", "UDP sessions evicted because the limit was reached"),
     Family("kubeproxy_affinity_entries", "gauge", "Clients that session affinity binds to an endpoint now"),
     Family(
         "kubeproxy_endpoints_ejected",
         "gauge",
-        "Endpoints that at least one process passes over now, because dialing them failed",
+        "Endpoints that at least one worker has ejected, because dials failed",
     ),
 )
-"""In the order of the text. Labels are never a client's or an endpoint's address: what has no bound must not become a
-label."""
+"""In the order of the text. No label is an address of a client or an endpoint, because their number has no bound."""
 
 
 class Series(NamedTuple):
-    """A column of numbers: one family's samples of one further label value (`label`: as it stands in the text)."""
+    """One family's samples with one further label value; `label` is its text in the line."""
 
     family: str
     label: str
     counter: str
-    """Which of the `Counters`; empty: none."""
+    """The field of `Counters`; empty: none."""
     always: bool = False
-    """There from the start. The others begin with the first client, so that ten thousand services that nobody on this
-    node uses cost ten thousand series and not a hundred thousand."""
+    """Whether it exists from the start. The others start with the first client, so that ten thousand services without
+    clients on this node cost ten thousand series and not a hundred thousand."""
     rare: bool = False
-    """Begins with its first value that is not 0."""
+    """Whether it starts with its first value that is not 0."""
 
 
 SERIES: Final = (
@@ -105,7 +103,7 @@ _Item = TypeVar("_Item")
 
 
 class _Row:
-    """A service port's numbers, in the order of `SERIES`, and those that its lines tell."""
+    """The numbers of a service port in the order of `SERIES`, and those in its written lines."""
 
     __slots__ = ("ejected_by_port", "frontends", "labels", "sums", "used", "written")
 
@@ -115,24 +113,23 @@ class _Row:
         self.sums = _NOTHING
         self.ejected_by_port = 0
         self.used = False
-        """Some client has come."""
+        """Whether it has had a client."""
         self.written: tuple[int | None, ...] = (None,) * len(SERIES)
 
 
 class Traffic:
-    """Sums frontends to service ports and writes them.
+    """Sums the counters of frontends per service port and writes them.
 
-    A service port may have several frontends (families, scopes), which come, go and begin anew, as do the processes
-    that serve them. What they have counted stays in the sum as long as the service port is there: a counter that falls
-    reads as a restart, and the whole rest of the sum as a burst.
+    Frontends of a service port (families, scopes) come, go and restart, as do workers. Their counts stay in the sum as
+    long as the service port exists: Prometheus takes a falling counter for a restart and its next value for a burst.
     """
 
     def __init__(self) -> None:
         self._seen: dict[FrontendName, Values] = {}
         self._rows: dict[ServicePortName, _Row] = {}
-        self._aside: Mapping[ServicePortName, int] = {}
+        self._ejected_by_port: Mapping[ServicePortName, int] = {}
         self._stale: dict[ServicePortName, None] = {}
-        """Whose lines are to be written anew."""
+        """Service ports whose lines have to be rewritten."""
         self._lines: list[dict[ServicePortName, str]] = [{} for _ in SERIES]
 
     def exposition(
@@ -140,13 +137,15 @@ class Traffic:
         counters: Mapping[FrontendName, Counters],
         ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]] | None = None,
     ) -> Iterator[bytes]:
-        """The text, in slices (some of them empty). To be run by one at a time; one that is not run to its end does no
-        harm."""
+        """The text, in slices, some of them empty.
+
+        Only one iterator at a time may run; it need not run to its end.
+        """
         read: Counters | None = None
         values = _NOTHING
         for batch in _batches(counters.items()):
             for name, now in batch:
-                if now is not read:  # all that nobody has come to may be one and the same
+                if now is not read:  # frontends without clients may share one object
                     read, values = now, cast(Values, _read(now))
                 before = self._seen.get(name)
                 if before != values:
@@ -173,7 +172,7 @@ class Traffic:
             more = now
         else:
             more = tuple(map(sub, now, before))
-            # A gauge may fall. A sum falls where the frontend began anew, and counts from nothing again.
+            # A gauge may fall. A sum falls if the frontend restarted and counts from 0 again.
             if min(more) < 0 and any(it < 0 for it, is_sum in zip(more, _IS_SUM, strict=True) if is_sum):
                 more = tuple(value if is_sum else it for it, value, is_sum in zip(more, now, _IS_SUM, strict=True))
         row.sums = tuple(map(add, row.sums, more))
@@ -191,20 +190,20 @@ class Traffic:
         self._stale[name.service_port] = None
 
     def _set_ejected(self, ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]]) -> None:
-        """An endpoint counts once for its service port, however many processes and frontends pass it over."""
+        """Count each ejected endpoint once per service port, not per worker and frontend."""
         targets: dict[ServicePortName, set[object]] = {}
         for name, endpoints in ejected.items():
             targets.setdefault(name.service_port, set()).update(endpoint.target for endpoint in endpoints)
         ejected_by_port = {
             service_port: len(found) for service_port, found in targets.items() if service_port in self._rows
         }
-        for service_port in ejected_by_port.keys() | self._aside.keys():
+        for service_port in ejected_by_port.keys() | self._ejected_by_port.keys():
             number = ejected_by_port.get(service_port, 0)
             row = self._rows.get(service_port)
             if row is not None and row.ejected_by_port != number:
                 row.ejected_by_port = number
                 self._stale[service_port] = None
-        self._aside = ejected_by_port
+        self._ejected_by_port = ejected_by_port
 
     def _write(self, service_port: ServicePortName) -> None:
         self._stale.pop(service_port, None)
@@ -228,7 +227,7 @@ class Traffic:
             yield f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}\n".encode()
             for series, lines in zip(SERIES, self._lines, strict=True):
                 if series.family == family.name:
-                    # A copy: lines may change between two slices only if this one is not run to its end.
+                    # A copy: another iterator may change the lines if this one was not run to its end.
                     for batch in _batches(list(lines.values())):
                         yield "".join(batch).encode()
 

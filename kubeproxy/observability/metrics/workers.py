@@ -1,5 +1,4 @@
-"""How the processes that serve are doing, as metrics: read when somebody scrapes, and added up so that the sums outlive
-the processes."""
+"""Metrics of the workers, with sums that outlive them."""
 
 from __future__ import annotations
 
@@ -13,41 +12,42 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kubeproxy.dataplane.interface import DIAL_BUCKETS_S, WorkerStatus
+from kubeproxy.runtime.histogram import cumulative
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 Life = tuple[int, int, float]
-"""One process's life: its place, its pid, and when it began."""
+"""One process: worker number, pid, start time."""
 
 
 class Workers(Collector):
-    """Takes what `see` is shown, as often as it is shown, and tells it when a scraper asks.
+    """Collects the metrics of the workers from their status, given to `see`.
 
-    A worker's number is its place, which its replacement inherits: series do not grow in number however often one dies.
+    A replacement inherits the number of its worker, so the number of series does not grow when workers die.
     """
 
     def __init__(self) -> None:
         self._now: Sequence[WorkerStatus] = ()
         self._restarts = 0
-        self._troubled = False
+        self._degraded = False
         self._known: set[int] = set()
         self._last: dict[Life, WorkerStatus] = {}
         self._dials = (0,) * (len(DIAL_BUCKETS_S) + 1)
         self._dial_seconds = 0.0
         self.accept_paused = 0
-        """How often a client had to wait for want of descriptors, since this process began."""
+        """How often accept paused for lack of descriptors or memory, since this process started."""
         self.log_skipped = 0
-        """Connections that the access log has not got, because too many ended at once."""
+        """Connections missing in the access log, because too many ended at once."""
         self.memory_shortages = 0
-        """Grows while there is no memory for more clients."""
+        """Grows while memory for further clients is missing."""
         self.ports_exhausted = 0
-        """Dials that failed because all of this host's ports towards the endpoint were in use."""
+        """Dials that failed because all ports of this host towards the endpoint were in use."""
         self.looped = 0
-        """Connections and datagrams that had come through too many proxies."""
+        """Connections and datagrams refused because they loop through proxies."""
 
     def see(self, worker_status: Sequence[WorkerStatus], *, restarts: int = 0, problem: str | None = None) -> None:
-        """So they are now. Belongs to the event loop's thread."""
+        """Record the present status of all workers. For the event loop's thread."""
         lives: dict[Life, WorkerStatus] = {}
         for it in worker_status:
             life = (it.number, it.pid, it.began)
@@ -62,76 +62,72 @@ class Workers(Collector):
             self._known.add(it.number)
             lives[life] = it
         self._now, self._last = worker_status, lives
-        self._restarts, self._troubled = restarts, problem is not None
+        self._restarts, self._degraded = restarts, problem is not None
 
     def collect(self) -> Iterable[Metric]:
-        """As prometheus_client asks for it."""
+        """The metrics of the last status, for prometheus_client."""
         return [*self._sums(), *self._each()]
 
     def _sums(self) -> Iterator[Metric]:
         yield CounterMetricFamily(
-            "kubeproxy_worker_restarts_total", "Processes that served, died, and were replaced", self._restarts
+            "kubeproxy_worker_restarts_total", "Workers that died and were replaced", self._restarts
         )
         yield GaugeMetricFamily(
             "kubeproxy_data_plane_degraded",
-            "1 while it does not serve as it should: a worker keeps dying",
-            self._troubled,
+            "1 while the data plane is degraded: a worker keeps dying",
+            self._degraded,
         )
         yield CounterMetricFamily(
             "kubeproxy_accept_paused_total",
-            "How often a client had to wait to be accepted for want of descriptors or memory",
+            "How often accept paused for lack of descriptors or memory",
             self.accept_paused,
         )
         yield CounterMetricFamily(
             "kubeproxy_memory_shortages_total",
-            "Grows about once a second while there is no memory for more clients",
+            "Grows about once a second while memory for further clients is missing",
             self.memory_shortages,
         )
         yield CounterMetricFamily(
             "kubeproxy_ephemeral_ports_exhausted_total",
-            "Dials that failed because all of this host's ports towards the endpoint were in use",
+            "Dials that failed because all ports of this host towards the endpoint were in use",
             self.ports_exhausted,
         )
         yield CounterMetricFamily(
             "kubeproxy_access_log_skipped_connections_total",
-            "Connections that the access log has not got, because too many ended at once",
+            "Connections missing in the access log, because too many ended at once",
             self.log_skipped,
         )
-        buckets, count = list[tuple[str, float]](), 0
-        for bound, number in zip((*map(str, DIAL_BUCKETS_S), "+Inf"), self._dials, strict=True):
-            count += number
-            buckets.append((bound, count))
         yield HistogramMetricFamily(
             "kubeproxy_dial_duration_seconds",
-            "From a client's arrival to an endpoint's answer",
-            buckets=buckets,
+            "Time from accept to an endpoint's answer",
+            buckets=cumulative(DIAL_BUCKETS_S, self._dials),
             sum_value=self._dial_seconds,
         )
 
     def _each(self) -> Iterator[Metric]:
         labels = ("worker",)
-        up = GaugeMetricFamily("kubeproxy_worker_up", "Whether the process serves", labels=labels)
+        up = GaugeMetricFamily("kubeproxy_worker_up", "Whether the worker runs", labels=labels)
         serving = {it.number for it in self._now}
         for number in sorted(self._known):
             up.add_metric((str(number),), number in serving)
-        began = GaugeMetricFamily("kubeproxy_worker_start_time_seconds", "When it began", labels=labels)
+        began = GaugeMetricFamily("kubeproxy_worker_start_time_seconds", "Start time of the worker", labels=labels)
         connections = GaugeMetricFamily(
-            "kubeproxy_worker_connections", "Open now, those being dialed for included", labels=labels
+            "kubeproxy_worker_connections", "Open connections, including those being dialed", labels=labels
         )
-        sessions = GaugeMetricFamily("kubeproxy_udp_sessions", "UDP sessions now", labels=labels)
-        used = GaugeMetricFamily("kubeproxy_descriptors_used", "In use on the byte path", labels=labels)
-        limit = GaugeMetricFamily("kubeproxy_descriptors_limit", "How many the byte path may use", labels=labels)
+        sessions = GaugeMetricFamily("kubeproxy_udp_sessions", "Open UDP sessions", labels=labels)
+        used = GaugeMetricFamily("kubeproxy_descriptors_used", "Descriptors in use on the byte path", labels=labels)
+        limit = GaugeMetricFamily(
+            "kubeproxy_descriptors_limit", "Limit of descriptors for the byte path", labels=labels
+        )
         lag = GaugeMetricFamily(
             "kubeproxy_worker_loop_lag_seconds",
-            "The longest turn of its loop within the last minute: how long a ready byte may have waited",
+            "Longest turn of the worker's loop in the last minute: how long a ready byte may have waited",
             labels=labels,
         )
-        cpu = CounterMetricFamily(
-            "kubeproxy_worker_cpu_seconds_total", "CPU time of a worker that is a process of its own", labels=labels
-        )
+        cpu = CounterMetricFamily("kubeproxy_worker_cpu_seconds_total", "CPU time of a worker process", labels=labels)
         memory = GaugeMetricFamily(
             "kubeproxy_worker_resident_memory_bytes",
-            "Memory of a worker that is a process of its own",
+            "Resident memory of a worker process",
             labels=labels,
         )
         for it in self._now:
@@ -149,10 +145,10 @@ class Workers(Collector):
 
 
 def consumption(pid: int) -> tuple[float, int] | None:
-    """A process's CPU seconds and resident bytes (proc(5)); None: there is no such process any more."""
+    """CPU seconds and resident bytes of a process (proc(5)); None: no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the command's name before may hold anything
+    fields = text[text.rindex(")") + 2 :].split()  # the command name before may hold any character
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, int(fields[21]) * _PAGE_BYTES

@@ -1,4 +1,4 @@
-"""Which endpoints are ill, as the log has it: told when one falls ill, and when that is over. Pure."""
+"""Decides when the log mentions an endpoint: when it is ejected, and when that is over. Pure."""
 
 from __future__ import annotations
 
@@ -10,46 +10,45 @@ from kubeproxy.dataplane.interface import EjectedEndpoint
 from kubeproxy.model import FrontendName, ServicePortName, Target
 
 EJECTED_LOG_AFTER: Final = 2
-"""Failures in a row: a pod that ends is often asked once more before the cluster says that it has gone."""
+"""Failed dials in a row: a terminating pod often fails once before the cluster removes it."""
 QUIET_S: Final = 60.0
-"""How long after its end the same illness is not told of again: one that comes and goes fills no log. If it stays, it
-is told of afterwards."""
+"""Seconds after an ejection in which the next one of the endpoint is not logged; if it lasts, it is logged later."""
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What has changed since the last look."""
+class Changes:
+    """Changes since the last update."""
 
-    fallen: Sequence[tuple[ServicePortName, EjectedEndpoint]]
-    over: Sequence[tuple[ServicePortName, Target, float]]
-    """And for how many seconds it was ill."""
+    ejected: Sequence[tuple[ServicePortName, EjectedEndpoint]]
+    restored: Sequence[tuple[ServicePortName, Target, float]]
+    """With the number of seconds for which the endpoint was ejected."""
 
 
 class EndpointHealthLog:
-    """Remembers whom it has told of. An endpoint counts once for its service port, however many processes and
-    frontends pass it over."""
+    """Keeps the endpoints whose ejection was logged.
+
+    An endpoint counts once for its service port, however many workers and frontends have ejected it.
+    """
 
     def __init__(self) -> None:
         self._since: dict[tuple[ServicePortName, Target], float] = {}
-        self._over_at: dict[tuple[ServicePortName, Target], float] = {}
+        self._restored_at: dict[tuple[ServicePortName, Target], float] = {}
 
-    def look(self, ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]], now: float) -> News:
-        """`ill`: who is passed over now (see `DataPlane.ill`)."""
+    def update(self, ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]], now: float) -> Changes:
+        """The changes to log; `ejected`: all ejected endpoints (see `DataPlane.ejected`), `now`: seconds."""
         worst: dict[tuple[ServicePortName, Target], EjectedEndpoint] = {}
         for name, endpoints in ejected.items():
             for one in endpoints:
-                case = (name.service_port, one.target)
-                if case not in worst or worst[case].failures < one.failures:
-                    worst[case] = one
-        self._over_at = {case: at for case, at in self._over_at.items() if now - at < QUIET_S}
-        known = self._since.keys() | self._over_at.keys()
-        fallen = [
-            (case[0], one) for case, one in worst.items() if one.failures >= EJECTED_LOG_AFTER and case not in known
-        ]
-        over = [(*case, now - since) for case, since in self._since.items() if case not in worst]
-        for service_port, target, _ in over:
+                key = (name.service_port, one.target)
+                if key not in worst or worst[key].failures < one.failures:
+                    worst[key] = one
+        self._restored_at = {key: at for key, at in self._restored_at.items() if now - at < QUIET_S}
+        known = self._since.keys() | self._restored_at.keys()
+        logged = [(key[0], one) for key, one in worst.items() if one.failures >= EJECTED_LOG_AFTER and key not in known]
+        restored = [(*key, now - since) for key, since in self._since.items() if key not in worst]
+        for service_port, target, _ in restored:
             del self._since[service_port, target]
-            self._over_at[service_port, target] = now
-        for service_port, one in fallen:
+            self._restored_at[service_port, target] = now
+        for service_port, one in logged:
             self._since[service_port, one.target] = now
-        return News(fallen, over)
+        return Changes(logged, restored)

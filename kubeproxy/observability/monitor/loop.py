@@ -1,6 +1,7 @@
-"""The pulse of the process: how late the control process's loop is, and whether those that serve, and the endpoints
-that they serve, are well. What an operator has to know of it is said in the log, at most once a minute; what is our
-own trouble is shown by the health server, too, while it lasts."""
+"""Periodic checks: lag of the event loop, state of the workers, ejected endpoints.
+
+A problem is logged at most once a minute. The health server shows problems of the proxy itself while they last.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +21,27 @@ from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.monitor.endpoint_health import EndpointHealthLog
 from kubeproxy.observability.views import Serving
 
-LOOK_S: Final = 5.0
-"""How often those that serve are asked."""
-BEAT_S: Final = 0.25
-"""How often the loop's lag is measured: a sleep of so long, and how much longer it was."""
+CHECK_S: Final = 5.0
+"""Seconds between two checks of the data plane."""
+LAG_S: Final = 0.25
+"""Seconds of sleep by which the loop's lag is measured: the lag is how much longer the sleep takes."""
 FULL_S: Final = 120.0
-"""How long all descriptors may be in use before load balancers are told to send clients elsewhere: what ends by itself
-or by an operator's help ends sooner."""
+"""Seconds for which all descriptors may be in use before the node is unhealthy for load balancers; shorter shortages
+end by themselves or by an operator."""
 DESCRIPTORS_PER_CLIENT: Final = 2
 REPEAT_S: Final = 60.0
-"""How often the same trouble is said, and how long it is shown after it was last seen."""
-MOST_AT_ONCE: Final = 10
-"""How many endpoints one look names; when a node dies with all its pods, the rest are counted."""
+"""Seconds between two log messages of a problem, and for which a problem is shown after it was last seen."""
+MAX_NAMED: Final = 10
+"""Endpoints that one check logs by name; when a node dies with all its pods, the others are counted."""
 
 log = structlog.get_logger(__name__)
 
 
 class Monitor:
-    """Runs `beat` and `look` until cancelled. `elsewhere`: further parts by name, each of which says what is wrong with
-    it, if anything. `clock` is a monotonic one."""
+    """Runs `measure_lag` and `run` until cancelled.
+
+    `checks`: checks of further parts by name; each returns a problem or None. `clock` is monotonic.
+    """
 
     def __init__(
         self,
@@ -46,126 +49,126 @@ class Monitor:
         data_plane: Serving,
         health: ProxyHealth,
         metrics: Metrics,
-        elsewhere: Mapping[str, Callable[[], str | None]] = MappingProxyType({}),
+        checks: Mapping[str, Callable[[], str | None]] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
-        look_s: float = LOOK_S,
+        check_s: float = CHECK_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._data_plane = data_plane
         self._health = health
         self._metrics = metrics
-        self._elsewhere = elsewhere
+        self._checks = checks
         self._clock = clock
-        self._look_s = look_s
+        self._check_s = check_s
         self._sleep = sleep
         self._log = RateLimitedLog(log, interval_s=REPEAT_S, clock=clock)
-        self._turned_away = metrics.workers.accept_paused
-        self._unlogged = metrics.workers.log_skipped
+        self._accept_paused = metrics.workers.accept_paused
+        self._log_skipped = metrics.workers.log_skipped
         self._memory_shortages = metrics.workers.memory_shortages
-        self._portless = metrics.workers.ports_exhausted
-        self._illness = EndpointHealthLog()
+        self._ports_exhausted = metrics.workers.ports_exhausted
+        self._endpoint_health = EndpointHealthLog()
         self._looped = metrics.workers.looped
-        self._held_back_at: float | None = None
+        self._accept_paused_at: float | None = None
         self._full_since: float | None = None
-        self._short_at: float | None = None
+        self._memory_short_at: float | None = None
 
-    async def look(self) -> None:
-        """Ask those that serve how they are, every few seconds."""
+    async def run(self) -> None:
+        """Check the data plane every few seconds."""
         while True:
-            await self.look_once()
-            await self._sleep(self._look_s)
+            await self.check()
+            await self._sleep(self._check_s)
 
-    async def beat(self) -> None:
-        """Measure how late this loop comes to what is due."""
+    async def measure_lag(self) -> None:
+        """Measure how late the event loop runs a timer, again and again."""
         while True:
             before = self._clock()
-            await self._sleep(BEAT_S)
-            self._metrics.lagged(max(0.0, self._clock() - before - BEAT_S))
+            await self._sleep(LAG_S)
+            self._metrics.lagged(max(0.0, self._clock() - before - LAG_S))
 
-    async def look_once(self) -> None:
-        """Ask once."""
+    async def check(self) -> None:
+        """Check the data plane once."""
         worker_status = await self._data_plane.worker_status()
         problem = self._data_plane.problem
         self._metrics.workers.see(worker_status, restarts=self._data_plane.restarts, problem=problem)
-        self._look_at_memory()
-        self._look_at_ports()
-        self._look_at_loops()
-        self._look_at_descriptors(worker_status)
-        self._look_at_workers(problem)
-        self._look_at_access_log()
-        self._look_elsewhere()
+        self._check_memory()
+        self._check_ports()
+        self._check_loops()
+        self._check_descriptors(worker_status)
+        self._check_workers(problem)
+        self._check_access_log()
+        self._check_others()
         self._check_endpoints(await self._data_plane.ejected())
 
     def _check_endpoints(self, ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]]) -> None:
-        news = self._illness.look(ejected, self._clock())
-        for name, one in news.fallen[:MOST_AT_ONCE]:
+        changes = self._endpoint_health.update(ejected, self._clock())
+        for name, one in changes.ejected[:MAX_NAMED]:
             log.warning(
-                "an endpoint does not answer, and is passed over",
+                "endpoint ejected",
                 service=str(name),
                 endpoint=str(one.target),
                 reason=one.reason,
                 failures=one.failures,
             )
-        if more := len(news.fallen[MOST_AT_ONCE:]):
-            log.warning("more endpoints do not answer", endpoints=more, remedy="`kubeproxy status` has all")
-        for name, target, lasted_s in news.over[:MOST_AT_ONCE]:
+        if more := len(changes.ejected[MAX_NAMED:]):
+            log.warning("more endpoints ejected", endpoints=more, remedy="list all with `kubeproxy status`")
+        for name, target, lasted_s in changes.restored[:MAX_NAMED]:
             log.info(
-                "an endpoint is no longer passed over",
+                "endpoint restored",
                 service=str(name),
                 endpoint=str(target),
                 after_s=round(lasted_s, 1),
             )
-        if more := len(news.over[MOST_AT_ONCE:]):
-            log.info("more endpoints are no longer passed over", endpoints=more)
+        if more := len(changes.restored[MAX_NAMED:]):
+            log.info("more endpoints restored", endpoints=more)
 
-    def _look_at_memory(self) -> None:
+    def _check_memory(self) -> None:
         now = self._clock()
         more = self._metrics.workers.memory_shortages - self._memory_shortages
         self._memory_shortages = self._metrics.workers.memory_shortages
         if more:
-            self._short_at = now
+            self._memory_short_at = now
             self._log.warning(
-                "clients have to wait for want of memory",
-                remedy="raise the limit on address space (ulimit -v, LimitAS=), or find who keeps so many open",
+                "no memory for new clients",
+                remedy="raise the limit on address space (ulimit -v, LimitAS=), or close connections",
             )
-        elif self._short_at is not None and now - self._short_at > REPEAT_S:
-            self._short_at = None
-        short = self._short_at is not None
-        self._health.degraded("memory", "clients have to wait for want of memory" if short else None)
+        elif self._memory_short_at is not None and now - self._memory_short_at > REPEAT_S:
+            self._memory_short_at = None
+        short = self._memory_short_at is not None
+        self._health.degraded("memory", "no memory for new clients" if short else None)
 
-    def _look_at_ports(self) -> None:
-        more = self._metrics.workers.ports_exhausted - self._portless
-        self._portless = self._metrics.workers.ports_exhausted
+    def _check_ports(self) -> None:
+        more = self._metrics.workers.ports_exhausted - self._ports_exhausted
+        self._ports_exhausted = self._metrics.workers.ports_exhausted
         if more:
             self._log.warning(
-                "endpoints cannot be dialed: all ports towards them are in use",
+                "no ephemeral port for a dial",
                 times=more,
                 remedy="widen net.ipv4.ip_local_port_range, or give the Service more endpoints",
             )
 
-    def _look_at_descriptors(self, worker_status: Sequence[WorkerStatus]) -> None:
+    def _check_descriptors(self, worker_status: Sequence[WorkerStatus]) -> None:
         now = self._clock()
-        more = self._metrics.workers.accept_paused - self._turned_away
-        self._turned_away = self._metrics.workers.accept_paused
-        if more and self._short_at is None:
-            self._held_back_at = now
+        more = self._metrics.workers.accept_paused - self._accept_paused
+        self._accept_paused = self._metrics.workers.accept_paused
+        if more and self._memory_short_at is None:
+            self._accept_paused_at = now
             self._log.warning(
-                "clients have to wait for want of descriptors",
+                "no descriptors for new clients",
                 times=more,
                 descriptors=sum(it.descriptors for it in worker_status),
                 limit=sum(it.descriptors_limit for it in worker_status),
-                remedy="raise the limit on open files (LimitNOFILE=, ulimit -n), or find who keeps so many open",
+                remedy="raise the limit on open files (LimitNOFILE=, ulimit -n), or close connections",
             )
-        if self._held_back_at is not None:
-            over = now - self._held_back_at > REPEAT_S
-            self._health.degraded("descriptors", None if over else "clients have to wait for want of descriptors")
+        if self._accept_paused_at is not None:
+            over = now - self._accept_paused_at > REPEAT_S
+            self._health.degraded("descriptors", None if over else "no descriptors for new clients")
             if over:
-                self._held_back_at = None
+                self._accept_paused_at = None
 
         self._look_whether_full(worker_status, now)
 
     def _look_whether_full(self, worker_status: Sequence[WorkerStatus], now: float) -> None:
-        """Where each process that serves has no descriptor left for long, no client of any Service is served."""
+        """Make the node unhealthy if every worker lacks descriptors for long: no client is served then."""
         if not worker_status or any(
             it.descriptors + DESCRIPTORS_PER_CLIENT <= it.descriptors_limit for it in worker_status
         ):
@@ -175,33 +178,33 @@ class Monitor:
         full = self._full_since is not None and now - self._full_since >= FULL_S
         self._health.exhausted("no client can be served: all descriptors are in use" if full else None)
 
-    def _look_at_loops(self) -> None:
+    def _check_loops(self) -> None:
         more = self._metrics.workers.looped - self._looped
         self._looped = self._metrics.workers.looped
         if more:
             self._log.warning(
-                "connections come through too many proxies",
+                "connections loop through proxies",
                 times=more,
                 cause="an endpoint is a node port or another address of a Service, here or on another node",
-                remedy='kubeproxy_connections_failed_total{reason="loop"} names the Service: correct its endpoints',
+                remedy='correct the endpoints of the Service in kubeproxy_connections_failed_total{reason="loop"}',
             )
 
-    def _look_at_workers(self, problem: str | None) -> None:
+    def _check_workers(self, problem: str | None) -> None:
         self._health.degraded("data plane", problem)
         if problem is not None:
-            self._log.error("the data plane does not serve as it should", reason=problem)
+            self._log.error("data plane degraded", reason=problem)
         else:
-            self._log.over("the data plane does not serve as it should")
+            self._log.reset("data plane degraded")
 
-    def _look_at_access_log(self) -> None:
-        more = self._metrics.workers.log_skipped - self._unlogged
-        self._unlogged = self._metrics.workers.log_skipped
+    def _check_access_log(self) -> None:
+        more = self._metrics.workers.log_skipped - self._log_skipped
+        self._log_skipped = self._metrics.workers.log_skipped
         if more:
-            self._log.warning("the access log has gaps: too many connections ended at once", connections=more)
+            self._log.warning("access log skipped connections", connections=more)
 
-    def _look_elsewhere(self) -> None:
-        for part, ask in self._elsewhere.items():
-            complaint = ask()
-            self._health.degraded(part, complaint)
-            if complaint is not None:
-                self._log.warning(complaint)
+    def _check_others(self) -> None:
+        for part, check in self._checks.items():
+            problem = check()
+            self._health.degraded(part, problem)
+            if problem is not None:
+                self._log.warning(problem)

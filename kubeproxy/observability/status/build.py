@@ -1,10 +1,11 @@
-"""What was seen and what is asked for -> the `Status`. Pure."""
+"""Builds the `Status` from an `Observation` and a `Query`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Final
+
+from msgspec import structs
 
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.model import NODE_PORTS, Destination, Endpoint, Target
@@ -12,45 +13,50 @@ from kubeproxy.model.version import __version__
 from kubeproxy.observability.status.document import (
     EndpointStatus,
     FrontendStatus,
-    Incident,
+    NamedCounters,
     NetfilterStatus,
+    RecentWarning,
     ServiceStatus,
     SourceStatus,
     Standing,
     Status,
-    StatusCounters,
     Totals,
 )
 from kubeproxy.observability.status.history import History
 from kubeproxy.observability.status.index import Index, Query, Row, frontends_of
 from kubeproxy.observability.status.observation import Candidates, Observation
-from kubeproxy.observability.status.wording import discreet
+from kubeproxy.observability.status.wording import redact
 from kubeproxy.observability.views import FrontendView
 
-REMARKS: Final = 20
-"""Faults of manifests told one by one."""
-_COUNTED: Final = tuple(field.name for field in fields(StatusCounters))
+PROBLEMS_SHOWN: Final = 20
+"""Faults of manifests shown one by one."""
 
 
 def status(
-    index: Index, query: Query, *, matched: int, history: History, recent_warnings: Sequence[Incident], every_s: float
+    index: Index,
+    query: Query,
+    *,
+    matched: int,
+    history: History,
+    recent_warnings: Sequence[RecentWarning],
+    interval_s: float,
 ) -> Status:
-    """All but the Services, which `service` tells of one by one."""
-    sight = index.sight
-    complaints = tuple(_complaints(sight))
+    """The status without Services; `service` builds those one by one."""
+    observation = index.observation
+    problems = tuple(_problems_of_daemon(observation))
     return Status(
         version=__version__,
-        node=sight.node,
-        pid=sight.pid,
-        now=sight.wall,
-        began=sight.began,
-        healthy=not complaints,
-        complaints=complaints,
-        draining=sight.health.draining,
-        netfilter=_netfilter(sight),
-        sources=tuple(_sources(sight)),
-        workers=tuple(sight.worker_status),
-        restarts=sight.restarts,
+        node=observation.node,
+        pid=observation.pid,
+        now=observation.wall,
+        began=observation.began,
+        healthy=not problems,
+        problems=problems,
+        draining=observation.health.draining,
+        netfilter=_netfilter(observation),
+        sources=tuple(_sources(observation)),
+        workers=tuple(observation.worker_status),
+        restarts=observation.restarts,
         totals=Totals(
             services=len(index.rows),
             by_state=index.by_state,
@@ -60,29 +66,31 @@ def status(
             trend=history.trend(None),
         ),
         recent_warnings=tuple(recent_warnings),
-        every_s=every_s,
+        interval_s=interval_s,
         matched=matched,
         offset=query.offset,
         services=(),
     )
 
 
-def service(row: Row, sight: Observation, *, port: str, history: History, candidates: Candidates) -> ServiceStatus:
-    """One Service; `port`: of this service port only (empty: of all)."""
+def service(
+    row: Row, observation: Observation, *, port: str, history: History, candidates: Candidates
+) -> ServiceStatus:
+    """One Service; `port` selects one service port, empty: all."""
     return ServiceStatus(
         namespace=row.name.namespace,
         name=row.name.name,
         state=row.state,
-        source=sight.proxier.owners.get(row.name, ""),
-        problems=tuple(sight.proxier.problems.get(row.name, ())),
+        source=observation.proxier.owners.get(row.name, ""),
+        problems=tuple(observation.proxier.problems.get(row.name, ())),
         traffic=row.traffic,
         rates=history.rates(row.name),
         trend=history.trend(row.name),
         frontends=tuple(
             frontend(
                 view,
-                counters=sight.counters.get(view.frontend.name) or Counters(),
-                ejected=sight.ejected.get(view.frontend.name, ()),
+                counters=observation.counters.get(view.frontend.name) or Counters(),
+                ejected=observation.ejected.get(view.frontend.name, ()),
                 candidates=candidates,
             )
             for view in frontends_of(row, port)
@@ -93,7 +101,7 @@ def service(row: Row, sight: Observation, *, port: str, history: History, candid
 def frontend(
     view: FrontendView, *, counters: Counters, ejected: Sequence[EjectedEndpoint], candidates: Candidates
 ) -> FrontendStatus:
-    """One frontend, with everybody who listens for its service port."""
+    """One frontend with all endpoints of its service port."""
     wanted = view.frontend
     name = wanted.name
     return FrontendStatus(
@@ -102,17 +110,17 @@ def frontend(
         family=int(name.family),
         scope=name.scope,
         proxy_port=view.proxy_port,
-        addresses=tuple(map(words_of, sorted(wanted.destinations))),
-        own_addresses=tuple(map(words_of, sorted(wanted.own_destinations))),
+        addresses=tuple(map(destination_text, sorted(wanted.destinations))),
+        own_addresses=tuple(map(destination_text, sorted(wanted.own_destinations))),
         source_ranges=tuple(sorted(wanted.source_ranges)),
         affinity_s=wanted.affinity_timeout_s,
         when_empty=wanted.when_empty,
-        counters=StatusCounters(**{field: getattr(counters, field) for field in _COUNTED}),
+        counters=NamedCounters(**structs.asdict(counters)),
         endpoints=endpoints(wanted.endpoints, candidates(name), ejected, preserved=wanted.preserve),
     )
 
 
-def words_of(destination: Destination) -> str:
+def destination_text(destination: Destination) -> str:
     """``10.96.0.1:80``, ``node port 30080``."""
     if destination.address in NODE_PORTS.values():
         return f"node port {destination.port}"
@@ -121,19 +129,19 @@ def words_of(destination: Destination) -> str:
 
 def endpoints(
     chosen: Iterable[Target],
-    everybody: Mapping[Target, Endpoint],
+    candidates: Mapping[Target, Endpoint],
     ejected: Sequence[EjectedEndpoint],
     *,
     preserved: frozenset[Target],
 ) -> tuple[EndpointStatus, ...]:
-    """Those who are chosen, the ill ones first; then those who are not, and why."""
+    """The chosen endpoints, ejected ones first; then the others of the service port."""
     by_target: dict[Target, list[EjectedEndpoint]] = {}
     for one in ejected:
         by_target.setdefault(one.target, []).append(one)
-    used = [_used(target, everybody.get(target), by_target.get(target), target in preserved) for target in chosen]
+    used = [_used(target, candidates.get(target), by_target.get(target), target in preserved) for target in chosen]
     used.sort(key=lambda endpoint: _FIRST.get(endpoint.standing, 9))
     named = {endpoint.address for endpoint in used}
-    others = [_unused(target, endpoint) for target, endpoint in sorted(everybody.items()) if str(target) not in named]
+    others = [_unused(target, endpoint) for target, endpoint in sorted(candidates.items()) if str(target) not in named]
     return (*used, *others)
 
 
@@ -158,8 +166,8 @@ def _used(
             zone=zone,
             preserved=preserved,
         )
-    leaving = endpoint is not None and endpoint.terminating and not endpoint.ready
-    standing = Standing.TERMINATING if leaving else Standing.READY
+    terminating = endpoint is not None and endpoint.terminating and not endpoint.ready
+    standing = Standing.TERMINATING if terminating else Standing.READY
     return EndpointStatus(address=str(target), standing=standing, used=True, node=node, zone=zone, preserved=preserved)
 
 
@@ -171,38 +179,38 @@ def _unused(target: Target, endpoint: Endpoint) -> EndpointStatus:
     return EndpointStatus(address=str(target), standing=standing, used=False, node=endpoint.node, zone=endpoint.zone)
 
 
-def _complaints(sight: Observation) -> Iterator[str]:
-    health = sight.health
-    if sight.problem:
-        yield f"data plane: {sight.problem}"
-    if sight.proxier.failing:
-        yield discreet(sight.proxier.failing)
+def _problems_of_daemon(observation: Observation) -> Iterator[str]:
+    health = observation.health
+    if observation.problem:
+        yield f"data plane: {observation.problem}"
+    if observation.proxier.failing:
+        yield redact(observation.proxier.failing)
     if health.draining:
-        yield "draining: the process is about to end"
+        yield "draining: the process ends when its connections have"
     elif not health.on_time:
         yield "a change has waited for longer than twice the sync period"
-    elif health.last_updated is None and not sight.proxier.failing:
-        yield "starting: not everything is in effect for the first time"
+    elif health.last_updated is None and not observation.proxier.failing:
+        yield "starting: the first sync is not complete"
     if health.exhausted:
         yield health.exhausted
     if not health.node_exists:
         yield (
-            f"the cluster has no Node {sight.node}, so load balancers are told to go elsewhere; if the node is known by"
-            " another name, give it by --hostname-override"
+            f"the cluster has no Node {observation.node}, so load balancers send no clients here;"
+            " if the Node has another name, set --hostname-override"
         )
     elif not health.node_eligible:
-        yield "the node is being deleted, or about to be; load balancers are told to go elsewhere"
+        yield "the node is being deleted or will be; load balancers send no clients here"
 
 
-def _netfilter(sight: Observation) -> NetfilterStatus:
-    proxier = sight.proxier
+def _netfilter(observation: Observation) -> NetfilterStatus:
+    proxier = observation.proxier
 
     def ago(moment: float | None) -> float | None:
-        return None if moment is None else round(max(0.0, sight.now - moment), 3)
+        return None if moment is None else round(max(0.0, observation.now - moment), 3)
 
     return NetfilterStatus(
         adapter=proxier.netfilter,
-        failing=None if proxier.failing is None else discreet(proxier.failing),
+        failing=None if proxier.failing is None else redact(proxier.failing),
         failures=proxier.failures,
         programmed_ago_s=ago(proxier.programmed_at),
         pending_s=ago(proxier.pending_since),
@@ -210,14 +218,14 @@ def _netfilter(sight: Observation) -> NetfilterStatus:
     )
 
 
-def _sources(sight: Observation) -> Iterator[SourceStatus]:
-    told = set()
-    for watch in sight.watches:
-        told.add("kubernetes")
+def _sources(observation: Observation) -> Iterator[SourceStatus]:
+    shown = set()
+    for watch in observation.watches:
+        shown.add("kubernetes")
         failures = tuple(f"{cause}: failed {times} times" for cause, times in sorted(watch.failures.items()) if times)
         listed = watch.lists > 0
         if watch.left_out:
-            failures = (f"{watch.left_out} objects are left out: too many to keep", *failures)
+            failures = (f"{watch.left_out} objects left out because of the memory limit", *failures)
         yield SourceStatus(
             f"kubernetes {watch.resource}",
             listed,
@@ -227,17 +235,17 @@ def _sources(sight: Observation) -> Iterator[SourceStatus]:
             failures,
             watch.left_out,
         )
-    if sight.manifests is not None:
-        told.add("manifests")
-        problems = sight.manifests.problems
+    if observation.manifests is not None:
+        shown.add("manifests")
+        problems = observation.manifests.problems
         yield SourceStatus(
             "manifests",
-            sight.manifests.loaded,
+            observation.manifests.loaded,
             0.0,
-            sight.manifests.last_change or None,
+            observation.manifests.last_change or None,
             sum(not problem.skipped for problem in problems),
-            tuple(discreet(str(problem)) for problem in problems[:REMARKS]),
+            tuple(redact(str(problem)) for problem in problems[:PROBLEMS_SHOWN]),
         )
-    for name, listed in sight.proxier.sources.items():
-        if name not in told:
+    for name, listed in observation.proxier.sources.items():
+        if name not in shown:
             yield SourceStatus(name, listed, 0.0, None, 0)

@@ -1,7 +1,7 @@
-"""The live picture of a running daemon, as values: what ``/statusz`` shows, as JSON, as text and as a page.
+"""The status of a running daemon as values, which ``/statusz`` shows as JSON, text and page.
 
-Plain data, so that it crosses to `kubeproxy status` as JSON and comes out there as the same values. Lengths of time are
-seconds; moments are Unix seconds. Nothing in here is secret, and nothing can be changed through it.
+Plain data: `kubeproxy status` decodes the JSON to the same values. Durations are seconds, times are Unix seconds.
+Nothing in here is secret, and nothing can be changed through it.
 """
 
 from __future__ import annotations
@@ -9,38 +9,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kubeproxy.dataplane.interface import WorkerStatus
+from kubeproxy.dataplane.interface import Counters, WorkerStatus
 
 
 class State(StrEnum):
-    """How a Service fares; the worst first, in which order they are shown."""
+    """The state of a Service, the worst first; a list shows them in this order."""
 
     PROBLEM = "problem"
-    """It is not, or not wholly, served."""
+    """The Service is not served, or only in part."""
     EJECTED = "ejected"
-    """An endpoint of it is passed over."""
+    """At least one of its endpoints is ejected."""
     EMPTY = "empty"
-    """Some port of it has no endpoint in the cluster: its clients are refused. (That a policy admits endpoints of this
-    node alone, and there are none, is as it should be on most nodes, and not told by this.)"""
+    """A port has no endpoint in the cluster; its clients are refused. A Local traffic policy without endpoints on this
+    node does not count: that is normal on most nodes."""
     WAITING = "waiting"
-    """It is new, and does not listen yet."""
+    """The Service is new and does not listen yet."""
     OK = "ok"
+    """The Service is served."""
 
 
 class Standing(StrEnum):
-    """How an endpoint fares."""
+    """The state of an endpoint of a frontend."""
 
     READY = "ready"
+    """Gets clients in its turn."""
     EJECTED = "ejected"
-    """Passed over, because it did not answer."""
-    PROBING = "probe"
-    """Was passed over; the next client may try it, or one is trying now."""
+    """Did not answer; gets no clients until its next probe."""
+    PROBING = "probing"
+    """Was ejected; the next client tries it, or a probe runs now."""
     TERMINATING = "terminating"
-    """Leaves, and still serves, because nobody else is ready; or (not `used`) leaves, and is asked no more."""
+    """Terminates; gets clients only while no endpoint is ready (`used`)."""
     UNREADY = "unready"
-    """Says itself that it is not ready; not asked."""
+    """Not ready according to its EndpointSlice; gets no clients."""
     ELSEWHERE = "elsewhere"
-    """Ready, but a traffic policy or topology hints give this frontend's clients to others."""
+    """Ready, but a traffic policy or topology hints keep this frontend's clients from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,47 +53,28 @@ class EndpointStatus:
     """With its port."""
     standing: Standing
     used: bool
-    """Whether clients are given to it (if only in turn, or for want of others)."""
+    """Whether the frontend can send clients to it."""
     reason: str = ""
     """Ejected: ``refused``, ``timeout``, ``unreachable``."""
     failures: int = 0
-    """Ejected: one after the other."""
+    """Ejected: failed dials in a row."""
     retry_in_s: float = 0.0
+    """Ejected: seconds until its next probe."""
     workers: tuple[int, ...] = ()
-    """Those that pass it over."""
+    """The workers that have ejected it."""
     node: str = ""
     zone: str = ""
     preserved: bool = False
-    """Whether it is dialed from the client's own address."""
+    """Whether the proxy dials it from the client's own address."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusCounters:
-    """What `kubeproxy.dataplane.interface.Counters` holds, by name. (Between processes those cross without names.)"""
-
-    accepted: int = 0
-    active: int = 0
-    refused: int = 0
-    silent: int = 0
-    no_endpoint: int = 0
-    unable: int = 0
-    dial_retries: int = 0
-    dropped: int = 0
-    evicted: int = 0
-    affinity_entries: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    looped: int = 0
-
-    @property
-    def failed(self) -> int:
-        """Whatever the reason."""
-        return self.refused + self.silent + self.no_endpoint + self.unable + self.looped
+class NamedCounters(Counters, array_like=False):
+    """The data plane's counters with field names in JSON; between processes they have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendStatus:
-    """One listener's worth of a service port."""
+    """One frontend: a service port in one family and scope."""
 
     port: str
     """The service port's name; empty where the Service has only one."""
@@ -101,21 +84,22 @@ class FrontendStatus:
     proxy_port: int | None
     """None: it does not listen yet."""
     addresses: tuple[str, ...]
-    """Where clients send to: ``10.96.0.1:80``, ``node port 30080``."""
+    """The addresses that clients use: ``10.96.0.1:80``, ``node port 30080``."""
     own_addresses: tuple[str, ...]
-    """The same, for this node and its pods only."""
+    """Addresses that are redirected for this node and its pods only."""
     source_ranges: tuple[str, ...]
-    """Who alone may reach the load balancer's addresses; empty: everybody."""
+    """The only client addresses that the load balancer's addresses admit; empty: all."""
     affinity_s: int | None
+    """Session affinity timeout; None: no affinity."""
     when_empty: str
-    """What becomes of clients without endpoints: ``refuse``, ``drop``."""
-    counters: StatusCounters
+    """What happens to clients without endpoints: ``refuse``, ``drop``."""
+    counters: NamedCounters
     endpoints: tuple[EndpointStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Sums over frontends, since each was first listened for."""
+    """Sums over frontends since each began to listen."""
 
     accepted: int = 0
     active: int = 0
@@ -126,7 +110,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second, over the last interval."""
+    """Amounts per second over the last interval."""
 
     connections: float = 0.0
     failures: float = 0.0
@@ -136,8 +120,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """What the rates were, one number for each interval of `Status.every_s` seconds, the newest last. Before the
-    history began there was nothing to see: zero."""
+    """Past rates, one number for each interval of `Status.interval_s` seconds, the newest last; zero before the
+    history began."""
 
     connections: tuple[float, ...] = ()
     failures: tuple[float, ...] = ()
@@ -156,9 +140,9 @@ class ServiceStatus:
     problems: tuple[str, ...]
     traffic: Traffic
     rates: Rates | None
-    """None: not known yet, or nobody has looked for a minute."""
+    """None: unknown, because no two samples were taken in a row yet."""
     trend: Trend | None
-    """None: nothing happened in the time that is remembered."""
+    """None: no traffic in the recorded time."""
     frontends: tuple[FrontendStatus, ...]
 
 
@@ -168,15 +152,17 @@ class SourceStatus:
 
     name: str
     listed: bool
-    """Whether it has told all that it has."""
+    """Whether its first list is complete."""
     behind_s: float
-    """For how long it may have missed something; 0: it follows."""
+    """For how many seconds changes may be missing; 0: up to date."""
     last_event: float | None
+    """Unix seconds; None: none yet."""
     faults: int
-    """Objects or documents that cannot be taken as they are."""
-    remarks: tuple[str, ...] = ()
+    """Objects or documents with a fault."""
+    problems: tuple[str, ...] = ()
+    """The faults, or failed lists and watches, one line each."""
     left_out: int = 0
-    """Objects that are not served, because all together mean more than is kept."""
+    """Objects that are not served because of the memory limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,26 +171,26 @@ class NetfilterStatus:
 
     adapter: str
     failing: str | None
-    """Why the rules, the connection tracking or the data plane cannot be brought up to date; None: they can."""
+    """Why rules, connection tracking or data plane cannot be updated; None: they can."""
     failures: int
-    """Transactions that failed in a row."""
+    """Failed transactions in a row."""
     programmed_ago_s: float | None
-    """Since the last transaction; None: none yet."""
+    """Seconds since the last transaction; None: none yet."""
     pending_s: float | None
-    """For how long a change has waited; None: all is in effect."""
+    """Seconds since the oldest pending change; None: no change is pending."""
     changes_pending: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
-    """A warning or error of the log."""
+class RecentWarning:
+    """A recent warning or error of the log."""
 
     at: float
     level: str
     text: str
     details: str
     times: int = 1
-    """How often, one after the other."""
+    """How often it was logged in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +207,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Everything at one moment, and those of the Services that were asked for."""
+    """The status of the daemon and of the Services that the query selects."""
 
     version: str
     node: str
@@ -229,21 +215,21 @@ class Status:
     now: float
     began: float
     healthy: bool
-    """Serves, and all is in effect or on its way. That an endpoint is ill is no fault of the daemon."""
-    complaints: tuple[str, ...]
-    """Why it is not healthy."""
+    """Whether the daemon serves and its changes take effect in time. An ejected endpoint is no fault of the daemon."""
+    problems: tuple[str, ...]
+    """Why the daemon is not healthy."""
     draining: bool
     netfilter: NetfilterStatus
     sources: tuple[SourceStatus, ...]
     workers: tuple[WorkerStatus, ...]
     restarts: int
     totals: Totals
-    recent_warnings: tuple[Incident, ...]
-    """The last ones, the newest first."""
-    every_s: float
-    """How far the points of a trend are apart."""
+    recent_warnings: tuple[RecentWarning, ...]
+    """The newest first."""
+    interval_s: float
+    """Seconds between two points of a trend."""
     matched: int
-    """How many Services fit what was asked for."""
+    """How many Services match the query."""
     offset: int
     services: tuple[ServiceStatus, ...]
-    """Last, so that a long list can be sent in pieces."""
+    """The last field, so that a long list can be sent in pieces."""

@@ -1,7 +1,7 @@
-"""What the traffic was, a little way back: a few numbers for each Service that had any. Pure.
+"""Recent traffic of each Service as short time series. Pure.
 
-Every sample adds one point to the series of those Services whose counters moved; a series without movement in all the
-time that is remembered is dropped. So memory is bounded by the Services that are in use: about 1.5 KiB for each.
+Every sample adds one point to the series of each Service whose counters grew. A series without traffic in all its
+points is dropped, so memory is bounded by the Services in use: about 1.5 KiB each.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kubeproxy.model import FrontendName, ServiceName
 from kubeproxy.observability.status.document import Rates, Trend
 
 POINTS: Final = 60
+"""Points of a series."""
 SLICE: Final = 500
 """Frontends between two yields."""
 
@@ -24,7 +25,7 @@ Amounts = tuple[int, int, int, int]
 
 
 class _Series:
-    """One Service's last `POINTS` points, in rings."""
+    """The last `POINTS` points of one Service, in ring buffers."""
 
     __slots__ = ("last", "rings")
 
@@ -62,7 +63,7 @@ class _Before:
 
 
 class History:
-    """`add` samples at a steady pace; after a pause of more than `gap_s` seconds it begins anew."""
+    """Time series per Service; `add` samples at a steady pace. A gap of more than `gap_s` seconds restarts it."""
 
     def __init__(self, *, gap_s: float) -> None:
         self._gap_s = gap_s
@@ -72,7 +73,7 @@ class History:
         self._total = _Series(0)
 
     def add(self, counters: Mapping[FrontendName, Counters], now: float) -> Iterator[None]:
-        """Take in a sample, in slices. To be run to the end, one at a time."""
+        """Add a sample, in slices. Run each iterator to its end before the next."""
         before, self._before = self._before, _Before(now, counters)
         if before is None or not 0 < now - before.at <= self._gap_s:
             self._series.clear()
@@ -90,7 +91,7 @@ class History:
         self._put(moved, now - before.at)
 
     _known = False
-    """Whether there is an interval to tell rates of."""
+    """Whether rates of an interval exist."""
 
     def _put(self, moved: Mapping[ServiceName, Amounts], interval_s: float) -> None:
         self._tick += 1
@@ -109,14 +110,14 @@ class History:
         self._known = True
 
     def rates(self, service: ServiceName | None) -> Rates | None:
-        """Of a Service (None: of all together); None while there has been but one sample."""
+        """The rates of a Service (None: of all together); None after only one sample."""
         if not self._known:
             return None
         series = self._total if service is None else self._series.get(service)
         return Rates() if series is None else series.rates(self._tick)
 
     def trend(self, service: ServiceName | None) -> Trend | None:
-        """Of a Service (None: of all together); None where nothing happened."""
+        """The trend of a Service (None: of all together); None without traffic."""
         series = self._total if service is None else self._series.get(service)
         return None if series is None or not self._known else series.trend(self._tick)
 
@@ -126,7 +127,7 @@ class History:
 
 def _moved(before: Counters | None, after: Counters) -> Amounts:
     if before is None or before.accepted > after.accepted:
-        return (0, 0, 0, 0)  # it is new to us: what it counted was before
+        return (0, 0, 0, 0)  # a new frontend: it counted this before the interval
     return (
         after.accepted - before.accepted,
         max(0, after.failed - before.failed),

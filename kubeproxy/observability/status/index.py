@@ -1,4 +1,4 @@
-"""What was seen, put in order by Service: who fares how, and how much goes on there. Pure."""
+"""An observation by Service, with state and sums of traffic. Pure."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ SLICE: Final = 250
 
 
 class Order(StrEnum):
-    """How a list of Services may be sorted."""
+    """The orders in which Services can be listed."""
 
     PROBLEMS = "problems"
-    """The worst state first, those that fail clients before those that do not."""
+    """The worst state first, within a state those with failed connections first."""
     NAME = "name"
     ACTIVE = "active"
     """Open connections."""
     CONNECTIONS = "connections"
-    """New connections a second, by the last interval; then all accepted."""
+    """New connections per second in the last interval, then accepted connections."""
     BYTES = "bytes"
-    """Bytes a second, by the last interval; then all forwarded."""
+    """Bytes per second in the last interval, then forwarded bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Which Services are asked for."""
+    """Selects Services, their order and a page of them."""
 
     service: str = ""
     """``namespace/name``, ``name``, either with ``:port``: exactly these."""
@@ -48,29 +48,29 @@ class Query:
 
 @dataclass(slots=True)
 class Row:
-    """One Service."""
+    """One Service with its frontends, state and traffic."""
 
     name: ServiceName
     frontends: list[FrontendView] = field(default_factory=list)
     state: State = State.OK
     ejected: int = 0
-    """Endpoints that are passed over."""
+    """Ejected endpoints."""
     traffic: Traffic = Traffic()  # noqa: RUF009 - frozen
 
 
 class Index:
-    """All Services of one sight. `fill` is to be run to the end first."""
+    """All Services of one observation. Run `fill` to its end first."""
 
-    def __init__(self, sight: Observation) -> None:
-        self.sight = sight
+    def __init__(self, observation: Observation) -> None:
+        self.observation = observation
         self.rows: dict[ServiceName, Row] = {}
         self.by_state: dict[State, int] = dict.fromkeys(State, 0)
         self.ejected_endpoints = 0
         self.traffic = Traffic()
 
     def fill(self, names: list[ServiceName] | None = None) -> Iterator[None]:
-        """Read the sight, in slices. `names` is what `names` of an earlier index gave, which spares sorting them."""
-        proxier = self.sight.proxier
+        """Read the observation, in slices. `names` of an earlier index saves sorting them again."""
+        proxier = self.observation.proxier
         known = proxier.owners.keys() | proxier.problems.keys()
         if names is None or len(names) != len(known) or not known.issuperset(names):
             names = sorted(known)
@@ -96,13 +96,13 @@ class Index:
         return list(self.rows)
 
     def _assess(self, row: Row) -> None:
-        sight = self.sight
+        observation = self.observation
         accepted = active = failed = inward = outward = 0
         for view in row.frontends:
             name = view.frontend.name
-            if name in sight.ejected:
-                row.ejected += len({ejected.target for ejected in sight.ejected[name]})
-            counters = sight.counters.get(name)
+            if name in observation.ejected:
+                row.ejected += len({ejected.target for ejected in observation.ejected[name]})
+            counters = observation.counters.get(name)
             if counters is not None:
                 accepted += counters.accepted
                 active += counters.active
@@ -123,7 +123,7 @@ class Index:
         )
 
     def _state(self, row: Row) -> State:
-        if row.name in self.sight.proxier.problems:
+        if row.name in self.observation.proxier.problems:
             return State.PROBLEM
         if row.ejected:
             return State.EJECTED
@@ -134,21 +134,21 @@ class Index:
         return State.OK
 
     def select(self, query: Query, history: History) -> Iterator[list[Row] | None]:
-        """The rows that fit, in order; given last, with None for every slice of work before."""
-        fitting: list[Row] = []
-        fits = _fits(query)
+        """The matching rows in order, as the last item; None after every slice of work before."""
+        matched: list[Row] = []
+        matches = _matcher(query)
         for number, row in enumerate(self.rows.values(), 1):
-            if fits(row):
-                fitting.append(row)
+            if matches(row):
+                matched.append(row)
             if number % SLICE == 0:
                 yield None
         key = _KEYS[query.order]
         if key is not None:
-            fitting.sort(key=lambda row: key(row, history))
-        yield fitting
+            matched.sort(key=lambda row: key(row, history))
+        yield matched
 
 
-def _fits(query: Query) -> Callable[[Row], bool]:
+def _matcher(query: Query) -> Callable[[Row], bool]:
     wanted, search = query.service, query.search.lower()
     if wanted:
         name, _, port = wanted.partition(":")
@@ -158,18 +158,18 @@ def _fits(query: Query) -> Callable[[Row], bool]:
                 return False
             return not port or any(view.frontend.name.service_port.port == port for view in row.frontends)
 
-    def fits(row: Row) -> bool:
+    def matches(row: Row) -> bool:
         if query.state is not None and row.state is not query.state:
             return False
         if wanted and not is_wanted(row):
             return False
         return not search or search in str(row.name).lower() or _mentions(row, search)
 
-    return fits
+    return matches
 
 
 def _mentions(row: Row, search: str) -> bool:
-    """Whether an address, with its port, of the Service or its endpoints contains a text."""
+    """Whether an address with port of the Service or its endpoints contains the text."""
     if not any(character.isdigit() for character in search) and ":" not in search:
         return False
     for view in row.frontends:
@@ -215,10 +215,10 @@ _KEYS: Final[Mapping[Order, Callable[[Row, History], Any] | None]] = {
 
 
 def frontends_of(row: Row, port: str) -> list[FrontendView]:
-    """Those of one port (empty: of all), by port, family and scope."""
+    """The frontends of one port (empty: of all), by port, family and scope."""
     chosen = [view for view in row.frontends if not port or view.frontend.name.service_port.port == port]
-    return sorted(chosen, key=_place)
+    return sorted(chosen, key=_frontend_name)
 
 
-def _place(view: FrontendView) -> FrontendName:
+def _frontend_name(view: FrontendView) -> FrontendName:
     return view.frontend.name

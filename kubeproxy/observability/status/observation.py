@@ -1,4 +1,4 @@
-"""All that the status is made of, as it was at one moment."""
+"""The state of the daemon at one moment, from which the status is built."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kubeproxy.observability.health import Health
 from kubeproxy.observability.views import ManifestsView, ProxierView, WatchView
 
 Candidates = Callable[[FrontendName], Mapping[Target, Endpoint]]
-"""Everybody who listens for a frontend's service port, those not chosen included."""
+"""All endpoints of a frontend's service port, chosen or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """All that there is to see at one moment."""
+    """The parts of the daemon at one moment."""
 
     now: float
-    """Of the proxier's clock."""
+    """Seconds of the proxier's clock."""
     wall: float
     """Unix seconds."""
     node: str
@@ -33,6 +33,6 @@ class Observation:
     ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]]
     restarts: int
     problem: str | None
-    """Why the data plane does not serve as it should; None: it does."""
+    """Why the data plane is degraded; None: it is not."""
     watches: Sequence[WatchView] = ()
     manifests: ManifestsView | None = None

@@ -1,4 +1,4 @@
-"""``/statusz`` on the metrics port: as JSON, as text, and as a page that needs nothing from elsewhere."""
+"""``/statusz`` and ``/trace`` on the metrics port: JSON, text, and a self-contained page."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kubeproxy.observability.status import text as status_text
 from kubeproxy.observability.status.document import State
 from kubeproxy.observability.status.index import Order, Query
 from kubeproxy.observability.status.service import StatusService
-from kubeproxy.observability.status.trace import Asked, TraceReport
+from kubeproxy.observability.status.trace import TraceReport, TraceRequest
 
 Format = Literal["json", "text", "html"]
 
 TEXT_LIMIT: Final = 200
-"""Services shown as text unless asked otherwise."""
+"""Services shown as text without a ``limit``."""
 CHUNK: Final = 64 * 1024
-"""Bytes of a long answer that are sent at once."""
+"""Bytes of a long answer that are sent at a time."""
 
 _HEADERS: Final = {
     # The server's own headers allow no script and no style; the page has one of each.
@@ -33,11 +33,11 @@ _HEADERS: Final = {
 }
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
-Tracer = Callable[[Asked], Awaitable[TraceReport]]
+Tracer = Callable[[TraceRequest], Awaitable[TraceReport]]
 
 
-def status_routes(board: StatusService, trace: Tracer) -> list[web.RouteDef]:
-    """The status, its page, and what would become of a connection."""
+def status_routes(status_service: StatusService, trace: Tracer) -> list[web.RouteDef]:
+    """The routes of the status, its page, and the trace."""
     page = files("kubeproxy.observability.status").joinpath("page")
     assets = {name: page.joinpath(name).read_bytes() for name in ("page.html", "page.css", "page.js")}
 
@@ -50,22 +50,22 @@ def status_routes(board: StatusService, trace: Tracer) -> list[web.RouteDef]:
         except ValueError as error:
             return _text(400, f"{error}\n")
         if wanted == "json":
-            return await _stream_json(request, board, query)
-        return await _as_text(board, query)
+            return await _stream_json(request, status_service, query)
+        return await _as_text(status_service, query)
 
     async def asset(request: web.Request) -> web.Response:
         return _asset(assets, request.path.rpartition("/")[2])
 
     async def traced(request: web.Request) -> web.Response:
         try:
-            asked = Asked.of(
+            wanted = TraceRequest.of(
                 to=request.query.get("to", ""),
                 source=request.query.get("from", ""),
                 protocol=request.query.get("protocol", ""),
             )
         except ValueError as error:
             return _text(400, f"{error}\n")
-        report = await trace(asked)
+        report = await trace(wanted)
         return web.Response(body=msgspec.json.encode(report), headers={**_HEADERS, "Content-Type": "application/json"})
 
     return [
@@ -78,7 +78,7 @@ def status_routes(board: StatusService, trace: Tracer) -> list[web.RouteDef]:
 
 
 def wanted_format(query: Mapping[str, str], headers: Mapping[str, str]) -> Format:
-    """What is asked for by name, or else by the Accept header: a browser gets the page, curl the text."""
+    """The ``format`` parameter, or else the Accept header: a browser gets the page, curl the text."""
     match query.get("format", ""):
         case "json":
             return "json"
@@ -95,7 +95,7 @@ _MEDIA: Final[Mapping[Format, str]] = {"json": "application/json", "html": "text
 
 
 def query_of(query: Mapping[str, str]) -> Query:
-    """The Services that are asked for; ValueError with what is wrong and what is allowed."""
+    """The query of a request; ValueError says what is wrong and what is allowed."""
     order = query.get("sort", Order.PROBLEMS)
     if order not in set(Order):
         raise ValueError(f"sort={order}: allowed are {', '.join(Order)}")
@@ -122,15 +122,15 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-async def _stream_json(request: web.Request, board: StatusService, query: Query) -> web.StreamResponse:
-    """In pieces: ten thousand Services are some 10 MB, and nobody waits for the last of them to see the first."""
-    head, services = await board.ask(query)
+async def _stream_json(request: web.Request, status_service: StatusService, query: Query) -> web.StreamResponse:
+    """Send the answer in pieces: ten thousand Services are some 10 MB."""
+    head, services = await status_service.ask(query)
     response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "application/json"})
     await response.prepare(request)
     if request.method == "HEAD":
         return response
     text = msgspec.json.encode(head)
-    # The list of Services stands last, and is empty here.
+    # The list of Services is the last field, and empty here.
     piece, separator = bytearray(text.removesuffix(b"]}")), b""
     async for service in services:
         piece += separator + msgspec.json.encode(service)
@@ -143,11 +143,11 @@ async def _stream_json(request: web.Request, board: StatusService, query: Query)
     return response
 
 
-async def _as_text(board: StatusService, query: Query) -> web.Response:
+async def _as_text(status_service: StatusService, query: Query) -> web.Response:
     if not query.service:
         limited = replace(query, limit=TEXT_LIMIT) if query.limit is None else query
-        return _text(200, "\n".join(status_text.summary(await board.whole(limited))) + "\n")
-    status = await board.whole(query)
+        return _text(200, "\n".join(status_text.summary(await status_service.whole(limited))) + "\n")
+    status = await status_service.whole(query)
     if not status.services:
         return _text(404, f"no service {query.service}\n")
     blocks = ["\n".join(status_text.details(service)) for service in status.services]

@@ -1,4 +1,4 @@
-"""The status as plain text: one fact a line, columns that stay, nothing that only a terminal can show."""
+"""The status as plain text: one fact per line, fixed columns, no terminal control."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 
 from kubeproxy.dataplane.interface import WorkerStatus
 from kubeproxy.observability.status import wording as words
-from kubeproxy.observability.status.document import FrontendStatus, Incident, ServiceStatus, Status, Traffic
+from kubeproxy.observability.status.document import FrontendStatus, RecentWarning, ServiceStatus, Status, Traffic
 
 COLUMNS: Final = ("STATE", "SERVICE", "ACTIVE", "ACCEPTED", "FAILED", "CONN/S", "BYTES/S", "ENDPOINTS", "NOTE")
 _RIGHT: Final = frozenset({"ACTIVE", "ACCEPTED", "FAILED", "CONN/S", "BYTES/S", "ENDPOINTS"})
-INCIDENTS: Final = 5
-"""Warnings and errors shown with a summary."""
+WARNINGS_SHOWN: Final = 5
+"""Recent warnings shown with a summary."""
 
 
 def summary(status: Status) -> Iterator[str]:
-    """The daemon as a whole, the Services as a table, the last warnings and errors."""
+    """The daemon, the Services as a table, the recent warnings and errors."""
     yield from head(status)
     yield ""
     if not status.services:
@@ -28,8 +28,8 @@ def summary(status: Status) -> Iterator[str]:
             yield f"... and {left} more"
     if status.recent_warnings:
         yield ""
-        yield "last warnings and errors"
-        yield from (f"  {line}" for line in map(incident, status.recent_warnings[:INCIDENTS]))
+        yield "recent warnings and errors"
+        yield from (f"  {line}" for line in map(recent_warning, status.recent_warnings[:WARNINGS_SHOWN]))
 
 
 def headline(status: Status) -> str:
@@ -40,21 +40,21 @@ def headline(status: Status) -> str:
 
 
 def head(status: Status) -> Iterator[str]:
-    """The daemon as a whole."""
+    """The daemon without its Services."""
     yield headline(status)
-    for complaint in status.complaints:
-        yield f"  {complaint}"
+    for problem in status.problems:
+        yield f"  {problem}"
     for name, text in facts(status):
         yield f"{name:<11} {text}"
 
 
 def facts(status: Status) -> Iterator[tuple[str, str]]:
-    """What there is to say of the daemon as a whole: a word, and a line."""
+    """The daemon's facts: a label and a line for each."""
     yield "netfilter", netfilter(status)
     for source in status.sources:
         yield "source", f"{source.name}: {words.source(source)}"
-        for remark in source.remarks:
-            yield "", f"  {remark}"
+        for problem in source.problems:
+            yield "", f"  {problem}"
     for worker in status.workers:
         yield "worker", worker_status(worker, status.now)
     if status.restarts:
@@ -75,7 +75,7 @@ def netfilter(status: Status) -> str:
         waiting = "" if filter_.programmed_ago_s is None else "; everything is in effect"
     else:
         changes = filter_.changes_pending
-        # This node may have changed, of which nothing is counted.
+        # A change of this node itself is pending but not counted.
         what = words.several(changes, "change pending", "changes pending") if changes else "not everything is in effect"
         waiting = f"; {what}, for {words.duration(filter_.pending_s)}"
     failures = f"; {words.several(filter_.failures, 'failure', 'failures')} in a row" if filter_.failures else ""
@@ -83,18 +83,18 @@ def netfilter(status: Status) -> str:
 
 
 def worker_status(worker: WorkerStatus, now: float) -> str:
-    """One worker."""
-    turned = f"; {worker.accept_paused} clients waited for descriptors" if worker.accept_paused else ""
+    """The state of one worker."""
+    waited = f"; {worker.accept_paused} clients waited for descriptors" if worker.accept_paused else ""
     return (
         f"{worker.number}: pid {worker.pid}, up {words.duration(max(0.0, now - worker.began))}; "
         f"{worker.connections} connections, {worker.udp_sessions} UDP sessions; "
         f"{worker.descriptors} of {worker.descriptors_limit} descriptors; "
-        f"longest turn {worker.lag_s * 1000:.1f} ms{turned}"
+        f"loop lag {worker.lag_s * 1000:.1f} ms{waited}"
     )
 
 
 def traffic(status: Status) -> str:
-    """All Services together."""
+    """The traffic of all Services together."""
     total, rates = status.totals.traffic, status.totals.rates
     now = "" if rates is None else f"; now {words.rate(rates.connections)} connections/s, {_bytes_rate(status)}"
     return f"{_sums(total)}{now}"
@@ -113,12 +113,12 @@ def _sums(total: Traffic) -> str:
 
 
 def table(services: Sequence[ServiceStatus]) -> Iterator[str]:
-    """One line for each Service."""
+    """A table with one line per Service."""
     return columns(COLUMNS, [cells(service) for service in services], right=_RIGHT)
 
 
 def cells(service: ServiceStatus) -> tuple[str, ...]:
-    """What stands in the columns."""
+    """The cells of one Service, in the order of `COLUMNS`."""
     total, rates = service.traffic, service.rates
     return (
         service.state,
@@ -134,7 +134,7 @@ def cells(service: ServiceStatus) -> tuple[str, ...]:
 
 
 def columns(names: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[str] = ()) -> Iterator[str]:
-    """A table, two blanks between columns; the last one has no end."""
+    """An aligned table with two spaces between columns; the last column is not padded."""
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     aligned = [">" if name in right else "<" for name in names]
     for row in (names, *rows):
@@ -143,9 +143,9 @@ def columns(names: Sequence[str], rows: Sequence[Sequence[str]], *, right: Itera
 
 
 def details(service: ServiceStatus) -> Iterator[str]:
-    """One Service with everything: its listeners, endpoints and counters."""
+    """One Service with its frontends, endpoints and counters."""
     yield f"{service.namespace}/{service.name}: {service.state} ({words.MEANING[service.state]})"
-    yield f"  from        {service.source or 'nowhere'}"
+    yield f"  source      {service.source or 'none'}"
     for problem in service.problems:
         yield f"  problem     {problem}"
     yield f"  traffic     {_sums(service.traffic)}"
@@ -158,36 +158,36 @@ def details(service: ServiceStatus) -> Iterator[str]:
 
 
 def listener(frontend: FrontendStatus) -> Iterator[str]:
-    """One frontend."""
+    """One frontend with its counters and endpoints."""
     port = f"proxy port {frontend.proxy_port}" if frontend.proxy_port is not None else "does not listen yet"
     yield f"{words.listener(frontend)}: {port}"
-    yield f"  takes       {', '.join(frontend.addresses) or 'nothing from outside'}"
+    yield f"  addresses   {', '.join(frontend.addresses) or 'none for other hosts'}"
     if frontend.own_addresses:
-        yield f"  from here   {', '.join(frontend.own_addresses)}"
+        yield f"  this node   {', '.join(frontend.own_addresses)}"
     if frontend.source_ranges:
-        yield f"  admits      {', '.join(frontend.source_ranges)} (load balancer addresses)"
+        yield f"  sources     {', '.join(frontend.source_ranges)} (for load balancer addresses)"
     counters = frontend.counters
     if frontend.affinity_s is not None:
         yield f"  affinity    ClientIP, {frontend.affinity_s} s; {counters.affinity_entries} clients bound"
     yield (
         f"  counters    {counters.active} open, {counters.accepted} accepted, {counters.dial_retries} retries; "
-        f"{counters.failed} failed ({counters.refused} refused, {counters.silent} silent, "
-        f"{counters.no_endpoint} nobody there, {counters.unable} unable, {counters.looped} looped)"
+        f"{counters.failed} failed ({counters.refused} refused, {counters.silent} timeout, "
+        f"{counters.no_endpoint} no endpoint, {counters.unable} local, {counters.looped} loop)"
     )
     if counters.dropped or counters.evicted:
-        yield f"  datagrams   {counters.dropped} dropped; {counters.evicted} sessions made room for others"
+        yield f"  datagrams   {counters.dropped} dropped; {counters.evicted} sessions evicted"
     if not any(endpoint.used for endpoint in frontend.endpoints):
-        no_endpoint = "none; clients are refused"
-        yield f"  endpoints   {no_endpoint if frontend.when_empty == 'refuse' else 'none on this node; clients are dropped'}"
+        refused = frontend.when_empty == "refuse"
+        yield f"  endpoints   none{'; clients are refused' if refused else ' on this node; clients are dropped'}"
     for endpoint in frontend.endpoints:
         node = f" on {endpoint.node}" if endpoint.node else ""
         by = f" (workers {', '.join(map(str, endpoint.workers))})" if len(endpoint.workers) > 1 else ""
-        say = words.endpoint(endpoint)
+        reason = words.endpoint(endpoint)
         preserved = ", dialed from the client's address" if endpoint.preserved else ""
-        yield f"  {endpoint.standing:<11} {endpoint.address}{node}{preserved}{f': {say}' if say else ''}{by}"
+        yield f"  {endpoint.standing:<11} {endpoint.address}{node}{preserved}{f': {reason}' if reason else ''}{by}"
 
 
-def incident(one: Incident) -> str:
+def recent_warning(one: RecentWarning) -> str:
     """``04:05:06 warning watch ended source=kubernetes``."""
     moment = datetime.fromtimestamp(one.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     times = f" ({one.times} times)" if one.times > 1 else ""
@@ -195,7 +195,7 @@ def incident(one: Incident) -> str:
 
 
 def verdict(status: Status) -> str | None:
-    """What is wrong and what to do, in one line; None: the daemon is healthy."""
+    """Why the daemon is not healthy, in one line; None: it is healthy."""
     if status.healthy:
         return None
-    return f"{status.node} is not healthy: {'; '.join(status.complaints)}; its log says more"
+    return f"{status.node} is not healthy: {'; '.join(status.problems)}; see its log"

@@ -1,4 +1,4 @@
-"""What would become of a connection, and why: the question, the answer, and the answer as text. Values only."""
+"""The trace of a connection: request, report, and report as text. Values only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kubeproxy.observability.status.document import FrontendStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A client's first packet."""
+class TraceRequest:
+    """A client's first packet, whose path is asked for."""
 
     to: Destination
     source: Address | None = None
@@ -22,8 +22,10 @@ class Asked:
 
     @classmethod
     def of(cls, *, to: str, source: str = "", protocol: str = "") -> Self:
-        """From ``IP:PORT`` or ``[IP]:PORT``, an address or nothing, ``tcp`` or ``udp``; ValueError with what was found
-        and what is allowed."""
+        """Parse ``IP:PORT`` or ``[IP]:PORT``, an address or nothing, ``tcp`` or ``udp``.
+
+        ValueError says what was found and what is allowed.
+        """
         host, colon, port = to.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
@@ -37,7 +39,9 @@ class Asked:
         destination = Destination(_address(host), Protocol(transport), int(port))
         client = _address(source) if source else None
         if client is not None and family_of(client) is not family_of(destination.address):
-            raise ValueError(f"found {client} asking {destination.address}; both must be of one IP family")
+            raise ValueError(
+                f"found client {client} and destination {destination.address}; allowed: one IP family for both"
+            )
         return cls(destination, client)
 
 
@@ -49,29 +53,29 @@ def _address(text: str) -> Address:
 
 
 class Outcome(StrEnum):
-    """What becomes of the connection."""
+    """What happens to the connection."""
 
     PROXIED = "proxied"
     REFUSED = "refused"
     DROPPED = "dropped"
     PASSED = "not ours"
-    """The kernel routes it as if this proxy were not there."""
+    """No rule matches; the kernel routes it without the proxy."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerOutlook:
-    """What one worker would do with the client."""
+class WorkerPreview:
+    """The endpoints that one worker would dial for the client."""
 
     worker: int
     order: tuple[str, ...]
-    """The endpoints as they would be tried now."""
+    """The endpoints in the order of the dials."""
     bound: str | None
-    """The endpoint that the client stays with, by affinity; None: none."""
+    """The endpoint to which session affinity binds the client; None: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReport:
-    """The whole answer."""
+    """The path of the connection, step by step."""
 
     to: str
     protocol: str
@@ -79,22 +83,23 @@ class TraceReport:
     client: str
     """``this node``, ``a pod``, ``another host``."""
     hook: str
-    """Which of netfilter's hooks it meets: ``output``, ``prerouting``."""
+    """The netfilter hook of its first packet: ``output``, ``prerouting``."""
     outcome: Outcome
-    because: str
+    reason: str
+    """Why this is the outcome."""
     steps: tuple[str, ...]
-    """How that was found, in the order in which things are looked at."""
+    """The decisions on the way, in their order."""
     service: str | None
     """``namespace/name:port``; None: none."""
     frontend: FrontendStatus | None
-    """The listener that it is led to; None: to none."""
-    outlooks: tuple[WorkerOutlook, ...]
+    """The frontend that gets the connection; None: none."""
+    previews: tuple[WorkerPreview, ...]
 
 
 def lines(report: TraceReport) -> Iterator[str]:
-    """As text."""
+    """The report as text."""
     yield f"{report.protocol} from {report.source} ({report.client}) to {report.to}: {report.outcome}"
-    yield f"  {report.because}"
+    yield f"  {report.reason}"
     yield ""
     for number, step in enumerate(report.steps, 1):
         yield f"  {number}. {step}"
@@ -104,10 +109,10 @@ def lines(report: TraceReport) -> Iterator[str]:
     yield ""
     states = {endpoint.address: endpoint for endpoint in frontend.endpoints}
     alike: dict[tuple[tuple[str, ...], str | None], list[int]] = {}
-    for outlook in report.outlooks:
-        alike.setdefault((outlook.order, outlook.bound), []).append(outlook.worker)
+    for preview in report.previews:
+        alike.setdefault((preview.order, preview.bound), []).append(preview.worker)
     for (order, bound), workers in alike.items():
-        yield f"  worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))} would try now"
+        yield f"  worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))} would dial"
         for place, address in enumerate(order, 1):
             endpoint = states.get(address)
             remarks = [] if endpoint is None else [words.endpoint(endpoint)]
@@ -115,13 +120,13 @@ def lines(report: TraceReport) -> Iterator[str]:
                 remarks.insert(0, "the client is bound to it")
             if endpoint is not None and endpoint.preserved:
                 remarks.append("dialed from the client's address")
-            told = "; ".join(filter(None, remarks))
-            yield f"    {place}. {address}{f': {told}' if told else ''}"
+            text = "; ".join(filter(None, remarks))
+            yield f"    {place}. {address}{f': {text}' if text else ''}"
         if not order:
-            yield "    nobody"
+            yield "    no endpoint"
     unused = [endpoint for endpoint in frontend.endpoints if not endpoint.used]
     if unused:
-        yield "  not asked"
+        yield "  not used"
         for endpoint in unused:
             yield f"    {endpoint.address}: {words.endpoint(endpoint)}"
 

@@ -1,4 +1,4 @@
-"""Numbers and lengths of time as people read them, and what a state means in words. Pure."""
+"""Numbers, durations and states in words. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kubeproxy.observability.status.document import (
 )
 
 MEANING: Final = {
-    State.PROBLEM: "not, or not wholly, served",
-    State.EJECTED: "an endpoint does not answer",
+    State.PROBLEM: "not served, or only in part",
+    State.EJECTED: "an endpoint is ejected",
     State.EMPTY: "no endpoints",
     State.WAITING: "does not listen yet",
     State.OK: "served",
 }
 
 
-def discreet(text: str) -> str:
-    """Without what a URL may hold in secret: a user and password, or a token behind the question mark."""
+def redact(text: str) -> str:
+    """The text without secrets of URLs: user and password, and the query string."""
     return _QUERY.sub(r"\1?…", _USER.sub(r"\1…@", text))
 
 
@@ -61,40 +61,40 @@ def several(count: int, one: str, more: str) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """``12``, ``0.5``, ``-`` where it is not known."""
+    """``12``, ``0.5``, ``-`` where the rate is unknown."""
     if per_second is None:
         return "-"
     return f"{per_second:.1f}" if 0 < per_second < 9.95 else f"{per_second:.0f}"
 
 
 def endpoint(status: EndpointStatus) -> str:
-    """Why an endpoint is as it is; empty for one of which there is nothing to say."""
+    """Why an endpoint has its standing; empty for a ready endpoint."""
     match status.standing:
         case Standing.EJECTED:
-            return f"{_why(status)}; tried again in {duration(status.retry_in_s)}"
+            return f"{_failure(status)}; next probe in {duration(status.retry_in_s)}"
         case Standing.PROBING:
-            return f"{_why(status)}; the next client tries it"
+            return f"{_failure(status)}; the next client probes it"
         case Standing.TERMINATING if status.used:
-            return "terminates, and serves while nobody is ready"
+            return "serves while no endpoint is ready"
         case Standing.TERMINATING:
-            return "terminates; gets no new clients"
+            return "gets no new clients"
         case Standing.UNREADY:
-            return "says that it is not ready"
+            return "not ready"
         case Standing.ELSEWHERE:
-            return "ready, but policy or topology gives these clients to others"
+            return "ready, but traffic policy or topology hints exclude it"
     return ""
 
 
 _REASONS: Final = {"timeout": "did not answer in time", "refused": "refuses", "unreachable": "is unreachable"}
 
 
-def _why(status: EndpointStatus) -> str:
+def _failure(status: EndpointStatus) -> str:
     times = f" ({status.failures} times in a row)" if status.failures > 1 else ""
     return f"{_REASONS.get(status.reason, status.reason)}{times}"
 
 
 def note(service: ServiceStatus) -> str:
-    """The one thing to know about a Service, in a few words; empty where all is well."""
+    """The most important fact about a Service; empty for a healthy one."""
     if service.problems:
         more = f" (and {len(service.problems) - 1} more)" if len(service.problems) > 1 else ""
         return service.problems[0] + more
@@ -110,24 +110,24 @@ def note(service: ServiceStatus) -> str:
 
 
 def endpoint_count(service: ServiceStatus) -> str:
-    """``3``, or ``2/3`` where some do not answer."""
+    """``3``, or ``2/3`` where one is ejected."""
     used = {it.address: it for frontend in service.frontends for it in frontend.endpoints if it.used}
-    well = sum(it.standing in (Standing.READY, Standing.TERMINATING) for it in used.values())
-    return str(well) if well == len(used) else f"{well}/{len(used)}"
+    usable = sum(it.standing in (Standing.READY, Standing.TERMINATING) for it in used.values())
+    return str(usable) if usable == len(used) else f"{usable}/{len(used)}"
 
 
 def listener(status: FrontendStatus) -> str:
-    """What kind of listener: ``http TCP IPv4``, ``dns UDP IPv6 (external)``."""
+    """The name of a frontend: ``http TCP IPv4``, ``dns UDP IPv6 (external)``."""
     scope = "" if status.scope == "cluster" else f" ({status.scope})"
     return f"{status.port + ' ' if status.port else ''}{status.protocol} IPv{status.family}{scope}"
 
 
 def source(status: SourceStatus) -> str:
-    """``follows``, ``behind by 12s``, ``not listed yet``, and its faults."""
+    """``up to date``, ``behind by 12s``, ``not listed yet``, and the number of faults."""
     if not status.listed:
-        text = "has not told yet what it has"
+        text = "not listed yet"
     else:
-        text = f"behind by {duration(status.behind_s)}" if status.behind_s > 0 else "follows"
+        text = f"behind by {duration(status.behind_s)}" if status.behind_s > 0 else "up to date"
     if status.faults:
         text += f", {status.faults} faulty"
     if status.left_out:

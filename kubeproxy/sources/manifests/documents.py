@@ -19,6 +19,7 @@ from kubeproxy.kubernetes import objects
 from kubeproxy.kubernetes.fault import Fault, show
 from kubeproxy.kubernetes.manifests.split import body, split, split_list
 from kubeproxy.kubernetes.manifests.values import JsonValue, SyntaxFault, Value, is_json, parse
+from kubeproxy.kubernetes.resources.stream import as_utf8, json_values
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.sources import translate
 
@@ -140,13 +141,19 @@ def read(data: bytes, namespaces: Namespaces, previous: Reading | None = None) -
     reader = _Reader(namespaces, previous or Reading())
     entries: list[tuple[Place, Entry]] = []
     index = 0
-    for line, text in split(data):
-        inside = body(text)
-        parts = _parts(inside, line) or (_Part(inside, line, _digest(inside)),)
+    for parts in _outline(data):
         items = [item for part in parts for item in reader.items(part)]
         index += bool(items)
         entries.extend((Place(index, path), entry) for path, entry in items)
     return Reading(entries=tuple(entries), texts=reader.texts)
+
+
+def _outline(data: bytes) -> Iterator[tuple[_Part, ...]]:
+    """The parts of each document, cut as by the commands (`kubernetes.resources.stream`)."""
+    for line, text in split(as_utf8(data)):
+        inside = body(text)
+        for row, value in json_values(inside, line) or ((line, inside),):
+            yield _parts(value, row) or (_Part(value, row, _digest(value)),)
 
 
 def _parts(text: bytes, line: int) -> tuple[_Part, ...]:

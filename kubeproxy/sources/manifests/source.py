@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from glob import has_magic
+from pathlib import PurePath
 from typing import NamedTuple
 
 import structlog
@@ -385,7 +387,9 @@ def _origin(path: str) -> str:
 
 
 def _holds(path: str, origin: str) -> bool:
-    return origin == path or origin.startswith(path.rstrip("/") + "/")
+    if origin == path or origin.startswith(path.rstrip("/") + "/"):
+        return True
+    return has_magic(path) and PurePath(origin).match(path)
 
 
 def _log(report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Which client stays with which endpoint, and what one process tells another of it."""
+"""Session affinity: bindings, their expiry, and their exchange between processes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ONE, TWO = (Target(Address(f"10.0.0.{number}"), 8080) for number in (1, 2))
 
 
 def known(*bindings: Binding, now: float = 0.0, timeout_s: float | None = 100.0) -> Affinity:
-    """One that has learnt these."""
+    """An affinity table with these bindings."""
     affinity = Affinity()
     affinity.set_timeout(timeout_s)
     affinity.learn(bindings, now)
     return affinity
 
 
-def test_another_process_gets_to_know_how_long_ago_not_when() -> None:
+def test_bindings_cross_processes_with_ages_not_times() -> None:
     before = known(now=1000.0)
     before.bind("a", ONE, 1000.0)
     before.bind("b", TWO, 1030.0)
@@ -31,11 +31,11 @@ def test_another_process_gets_to_know_how_long_ago_not_when() -> None:
     after.restore_bindings(before.bindings(1040.0), 5.0)
     assert list(after.bindings(5.0)) == [Binding("a", ONE, 40.0), Binding("b", TWO, 10.0)]
     assert after.of("a", 64.0) == ONE
-    assert after.of("a", 66.0) is None, "its time is over when it would have been there"
+    assert after.of("a", 66.0) is None, "expires at the same time as in the first process"
     assert after.of("b", 66.0) == TWO
 
 
-def test_only_those_seen_since_then_are_told() -> None:
+def test_only_bindings_used_since_then_are_listed() -> None:
     affinity = known()
     for client, now in (("a", 1.0), ("b", 2.0), ("c", 3.0), ("a", 4.0)):
         affinity.bind(client, ONE, now)
@@ -44,21 +44,21 @@ def test_only_those_seen_since_then_are_told() -> None:
     assert list(affinity.bindings(5.0, since=4.5)) == []
 
 
-def test_who_is_known_stays_and_who_has_moved_is_learnt() -> None:
-    news = [Binding("a", TWO, 1.0)]
+def test_restored_bindings_yield_to_known_ones_and_learnt_ones_replace_them() -> None:
+    new = [Binding("a", TWO, 1.0)]
     affinity = known(Binding("a", ONE, 50.0))
-    affinity.restore_bindings(news, 0.0)
+    affinity.restore_bindings(new, 0.0)
     assert affinity.of("a", 0.0) == ONE
-    affinity.learn(news, 0.0)
+    affinity.learn(new, 0.0)
     assert affinity.of("a", 0.0) == TWO
 
 
 @pytest.mark.parametrize("age_s", [100.0, -1.0, float("nan"), float("inf")])
-def test_what_is_over_or_makes_no_sense_is_left_out(age_s: float) -> None:
+def test_expired_and_invalid_ages_are_dropped(age_s: float) -> None:
     assert len(known(Binding("a", ONE, age_s))) == 0
 
 
-def test_without_affinity_nobody_is_remembered() -> None:
+def test_without_affinity_there_are_no_bindings() -> None:
     assert len(known(Binding("a", ONE, 1.0), timeout_s=None)) == 0
     affinity = known(Binding("a", ONE, 1.0))
     affinity.set_timeout(None)
@@ -66,21 +66,21 @@ def test_without_affinity_nobody_is_remembered() -> None:
     assert affinity.of("a", 0.0) is None
 
 
-def test_out_of_turn_counts_as_seen_with_those_before() -> None:
-    """So that the longest unseen are always first, whatever is told."""
+def test_a_binding_out_of_order_gets_the_latest_time() -> None:
+    """So the least recently seen are always first, in whatever order bindings are learnt."""
     affinity = known(Binding("a", ONE, 10.0), Binding("b", ONE, 90.0))
     assert list(affinity.bindings(0.0)) == [Binding("a", ONE, 10.0), Binding("b", ONE, 10.0)]
     affinity.bind("c", ONE, 95.0)
-    assert [each.client for each in affinity.bindings(95.0)] == ["c"], "the two were swept out"
+    assert [each.client for each in affinity.bindings(95.0)] == ["c"], "the two have expired"
 
 
-def test_what_is_learnt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learnt_bindings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(affinity_module, "AFFINITY_ENTRIES", 10)
     affinity = known(*(Binding(f"client-{number}", ONE, 99.0 - number) for number in range(50)))
     assert [each.client for each in affinity.bindings(0.0)] == [f"client-{number}" for number in range(40, 50)]
 
 
-def test_of_many_the_newest_are_kept() -> None:
+def test_a_merge_keeps_the_newest_bindings() -> None:
     old, new = frontend("old"), frontend("new")
     remembered = [
         *pieces(old, [Binding(f"o{age}", ONE, age) for age in range(100, 0, -1)]),
@@ -96,7 +96,7 @@ def test_of_many_the_newest_are_kept() -> None:
     assert merged([]) == []
 
 
-def test_of_many_the_freshest_are_told() -> None:
+def test_the_freshest_pieces_come_first() -> None:
     old = list(pieces(frontend("old"), [Binding(f"o{age}", ONE, age) for age in range(100, 0, -1)]))
     new = list(pieces(frontend("new"), [Binding("n", TWO, 0.5)]))
     assert freshest([*old, *new], limit=50) == [*new, old[3], old[2]]
@@ -104,7 +104,7 @@ def test_of_many_the_freshest_are_told() -> None:
     assert freshest([]) == []
 
 
-def test_of_two_who_know_a_client_the_one_who_saw_it_last_is_right() -> None:
+def test_of_two_bindings_of_a_client_the_later_one_counts() -> None:
     earlier, later = (list(pieces(frontend(), [Binding("a", *bound)])) for bound in ((ONE, 9.0), (TWO, 3.0)))
     assert merged([*earlier, *later]) == merged([*later, *earlier]) == later
 
@@ -113,18 +113,20 @@ def test_of_two_who_know_a_client_the_one_who_saw_it_last_is_right() -> None:
     st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([ONE, TWO]), st.floats(0.0, 30.0)), max_size=40),
     st.floats(0.0, 200.0),
 )
-def test_a_successor_says_the_same(uses: list[tuple[str, Target, float]], asked_after_s: float) -> None:
+def test_a_new_instance_binds_clients_as_the_predecessor_did(
+    uses: list[tuple[str, Target, float]], asked_after_s: float
+) -> None:
     before, now = known(), 0.0
     for client, target, later_s in uses:
         now += later_s
         before.bind(client, target, now)
-    told: list[RestoreBindings] = merged(pieces(frontend(), before.bindings(now)))
+    sent: list[RestoreBindings] = merged(pieces(frontend(), before.bindings(now)))
     after = known()
-    for piece in told:
+    for piece in sent:
         after.restore_bindings(piece.bindings, 7.0)
-    # A hair's breadth beside the very moment, because seconds are added and subtracted.
+    # Not at the exact time of expiry, because adding and subtracting seconds rounds.
     for asked in (asked_after_s - 1e-6, asked_after_s + 1e-6):
-        if all(abs(asked + binding.age_s - 100.0) > 1e-3 for piece in told for binding in piece.bindings):
+        if all(abs(asked + binding.age_s - 100.0) > 1e-3 for piece in sent for binding in piece.bindings):
             assert [after.of(client, 7.0 + asked) for client in "abcdefgh"] == [
                 before.of(client, now + asked) for client in "abcdefgh"
             ]

@@ -1,4 +1,4 @@
-"""Round robin and affinity, by example and against a naive model."""
+"""Round robin, ejection and affinity, by example and against a naive model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make() -> Callable[..., Balancer]:
 Make = Callable[..., Balancer]
 
 
-def test_nobody_to_pick(make: Make) -> None:
+def test_without_endpoints_there_is_none_to_pick(make: Make) -> None:
     assert make().pick("c", 0.0) is None
 
 
@@ -47,7 +47,7 @@ def test_a_single_endpoint_is_always_picked(make: Make) -> None:
     assert [balancer.pick("c", 0.0) for _ in range(4)] == [target(1)] * 4
 
 
-def test_every_round_visits_everybody_in_the_same_order(make: Make) -> None:
+def test_every_round_has_every_endpoint_in_the_same_order(make: Make) -> None:
     balancer = make(1, 2, 3)
     first = [balancer.pick("c", 0.0) for _ in range(3)]
     assert set(first) == set(targets(1, 2, 3))
@@ -70,22 +70,22 @@ def test_an_equal_set_changes_nothing(make: Make) -> None:
     assert balancer.endpoints == before
 
 
-def test_a_change_keeps_the_position_and_newcomers_wait_their_turn(make: Make) -> None:
+def test_a_change_keeps_the_position_and_new_endpoints_come_last(make: Make) -> None:
     balancer = make(1, 2, 3, 4)
     balancer.pick("c", 0.0)
-    gone, *stay = balancer.endpoints
-    balancer.update([target(9), *sorted(stay)], None)
-    assert gone not in balancer.endpoints
-    assert list(balancer.endpoints) == [*stay, target(9)]
+    removed, *others = balancer.endpoints
+    balancer.update([target(9), *sorted(others)], None)
+    assert removed not in balancer.endpoints
+    assert list(balancer.endpoints) == [*others, target(9)]
 
 
-def test_those_to_avoid_are_passed_over(make: Make) -> None:
+def test_endpoints_to_avoid_are_skipped(make: Make) -> None:
     balancer = make(1, 2, 3)
     assert {balancer.pick("c", 0.0, avoid=targets(1, 3)) for _ in range(5)} == {target(2)}
     assert balancer.pick("c", 0.0, avoid=targets(1, 2, 3)) is None
 
 
-def test_a_client_stays_and_others_rotate(make: Make) -> None:
+def test_affinity_binds_each_client_to_its_endpoint(make: Make) -> None:
     balancer = make(1, 2, 3, affinity_timeout_s=10)
     mine = {client: balancer.pick(client, 0.0) for client in "abc"}
     assert set(mine.values()) == set(targets(1, 2, 3))
@@ -108,7 +108,7 @@ def test_a_new_timeout_holds_from_now_on(make: Make) -> None:
     assert balancer.pick("a", 6.0) != first
 
 
-def test_affinity_outlives_the_changes_of_others(make: Make) -> None:
+def test_affinity_survives_changes_of_other_endpoints(make: Make) -> None:
     balancer = make(1, 2, 3, affinity_timeout_s=100)
     mine = balancer.pick("a", 0.0)
     assert mine is not None
@@ -116,7 +116,7 @@ def test_affinity_outlives_the_changes_of_others(make: Make) -> None:
     assert [balancer.pick("a", 1.0) for _ in range(3)] == [mine] * 3
 
 
-def test_a_client_whose_endpoint_left_gets_another_and_stays_there(make: Make) -> None:
+def test_a_client_of_a_removed_endpoint_is_bound_to_another(make: Make) -> None:
     balancer = make(1, 2, 3, affinity_timeout_s=100)
     mine = balancer.pick("a", 0.0)
     balancer.update([other for other in targets(1, 2, 3) if other != mine], 100)
@@ -125,7 +125,7 @@ def test_a_client_whose_endpoint_left_gets_another_and_stays_there(make: Make) -
     assert balancer.pick("a", 2.0) == second
 
 
-def test_a_client_whose_endpoint_does_not_answer_is_bound_to_the_next(make: Make) -> None:
+def test_affinity_binds_to_the_next_endpoint_after_a_silent_one(make: Make) -> None:
     balancer = make(1, 2, 3, affinity_timeout_s=100)
     silent = balancer.pick("a", 0.0)
     assert silent is not None
@@ -134,7 +134,7 @@ def test_a_client_whose_endpoint_does_not_answer_is_bound_to_the_next(make: Make
     assert balancer.pick("a", 1.0) == second
 
 
-def test_clients_of_another_process_stay_with_endpoints_that_are_known_here(make: Make) -> None:
+def test_restored_clients_keep_their_endpoints_if_these_exist(make: Make) -> None:
     balancer = make(1, 2, 3, affinity_timeout_s=10)
     balancer.pick("here", 100.0)
     mine = balancer.pick("here", 100.0)
@@ -142,19 +142,19 @@ def test_clients_of_another_process_stay_with_endpoints_that_are_known_here(make
         [Binding(client, target(number), 5.0) for client, number in (("a", 3), ("b", 9), ("c", 1), ("here", 9))], 100.0
     )
     assert [balancer.pick(client, 101.0) for client in ("a", "c", "here")] == [target(3), target(1), mine]
-    assert balancer.affinity_entries == 3, "nobody stays with an endpoint that is none of ours"
+    assert balancer.affinity_entries == 3, "the binding to an unknown endpoint is dropped"
     balancer.update(targets(1, 2), 10)
     assert balancer.pick("a", 102.0) != target(3)
 
 
-def test_clients_of_another_process_yield_while_their_endpoint_is_aside(make: Make) -> None:
+def test_restored_clients_get_another_endpoint_while_theirs_is_ejected(make: Make) -> None:
     balancer = make(1, 2, affinity_timeout_s=10)
     balancer.failed(target(1), 100.0, "refused")
     balancer.restore_bindings([Binding("a", target(1), 5.0)], 100.0)
     assert balancer.pick("a", 100.5) == target(2)
 
 
-def test_the_endpoint_that_answered_first_is_the_one_to_stay_with(make: Make) -> None:
+def test_affinity_binds_to_the_endpoint_that_answered_first(make: Make) -> None:
     balancer = make(1, 2, affinity_timeout_s=100)
     slow = balancer.pick("a", 0.0)
     assert slow is not None
@@ -163,7 +163,7 @@ def test_the_endpoint_that_answered_first_is_the_one_to_stay_with(make: Make) ->
     assert balancer.pick("a", 1.0) == slow
 
 
-def test_an_endpoint_that_failed_is_passed_over_for_a_while_that_doubles(make: Make) -> None:
+def test_the_ejection_time_doubles_with_each_failure(make: Make) -> None:
     balancer = make(1, 2, 3)
     now = 0.0
     for wait in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
@@ -172,13 +172,13 @@ def test_an_endpoint_that_failed_is_passed_over_for_a_while_that_doubles(make: M
         before = {balancer.pick("c", now + wait - 0.01) for _ in range(9)}
         assert before == set(targets(2, 3))
         now += wait
-        # One trial at a time.
+        # One probe at a time.
         assert [balancer.pick("c", now) for _ in range(9)].count(target(1)) == 1
     balancer.answered(target(1))
     assert [balancer.pick("c", now) for _ in range(9)].count(target(1)) == 3
 
 
-def test_a_trial_whose_outcome_nobody_tells_is_not_the_last(make: Make) -> None:
+def test_a_probe_without_a_result_is_repeated(make: Make) -> None:
     balancer = make(1, 2)
     balancer.failed(target(1), 0.0, "timeout")
     assert target(1) in {balancer.pick("c", 1.0) for _ in range(4)}
@@ -187,7 +187,7 @@ def test_a_trial_whose_outcome_nobody_tells_is_not_the_last(make: Make) -> None:
 
 
 @pytest.mark.parametrize("affinity_timeout_s", [None, 1000.0])
-def test_with_trials_beside_no_client_is_sent_to_one_that_may_be_dead(affinity_timeout_s: float | None) -> None:
+def test_with_probes_beside_no_client_gets_an_ejected_endpoint(affinity_timeout_s: float | None) -> None:
     balancer = Balancer(rng=random.Random(1), probes_beside=True)
     balancer.update(targets(1, 2, 3), affinity_timeout_s)
     clients = [f"client-{number}" for number in range(6)]
@@ -199,14 +199,14 @@ def test_with_trials_beside_no_client_is_sent_to_one_that_may_be_dead(affinity_t
         assert balancer.due(now + wait - 0.01) is None
         now += wait
         assert {balancer.pick(client, now) for client in clients} == set(targets(2, 3))
-        # One trial at a time.
+        # One probe at a time.
         assert [balancer.due(now) for _ in range(3)] == [target(1), None, None]
         assert {balancer.pick(client, now) for client in clients} == set(targets(2, 3))
     balancer.answered(target(1))
     assert {balancer.pick(f"another-{number}", now) for number in range(3)} == set(targets(1, 2, 3))
 
 
-def test_with_trials_beside_too_all_are_tried_if_all_are_aside() -> None:
+def test_with_probes_beside_all_are_tried_if_all_are_ejected() -> None:
     balancer = Balancer(rng=random.Random(1), probes_beside=True)
     balancer.update(targets(1, 2), None)
     for number in (1, 2):
@@ -216,7 +216,7 @@ def test_with_trials_beside_too_all_are_tried_if_all_are_aside() -> None:
     assert {balancer.due(1.1), balancer.due(1.1)} == set(targets(1, 2))
 
 
-def test_if_all_are_aside_all_are_tried(make: Make) -> None:
+def test_if_all_are_ejected_all_are_tried(make: Make) -> None:
     balancer = make(1, 2, 3)
     for number in (1, 2, 3):
         balancer.failed(target(number), 0.0, "timeout")
@@ -225,7 +225,7 @@ def test_if_all_are_aside_all_are_tried(make: Make) -> None:
 
 
 @pytest.mark.parametrize("probes_beside", [False, True])
-def test_if_all_are_aside_one_that_has_just_stumbled_comes_before_those_long_dead(probes_beside: bool) -> None:
+def test_if_all_are_ejected_the_one_with_fewest_failures_comes_first(probes_beside: bool) -> None:
     balancer = Balancer(rng=random.Random(1), probes_beside=probes_beside)
     balancer.update(targets(1, 2, 3), None)
     for number in (1, 2):
@@ -239,7 +239,7 @@ def test_if_all_are_aside_one_that_has_just_stumbled_comes_before_those_long_dea
     assert balancer.pick("c", 1.2, avoid=targets(1, 2, 3)) is None
 
 
-def test_one_that_left_and_came_back_is_tried_at_once(make: Make) -> None:
+def test_an_endpoint_that_comes_back_is_not_ejected(make: Make) -> None:
     balancer = make(1, 2)
     balancer.failed(target(1), 0.0, "timeout")
     balancer.update(targets(2), None)
@@ -249,7 +249,7 @@ def test_one_that_left_and_came_back_is_tried_at_once(make: Make) -> None:
     assert set(balancer.ejected) == set()
 
 
-def test_affinity_gives_way_while_its_endpoint_is_aside(make: Make) -> None:
+def test_affinity_moves_the_client_while_its_endpoint_is_ejected(make: Make) -> None:
     balancer = make(1, 2, affinity_timeout_s=100)
     mine = balancer.pick("a", 0.0)
     assert mine is not None
@@ -259,7 +259,7 @@ def test_affinity_gives_way_while_its_endpoint_is_aside(make: Make) -> None:
     assert balancer.pick("a", 50.0) == other
 
 
-def test_what_is_remembered_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_affinity_entries_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(affinity, "AFFINITY_ENTRIES", 100)
     balancer = make(1, 2, affinity_timeout_s=1000)
     for number in range(1000):
@@ -283,7 +283,7 @@ def test_the_spread_differs_by_at_most_one(endpoints: set[int], picks: int, seed
 
 
 class AffinityMachine(RuleBasedStateMachine):
-    """The balancer beside a model that remembers everything and forgets nothing."""
+    """The balancer beside a model that keeps all bindings for ever."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -313,7 +313,7 @@ class AffinityMachine(RuleBasedStateMachine):
             return
         assert picked in self.members - avoided
         mine, last_used = self.bound.get(client, (None, 0.0))
-        # Shortening the timeout may sweep an entry that lengthening it again would have kept: so this way only.
+        # A shorter timeout may remove an entry that a longer one afterwards would have kept: so in this direction only.
         if self.now - last_used < 5.0 and mine in self.members - avoided:
             assert picked == mine
         assert picked is not None

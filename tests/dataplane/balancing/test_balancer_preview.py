@@ -1,8 +1,9 @@
-"""What a balancer says that it would do is what it does."""
+"""The balancer's preview equals its later picks."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from kubeproxy.model import Address, Target
 TARGETS = tuple(Target(Address(f"10.0.0.{number}"), 80) for number in range(6))
 CLIENTS = ("10.9.0.1", "10.9.0.2", "10.9.0.3")
 
-deeds = st.one_of(
+actions = st.one_of(
     st.tuples(st.just("pick"), st.sampled_from(CLIENTS)),
     st.tuples(st.just("failed"), st.sampled_from(TARGETS)),
     st.tuples(st.just("answered"), st.sampled_from(TARGETS)),
@@ -25,28 +26,30 @@ deeds = st.one_of(
 @given(
     members=st.sets(st.sampled_from(TARGETS)).map(lambda some: tuple(sorted(some))),
     affinity=st.sampled_from([None, 30]),
-    history=st.lists(deeds, max_size=25),
+    history=st.lists(actions, max_size=25),
     client=st.sampled_from(CLIENTS),
 )
-def test_the_prospect_comes_true(members: tuple[Target, ...], affinity: int | None, history: list, client: str) -> None:  # type: ignore[type-arg]
+def test_the_preview_is_the_order_of_picks(
+    members: tuple[Target, ...], affinity: int | None, history: list[tuple[str, Any]], client: str
+) -> None:
     balancer, now = Balancer(rng=random.Random(1)), 100.0
     balancer.update(members, affinity)
-    for deed, what in history:
-        if deed == "pick":
+    for action, what in history:
+        if action == "pick":
             balancer.pick(what, now)
-        elif deed == "failed":
+        elif action == "failed":
             balancer.failed(what, now, "refused")
-        elif deed == "answered":
+        elif action == "answered":
             balancer.answered(what)
-        elif deed == "update":
+        elif action == "update":
             balancer.update(what, affinity)
         else:
             now += what
-    asides = {target: (it.until, it.probing, it.failures) for target, it in balancer.ejected.items()}
-    before = (tuple(balancer.endpoints), asides, balancer.affinity_entries)
+    ejected = {target: (it.until, it.probing, it.failures) for target, it in balancer.ejected.items()}
+    before = (tuple(balancer.endpoints), ejected, balancer.affinity_entries)
     bound, order = balancer.preview(client, now, limit=100)
-    asides = {target: (it.until, it.probing, it.failures) for target, it in balancer.ejected.items()}
-    assert (tuple(balancer.endpoints), asides, balancer.affinity_entries) == before
+    ejected = {target: (it.until, it.probing, it.failures) for target, it in balancer.ejected.items()}
+    assert (tuple(balancer.endpoints), ejected, balancer.affinity_entries) == before
     assert bound is None or affinity is not None
     tried: list[Target] = []
     while (target := balancer.pick(client, now, tried)) is not None:
@@ -55,7 +58,7 @@ def test_the_prospect_comes_true(members: tuple[Target, ...], affinity: int | No
     assert balancer.preview(client, now, limit=2)[1] == balancer.preview(client, now, limit=100)[1][:2]
 
 
-def test_who_is_bound_is_told_until_it_ends() -> None:
+def test_the_preview_has_the_binding_until_it_expires() -> None:
     balancer = Balancer(rng=random.Random(1))
     balancer.update(TARGETS[:3], 30)
     mine = balancer.pick("10.9.0.1", 100.0)

@@ -1,4 +1,4 @@
-"""The longest turn of the last minute."""
+"""Lag: the longest turn of the last minute."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def turn_of(reactor: Reactor, clock: Clock, seconds: float) -> None:
     reactor.turn()
 
 
-def test_whoever_asks_takes_nothing_away_from_the_next(reactor: Reactor, clock: Clock) -> None:
+def test_reading_does_not_reset_the_lag(reactor: Reactor, clock: Clock) -> None:
     lag = Lag(reactor)
     assert lag.longest_s() == 0.0
     for seconds in (0.1, 0.7, 0.2):
@@ -26,7 +26,7 @@ def test_whoever_asks_takes_nothing_away_from_the_next(reactor: Reactor, clock: 
     assert [lag.longest_s() for _ in range(3)] == [pytest.approx(0.7)] * 3
 
 
-def test_what_was_longer_than_a_minute_ago_is_forgotten_asked_for_or_not(reactor: Reactor, clock: Clock) -> None:
+def test_turns_older_than_a_minute_do_not_count(reactor: Reactor, clock: Clock) -> None:
     lag = Lag(reactor)
     turn_of(reactor, clock, 0.7)
     for step in range(1, STEPS + 2):

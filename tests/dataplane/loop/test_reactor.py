@@ -1,4 +1,4 @@
-"""The epoll of our own: turns, timers, and sockets that change hands."""
+"""The reactor: turns, timers, handlers, and both drivers."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def test_timers_fire_in_order_and_not_when_cancelled() -> None:
     reactor.shut()
 
 
-def test_a_closed_socket_hears_nothing_more_and_keeps_its_number_for_the_turn() -> None:
+def test_a_closed_socket_gets_no_events_and_keeps_its_number_for_the_turn() -> None:
     reactor = Reactor()
-    heard: list[int] = []
+    events: list[int] = []
     left, right = socket.socketpair()
-    reactor.add(left.fileno(), heard.append)
+    reactor.add(left.fileno(), events.append)
     right.send(b"x")
     number = left.fileno()
 
     def close_it() -> None:
         reactor.close(left.detach())
-        newcomer = socket.socket()
-        assert newcomer.fileno() != number
-        newcomer.close()
+        new = socket.socket()
+        assert new.fileno() != number
+        new.close()
 
     reactor.again(close_it)
     reactor.turn()
     reactor.turn()
-    heard.clear()
+    events.clear()
     assert left.fileno() == -1
     right.close()
     reactor.turn()
-    assert heard == []
+    assert events == []
     reactor.shut()
 
 
@@ -83,20 +83,20 @@ def test_run_drives_turns_without_another_loop() -> None:
     reactor.shut()
 
 
-async def test_the_outer_loop_goes_on_while_a_handler_wants_more_for_ever() -> None:
+async def test_the_outer_loop_runs_beside_a_handler_with_unbounded_work() -> None:
     reactor = Reactor()
     reactor.attach(asyncio.get_running_loop())
-    helpings = 0
+    calls = 0
 
     def more() -> None:
-        nonlocal helpings
-        helpings += 1
+        nonlocal calls
+        calls += 1
         reactor.again(more)
 
     reactor.again(more)
     for _ in range(20):
         await asyncio.sleep(0)
-    assert helpings > 1
+    assert calls > 1
     reactor.shut()
 
 
@@ -114,36 +114,36 @@ async def test_timers_fire_in_an_outer_loop() -> None:
     reactor.shut()
 
 
-def test_a_listener_is_told_again_of_what_it_left() -> None:
+def test_level_events_repeat_until_they_are_handled() -> None:
     reactor = Reactor()
-    heard: list[int] = []
+    events: list[int] = []
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        reactor.add(listener.fileno(), heard.append, LEVEL)
+        reactor.add(listener.fileno(), events.append, LEVEL)
         with socket.create_connection(listener.getsockname()):
             reactor.turn(1.0)
             reactor.turn(1.0)
-            assert len(heard) == 2
+            assert len(events) == 2
             reactor.watch(listener.fileno(), 0)
             reactor.turn()
-            assert len(heard) == 2
+            assert len(events) == 2
         reactor.remove(listener.fileno())
         reactor.remove(listener.fileno())
     with pytest.raises(OSError, match="Bad file descriptor"):
-        reactor.add(999_999, heard.append)
+        reactor.add(999_999, events.append)
     reactor.shut()
 
 
 class Waits(Reactor):
-    """Turns that come as they are told to: how long each was waited for, and how much it brought."""
+    """A reactor with scripted turns: the wait before each, and its number of events."""
 
     def __init__(self, turns: list[tuple[float, int]]) -> None:
         self.time = Clock()
         super().__init__(clock=self.time)
         self.turns = turns
         self.looks: list[float] = []
-        """When it was looked without sleeping."""
+        """Times of turns without a wait."""
 
     def turn(self, timeout_s: float = 0.0) -> int:
         wait_s, brought = self.turns[0]
@@ -168,7 +168,7 @@ def looks_in(turns: list[tuple[float, int]]) -> int:
     return len(reactor.looks)
 
 
-def test_a_lone_conversation_is_waited_for_awake_and_falling_silent_ends_that() -> None:
+def test_run_polls_for_a_lone_exchange_and_stops_when_it_pauses() -> None:
     short, long = (LOOK_S / 3, 1), (1.0, 1)
     assert looks_in([short] * SHORT_WAITS) == 0
     assert looks_in([short] * (SHORT_WAITS + 1)) > 0
@@ -177,7 +177,7 @@ def test_a_lone_conversation_is_waited_for_awake_and_falling_silent_ends_that() 
     assert looks_in([short] * SHORT_WAITS + [long] * 50) == in_vain
 
 
-def test_nobody_is_waited_for_awake_who_speaks_now_and_then_or_among_many() -> None:
+def test_run_does_not_poll_for_rare_or_many_events() -> None:
     short, long, crowd = (LOOK_S / 3, 1), (0.001, 1), (LOOK_S / 3, FEW_EVENTS + 1)
     assert looks_in([short, long] * 50) == 0
     assert looks_in([*[short] * (SHORT_WAITS - 1), long] * 50) == 0

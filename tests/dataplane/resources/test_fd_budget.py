@@ -1,4 +1,4 @@
-"""Descriptors run out: clients wait instead of the process dying."""
+"""The descriptor budget: without descriptors clients wait, and the process goes on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_budget_is_not_overdrawn() -> None:
     assert (budget.used, budget.refusals) == (1, 1)
 
 
-def test_whoever_waits_is_called_once_however_often_he_asks() -> None:
+def test_a_waiting_callback_is_called_once() -> None:
     budget = DescriptorBudget(1)
     assert budget.take(1)
     called = []
@@ -47,7 +47,7 @@ def test_whoever_waits_is_called_once_however_often_he_asks() -> None:
     assert called == [True]
 
 
-def test_a_flooded_frontend_gets_nothing_of_the_last_quarter_and_another_half_of_it() -> None:
+def test_a_flooded_frontend_gets_nothing_of_the_last_quarter_another_gets_half() -> None:
     budget = DescriptorBudget(10 + 100)
     assert budget.take(10)  # listeners and the like
     flooded, quiet, late = Share(), Share(), Share()
@@ -69,7 +69,7 @@ def test_a_flooded_frontend_gets_nothing_of_the_last_quarter_and_another_half_of
 
 @pytest.mark.parametrize("floods", [2, 3, 10, 40])
 def test_flooded_frontends_of_one_tenant_leave_room_for_another_tenant(floods: int) -> None:
-    """Each by itself would have taken its fair part; finding 8."""
+    """Finding 8: each alone would have taken its fair part."""
     budget = DescriptorBudget(1000)
     theirs = Tenant()
     crowd = [Share(theirs) for _ in range(floods)]
@@ -126,7 +126,7 @@ async def test_a_flooded_frontend_leaves_room_for_others() -> None:
 
 
 class Sparse:
-    """A function that finds no memory each time it is called for the n-th time."""
+    """A function that raises MemoryError at every n-th call."""
 
     def __init__(self, function: Callable[..., Any], every: int) -> None:
         self.function = function
@@ -156,7 +156,7 @@ class Sparse:
         (listener, "Dial"),
     ],
 )
-async def test_want_of_memory_costs_a_connection_and_nothing_else(
+async def test_a_memory_error_costs_one_connection_only(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, room: ModuleType, names: str
 ) -> None:
     scarce = []
@@ -170,7 +170,7 @@ async def test_want_of_memory_costs_a_connection_and_nothing_else(
 
         async def answer() -> bytes:
             with socket.create_connection(address) as sock:
-                # There when the client is accepted, as the data plane has had no turn yet.
+                # Received before the client is accepted, as the data plane has had no turn yet.
                 sock.sendall(b"hello")
                 sock.shutdown(socket.SHUT_WR)
                 sock.setblocking(False)
@@ -189,7 +189,7 @@ async def test_want_of_memory_costs_a_connection_and_nothing_else(
 
 
 @pytest.mark.parametrize("room", [dial, connection])
-async def test_who_finds_that_there_is_no_memory_is_served_from_what_was_kept_back(
+async def test_the_reserve_serves_a_client_after_a_memory_error(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, room: ModuleType
 ) -> None:
     reads = 0
@@ -231,8 +231,8 @@ async def test_clients_beyond_the_budget_wait_and_are_served_when_there_is_room(
     await plane.close()
 
 
-async def test_the_kernels_own_no_is_borne(bench: Bench) -> None:
-    """EMFILE in spite of the budget (others in the process use descriptors too): rest, and try again."""
+async def test_emfile_of_the_kernel_pauses_accepting(bench: Bench) -> None:
+    """EMFILE in spite of the budget, as other parts of the process use descriptors, too: pause and try again."""
     loop = asyncio.get_running_loop()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
@@ -241,7 +241,7 @@ async def test_the_kernels_own_no_is_borne(bench: Bench) -> None:
         address = await bench.serve(Target(LOOPBACK, server.getsockname()[1]))
         fillers: list[socket.socket] = []
         try:
-            # Nothing can be opened from here on.
+            # From here on no descriptor can be opened.
             resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
             with pytest.raises(OSError, match="Too many open files"):
                 fillers.extend(socket.socket() for _ in range(1000))
@@ -258,7 +258,7 @@ async def test_the_kernels_own_no_is_borne(bench: Bench) -> None:
             assert await asyncio.wait_for(loop.sock_recv(accepted, 100), 20) == b"still there?"
 
 
-async def test_a_port_in_use_is_said(bench: Bench) -> None:
+async def test_a_port_in_use_is_an_error(bench: Bench) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -1,4 +1,4 @@
-"""What is kept back for when there is no memory any more."""
+"""The memory reserve: spent by a failed allocation, mapped again later."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ LIMIT = 400
 
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """While something is in it, the kernel has no memory."""
+    """Makes mmap fail while the list has an element."""
     refused: list[int] = []
-    kept = mmap.mmap
+    real = mmap.mmap
 
     def make(*arguments: int, **named: int) -> mmap.mmap:
         if refused:
             raise OSError(12, "Cannot allocate memory")
-        return kept(*arguments, **named)
+        return real(*arguments, **named)
 
     monkeypatch.setattr("mmap.mmap", make)
     return refused
 
 
-def test_what_is_short_is_shared(reactor: Reactor) -> None:
-    """A flood that has used the memory up gets no more; the others do."""
+def test_a_flooded_frontend_leaves_others_room_when_memory_is_short(reactor: Reactor) -> None:
+    """A frontend that has used up the memory gets no more; the others do."""
     budget, flood, other = DescriptorBudget(LIMIT), Share(), Share()
     for _ in range(75):
         assert budget.take(2, flood)
@@ -44,14 +44,14 @@ def test_what_is_short_is_shared(reactor: Reactor) -> None:
     assert budget.used <= budget.limit == 200
 
 
-def test_somebody_is_served_even_if_nobody_was(reactor: Reactor) -> None:
+def test_some_clients_are_served_even_if_there_were_none(reactor: Reactor) -> None:
     budget = DescriptorBudget(LIMIT)
     MemoryReserve(budget=budget, reactor=reactor).spend()
     assert budget.limit == AT_LEAST
     assert budget.take(2, Share())
 
 
-def test_there_is_never_more_than_there_was(reactor: Reactor) -> None:
+def test_a_shortage_never_raises_the_limit(reactor: Reactor) -> None:
     budget, flood = DescriptorBudget(LIMIT), Share()
     while budget.take(2, flood):
         pass
@@ -59,7 +59,9 @@ def test_there_is_never_more_than_there_was(reactor: Reactor) -> None:
     assert budget.limit == LIMIT
 
 
-def test_it_is_spent_once_until_there_is_enough_again(reactor: Reactor, clock: Clock, refusing: list[int]) -> None:
+def test_the_reserve_is_spent_once_until_memory_is_free_again(
+    reactor: Reactor, clock: Clock, refusing: list[int]
+) -> None:
     budget = DescriptorBudget(LIMIT)
     reserve = MemoryReserve(budget=budget, reactor=reactor)
     refusing.append(1)
@@ -77,7 +79,7 @@ def test_it_is_spent_once_until_there_is_enough_again(reactor: Reactor, clock: C
     assert reserve.shortages == 1 + 3 + 1
 
 
-def test_where_there_was_none_at_first(reactor: Reactor, refusing: list[int]) -> None:
+def test_without_memory_at_the_start_there_is_no_reserve(reactor: Reactor, refusing: list[int]) -> None:
     refusing.append(1)
     budget = DescriptorBudget(LIMIT)
     assert not MemoryReserve(budget=budget, reactor=reactor).spend()

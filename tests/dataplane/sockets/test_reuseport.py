@@ -1,4 +1,4 @@
-"""Clients meet one socket each, and sockets even shares of clients: with real packets, in a host of its own."""
+"""The SO_REUSEPORT program, with real packets in a network namespace: one socket for each client, even shares."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAYOUTS = {
 
 
 def meet(host: Host, family: Family, kind: socket.SocketKind, count: int, clients: list[str]) -> list[Counter[str]]:
-    """Which clients each of the sockets met; every one comes three times."""
+    """The clients that each socket gets; every client connects three times."""
     kernel_family, loopback = FAMILIES[family]
     met: list[Counter[str]] = []
     with host.entered(), ExitStack() as stack:
@@ -50,7 +50,7 @@ def meet(host: Host, family: Family, kind: socket.SocketKind, count: int, client
                 caller.connect(sockets[0].getsockname())
                 if kind is socket.SOCK_DGRAM:
                     caller.send(b"x")
-        # On a busy machine a packet may be on its way for a moment, even within one host.
+        # On a busy machine a packet may take a moment, even within one host.
         deadline = time.monotonic() + 10
         met = [Counter() for _ in sockets]
         while sum(seen.total() for seen in met) < 3 * len(clients) and time.monotonic() < deadline:
@@ -68,23 +68,23 @@ def meet(host: Host, family: Family, kind: socket.SocketKind, count: int, client
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["TCP", "UDP"])
 @pytest.mark.parametrize(("family", "layout"), LAYOUTS, ids=lambda value: str(value))
-def test_one_client_meets_one_socket_and_shares_are_even(
+def test_each_client_gets_one_socket_and_shares_are_even(
     family: Family, layout: str, kind: socket.SocketKind, count: int
 ) -> None:
     clients = LAYOUTS[family, layout]
     with Host("host") as host:
         host.ip(*(f"addr add {client}{MASKS[family]} dev lo" for client in clients))
         met = meet(host, family, kind, count, clients)
-    everybody: Counter[str] = sum(met, Counter())
-    assert everybody == Counter(dict.fromkeys(clients, 3))
-    assert sum(len(seen) for seen in met) == len(clients), "nobody met two"
+    all_clients: Counter[str] = sum(met, Counter())
+    assert all_clients == Counter(dict.fromkeys(clients, 3))
+    assert sum(len(seen) for seen in met) == len(clients), "no client got two sockets"
     assert [{place(client, count=count) for client in seen} for seen in met] == [{n} for n in range(count)]
     fair = len(clients) / count
     # The shares are binomial: six standard deviations.
     assert all(abs(len(seen) - fair) < 6 * fair**0.5 for seen in met), [len(seen) for seen in met]
 
 
-def test_places_begin_where_they_are_said_to() -> None:
+def test_the_program_starts_at_the_first_index() -> None:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket(type=socket.SOCK_DGRAM)) for _ in range(3)]
         for sock in sockets:

@@ -1,4 +1,4 @@
-"""Bytes both ways, ends, resets, and who holds whom back."""
+"""Connections: bytes both ways, FIN, resets, back-pressure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import struct
 import pytest
 
 from kubeproxy.dataplane.messages import Retire, Tune
-from tests.dataplane.conftest import Bench, ask, echo, endpoint, eventually, frontend, says
+from tests.dataplane.conftest import Bench, ask, echo, endpoint, eventually, frontend, sends
 
 RESET = struct.pack("ii", 1, 0)
 
 
-async def test_what_the_endpoint_says_arrives(bench: Bench) -> None:
-    async with endpoint(says("hello")) as target:
+async def test_the_endpoints_bytes_reach_the_client(bench: Bench) -> None:
+    async with endpoint(sends("hello")) as target:
         address = await bench.serve(target)
         assert await ask(address) == "hello"
     await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)
@@ -25,7 +25,7 @@ async def test_what_the_endpoint_says_arrives(bench: Bench) -> None:
     assert (counters.accepted, counters.failed, counters.bytes_in, counters.bytes_out) == (1, 0, 0, 5)
 
 
-async def test_a_client_that_has_said_all_still_gets_its_answer(bench: Bench) -> None:
+async def test_a_client_that_sent_fin_gets_its_answer(bench: Bench) -> None:
     """Half-close: FIN is carried to the endpoint, and the answer comes after it."""
 
     async def answers_after_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,20 +41,20 @@ async def test_a_client_that_has_said_all_still_gets_its_answer(bench: Bench) ->
         writer.close()
 
 
-async def test_an_endpoint_that_has_said_all_can_still_be_spoken_to(bench: Bench) -> None:
-    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+async def test_an_endpoint_that_sent_fin_still_receives(bench: Bench) -> None:
+    received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    async def says_then_listens(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def sends_then_reads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"go on")
         writer.write_eof()
-        heard.set_result(await reader.read())
+        received.set_result(await reader.read())
 
-    async with endpoint(says_then_listens) as target:
+    async with endpoint(sends_then_reads) as target:
         reader, writer = await asyncio.open_connection(*await bench.serve(target))
         assert await reader.read() == b"go on"
         writer.write(b"I do")
         writer.write_eof()
-        assert await heard == b"I do"
+        assert await received == b"I do"
         writer.close()
 
 
@@ -79,8 +79,8 @@ async def test_many_bytes_both_ways_at_once_arrive_whole(bench: Bench, size: int
     assert bench.plane._context.pipes.in_use == 0
 
 
-async def test_bulk_and_chat_take_turns_on_one_connection(bench: Bench) -> None:
-    """The pipe is borrowed for bulk and given back when the connection chats again."""
+async def test_a_connection_alternates_between_bulk_and_small_messages(bench: Bench) -> None:
+    """The connection takes a pipe for bulk data and returns it when messages are small again."""
     async with endpoint(echo) as target:
         reader, writer = await asyncio.open_connection(*await bench.serve(target))
         pipes = bench.plane._context.pipes
@@ -107,7 +107,7 @@ async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
     await writer.drain()
 
 
-async def test_a_slow_reader_holds_the_sender_back(bench: Bench) -> None:
+async def test_a_slow_reader_stops_the_sender(bench: Bench) -> None:
     """Memory stays bounded: what the client does not read stays with the endpoint."""
     sent = 0
 
@@ -171,7 +171,7 @@ async def test_a_reset_by_the_endpoint_resets_the_client_after_its_answer(bench:
 
 
 async def test_a_reset_after_the_fin_ends_the_connection(bench: Bench) -> None:
-    """A client that said FIN and then resets must not leave its endpoint waiting for ever."""
+    """A client that sent FIN and then resets must not leave its endpoint waiting for ever."""
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def waits(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -194,7 +194,7 @@ async def test_a_reset_after_the_fin_ends_the_connection(bench: Bench) -> None:
         await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)
 
 
-async def test_urgent_data_stays_in_line_and_stalls_nothing(bench: Bench) -> None:
+async def test_urgent_data_stays_in_the_stream(bench: Bench) -> None:
     async with endpoint(echo) as target:
         sock = socket.socket()
         sock.setblocking(False)
@@ -211,7 +211,7 @@ async def test_urgent_data_stays_in_line_and_stalls_nothing(bench: Bench) -> Non
         sock.close()
 
 
-async def test_running_connections_outlive_their_frontend(bench: Bench) -> None:
+async def test_open_connections_survive_their_frontend(bench: Bench) -> None:
     async with endpoint(echo) as target:
         address = await bench.serve(target)
         reader, writer = await asyncio.open_connection(*address)
@@ -225,7 +225,7 @@ async def test_running_connections_outlive_their_frontend(bench: Bench) -> None:
         writer.close()
 
 
-async def test_a_drain_waits_for_the_connections_open_at_its_begin(bench: Bench) -> None:
+async def test_a_drain_waits_for_the_connections_open_at_its_start(bench: Bench) -> None:
     async with endpoint(echo) as target:
         address = await bench.serve(target)
         reader, writer = await asyncio.open_connection(*address)
@@ -243,7 +243,7 @@ async def test_a_drain_waits_for_the_connections_open_at_its_begin(bench: Bench)
 
 
 async def test_a_half_closed_connection_that_is_silent_for_long_is_ended(bench: Bench) -> None:
-    """And none that still moves bytes, nor one that is whole, however silent."""
+    """But none that still moves bytes, nor an idle one that is open both ways."""
     await bench.plane.send([Tune(half_closed_idle_s=0.4, access_log=True)])
 
     async def forgets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -263,7 +263,7 @@ async def test_a_half_closed_connection_that_is_silent_for_long_is_ended(bench: 
             writer.write_eof()
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(forgotten[0].read(), 10)
-        assert [told.reason for told in await bench.plane.ended()] == ["idle"]
+        assert [record.reason for record in await bench.plane.ended()] == ["idle"]
         assert bench.plane.engine.counters()[frontend()].active == 2
         assert await talking[0].readexactly(1) == b"."
         over.set()
@@ -292,7 +292,7 @@ async def test_a_half_closed_connection_without_an_answer_ends_sooner(bench: Ben
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(silent[0].read(), 10)
         await asyncio.sleep(0.6)
-        assert [told.reason for told in await bench.plane.ended()] == ["idle"]
+        assert [record.reason for record in await bench.plane.ended()] == ["idle"]
         assert bench.plane.engine.counters()[frontend()].active == 2
         over.set()
         for _, writer in (silent, begun, whole):
@@ -301,14 +301,14 @@ async def test_a_half_closed_connection_without_an_answer_ends_sooner(bench: Ben
 
 
 @pytest.mark.parametrize("size", [1, 65_535, 65_536, 200_000])
-async def test_the_last_words_and_the_end_arrive_together_and_whole(bench: Bench, size: int) -> None:
-    """An endpoint that says all and ends at once, to a client that reads late."""
+async def test_the_last_bytes_and_fin_arrive_complete(bench: Bench, size: int) -> None:
+    """An endpoint that sends and closes at once, and a client that reads late."""
     words = os.urandom(size)
 
-    async def says_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def sends_and_closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(words)
 
-    async with endpoint(says_all) as target:
+    async with endpoint(sends_and_closes) as target:
         address = await bench.serve(target)
         readers = [(await asyncio.open_connection(*address)) for _ in range(20)]
         for reader, writer in readers:

@@ -1,4 +1,4 @@
-"""Which endpoint answers, when some do not."""
+"""Dials: which endpoint serves a client when some refuse or stay silent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.dataplane.conftest import (
     eventually,
     frontend,
     refusing_target,
-    says,
+    sends,
     silent_target,
 )
 
@@ -28,7 +28,7 @@ QUICK = Tune(dial_steps_s=(0.05, 0.1, 0.2, 0.4))
 
 
 async def test_round_robin_is_exact(bench: Bench) -> None:
-    async with endpoint(says("a")) as a, endpoint(says("b")) as b, endpoint(says("c")) as c:
+    async with endpoint(sends("a")) as a, endpoint(sends("b")) as b, endpoint(sends("c")) as c:
         address = await bench.serve(a, b, c)
         answers = Counter([await ask(address) for _ in range(30)])
     assert answers == {"a": 10, "b": 10, "c": 10}
@@ -36,7 +36,7 @@ async def test_round_robin_is_exact(bench: Bench) -> None:
 
 async def test_a_refusing_endpoint_is_never_seen_by_a_client(bench: Bench) -> None:
     with refusing_target() as dead:
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await bench.serve(dead, alive)
             assert [await ask(address) for _ in range(10)] == ["alive"] * 10
     counters = bench.plane.engine.counters()[frontend()]
@@ -44,10 +44,10 @@ async def test_a_refusing_endpoint_is_never_seen_by_a_client(bench: Bench) -> No
     assert counters.dial_retries >= 1
 
 
-async def test_a_silent_endpoint_is_passed_by_after_its_step(bench: Bench) -> None:
+async def test_a_silent_endpoint_is_skipped_after_its_step(bench: Bench) -> None:
     await bench.plane.send([QUICK])
     with silent_target() as dead:
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await bench.serve(dead, alive)
             assert await asyncio.gather(*(ask(address) for _ in range(20))) == ["alive"] * 20
     assert bench.plane.engine.counters()[frontend()].failed == 0
@@ -55,7 +55,7 @@ async def test_a_silent_endpoint_is_passed_by_after_its_step(bench: Bench) -> No
 
 async def test_a_silent_endpoint_costs_its_step_once_and_then_nothing(bench: Bench) -> None:
     with silent_target() as dead:
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await bench.serve(dead, alive)
             for _ in range(10):
                 assert await ask(address) == "alive"
@@ -63,10 +63,10 @@ async def test_a_silent_endpoint_costs_its_step_once_and_then_nothing(bench: Ben
     assert bench.plane.engine.counters()[frontend()].dial_retries == 1
 
 
-async def test_a_silent_endpoint_stalls_nobody_else(bench: Bench) -> None:
+async def test_a_silent_endpoint_delays_no_other_frontend(bench: Bench) -> None:
     """The old userspace proxy dialed inside accept: three clients waited 3.8, 7.5 and 11.3 s."""
     with silent_target() as dead:
-        async with endpoint(says("other")) as alive:
+        async with endpoint(sends("other")) as alive:
             stuck_address = await bench.serve(dead, name="stuck")
             address = await bench.serve(alive, name="fine")
             stuck = [asyncio.open_connection(*stuck_address) for _ in range(3)]
@@ -77,7 +77,7 @@ async def test_a_silent_endpoint_stalls_nobody_else(bench: Bench) -> None:
                 writer.close()
 
 
-async def test_when_the_ladder_ends_the_client_is_reset(bench: Bench) -> None:
+async def test_after_the_last_step_the_client_is_reset(bench: Bench) -> None:
     await bench.plane.send([QUICK])
     with silent_target() as dead:
         address = await bench.serve(dead)
@@ -87,7 +87,7 @@ async def test_when_the_ladder_ends_the_client_is_reset(bench: Bench) -> None:
     assert bench.plane._context.live == set()
 
 
-async def test_an_endpoint_that_is_being_restarted_is_waited_for(bench: Bench) -> None:
+async def test_a_dial_waits_for_a_restarting_endpoint(bench: Bench) -> None:
     await bench.plane.send([Tune(dial_steps_s=(0.2, 0.4, 0.8, 1.6))])
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -117,7 +117,7 @@ async def test_the_first_to_answer_wins(bench: Bench) -> None:
                 writer.close()
     context = bench.plane._context
     await eventually(lambda: not context.live)
-    assert context.budget.used == 1  # the held port
+    assert context.budget.used == 1  # the reserved port
 
 
 async def test_no_endpoints_resets_at_once(bench: Bench) -> None:
@@ -126,7 +126,7 @@ async def test_no_endpoints_resets_at_once(bench: Bench) -> None:
         await ask(address, timeout_s=1)
 
 
-async def test_a_client_that_is_gone_is_not_dialed_for_any_more(bench: Bench) -> None:
+async def test_a_clients_reset_ends_its_dial(bench: Bench) -> None:
     with silent_target() as dead:
         address = await bench.serve(dead)
         sock = socket.create_connection(address)
@@ -138,7 +138,7 @@ async def test_a_client_that_is_gone_is_not_dialed_for_any_more(bench: Bench) ->
     assert bench.plane.engine.counters()[frontend()].failed == 0
 
 
-async def test_a_client_that_spoke_and_said_fin_while_we_dialed_is_served(bench: Bench) -> None:
+async def test_a_client_that_sent_data_and_fin_during_the_dial_is_served(bench: Bench) -> None:
     await bench.plane.send([QUICK])
 
     async def question(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -157,25 +157,23 @@ async def test_a_client_that_spoke_and_said_fin_while_we_dialed_is_served(bench:
 
 
 @pytest.mark.parametrize("size", [1, 65_536, 300_000])
-async def test_what_a_client_says_before_it_is_dialed_for_reaches_the_endpoint_that_answers(
-    bench: Bench, size: int
-) -> None:
-    """Once, and whole, whoever was tried before."""
+async def test_early_bytes_reach_the_endpoint_that_answers(bench: Bench, size: int) -> None:
+    """Once and complete, whichever endpoints were tried before."""
     await bench.plane.send([QUICK])
-    words = bytes(range(256)) * (size // 256) or b"x"
+    early = bytes(range(256)) * (size // 256) or b"x"
     with refusing_target() as refusing, silent_target() as silent:
         async with endpoint(echo) as alive:
             address = await bench.serve(refusing, silent, alive)
             for _ in range(3):
                 sock = socket.socket()
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
-                # What is sent before the data plane has its first turn is there when the client is accepted.
+                # Bytes sent before the data plane's next turn are received before the client is accepted.
                 sock.connect(address)
                 sock.setblocking(False)
-                sent = sock.send(words)
+                sent = sock.send(early)
                 sock.shutdown(socket.SHUT_WR)
                 reader, writer = await asyncio.open_connection(sock=sock)
-                assert await asyncio.wait_for(reader.read(), 10) == words[:sent]
+                assert await asyncio.wait_for(reader.read(), 10) == early[:sent]
                 writer.close()
     await eventually(lambda: not bench.plane._context.live)
     counters = bench.plane.engine.counters()[frontend()]
@@ -183,7 +181,7 @@ async def test_what_a_client_says_before_it_is_dialed_for_reaches_the_endpoint_t
 
 
 async def test_endpoints_change_under_running_connections(bench: Bench) -> None:
-    async with endpoint(echo) as old, endpoint(says("new")) as new:
+    async with endpoint(echo) as old, endpoint(sends("new")) as new:
         address = await bench.serve(old)
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"1")
@@ -196,20 +194,20 @@ async def test_endpoints_change_under_running_connections(bench: Bench) -> None:
 
 
 async def test_a_client_stays_with_its_endpoint(bench: Bench) -> None:
-    async with endpoint(says("a")) as a, endpoint(says("b")) as b:
+    async with endpoint(sends("a")) as a, endpoint(sends("b")) as b:
         address = await bench.serve(a, b, affinity_timeout_s=600)
         assert len({await ask(address) for _ in range(6)}) == 1
 
 
-async def test_affinity_gives_way_to_an_endpoint_that_answers(bench: Bench) -> None:
+async def test_affinity_moves_the_client_to_an_endpoint_that_answers(bench: Bench) -> None:
     with refusing_target() as dead:
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await bench.serve(dead, alive, affinity_timeout_s=600)
             assert {await ask(address) for _ in range(6)} == {"alive"}
     assert bench.plane.engine.counters()[frontend()].dial_retries <= 1
 
 
-def test_those_who_came_at_once_are_dialed_for_a_few_in_a_turn() -> None:
+def test_dials_begun_in_one_turn_are_bounded() -> None:
     class Waiting:
         def __init__(self, number: int) -> None:
             self.number = number

@@ -1,4 +1,4 @@
-"""Who is probed for being gone: clients from the start, endpoints once their connections have lived a while."""
+"""TCP keepalive: on for clients from the start, for endpoints once their connections are older."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.dataplane.conftest import Bench, echo, endpoint, eventually
 
 
 def probed(fd: int) -> tuple[bool, int, int]:
-    """Whether the peer is, after how many seconds, and how often."""
+    """Whether keepalive is on, its idle time and its interval."""
     sock = socket.socket(fileno=fd)
     try:
         return (
@@ -22,7 +22,7 @@ def probed(fd: int) -> tuple[bool, int, int]:
         sock.detach()
 
 
-async def test_both_legs_are_probed_the_endpoints_after_a_while(bench: Bench) -> None:
+async def test_keepalive_is_on_for_clients_at_once_and_for_endpoints_later(bench: Bench) -> None:
     await bench.plane.send([Tune(keepalive_s=3600)])
     live = bench.plane._context.live
     async with endpoint(echo) as target:
@@ -36,7 +36,7 @@ async def test_both_legs_are_probed_the_endpoints_after_a_while(bench: Bench) ->
             await eventually(lambda: probed(connection._endpoint) == (True, 1, 1))
 
 
-async def test_a_connection_is_asked_for_once(bench: Bench) -> None:
+async def test_keepalive_is_turned_on_once(bench: Bench) -> None:
     await bench.plane.send([Tune(keepalive_s=1)])
     live = bench.plane._context.live
     async with endpoint(echo) as target:

@@ -1,4 +1,4 @@
-"""UDP: whole datagrams, sessions that keep apart, and endpoints that go."""
+"""UDP: complete datagrams, separate sessions, changes of endpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Server(asyncio.DatagramProtocol):
     def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
         self.transport = transport
 
-        # asyncio takes one datagram in each turn of the loop; what comes faster has to wait somewhere.
+        # asyncio receives one datagram in each turn of the loop; faster ones have to wait in the buffer.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 16 << 20)
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
@@ -43,7 +43,7 @@ class _Server(asyncio.DatagramProtocol):
 
 @contextlib.asynccontextmanager
 async def endpoint(answer: Answer, *, host: str = "127.0.0.1", delay_s: float = 0.0) -> AsyncIterator[Target]:
-    """A UDP server as an endpoint, which takes its time to answer."""
+    """A UDP server as an endpoint, which answers after `delay_s`."""
     transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
         lambda: _Server(answer, delay_s), local_addr=(host, 0)
     )
@@ -64,7 +64,7 @@ def client(address: tuple[str, int]) -> Iterator[socket.socket]:
 
 
 async def ask(sock: socket.socket, question: bytes, *, timeout_s: float = 15.0) -> bytes:
-    """Send, and wait for an answer."""
+    """Send a datagram and wait for the answer."""
     sock.send(question)
     return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sock, 70_000), timeout_s)
 
@@ -73,7 +73,7 @@ def echo(data: bytes, _peer: Any) -> bytes:
     return data
 
 
-def says(text: bytes) -> Answer:
+def sends(text: bytes) -> Answer:
     return lambda data, peer: text
 
 
@@ -89,7 +89,7 @@ async def test_datagrams_arrive_whole_both_ways(bench: Bench, size: int) -> None
             assert await ask(sock, payload) == payload
 
 
-async def test_an_empty_datagram_is_one(bench: Bench) -> None:
+async def test_an_empty_datagram_is_forwarded(bench: Bench) -> None:
     received: list[bytes] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.1", 0))
@@ -109,7 +109,7 @@ async def test_ipv6(bench: Bench) -> None:
 
 
 async def test_sessions_take_turns_over_the_endpoints_and_stay(bench: Bench) -> None:
-    async with endpoint(says(b"a")) as a, endpoint(says(b"b")) as b, contextlib.AsyncExitStack() as stack:
+    async with endpoint(sends(b"a")) as a, endpoint(sends(b"b")) as b, contextlib.AsyncExitStack() as stack:
         address = await bench.serve(a, b, protocol=Protocol.UDP)
         clients = [stack.enter_context(client(address)) for _ in range(6)]
         first = [await ask(sock, b"?") for sock in clients]
@@ -119,12 +119,12 @@ async def test_sessions_take_turns_over_the_endpoints_and_stay(bench: Bench) -> 
 
 
 async def test_affinity_holds_over_ports(bench: Bench) -> None:
-    async with endpoint(says(b"a")) as a, endpoint(says(b"b")) as b, contextlib.AsyncExitStack() as stack:
+    async with endpoint(sends(b"a")) as a, endpoint(sends(b"b")) as b, contextlib.AsyncExitStack() as stack:
         address = await bench.serve(a, b, protocol=Protocol.UDP, affinity_timeout_s=600)
         assert len({await ask(stack.enter_context(client(address)), b"?") for _ in range(6)}) == 1
 
 
-async def test_many_clients_are_not_mixed_up(bench: Bench) -> None:
+async def test_answers_reach_the_client_that_asked(bench: Bench) -> None:
     async with endpoint(echo) as target, contextlib.AsyncExitStack() as stack:
         address = await bench.serve(target, protocol=Protocol.UDP)
         clients = [stack.enter_context(client(address)) for _ in range(500)]
@@ -138,7 +138,7 @@ async def test_an_endpoint_that_refuses_is_left_with_the_next_datagram(bench: Be
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as placeholder:
         placeholder.bind(("127.0.0.1", 0))
         dead = Target(LOOPBACK, placeholder.getsockname()[1])
-    async with endpoint(says(b"alive")) as alive:
+    async with endpoint(sends(b"alive")) as alive:
         address = await bench.serve(dead, alive, protocol=Protocol.UDP)
         for _ in range(4):
             with client(address) as sock:
@@ -150,8 +150,8 @@ async def test_an_endpoint_that_refuses_is_left_with_the_next_datagram(bench: Be
                     pytest.fail("no answer after the endpoint had refused")
 
 
-async def test_an_endpoint_that_leaves_is_left_at_once(bench: Bench) -> None:
-    async with endpoint(says(b"old")) as old, endpoint(says(b"new")) as new:
+async def test_a_removed_endpoint_gets_no_more_datagrams(bench: Bench) -> None:
+    async with endpoint(sends(b"old")) as old, endpoint(sends(b"new")) as new:
         address = await bench.serve(old, protocol=Protocol.UDP)
         with client(address) as sock:
             assert await ask(sock, b"?") == b"old"
@@ -185,15 +185,15 @@ async def test_idle_sessions_end_and_active_ones_do_not(bench: Bench) -> None:
     assert bench.plane._context.budget.used == 1
 
 
-async def test_an_answer_that_takes_its_time_arrives(bench: Bench) -> None:
-    """250 ms, as the old proxy had it, would lose this one."""
+async def test_a_slow_answer_reaches_the_client(bench: Bench) -> None:
+    """A session timeout of 250 ms, as in kube-proxy's userspace mode, would lose this one."""
 
-    async with endpoint(says(b"42"), delay_s=1.0) as target:
+    async with endpoint(sends(b"42"), delay_s=1.0) as target:
         with client(await bench.serve(target, protocol=Protocol.UDP)) as sock:
             assert await ask(sock, b"think") == b"42"
 
 
-async def test_the_idlest_goes_when_there_is_no_room() -> None:
+async def test_without_room_the_idlest_session_is_evicted() -> None:
     plane = LocalDataPlane(budget=DescriptorBudget(1 + 4), rng=random.Random(1))
     bench = Bench(plane)
     async with endpoint(echo) as target, contextlib.AsyncExitStack() as stack:
@@ -236,7 +236,7 @@ async def test_a_flood_of_clients_evicts_no_session_of_another_frontend(limit: i
     assert plane._context.budget._extra == 0
 
 
-async def test_one_chatty_client_starves_nobody(bench: Bench) -> None:
+async def test_a_flooding_client_does_not_starve_others(bench: Bench) -> None:
     async with endpoint(lambda data, peer: data if data == b"ping" else None) as target:
         address = await bench.serve(target, protocol=Protocol.UDP)
         with client(address) as chatty, client(address) as quiet:

@@ -1,4 +1,4 @@
-"""Workers on loopback, and short ways to what tests do with them."""
+"""Workers on loopback, with shortcuts for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kubeproxy.dataplane.messages import Listen, Message, SetEndpoints
-from kubeproxy.dataplane.sockets.reserved_ports import HeldPort
+from kubeproxy.dataplane.sockets.reserved_ports import ReservedPort
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.dataplane.workers.process import WorkerProcess
 from kubeproxy.dataplane.workers.supervisor import WorkerEnd
@@ -20,12 +20,12 @@ from tests.dataplane.conftest import LOOPBACK, eventually, frontend
 
 
 @dataclass
-class ParserPool:
-    """A running data plane, and what it reported."""
+class WorkerPool:
+    """A running data plane of workers, and the ends of workers that it reported."""
 
     plane: WorkerDataPlane
     ends: list[WorkerEnd] = field(default_factory=list)
-    held: dict[FrontendName, HeldPort] = field(default_factory=dict)
+    held: dict[FrontendName, ReservedPort] = field(default_factory=dict)
 
     async def serve(
         self,
@@ -35,7 +35,7 @@ class ParserPool:
         protocol: Protocol = Protocol.TCP,
         address: Address = LOOPBACK,
     ) -> tuple[str, int]:
-        """Serve a frontend with these endpoints; where it listens."""
+        """Serve a frontend with these endpoints; its address and port."""
         held = self.held[frontend(name)] = self.plane.reserve(protocol, address, 0)
         messages: list[Message] = [
             Listen(frontend(name), protocol, address, held.port),
@@ -46,23 +46,23 @@ class ParserPool:
 
     @property
     def workers(self) -> list[WorkerProcess]:
-        """Those in service, by number."""
+        """The workers in service, by number."""
         return [worker for _, worker in sorted(self.plane._workers.items()) if worker.in_service]
 
     async def complete(self, count: int) -> None:
-        """Back when so many are in service."""
+        """Wait until `count` workers are in service."""
         await eventually(lambda: len(self.workers) == count)
 
 
 @contextlib.asynccontextmanager
-async def crew(count: int, **options: Any) -> AsyncIterator[ParserPool]:
-    """A data plane of so many workers, all in service. Nothing may have crashed in the end, and nobody remain."""
+async def worker_pool(count: int, **options: Any) -> AsyncIterator[WorkerPool]:
+    """A data plane of `count` workers, all in service; at the end none has crashed, and no process remains."""
     crashes: list[tuple[str, BaseException]] = []
     ends: list[WorkerEnd] = []
     plane = WorkerDataPlane(count, on_end=ends.append, on_crash=lambda *crash: crashes.append(crash), **options)
     pids: set[int] = set()
     try:
-        it = ParserPool(plane, ends)
+        it = WorkerPool(plane, ends)
         await it.complete(count)
         yield it
         pids |= {worker.pid for worker in it.workers}
@@ -73,14 +73,14 @@ async def crew(count: int, **options: Any) -> AsyncIterator[ParserPool]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], *, within_s: float = 30.0) -> None:
-    """Wait for what has to be asked for; AssertionError if it does not come about."""
+    """Wait for an asynchronous condition; TimeoutError after `within_s`."""
     async with asyncio.timeout(within_s):
         while not await condition():
             await asyncio.sleep(0.01)
 
 
 def status(pid: int) -> dict[str, str]:
-    """What the kernel says of a process."""
+    """The fields of /proc/PID/status."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
@@ -93,7 +93,7 @@ def listening(port: int) -> int:
 
 
 def udp_client() -> socket.socket:
-    """A socket that does not wait."""
+    """A non-blocking UDP socket."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.setblocking(False)
     return sock

@@ -1,5 +1,5 @@
-"""Workers whose control process was killed: they serve on, find whoever follows, and end when they are told to or when
-nobody comes."""
+"""Orphaned workers: they serve after their control process was killed, find a new owner, and exit at its order or when
+the grace period is over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kubeproxy.daemon.takeover.protocol import heard, receive_first
 from kubeproxy.dataplane.messages import Binding
 from kubeproxy.model import Target
 from kubeproxy.runtime import net_admin
-from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, says
+from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, sends
 
 CONTROL = """if True:
     import asyncio, json, sys
@@ -51,14 +51,14 @@ CONTROL = """if True:
 
 @dataclass
 class Orphans:
-    """Workers, and where they listen."""
+    """Orphaned workers and the address they listen at."""
 
     address: tuple[str, int]
     pids: list[int]
 
     @property
     def alive(self) -> list[int]:
-        """Those that still run; a zombie does not."""
+        """The processes that still run; a zombie does not."""
         return [pid for pid in self.pids if _state(pid) not in ("", "Z")]
 
 
@@ -79,14 +79,14 @@ async def orphans(
     count: int = 2,
     affinity_timeout_s: int | None = None,
 ) -> AsyncIterator[Orphans]:
-    """Workers that serve this target, bereft of their control process a moment ago."""
+    """Workers that serve this target, just after their control process was killed."""
     arguments = json.dumps([count, owner, grace_s, shutdown_grace_s, target.port, affinity_timeout_s])
     control = await asyncio.create_subprocess_exec(sys.executable, "-c", CONTROL, arguments, stdout=subprocess.PIPE)
     assert control.stdout is not None
-    said = json.loads(await asyncio.wait_for(control.stdout.readline(), 30))
+    started = json.loads(await asyncio.wait_for(control.stdout.readline(), 30))
     control.kill()
     await control.wait()
-    left = Orphans(("127.0.0.1", said["port"]), said["pids"])
+    left = Orphans(("127.0.0.1", started["port"]), started["pids"])
     try:
         yield left
     finally:
@@ -97,7 +97,7 @@ async def orphans(
 
 @dataclass
 class Owner:
-    """Whoever follows: those who came, and a word for each."""
+    """A new owner's socket: the orphans that connected, and lines for them."""
 
     name: str
     came: list[dict[str, object]]
@@ -106,7 +106,7 @@ class Owner:
     tasks: list[asyncio.Future[None]]
     server: ControlSocket | None = None
     proves: bool = True
-    """Whether it proves that it may send them away."""
+    """Whether it proves CAP_NET_ADMIN."""
 
     async def listen(self) -> None:
         self.server = ControlSocket(self.name)
@@ -156,7 +156,7 @@ async def refused(address: tuple[str, int]) -> bool:
     except ConnectionRefusedError:
         return True
     except ConnectionResetError:
-        return False  # It was queued at a listener that was just being closed.
+        return False  # Queued at a listener that was just being closed.
     writer.transport.abort()
     return False
 
@@ -174,8 +174,8 @@ async def connected(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asy
     return reader, writer
 
 
-async def test_they_serve_on_and_end_when_nobody_comes() -> None:
-    async with endpoint(says("hello")) as target, orphans(target, grace_s=1.0) as left:
+async def test_orphans_serve_and_exit_after_the_grace_period() -> None:
+    async with endpoint(sends("hello")) as target, orphans(target, grace_s=1.0) as left:
         for _ in range(10):
             assert await ask(left.address) == "hello"
         assert left.alive == left.pids
@@ -183,7 +183,7 @@ async def test_they_serve_on_and_end_when_nobody_comes() -> None:
         assert await refused(left.address)
 
 
-async def test_whoever_follows_relieves_them(owner: Owner) -> None:
+async def test_a_new_owner_retires_orphans(owner: Owner) -> None:
     async with endpoint(echo) as target, orphans(target, owner=owner.name) as left:
         reader, writer = await connected(left.address)
         await owner.listen()
@@ -194,19 +194,19 @@ async def test_whoever_follows_relieves_them(owner: Owner) -> None:
         others = await connected(left.address)
         owner.say(b'{"retire": false, "hello": 1}\n{"ret')
         others[1].write(b"y")
-        assert await others[0].readexactly(1) == b"y", "they serve on until they are told"
+        assert await others[0].readexactly(1) == b"y", "they serve until the retire line is complete"
         owner.say(b'ire": true}\n')
         await until_refused(left.address)
         writer.write(b"z")
-        assert await reader.readexactly(1) == b"z", "what was open goes on"
+        assert await reader.readexactly(1) == b"z", "open connections go on"
         assert len(left.alive) >= 1
         writer.close()
         others[1].close()
         await eventually(lambda: not left.alive)
 
 
-async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) -> None:
-    """As many as do not fit into a socket at once; and they serve meanwhile, and hear more."""
+async def test_orphans_send_their_affinity_bindings(owner: Owner) -> None:
+    """More than fit into a socket buffer; meanwhile they serve clients and read further lines."""
     clients = {f"127.2.{number // 250}.{number % 250 + 1}" for number in range(4000)}
 
     async def come(client: str) -> None:
@@ -214,7 +214,7 @@ async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) ->
         await reader.read()
         writer.close()
 
-    async def told(reader: asyncio.StreamReader) -> list[Binding]:
+    async def bindings(reader: asyncio.StreamReader) -> list[Binding]:
         found: list[Binding] = []
         while "told" not in (message := json.loads(await reader.readline())):
             piece = heard(message)
@@ -223,7 +223,7 @@ async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) ->
             found += piece.bindings
         return found
 
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name, affinity_timeout_s=600) as left:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name, affinity_timeout_s=600) as left:
         for some in chunked(sorted(clients), 100):
             await asyncio.gather(*map(come, some))
         await owner.listen()
@@ -231,7 +231,7 @@ async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) ->
         for _ in range(2):
             owner.say(b'{"recall": true}\n')
             await asyncio.wait_for(come("127.2.0.1"), 30)
-            found = [await asyncio.wait_for(told(reader), 30) for reader in owner.readers]
+            found = [await asyncio.wait_for(bindings(reader), 30) for reader in owner.readers]
             assert sorted(binding.client for each in found for binding in each) == sorted(clients)
             for each in found:
                 assert each
@@ -242,12 +242,12 @@ async def test_they_tell_which_clients_stay_with_which_endpoint(owner: Owner) ->
 
 
 def chunked(clients: list[str], size: int) -> Iterator[list[str]]:
-    """So many at a time."""
+    """Slices of `size` clients."""
     for at in range(0, len(clients), size):
         yield clients[at : at + size]
 
 
-async def test_who_is_relieved_waits_no_longer_than_the_grace_time(owner: Owner) -> None:
+async def test_a_retired_orphan_resets_connections_after_the_shutdown_grace(owner: Owner) -> None:
     async with endpoint(echo) as target, orphans(target, owner=owner.name, shutdown_grace_s=0.5) as left:
         reader, writer = await connected(left.address)
         await owner.listen()
@@ -260,10 +260,10 @@ async def test_who_is_relieved_waits_no_longer_than_the_grace_time(owner: Owner)
 
 
 @pytest.mark.parametrize(
-    "end", [Owner.hang_up, lambda owner: owner.say(b"garbage\n" + b"x" * 5000)], ids=["hangs up", "talks nonsense"]
+    "end", [Owner.hang_up, lambda owner: owner.say(b"garbage\n" + b"x" * 5000)], ids=["closes", "sends garbage"]
 )
-async def test_an_owner_that_is_none_is_left_and_another_sought(owner: Owner, end: Callable[[Owner], None]) -> None:
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+async def test_orphans_leave_an_invalid_owner_and_look_again(owner: Owner, end: Callable[[Owner], None]) -> None:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         end(owner)
@@ -273,8 +273,8 @@ async def test_an_owner_that_is_none_is_left_and_another_sought(owner: Owner, en
         await eventually(lambda: not left.alive)
 
 
-async def test_an_owner_may_take_its_time_but_not_go(owner: Owner) -> None:
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name, grace_s=1.0) as left:
+async def test_a_connected_owner_stops_the_grace_period_until_it_closes(owner: Owner) -> None:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name, grace_s=1.0) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         async with orphans(target, grace_s=1.0) as lonely:
@@ -285,18 +285,18 @@ async def test_an_owner_may_take_its_time_but_not_go(owner: Owner) -> None:
         await eventually(lambda: not left.alive)
 
 
-async def test_sigterm_ends_them() -> None:
-    async with endpoint(says("hello")) as target, orphans(target) as left:
+async def test_sigterm_ends_orphans() -> None:
+    async with endpoint(sends("hello")) as target, orphans(target) as left:
         for pid in left.pids:
             os.kill(pid, signal.SIGTERM)
         await eventually(lambda: not left.alive)
         assert await refused(left.address)
 
 
-async def test_an_owner_that_proves_nothing_does_not_send_them_away(owner: Owner) -> None:
+async def test_an_owner_without_proof_does_not_retire_orphans(owner: Owner) -> None:
     """Finding 3: a process of the same user without CAP_NET_ADMIN."""
     owner.proves = False
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         owner.say(b'{"retire": true}\n')
@@ -310,12 +310,12 @@ async def test_an_owner_that_proves_nothing_does_not_send_them_away(owner: Owner
         await eventually(lambda: not left.alive)
 
 
-async def test_a_false_owner_does_not_keep_them_from_the_true_one(owner: Owner) -> None:
-    """It listens under an older name, and says nothing."""
+async def test_a_false_owner_does_not_keep_orphans_from_the_true_one(owner: Owner) -> None:
+    """It listens under an older name, and sends nothing."""
     false = ControlSocket(owner.name)
     false.listen(lambda sock: held.append(sock))
     held: list[socket.socket] = []
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name) as left:
         await eventually(lambda: len(held) == 2)
         await owner.listen()
         await eventually(lambda: len(owner.writers) == 2)
@@ -341,7 +341,7 @@ IMPOSTOR = """if True:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which takes root")
-async def test_another_users_word_counts_nothing() -> None:
+async def test_another_users_retire_is_ignored() -> None:
     name = f"kubeproxy-test-{uuid.uuid4()}"
     impostor = await asyncio.create_subprocess_exec(
         *(sys.executable, "-S", "-c", IMPOSTOR, name), stdout=subprocess.PIPE
@@ -349,7 +349,7 @@ async def test_another_users_word_counts_nothing() -> None:
     assert impostor.stdout is not None
     try:
         await asyncio.wait_for(impostor.stdout.readline(), 30)
-        async with endpoint(says("hello")) as target, orphans(target, owner=name, grace_s=2.0) as left:
+        async with endpoint(sends("hello")) as target, orphans(target, owner=name, grace_s=2.0) as left:
             began = asyncio.get_running_loop().time()
             await eventually(lambda: not left.alive)
             assert asyncio.get_running_loop().time() - began > 1.0, "they were sent away"

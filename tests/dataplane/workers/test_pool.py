@@ -1,4 +1,4 @@
-"""Several processes serve: what each of them is told, what becomes of one that dies, what none of them may do."""
+"""The worker pool: messages to workers, replacement of dead workers, affinity, limits of a worker, shutdown."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.workers import pool
 from kubeproxy.dataplane.workers.channel import Channel
-from kubeproxy.dataplane.workers.count import MOST_BY_ITSELF, workers_for
+from kubeproxy.dataplane.workers.count import DEFAULT_MAX, workers_for
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.dataplane.workers.process import command
 from kubeproxy.dataplane.workers.protocol import Frame, Report
 from kubeproxy.model import Address, Protocol, Target
 from kubeproxy.model.errors import KernelError
-from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, refusing_target, says
-from tests.dataplane.workers.harness import ParserPool, crew, listening, status, udp_client, until
+from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, refusing_target, sends
+from tests.dataplane.workers.harness import WorkerPool, listening, status, udp_client, until, worker_pool
 
 WORKERS = 3
 
 
-async def accepted(crew: ParserPool, name: str = "web") -> int:
-    return (await crew.plane.counters())[frontend(name)].accepted
+async def accepted(worker_pool: WorkerPool, name: str = "web") -> int:
+    return (await worker_pool.plane.counters())[frontend(name)].accepted
 
 
 async def test_every_worker_serves() -> None:
-    async with crew(WORKERS) as it, endpoint(says("hello")) as target:
+    async with worker_pool(WORKERS) as it, endpoint(sends("hello")) as target:
         address = await it.serve(target)
-        assert listening(address[1]) == WORKERS, "the reservation does not listen"
+        assert listening(address[1]) == WORKERS, "the reserved port does not listen"
         for _ in range(60):
             assert await ask(address) == "hello"
         worker_status = await it.plane.worker_status()
         assert [each.number for each in worker_status] == list(range(WORKERS))
         assert [each.pid for each in worker_status] == [worker.pid for worker in it.workers]
-        assert all(sum(each.dials) > 0 for each in worker_status), "the kernel deals out"
+        assert all(sum(each.dials) > 0 for each in worker_status), "the kernel spreads clients over the workers"
         assert sum(sum(each.dials) for each in worker_status) == 60
         assert await accepted(it) == 60
         assert (it.plane.restarts, it.plane.problem) == (0, None)
 
 
-async def test_only_what_changed_crosses_again() -> None:
-    async with crew(1) as it, endpoint(says("hello")) as target:
+async def test_only_changed_counters_are_reported_again() -> None:
+    async with worker_pool(1) as it, endpoint(sends("hello")) as target:
         address = await it.serve(target)
         await it.serve(target, name="other")
         assert set(await it.plane.counters()) == {frontend(), frontend("other")}
@@ -65,13 +65,13 @@ async def test_only_what_changed_crosses_again() -> None:
         assert set(worker.counters) == {frontend()}
 
 
-async def _has_ended(it: ParserPool) -> bool:
+async def _has_ended(it: WorkerPool) -> bool:
     found = (await it.plane.counters())[frontend()]
     return (found.accepted, found.active) == (1, 0)
 
 
-async def test_a_frontend_comes_changes_and_goes() -> None:
-    async with crew(WORKERS) as it, endpoint(says("one")) as one, endpoint(says("two")) as two:
+async def test_a_frontend_is_added_changed_and_removed() -> None:
+    async with worker_pool(WORKERS) as it, endpoint(sends("one")) as one, endpoint(sends("two")) as two:
         address = await it.serve(one)
         assert await ask(address) == "one"
         await it.plane.send([SetEndpoints(frontend(), (two,))])
@@ -81,13 +81,13 @@ async def test_a_frontend_comes_changes_and_goes() -> None:
             await ask(address)
         assert await it.plane.counters() == {}
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(address)  # it is still held
+            other.bind(address)  # still reserved
         it.held[frontend()].release()
         it.plane.reserve(Protocol.TCP, LOOPBACK, address[1])
 
 
-async def test_what_was_not_reserved_is_said_and_the_others_are_served() -> None:
-    async with crew(WORKERS) as it, endpoint(says("hello")) as target:
+async def test_an_unreserved_port_fails_and_other_frontends_are_served() -> None:
+    async with worker_pool(WORKERS) as it, endpoint(sends("hello")) as target:
         held = it.plane.reserve(Protocol.TCP, LOOPBACK, 0)
         messages: list[Message] = [
             Listen(frontend("lost"), Protocol.TCP, LOOPBACK, 1),
@@ -101,8 +101,8 @@ async def test_what_was_not_reserved_is_said_and_the_others_are_served() -> None
         assert set(await it.plane.counters()) == {frontend("web")}
 
 
-async def test_a_foreign_holder_is_noticed() -> None:
-    async with crew(WORKERS) as it:
+async def test_a_port_of_another_program_cannot_be_reserved() -> None:
+    async with worker_pool(WORKERS) as it:
         with socket.socket() as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             other.bind(("127.0.0.1", 0))
@@ -112,7 +112,7 @@ async def test_a_foreign_holder_is_noticed() -> None:
 
 @pytest.mark.parametrize("count", [1, WORKERS])
 async def test_a_worker_that_is_killed_is_replaced_and_its_neighbours_notice_nothing(count: int) -> None:
-    async with crew(count) as it, endpoint(echo) as target:
+    async with worker_pool(count) as it, endpoint(echo) as target:
         address = await it.serve(target)
         connections = [await asyncio.open_connection(*address) for _ in range(8 * count)]
         for _, writer in connections:
@@ -155,8 +155,8 @@ async def test_a_worker_that_is_killed_is_replaced_and_its_neighbours_notice_not
         assert it.workers[0].pid in met, "the new one serves"
 
 
-async def test_new_clients_find_somebody_while_workers_are_killed() -> None:
-    async with crew(WORKERS) as it, endpoint(says("hello")) as target:
+async def test_new_clients_are_served_while_workers_are_killed() -> None:
+    async with worker_pool(WORKERS) as it, endpoint(sends("hello")) as target:
         address = await it.serve(target)
         stop = False
         outcomes: Counter[str] = Counter()
@@ -177,14 +177,14 @@ async def test_new_clients_find_somebody_while_workers_are_killed() -> None:
                 await eventually(lambda: len(it.workers) < WORKERS)
                 await it.complete(WORKERS)
             stop = True
-        # Only those whom the dead ones had accepted, or had in their queues.
+        # Only clients that the dead workers had accepted, or had in their queues.
         assert outcomes["lost"] <= 4 * WORKERS
         assert outcomes["hello"] > 20
         assert it.plane.restarts == WORKERS
 
 
-async def test_what_is_sent_while_one_is_dying_is_known_to_all_in_the_end() -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+async def test_messages_sent_while_a_worker_dies_reach_all_workers() -> None:
+    async with worker_pool(2) as it, endpoint(sends("hello")) as target:
         names = [f"s{number}" for number in range(40)]
         for number, name in enumerate(names):
             if number % 10 == 5:
@@ -201,7 +201,7 @@ async def test_what_is_sent_while_one_is_dying_is_known_to_all_in_the_end() -> N
 
 
 def worker_frontends(pid: int) -> int:
-    """How many sockets a worker has open; those of connections come and go."""
+    """The number of open sockets of a worker, including those of connections."""
     return sum(1 for fd in Path(f"/proc/{pid}/fd").iterdir() if "socket" in _link(fd))
 
 
@@ -211,8 +211,8 @@ def _link(path: Path) -> str:
     return ""
 
 
-async def test_one_that_keeps_dying_is_trouble() -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+async def test_a_worker_that_keeps_dying_is_a_problem() -> None:
+    async with worker_pool(2) as it, endpoint(sends("hello")) as target:
         address = await it.serve(target)
         for deaths in range(1, 4):
             await it.complete(2)
@@ -224,7 +224,7 @@ async def test_one_that_keeps_dying_is_trouble() -> None:
         assert await ask(address) == "hello"
 
 
-async def test_nobody_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_that_cannot_start_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubeproxy.dataplane.workers.supervisor.START_S", 0.5)
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     ends: list[object] = []
@@ -239,37 +239,37 @@ async def test_nobody_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_worker_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked or not, and whoever asks waits no longer than that."""
-    async with crew(2) as it, endpoint(says("here")) as target:
+    """With or without a pending request, which then ends without a reply."""
+    async with worker_pool(2) as it, endpoint(sends("here")) as target:
         await it.serve(target)
-        await eventually(lambda: all(worker._has_spoken for worker in it.workers))
+        await eventually(lambda: all(worker._has_reported for worker in it.workers))
         monkeypatch.setattr("kubeproxy.dataplane.workers.process.SILENT_BEATS", 1)
         os.kill(it.workers[0].pid, signal.SIGSTOP)
         assert await it.plane.send([SetEndpoints(frontend(), (target,))]) == {}
         monkeypatch.undo()
         await it.complete(2)
-        assert [end.reason for end in it.ends] == ["it has said nothing for 1 s"]
+        assert [end.reason for end in it.ends] == ["silent for 1 s"]
 
 
-async def test_an_idle_worker_is_not_taken_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_worker_reports_and_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubeproxy.dataplane.workers.process.BEAT_S", 0.6)
-    async with crew(1) as it:
-        heard: list[int] = []
+    async with worker_pool(1) as it:
+        reported: list[int] = []
         take = it.workers[0]._take
 
         def count(report: Report) -> None:
-            heard.append(report.open)
+            reported.append(report.open)
             take(report)
 
         monkeypatch.setattr(it.workers[0], "_take", count)
-        await eventually(lambda: len(heard) == 3)
+        await eventually(lambda: len(reported) == 3)
         assert it.ends == []
 
 
-async def test_time_in_which_the_control_process_is_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopped_control_process_does_not_kill_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubeproxy.dataplane.workers.process.BEAT_S", 0.1)
     monkeypatch.setattr("kubeproxy.dataplane.workers.process.SILENT_BEATS", 15)
-    async with crew(1) as it:
+    async with worker_pool(1) as it:
         asked = asyncio.ensure_future(it.plane.worker_status())
         await asyncio.sleep(0)
         time.sleep(2)  # as if stopped
@@ -277,11 +277,11 @@ async def test_time_in_which_the_control_process_is_stopped_does_not_count(monke
         assert it.ends == []
 
 
-async def test_a_worker_is_not_to_blame_that_the_control_process_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_control_process_without_memory_does_not_kill_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubeproxy.dataplane.workers.process.BEAT_S", 100.0)
     receive, silent = Channel.receive, []
 
-    async with crew(1) as it:
+    async with worker_pool(1) as it:
         worker = it.workers[0]
 
         def receive_the_third_time(self: Channel[Report]) -> Iterator[tuple[Report, tuple[int, ...]]]:
@@ -292,13 +292,13 @@ async def test_a_worker_is_not_to_blame_that_the_control_process_has_no_memory(m
 
         with monkeypatch.context() as poor:
             poor.setattr(Channel, "receive", receive_the_third_time)
-            worker._silent = 5  # the next beat would be its last
+            worker._silent = 5  # the next beat would kill it
             assert len(await it.plane.worker_status()) == 1
         assert silent[:3] == [5, 0, 0]
         assert it.ends == []
 
 
-async def test_a_worker_without_memory_for_what_it_is_told_hears_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_without_memory_reads_its_requests_later(monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         "import sys; from kubeproxy.dataplane.workers import main as worker, protocol\n"
         "decode, left = protocol.Decoder._decode, [3]\n"
@@ -315,17 +315,17 @@ async def test_a_worker_without_memory_for_what_it_is_told_hears_it_later(monkey
         return [python, isolated, "-c", script, *arguments]
 
     monkeypatch.setattr("kubeproxy.dataplane.workers.pool.command", poorly)
-    async with crew(1) as it:
+    async with worker_pool(1) as it:
         (worker_status,) = await it.plane.worker_status()
         assert worker_status.memory_shortages > 0
         assert it.ends == []
 
 
-async def test_a_question_that_there_is_no_memory_for_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_was_not_sent_for_lack_of_memory_is_not_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(frame: Frame, descriptors: int = 0) -> bytes:
         raise MemoryError
 
-    async with crew(1) as it:
+    async with worker_pool(1) as it:
         worker = it.workers[0]
         with monkeypatch.context() as poor:
             poor.setattr("kubeproxy.dataplane.workers.channel.encode", encode)
@@ -335,20 +335,18 @@ async def test_a_question_that_there_is_no_memory_for_waits_for_no_answer(monkey
         assert len(await it.plane.worker_status()) == 1
 
 
-async def test_garbage_on_the_channel_replaces_the_one_that_sent_it() -> None:
-    async with crew(2) as it:
+async def test_a_worker_that_gets_garbage_is_replaced() -> None:
+    async with worker_pool(2) as it:
         channel = it.workers[1]._channel
         assert channel is not None
-        channel.sock.send(
-            b"GET / HTTP/1.1\r\n\r\n"
-        )  # the worker gives up its channel, and having nothing to serve, ends
+        channel.sock.send(b"GET / HTTP/1.1\r\n\r\n")  # the worker closes its channel and exits, as it serves nothing
         await eventually(lambda: len(it.ends) == 1)
         await it.complete(2)
         assert it.ends[0].reason == "exit status 0"
 
 
-async def test_signals_that_are_for_the_control_process_are_left_to_it() -> None:
-    async with crew(1) as it, endpoint(says("hello")) as target:
+async def test_workers_ignore_signals_for_the_control_process() -> None:
+    async with worker_pool(1) as it, endpoint(sends("hello")) as target:
         address = await it.serve(target)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             os.kill(it.workers[0].pid, number)
@@ -356,11 +354,11 @@ async def test_signals_that_are_for_the_control_process_are_left_to_it() -> None
         assert it.ends == []
 
 
-# What workers are.
+# Limits of a worker.
 
 
 async def test_workers_have_no_privileges_but_to_dial() -> None:
-    async with crew(1) as it:
+    async with worker_pool(1) as it:
         said = status(it.workers[0].pid)
         ours = int(status(os.getpid())["CapPrm"], 16)
         kept = (1 << 13) & ours or (1 << 12) & ours
@@ -389,7 +387,7 @@ def test_workers_import_little() -> None:
 
 
 async def test_workers_are_small() -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+    async with worker_pool(2) as it, endpoint(sends("hello")) as target:
         for number in range(10):
             await it.serve(target, name=f"s{number}")
         for worker in it.workers:
@@ -398,18 +396,18 @@ async def test_workers_are_small() -> None:
             assert pss < 25 * 1024
 
 
-# Who meets whom.
+# Assignment of clients to workers.
 
 
 @pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UDP])
-async def test_a_client_that_must_meets_the_same_worker_and_what_it_sent_outlives_that(protocol: Protocol) -> None:
-    async with crew(WORKERS) as it:
+async def test_pinned_clients_keep_their_worker_and_survive_its_death(protocol: Protocol) -> None:
+    async with worker_pool(WORKERS) as it:
         with socket.socket(type=socket.SOCK_DGRAM) as pod, udp_client() as client:
             pod.bind(("127.0.0.1", 0))
             pod.setblocking(False)
             target = Target(LOOPBACK, pod.getsockname()[1])
             if protocol is Protocol.TCP:
-                async with endpoint(says("hello")) as tcp_target:
+                async with endpoint(sends("hello")) as tcp_target:
                     address = await it.serve(tcp_target, affinity_timeout_s=60)
                     for _ in range(20):
                         assert await ask(address) == "hello"
@@ -422,7 +420,7 @@ async def test_a_client_that_must_meets_the_same_worker_and_what_it_sent_outlive
                     waiting = asyncio.gather(*(ask(address) for _ in range(5)))
                     await asyncio.sleep(0.1)
                     os.kill(busy.pid, signal.SIGKILL)
-                    assert await waiting == ["hello"] * 5, "they waited in the socket for the next worker"
+                    assert await waiting == ["hello"] * 5, "they wait in the socket for the next worker"
                 return
             loop = asyncio.get_running_loop()
             address = await it.serve(target, protocol=Protocol.UDP)
@@ -436,14 +434,14 @@ async def test_a_client_that_must_meets_the_same_worker_and_what_it_sent_outlive
             os.kill(busy.pid, signal.SIGKILL)
             assert await asyncio.wait_for(loop.sock_recv(pod, 10), 20) == b"three"
 
-            async def counted() -> bool:  # the newcomer serves before it is asked
+            async def counted() -> bool:  # the new worker serves before it is queried
                 return (await it.plane.counters())[frontend()].active == 1
 
             await until(counted)
 
 
-async def test_affinity_that_comes_later() -> None:
-    async with crew(WORKERS) as it, endpoint(says("a")) as one, endpoint(says("b")) as two:
+async def test_affinity_can_be_turned_on_later() -> None:
+    async with worker_pool(WORKERS) as it, endpoint(sends("a")) as one, endpoint(sends("b")) as two:
         address = await it.serve(one, two)
         assert {await ask(address) for _ in range(40)} == {"a", "b"}
         busy = True
@@ -472,7 +470,7 @@ async def test_affinity_that_comes_later() -> None:
         )
         assert sorted((after - before).values()) == [30], "one worker"
         assert (await it.plane.counters())[frontend()].accepted == sum(after.values())
-        # And it survives the death of a worker.
+        # The affinity survives the death of a worker.
         os.kill(it.workers[0].pid, signal.SIGKILL)
         await eventually(lambda: len(it.workers) < WORKERS)
         await it.complete(WORKERS)
@@ -481,29 +479,29 @@ async def test_affinity_that_comes_later() -> None:
         assert {await ask(address) for _ in range(20)} == {"a", "b"}
 
 
-# Whom affinity binds, and what becomes of that.
+# Affinity bindings across workers and instances.
 
 CLIENTS = [f"127.1.0.{number}" for number in range(1, 41)]
 
 
 async def paired(address: tuple[str, int]) -> dict[str, str]:
-    """Who answers each client, from an address of its own."""
+    """The endpoint that answers each client; every client has an address of its own."""
 
     async def answer(client: str) -> str:
         async with asyncio.timeout(20):
             reader, writer = await asyncio.open_connection(*address, local_addr=(client, 0))
-            said = (await reader.read()).decode()
+            answer = (await reader.read()).decode()
             writer.close()
-            return said
+            return answer
 
     return dict(zip(CLIENTS, await asyncio.gather(*map(answer, CLIENTS)), strict=True))
 
 
 @pytest.mark.parametrize("count", [1, WORKERS])
 async def test_clients_keep_their_endpoints_when_a_worker_dies(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "LEARN_S", 0.05)
-    async with crew(count) as it, AsyncExitStack() as stack:
-        pods = [await stack.enter_async_context(endpoint(says(name))) for name in "abcd"]
+    monkeypatch.setattr(pool, "BINDINGS_S", 0.05)
+    async with worker_pool(count) as it, AsyncExitStack() as stack:
+        pods = [await stack.enter_async_context(endpoint(sends(name))) for name in "abcd"]
         address = await it.serve(*pods, affinity_timeout_s=60)
         before = await paired(address)
         assert set(before.values()) == set("abcd")
@@ -514,28 +512,28 @@ async def test_clients_keep_their_endpoints_when_a_worker_dies(count: int, monke
         await asyncio.sleep(0.1)
         for worker in it.workers:
             os.kill(worker.pid, signal.SIGKILL)
-        assert await waiting == before, "those, too, who waited for the next ones"
+        assert await waiting == before, "also clients that waited for the next workers"
         assert it.plane.restarts == count
         await it.complete(count)
-        assert (await it.plane.counters())[frontend()].affinity_entries == len(CLIENTS), "nobody is known to two"
+        assert (await it.plane.counters())[frontend()].affinity_entries == len(CLIENTS), "each is bound in one worker"
 
 
-def known(it: ParserPool) -> set[str]:
-    """The clients that the control process knows of."""
+def known(it: WorkerPool) -> set[str]:
+    """The clients whose bindings the control process has."""
     return {
         binding.client
         for sockets in it.plane._frontends.values()
         for number in range(len(it.workers))
-        for piece in sockets.remembered(number, 0.0)
+        for piece in sockets.bindings_of(number, 0.0)
         for binding in piece.bindings
     }
 
 
 @asynccontextmanager
-async def served_by(count: int) -> AsyncIterator[ParserPool | Bench]:
-    """By so many workers, or (0) by this process."""
+async def served_by(count: int) -> AsyncIterator[WorkerPool | Bench]:
+    """A data plane of `count` workers, or (0) in this process."""
     if count:
-        async with crew(count) as it:
+        async with worker_pool(count) as it:
             yield it
         return
     plane = LocalDataPlane()
@@ -546,29 +544,29 @@ async def served_by(count: int) -> AsyncIterator[ParserPool | Bench]:
 @pytest.mark.parametrize(("before", "after"), [(1, WORKERS), (WORKERS, 2), (0, 2), (2, 0)])
 async def test_clients_keep_their_endpoints_with_other_workers(before: int, after: int) -> None:
     async with AsyncExitStack() as stack:
-        pods = [await stack.enter_async_context(endpoint(says(name))) for name in "abcd"]
+        pods = [await stack.enter_async_context(endpoint(sends(name))) for name in "abcd"]
         first, second = [await stack.enter_async_context(served_by(count)) for count in (before, after)]
         old, new = [await each.serve(*pods, affinity_timeout_s=60) for each in (first, second)]
         seen = await paired(old)
         assert set(seen.values()) == set("abcd")
-        told = merged(await first.plane.bindings())
+        sent = merged(await first.plane.bindings())
         earlier = [
             RestoreBindings(piece.frontend, tuple(each._replace(age_s=each.age_s + 30) for each in piece.bindings))
-            for piece in told
+            for piece in sent
         ]
         assert await second.plane.send(earlier) == {}
-        assert (await second.plane.counters())[frontend()].affinity_entries == len(CLIENTS), "nobody is known to two"
-        told_on = [binding for piece in await second.plane.bindings() for binding in piece.bindings]
-        assert sorted(binding.client for binding in told_on) == sorted(CLIENTS)
-        assert all(30.0 <= binding.age_s < 60.0 for binding in told_on), "a successor's successor would know, too"
+        assert (await second.plane.counters())[frontend()].affinity_entries == len(CLIENTS), "each in one worker"
+        restored = [binding for piece in await second.plane.bindings() for binding in piece.bindings]
+        assert sorted(binding.client for binding in restored) == sorted(CLIENTS)
+        assert all(30.0 <= binding.age_s < 60.0 for binding in restored), "a third instance would get them, too"
         assert await paired(new) == seen
 
 
-# Asking.
+# Queries.
 
 
-async def test_endpoints_that_are_passed_over_are_told_by_worker() -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+async def test_ejected_endpoints_are_reported_by_worker() -> None:
+    async with worker_pool(2) as it, endpoint(sends("hello")) as target:
         with refusing_target() as bad:
             address = await it.serve(bad, target)
             while len((await it.plane.ejected()).get(frontend(), ())) < 2:
@@ -583,12 +581,12 @@ async def test_endpoints_that_are_passed_over_are_told_by_worker() -> None:
 
 
 async def test_many_messages_do_not_stop_connections() -> None:
-    """Ten thousand changes are seen to in slices: those who talk meanwhile hear answers in between."""
-    async with crew(1) as it, endpoint(echo) as target:
+    """Ten thousand changes are applied in slices, between which connections are served."""
+    async with worker_pool(1) as it, endpoint(echo) as target:
         address = await it.serve(target)
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"x")
-        await reader.readexactly(1)  # it has its endpoint, before the crowd comes, of whom nobody answers
+        await reader.readexactly(1)  # connected before the many endpoints come, none of which answers
         crowd = tuple(Target(LOOPBACK, 1 + number) for number in range(50))
         sending = asyncio.ensure_future(
             it.plane.send([SetEndpoints(frontend(), crowd)] * 10_000 + [SetEndpoints(frontend(), (target,))])
@@ -604,11 +602,11 @@ async def test_many_messages_do_not_stop_connections() -> None:
         assert max(worker_status.lag_s for worker_status in await it.plane.worker_status()) < 1.0
 
 
-# The end.
+# Shutdown.
 
 
-async def test_draining_waits_for_what_was_open_and_retiring_takes_nobody_new() -> None:
-    async with crew(2) as it, endpoint(echo) as target:
+async def test_drain_waits_for_open_connections_and_retire_stops_accepting() -> None:
+    async with worker_pool(2) as it, endpoint(echo) as target:
         address = await it.serve(target)
         connections = [await asyncio.open_connection(*address) for _ in range(6)]
         for reader, writer in connections:
@@ -630,11 +628,11 @@ async def test_draining_waits_for_what_was_open_and_retiring_takes_nobody_new() 
         assert it.plane.open_connections == 0
         os.kill(it.workers[0].pid, signal.SIGKILL)
         await eventually(lambda: len(it.workers) == 1)
-        assert it.plane.restarts == 0, "nobody is needed any more"
+        assert it.plane.restarts == 0, "no worker is needed any more"
 
 
-async def test_closing_cuts_off_and_leaves_nothing() -> None:
-    async with crew(2) as it, endpoint(echo) as target:
+async def test_close_resets_connections_and_leaves_nothing() -> None:
+    async with worker_pool(2) as it, endpoint(echo) as target:
         address = await it.serve(target)
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"x")
@@ -653,7 +651,7 @@ async def test_closing_cuts_off_and_leaves_nothing() -> None:
     ("limits", "expected"),
     [({}, 4), ({"": "max 100000"}, 4), ({"pod": "150000 100000"}, 2), ({"": "50000 100000", "pod": "max 100000"}, 1)],
 )
-def test_as_many_workers_as_suit_the_machine(
+def test_the_default_number_of_workers_follows_the_cpus(
     tmp_path: Path, limits: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
@@ -663,7 +661,7 @@ def test_as_many_workers_as_suit_the_machine(
     for group, text in limits.items():
         (tmp_path / "sys/fs/cgroup" / group / "cpu.max").write_text(f"{text}\n")
     assert workers_for(None, root=tmp_path) == expected
-    assert workers_for(None, root=tmp_path / "nowhere") == MOST_BY_ITSELF
+    assert workers_for(None, root=tmp_path / "nowhere") == DEFAULT_MAX
     assert (workers_for(0), workers_for(7)) == (0, 7)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
     assert workers_for(None, root=tmp_path) == 1

@@ -1,4 +1,4 @@
-"""What crosses the channel comes out as it went in, and garbage is refused."""
+"""The channel's frames: decoded as encoded, with their descriptors; garbage is refused."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from kubeproxy.dataplane.workers.protocol import (
     DESCRIPTORS_LIMIT,
     HEADER,
     ROOM_BYTES,
-    About,
     Apply,
-    Ask,
-    Bound,
+    BindingsReply,
     ClosePrevious,
     CountersReply,
     Decoder,
-    Done,
+    DoneReply,
     Drain,
-    End,
+    Exit,
     Frame,
     GarbledError,
+    Heartbeat,
+    Query,
     Report,
     Request,
-    Status,
+    Topic,
     WorkerStatusReply,
     encode,
 )
@@ -55,18 +55,18 @@ REQUESTS: list[Request] = [
         ),
     ),
     ClosePrevious(2, (WEB,)),
-    Ask(3, About.EJECTED),
-    Ask(4, About.BINDINGS),
+    Query(3, Topic.EJECTED),
+    Query(4, Topic.BINDINGS),
     Drain(4, 2.5),
-    End(5),
+    Exit(5),
 ]
 REPORTS: list[Report] = [
-    Done(1, 7, ((WEB, "cannot listen"),)),
+    DoneReply(1, 7, ((WEB, "cannot listen"),)),
     CountersReply(2, 0, ((WEB, Counters(accepted=2**40, bytes_out=2**62)),)),
     WorkerStatusReply(3, 1, WorkerStatus(1, 0, 1.5, 2, 3, 4, 5, 6, 0.25, (1, 2), 0.5)),
-    Bound(4, 1, RestoreBindings(WEB, (Binding("fd00::9", POD, 12.5), Binding("fd00::a", POD, 0.25)))),
-    Bound(4, 1),
-    Status(9),
+    BindingsReply(4, 1, RestoreBindings(WEB, (Binding("fd00::9", POD, 12.5), Binding("fd00::a", POD, 0.25)))),
+    BindingsReply(4, 1),
+    Heartbeat(9),
 ]
 
 
@@ -83,7 +83,7 @@ def feed(decoder: Decoder[Request], data: bytes) -> Iterator[tuple[Frame, int]]:
 
 @pytest.mark.parametrize("step", [1, 5, 65536])
 @pytest.mark.parametrize(("kind", "frames"), [(Request, REQUESTS), (Report, REPORTS)])
-def test_frames_come_out_as_they_went_in(kind: object, frames: list[Frame], step: int) -> None:
+def test_frames_are_decoded_as_they_were_encoded(kind: object, frames: list[Frame], step: int) -> None:
     data = b"".join(encode(frame, count) for count, frame in enumerate(frames))
     assert decode(data, kind, step=step) == [(frame, count) for count, frame in enumerate(frames)]
     (found, _), *_ = decode(encode(REQUESTS[0]), Request)
@@ -95,24 +95,24 @@ def test_frames_come_out_as_they_went_in(kind: object, frames: list[Frame], step
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "error"),
     [
-        (HEADER.pack(BODY_LIMIT + 1, 0), "beyond all bounds"),
-        (HEADER.pack(1, DESCRIPTORS_LIMIT + 1), "beyond all bounds"),
-        (HEADER.pack(0, 0), "not a frame of ours"),
-        (HEADER.pack(3, 0) + b"\xc1\xc1\xc1", "not a frame of ours"),
-        (HEADER.pack(2, 0) + b"\x92\x01", "not a frame of ours"),
-        (encode(REPORTS[0]), "not a frame of ours"),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "beyond all bounds"),
+        (HEADER.pack(BODY_LIMIT + 1, 0), "exceeds the limits"),
+        (HEADER.pack(1, DESCRIPTORS_LIMIT + 1), "exceeds the limits"),
+        (HEADER.pack(0, 0), "not a frame"),
+        (HEADER.pack(3, 0) + b"\xc1\xc1\xc1", "not a frame"),
+        (HEADER.pack(2, 0) + b"\x92\x01", "not a frame"),
+        (encode(REPORTS[0]), "not a frame"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "exceeds the limits"),
     ],
 )
-def test_garbage_is_refused(data: bytes, said: str) -> None:
-    with pytest.raises(GarbledError, match=said):
+def test_garbage_is_refused(data: bytes, error: str) -> None:
+    with pytest.raises(GarbledError, match=error):
         decode(data, Request)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_do_harm(body: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused(body: bytes) -> None:
     for kind in (Request, Report):
         for data in (body, HEADER.pack(len(body), 0) + body):
             try:
@@ -122,7 +122,7 @@ def test_no_bytes_do_harm(body: bytes) -> None:
 
 
 @given(st.sampled_from(REQUESTS), st.data())
-def test_no_change_of_a_byte_does_harm(frame: Request, data: st.DataObject) -> None:
+def test_any_changed_byte_is_decoded_or_refused(frame: Request, data: st.DataObject) -> None:
     text = bytearray(encode(frame))
     text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -131,31 +131,31 @@ def test_no_change_of_a_byte_does_harm(frame: Request, data: st.DataObject) -> N
         return
 
 
-def test_depth_is_no_way_around() -> None:
+def test_deep_nesting_is_refused() -> None:
     body = b"\x91" * 100_000
     with pytest.raises(GarbledError):
         decode(HEADER.pack(len(body), 0) + body, Request)
 
 
-def test_a_long_frame_gets_the_room_that_it_needs_and_gives_it_back() -> None:
+def test_the_buffer_grows_for_a_long_frame_and_shrinks_again() -> None:
     long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(200)))
-    data = encode(long) + encode(End(2))
+    data = encode(long) + encode(Exit(2))
     decoder: Decoder[Request] = Decoder(Request)
     found: list[tuple[Frame, int]] = []
     while data:
         taken = min(len(decoder.room), 50_000, len(data))
         found += feed(decoder, data[:taken])
         data = data[taken:]
-    assert found == [(long, 0), (End(2), 0)]
+    assert found == [(long, 0), (Exit(2), 0)]
     assert len(decoder.room) == ROOM_BYTES
 
 
-def test_what_there_is_no_memory_for_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_survive_a_memory_error(monkeypatch: pytest.MonkeyPatch) -> None:
     long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(200)))
     with channels() as (left, right):
-        left.send(End(1))
+        left.send(Exit(1))
         left.send(long)
-        left.send(End(2))
+        left.send(Exit(2))
         found: list[Request] = []
         with monkeypatch.context() as poor:
             poor.setattr(protocol, "bytearray", no_memory, raising=False)
@@ -165,7 +165,7 @@ def test_what_there_is_no_memory_for_is_not_lost(monkeypatch: pytest.MonkeyPatch
         for _ in range(100):
             left.flush()
             found += [frame for frame, _ in right.receive()]
-    assert found == [End(1), long, End(2)]
+    assert found == [Exit(1), long, Exit(2)]
 
 
 def no_memory(size: int) -> bytearray:
@@ -182,16 +182,16 @@ def channels() -> Iterator[tuple[Channel[Report], Channel[Request]]]:
 def test_descriptors_arrive_with_their_frames() -> None:
     with channels() as (left, right):
         pipes = [os.pipe() for _ in range(DESCRIPTORS_LIMIT)]
-        left.send(End(1), [write for _, write in pipes])
-        left.send(End(2))
-        left.send(End(3), [pipes[0][1]])
+        left.send(Exit(1), [write for _, write in pipes])
+        left.send(Exit(2))
+        left.send(Exit(3), [pipes[0][1]])
         for _, write in pipes:
             os.close(write)
         found = [got for _ in range(4) for got in right.receive()]
         assert [(frame, len(descriptors)) for frame, descriptors in found] == [
-            (End(1), DESCRIPTORS_LIMIT),
-            (End(2), 0),
-            (End(3), 1),
+            (Exit(1), DESCRIPTORS_LIMIT),
+            (Exit(2), 0),
+            (Exit(3), 1),
         ]
         for (read, _), descriptor in zip(pipes, found[0][1], strict=True):
             os.write(descriptor, b"x")
@@ -201,45 +201,45 @@ def test_descriptors_arrive_with_their_frames() -> None:
         os.close(found[2][1][0])
 
 
-def test_what_the_kernel_does_not_take_waits_and_descriptors_may_be_closed_meanwhile() -> None:
+def test_queued_frames_keep_their_descriptors_open() -> None:
     with channels() as (left, right):
         long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(200)))
         for _ in range(5):
             left.send(long)
         assert left.congested
         read, write = os.pipe()
-        left.send(End(2), [write])
+        left.send(Exit(2), [write])
         os.close(write)
         seen: list[tuple[Request, tuple[int, ...]]] = []
         while len(seen) < 6:
             left.flush()
             seen += right.receive()
         assert [frame for frame, _ in seen[:5]] == [long] * 5
-        assert seen[5][0] == End(2)
+        assert seen[5][0] == Exit(2)
         os.write(seen[5][1][0], b"still open")
         os.close(seen[5][1][0])
         assert os.read(read, 20) == b"still open"
-        assert os.read(read, 20) == b"", "nobody else has it open"
+        assert os.read(read, 20) == b"", "no other copy is open"
         os.close(read)
         assert not left.congested
 
 
-def test_the_end_is_told() -> None:
+def test_a_closed_channel_raises() -> None:
     with channels() as (left, right):
         left.close()
         with pytest.raises(EOFError):
             list(right.receive())
         with pytest.raises(OSError, match="Broken pipe"):
-            right.send(Done(1, 0))
+            right.send(DoneReply(1, 0))
 
 
-def test_a_frame_that_announces_more_descriptors_than_came() -> None:
+def test_a_frame_with_missing_descriptors_is_refused() -> None:
     with channels() as (left, right):
-        left.sock.send(encode(End(1), 2))
-        with pytest.raises(GarbledError, match="announces 2 descriptors, and 0 came"):
+        left.sock.send(encode(Exit(1), 2))
+        with pytest.raises(GarbledError, match="needs 2 descriptors, 0 arrived"):
             list(right.receive())
 
 
-def test_sizes() -> None:
-    """Ten thousand frontends' counters are far from the limit."""
+def test_ten_thousand_counters_are_far_from_the_limit() -> None:
+    """Within a tenth of the limit of a frame."""
     assert len(msgspec.msgpack.encode((WEB, Counters(bytes_in=2**50)))) * 10_000 < BODY_LIMIT / 10

@@ -64,3 +64,27 @@ def test_the_queue_is_bounded() -> None:
 
 def test_counts_add_up() -> None:
     assert CorrelatedEvent(1, 2, 3).again(CorrelatedEvent(5, 6, 7)) == CorrelatedEvent(1, 6, 10)
+
+
+def test_the_tenth_different_message_is_combined() -> None:
+    outbox = EventCorrelator()
+    for number in range(9):
+        outbox.put(replace(CONFLICT, message=f"message {number}"), 100.0 + number)
+    outbox.put(replace(CONFLICT, message="the tenth"), 110)
+    outbox.put(replace(CONFLICT, message="the eleventh"), 111)
+    taken = []
+    while (found := outbox.take()) is not None:
+        taken.append(found)
+    assert [what.message for what, _ in taken] == [*(f"message {number}" for number in range(9)), ""]
+    assert taken[-1][1] == CorrelatedEvent(110, 111, 2, "(combined from similar events): the eleventh")
+
+
+def test_after_ten_quiet_minutes_messages_stand_for_themselves() -> None:
+    outbox = EventCorrelator()
+    for number in range(9):
+        outbox.put(replace(CONFLICT, message=f"message {number}"), 100.0)
+    outbox.put(replace(CONFLICT, message="late"), 701)
+    taken = []
+    while (found := outbox.take()) is not None:
+        taken.append(found)
+    assert taken[-1][0].message == "late"

@@ -127,9 +127,23 @@ async def test_an_event_that_the_server_deleted_is_created_again() -> None:
 async def test_simultaneous_events_have_different_names() -> None:
     async with ApiServer() as server, recording(server) as recorder:
         for number in range(20):
-            recorder.record(**{**CONFLICT, "message": str(number)})
+            recorder.record(**{**CONFLICT, "reason": f"Reason{number}"})
         await until(lambda: len(events(server)) == 20)
         assert server.counts["patch events"] == 0
+
+
+async def test_similar_events_become_one_that_is_counted() -> None:
+    async with ApiServer() as server, recording(server) as recorder:
+        for number in range(9):
+            recorder.record(**{**CONFLICT, "message": str(number)})
+        recorder.record(**{**CONFLICT, "message": "tenth"})
+        await until(lambda: len(events(server)) == 10)
+        recorder.record(**{**CONFLICT, "message": "eleventh"})
+        await until(lambda: server.counts["patch events"] == 1)
+        assert len(events(server)) == 10
+        (combined,) = [event for event in events(server) if event["message"].startswith("(combined")]
+        assert combined["message"] == "(combined from similar events): eleventh"
+        assert combined["count"] == 2
 
 
 @pytest.mark.parametrize("kind", ["drop", "reset", "cut", "status"])

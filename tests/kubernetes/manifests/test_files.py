@@ -184,3 +184,15 @@ def test_a_too_large_file_is_refused(tmp_path: Path) -> None:
         file.truncate(files.MAX_BYTES + 1)
     with pytest.raises(ReadError, match="allowed: up to"):
         read_file(str(path))
+
+
+def test_a_pattern_is_the_files_that_match(tmp_path: Path) -> None:
+    for name in ("app-2.yaml", "app-1.yaml", "other.yaml"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "app-dir.yaml").mkdir()
+    pattern = str(tmp_path / "app-*.yaml")
+    listing = look(pattern, recursive=False)
+    assert [os.path.basename(path) for path in listing.files] == ["app-1.yaml", "app-2.yaml"]
+    (tmp_path / "app-1.yaml").unlink()
+    (tmp_path / "app-2.yaml").unlink()
+    assert look(pattern, recursive=False).faults == {pattern: "no such file or directory"}

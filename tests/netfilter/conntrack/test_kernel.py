@@ -1,4 +1,4 @@
-"""The kernel's own flows: which of them are deleted, and that no other is."""
+"""Flows in a real kernel: stale ones are deleted, and no others."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Client:
         self.sends_to = (address, str(port))
 
     def send(self) -> None:
-        """One datagram."""
+        """Send one datagram."""
         with contextlib.suppress(ConnectionRefusedError):  # so was an earlier one, and this was not sent
             self.socket.send(b"ping")
             return
@@ -100,7 +100,7 @@ class Client:
         return any(self.ask() == answer for _ in range(4))
 
     def flow(self, node: Host) -> Tracked:
-        """Its flow, once it is tracked."""
+        """Its flow, as soon as it is tracked."""
         deadline = time.monotonic() + 5.0
         while time.monotonic() < deadline:
             for flow in tracked(node):
@@ -110,7 +110,7 @@ class Client:
         raise AssertionError(f"{self.sends_to} from port {self.port} is not tracked: {tracked(node)}")
 
     def leads_to(self, node: Host) -> tuple[str, int]:
-        """Where its flow leads."""
+        """The target of its flow."""
         flow = self.flow(node)
         return flow[5], int(flow[7])
 
@@ -127,7 +127,7 @@ class Stage:
         self.node.run(["nft", "-f", "-"], input=FOREIGN_TABLE)
 
     def apply(self, rules: RuleSet) -> RuleSet:
-        """Put rules in force."""
+        """Apply rules."""
         self.netfilter.apply(rules)
         return rules
 
@@ -157,7 +157,7 @@ class Stage:
             self._stack.callback(self.network.client.connect((address, port)).close)
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet, *, stale: list[Client]) -> None:
-        """Reconcile; just these flows are to go."""
+        """Reconcile; exactly these flows must be deleted."""
         flows, gone = tracked(self.node), {client.flow(self.node) for client in stale}
         assert await self.conntrack.reconcile(before, now) == len(stale)
         assert tracked(self.node) == flows - gone
@@ -181,7 +181,7 @@ async def stage(network: Network, on_node: ThreadPoolExecutor) -> AsyncIterator[
 
 
 def rules(redirects: Mapping[tuple[str, int], int], *, tcp: bool = True) -> RuleSet:
-    """UDP and TCP redirected alike; TCP to 7001 only, so that its flows agree for ever."""
+    """UDP and TCP redirected alike; TCP to 7001 only, so that its flows always agree."""
     both = {destination(address, Protocol.UDP, port): to for (address, port), to in redirects.items()}
     if tcp:
         both |= {destination(address, Protocol.TCP, 53): 7001 for address in VIP.values()}
@@ -356,7 +356,7 @@ async def test_a_flow_of_another_identity_is_another_flow(stage: Stage, on_node:
 
 
 async def test_thousands(stage: Stage) -> None:
-    """Half of them stale; what it takes is printed."""
+    """Half of them stale; the cost is printed."""
     stage.apply(NO_RULES)
     for family in Family:
         inet = socket.AF_INET6 if family is Family.IPV6 else socket.AF_INET

@@ -1,4 +1,4 @@
-"""Which UDP flows contradict the rules: by example, and against a model that asks what would become of them anew."""
+"""Flows that contradict the rules: by example, and against a model that decides each flow as if it began now."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def redirected_by(kernel: RuleSet, source: Address, address: Address, port: int)
 
 
 def ways(kernel: RuleSet, it: Flow) -> set[tuple[Address, int]]:
-    """Where the kernel would lead it, were it new; nowhere at all if it is refused or dropped."""
+    """The target of a new flow; None if it is refused or dropped."""
     found = redirected_by(kernel, it.source, it.address, it.port)
     if found is None:
         direct = it.address in LOCAL and ProxyPort(Protocol.UDP, it.port) in kernel.guarded - kernel.unguarded
@@ -359,7 +359,7 @@ def test_as_the_model_has_it(tracked: list[Flow], before: RuleSet | None, now: R
 
 
 @given(st.lists(flows, max_size=20), rule_sets, rule_sets, st.none() | rule_sets)
-def test_what_rules_make_is_not_stale_by_them(
+def test_flows_made_by_the_rules_are_not_stale(
     tracked: list[Flow], now: RuleSet, before: RuleSet, earlier: RuleSet | None
 ) -> None:
     made = [it._replace(target=way[0], target_port=way[1]) for it in tracked for way in ways(now, it)]
@@ -380,7 +380,9 @@ changes = st.fixed_dictionaries(
 
 
 @given(st.lists(flows, max_size=20), rule_sets, changes)
-def test_what_is_not_looked_for_is_not_there(tracked: list[Flow], before: RuleSet, change: dict[str, Any]) -> None:
+def test_families_without_a_change_have_no_stale_flow(
+    tracked: list[Flow], before: RuleSet, change: dict[str, Any]
+) -> None:
     now = replace(before, **change)
     gone = Transition(None, before).stale(tracked, local=LOCAL)
     transition = Transition(before, now)

@@ -194,7 +194,7 @@ def test_a_sockets_connections_outlive_its_listener(network: Network, adapter: A
     client.close()
 
 
-def test_whether_it_can_be_done(network: Network, adapter: Adapter, environment: dict[str, str]) -> None:
+def test_whether_this_host_supports_it(network: Network, adapter: Adapter, environment: dict[str, str]) -> None:
     before = dump(network.node)
     assert adapter.call({"do": "why_not_guarding_sockets"}) is None
     adapter.apply(RuleSet(), verify=True)

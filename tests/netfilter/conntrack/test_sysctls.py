@@ -1,4 +1,4 @@
-"""Connection tracking sized as kube-proxy does it: what is wanted (pure), what is written, and a real kernel."""
+"""The size of connection tracking as kube-proxy sets it: wanted values (pure), written ones, and a real kernel."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_larger_table_is_left_alone(kernel: Path) -> None:
     assert (read(kernel)["nf_conntrack_max"], read(kernel)["nf_conntrack_buckets"]) == (1048576, 262144)
 
 
-def test_what_is_right_is_not_written(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correct_setting_is_not_written(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     apply(KUBE_PROXY, cores=8, directory=kernel)
     monkeypatch.setattr(Path, "write_text", lambda *_: pytest.fail("written again"))
     assert apply(KUBE_PROXY, cores=8, directory=kernel) == []

@@ -183,7 +183,7 @@ def listed(network: Network, environment: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.netns
-def test_guards_come_first_and_go_last(network: Network, environment: dict[str, str]) -> None:
+def test_guards_are_added_first_and_removed_last(network: Network, environment: dict[str, str]) -> None:
     adapter = Adapter(network.node, "iptables", env=environment)
     # A chain of ours with a jump from another program's chain cannot be removed, so the nat table refuses its commit.
     blocked = "*nat\n:MINE - [0:0]\n:KUBE-NODEPORT-HOST - [0:0]\n-A MINE -j KUBE-NODEPORT-HOST\nCOMMIT\n"

@@ -1,4 +1,4 @@
-"""Rules as the kernel's bytes: what iptables itself reads in them."""
+"""Rules as the kernel's bytes, compared with what iptables reads in them."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_iptables_reads_what_was_meant() -> None:
 
 
 @pytest.mark.parametrize("family", Family)
-def test_what_the_kernel_notes_in_a_rule_is_not_part_of_it(family: Family) -> None:
+def test_fields_of_the_kernel_are_not_part_of_a_rule(family: Family) -> None:
     entry = portal(family, iptables_entry.redirect(family, 7001))
     noted = bytearray(entry)
     end = iptables_entry.head_size(family)
@@ -146,7 +146,7 @@ def test_a_jump_comes_back_as_an_offset_and_is_named_again() -> None:
 
 
 @pytest.mark.parametrize("family", Family)
-def test_an_entry_is_turned_to_another_target_and_to_packets_from_anywhere(family: Family) -> None:
+def test_an_entry_gets_another_target_and_loses_its_source(family: Family) -> None:
     port = iptables_entry.match_port(TCP, 80)
     vip, source = ("10.96.0.1", "10.0.0.0/8") if family is V4 else ("fd96::1", "fd00::/8")
     before = iptables_entry.rule(
@@ -158,6 +158,6 @@ def test_an_entry_is_turned_to_another_target_and_to_packets_from_anywhere(famil
 
 
 @pytest.mark.parametrize("cut", [113, 120, 144, 160])
-def test_bytes_that_are_no_rule_are_no_rule_of_ours(cut: int) -> None:
+def test_invalid_bytes_are_no_rule_of_ours(cut: int) -> None:
     entry = portal(V4, iptables_entry.redirect(V4, 7001))
     assert iptables_entry.canonical(V4, entry[:cut], "") != entry

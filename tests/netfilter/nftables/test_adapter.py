@@ -1,4 +1,4 @@
-"""What only the nftables adapter has to care for: the program nft, and kernels that take less at once."""
+"""The nftables adapter alone: the program nft, and kernels that accept less at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def aclosing(nftables: Nftables) -> AsyncIterator[Nftables]:
 
 
 def program(tmp_path: Path, text: str) -> str:
-    """Something else that is called nft."""
+    """Another program with the name nft."""
     path = tmp_path / "nft"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -73,7 +73,7 @@ exit 1"""
 
 
 @pytest.mark.netns
-def test_what_nft_refused_is_tried_again_from_the_kernels_own_word(
+def test_a_refused_transaction_is_retried_from_the_kernels_table(
     network: Network, environment: dict[str, str], tmp_path: Path
 ) -> None:
     refusals = tmp_path / "refusals"

@@ -1,4 +1,4 @@
-"""The nftables table as a value: what is rendered, recognized and changed."""
+"""The nftables table as a value: its text, its parser, and its differences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_one_redirect_more_is_one_element_and_its_guard() -> None:
     ]
 
 
-def test_guards_go_after_the_redirects_that_needed_them() -> None:
+def test_guards_are_removed_after_their_redirects() -> None:
     steps = difference(have(rule_set({WEB6: 7001})), RuleSet())
     assert steps == [
         "delete element inet kubeproxy redirects6 { fd96::1 . tcp . 80 : 7001 }\n",
@@ -299,7 +299,7 @@ def test_what_is_listed_is_recognized() -> None:
     "fault",
     ["no chain", "another priority", "policy drop", "no set", "a set of another type", "a chain more", "a timeout"],
 )
-def test_a_table_of_another_make_is_made_anew(fault: str) -> None:
+def test_a_table_of_another_version_is_made_anew(fault: str) -> None:
     items = listing(FULL)
     chain = next(item["chain"] for item in items if "chain" in item)
     refused = next(item["set"] for item in items if "set" in item and item["set"]["name"] == "refused")
@@ -342,7 +342,7 @@ def test_rules_changed_by_another_program_are_restored(how: str) -> None:
     assert step.count("add rule") == len(guards)
 
 
-def test_stale_elements_go() -> None:
+def test_stale_elements_are_removed() -> None:
     rest = replace(
         FULL,
         redirects={WEB: 7001},

@@ -1,4 +1,4 @@
-"""Endpoints dialed from clients' addresses: the answers find back, and nothing of it stays."""
+"""Endpoints dialed from clients' addresses: answers find their way back, and cleanup leaves nothing."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def service(network: Network) -> Iterator[None]:
 
 
 def strict(node: Host, *, src_valid_mark: int) -> None:
-    """Packets only by the interface by which their sender is reached."""
+    """Strict reverse path filtering."""
     for interface in ("all", "default", "to-client", "pod0"):
         node.sysctl(f"net.ipv4.conf.{interface}.rp_filter", 1)
         node.sysctl(f"net.ipv4.conf.{interface}.src_valid_mark", src_valid_mark)
@@ -191,7 +191,7 @@ def test_without_it_the_answer_is_lost(network: Network, adapter: Adapter) -> No
 
 
 def test_other_packets_keep_their_route_and_mark(network: Network, adapter: Adapter) -> None:
-    """Forwarded connections, connections to the node, and the node's own, also such that carry our bit themselves."""
+    """Forwarded connections, connections to the node, and its own, also with our bit already in their mark."""
     adapter.apply(rules(), verify=True)
     for family in Family:
         with (
@@ -294,7 +294,7 @@ def test_a_host_without_ipv6(network: Network, adapter: Adapter) -> None:
     assert adapter.cleanup()
 
 
-def test_whether_it_can_be_done(network: Network, adapter: Adapter, environment: dict[str, str]) -> None:
+def test_whether_this_host_supports_it(network: Network, adapter: Adapter, environment: dict[str, str]) -> None:
     before = (routes(network.node), bare(network.node))
     assert adapter.call({"do": "why_not_transparent"}) is None
     assert (routes(network.node), bare(network.node)) == before

@@ -28,14 +28,14 @@ def watch() -> Iterator[tuple[Host, RuleWatch]]:
 
 
 @pytest.mark.parametrize("family", ["-4", "-6"])
-def test_a_rule_of_ours_that_goes_is_noticed_once(watch: tuple[Host, RuleWatch], family: str) -> None:
+def test_a_removed_rule_of_ours_is_noticed_once(watch: tuple[Host, RuleWatch], family: str) -> None:
     host, it = watch
     host.ip(f"{family} rule del priority {rules.PRIORITY + 1}")
     assert it.look()
     assert not it.look()
 
 
-def test_so_is_all_of_them_going_at_once(watch: tuple[Host, RuleWatch]) -> None:
+def test_the_removal_of_all_rules_is_noticed_once(watch: tuple[Host, RuleWatch]) -> None:
     host, it = watch
     host.ip("rule flush")
     assert it.look()
@@ -55,7 +55,7 @@ def test_rules_and_routes_of_other_programs_do_not_matter(watch: tuple[Host, Rul
         assert not it.look(), commands
 
 
-def test_what_there_was_no_room_for_may_have_been_ours(watch: tuple[Host, RuleWatch]) -> None:
+def test_lost_notifications_may_be_of_our_rules(watch: tuple[Host, RuleWatch]) -> None:
     host, it = watch
     with socket.socket(fileno=socket.dup(it.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)

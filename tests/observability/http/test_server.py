@@ -85,7 +85,7 @@ async def get(port: int | None, path: str = "/", host: str = "127.0.0.1") -> byt
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the connection ends, by FIN or RST."""
+    """All bytes until the connection ends, by FIN or RST."""
     data = b""
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -105,7 +105,7 @@ async def test_one_answer_per_connection(start: Start) -> None:
     assert b"\r\nConnection: close\r\n" in await get(server.port, "/nowhere")
 
 
-async def test_a_silent_and_a_dripping_client_are_let_go(start: Start) -> None:
+async def test_silent_and_slow_clients_are_disconnected(start: Start) -> None:
     server = await start(connection_s=0.3)
     silent, silent_writer = await asyncio.open_connection("127.0.0.1", server.port)
     dripping, dripping_writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -116,7 +116,7 @@ async def test_a_silent_and_a_dripping_client_are_let_go(start: Start) -> None:
     dripping_writer.close()
 
 
-async def test_a_client_that_does_not_read_is_let_go(start: Start) -> None:
+async def test_a_client_that_does_not_read_is_disconnected(start: Start) -> None:
     server = await start(connection_s=2.0)
     with closing(socket.create_connection(("127.0.0.1", server.port))) as client:
         client.setblocking(False)
@@ -129,7 +129,7 @@ async def test_a_client_that_does_not_read_is_let_go(start: Start) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_flood_of_silent_clients_keeps_no_probe_out(start: Start) -> None:
+async def test_a_flood_of_silent_clients_blocks_no_probe(start: Start) -> None:
     server = await start(connections=4)
     flood = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(20)]
     assert (await get(server.port)).endswith(b"hello")
@@ -139,7 +139,7 @@ async def test_a_flood_of_silent_clients_keeps_no_probe_out(start: Start) -> Non
         writer.close()
 
 
-async def test_a_hung_answer_and_a_silent_client_do_not_hold_up_the_end(start: Start) -> None:
+async def test_a_hung_answer_and_a_silent_client_do_not_delay_close(start: Start) -> None:
     server = await start()
     hung = asyncio.create_task(get(server.port, "/stuck"))
     silent, silent_writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -157,7 +157,7 @@ async def test_a_hung_answer_and_a_silent_client_do_not_hold_up_the_end(start: S
     await server.close()
 
 
-async def test_an_answer_that_nobody_takes_does_not_outlive_the_end(start: Start) -> None:
+async def test_an_unread_answer_does_not_outlive_close(start: Start) -> None:
     server = await start()
     with closing(socket.create_connection(("127.0.0.1", server.port))) as client:
         client.setblocking(False)
@@ -188,7 +188,7 @@ async def test_garbage_is_refused_and_not_logged(start: Start, caplog: pytest.Lo
     assert not caplog.records
 
 
-async def test_no_answer_tells_versions_or_lets_a_browser_guess_or_frame_it(start: Start) -> None:
+async def test_every_answer_has_security_headers_and_no_versions(start: Start) -> None:
     server = await start()
     for path, status in (("/", b"200"), ("/nowhere", b"404"), ("/broken", b"500"), ("/hungry", b"503")):
         head, _, _ = (await get(server.port, path)).partition(b"\r\n\r\n")
@@ -204,7 +204,7 @@ async def test_no_answer_tells_versions_or_lets_a_browser_guess_or_frame_it(star
     writer.close()
 
 
-async def test_a_page_is_answered_as_access_has_it(start: Start) -> None:
+async def test_access_decides_which_pages_are_answered(start: Start) -> None:
     server = await start(access=Access(names=frozenset({"x"})))
     assert (await get(server.port)).endswith(b"hello")
     for head in (b"Host: evil.example", b"Host: x\r\nHost: evil.example", b"Host: evil.example\r\nHost: x"):
@@ -216,7 +216,7 @@ async def test_a_page_is_answered_as_access_has_it(start: Start) -> None:
         writer.close()
 
 
-async def test_an_address_that_connects_too_often_is_refused_and_told_of_once(start: Start) -> None:
+async def test_an_address_that_connects_too_often_is_refused_and_logged_once(start: Start) -> None:
     refused: list[None] = []
     server = await start(admission=Admission(local_rate=5), on_refused=lambda: refused.append(None))
     with capture_logs() as logs:
@@ -235,7 +235,7 @@ async def test_an_address_that_connects_too_often_is_refused_and_told_of_once(st
     assert (await get(server.port)).endswith(b"hello")
 
 
-async def test_want_of_descriptors_is_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_accept_pauses_without_descriptors(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = await start()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with capture_logs() as logs, closing(socket.socket()) as client:
@@ -252,7 +252,9 @@ async def test_want_of_descriptors_is_waited_for(start: Start, monkeypatch: pyte
     assert logs[0]["reason"] == "Too many open files"
 
 
-async def test_a_fault_of_ours_is_answered_with_500_and_logged(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_error_is_answered_with_500_and_logged(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     server = await start()
     answer = await get(server.port, "/broken")
     assert answer.startswith(b"HTTP/1.1 500")
@@ -260,14 +262,14 @@ async def test_a_fault_of_ours_is_answered_with_500_and_logged(start: Start, cap
     assert any(record.exc_info and "a fault of ours" in str(record.exc_info[1]) for record in caplog.records)
 
 
-async def test_want_of_memory_is_no_fault_of_ours(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_lack_of_memory_is_answered_with_503(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     server = await start()
     with capture_logs() as logs:
         for _ in range(2):
             answer = await get(server.port, "/hungry")
             assert answer.startswith(b"HTTP/1.1 503")
-            assert answer.endswith(b"there is not enough memory to answer\n")
-    assert [line["event"] for line in logs] == ["there is not enough memory to answer"]
+            assert answer.endswith(b"not enough memory to answer\n")
+    assert [line["event"] for line in logs] == ["no memory for an answer"]
     assert not caplog.records
 
 
@@ -278,7 +280,7 @@ async def test_a_taken_address_is_tried_again_until_it_is_free(start: Start) -> 
         unserved = server.port
         assert unserved is None
         await asyncio.sleep(0.2)
-        assert [entry["event"] for entry in logs] == ["cannot listen, goes on trying"]
+        assert [entry["event"] for entry in logs] == ["cannot listen, trying again"]
         assert logs[0]["reason"] == "Address already in use"
         assert logs[0]["setting"] == "metricsBindAddress"
         taken.close()
@@ -298,14 +300,14 @@ async def test_with_hard_fail_a_taken_address_fails_the_start(start: Start) -> N
             await start(port=port, hard_fail=True)
 
 
-async def test_a_server_that_never_got_its_address_closes_at_once(start: Start) -> None:
+async def test_a_server_without_its_address_closes_at_once(start: Start) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         server = await start(port=taken.getsockname()[1], retry_s=3600.0)
         async with asyncio.timeout(1):
             await server.close()
 
 
-async def test_the_port_is_free_again_after_the_end(start: Start) -> None:
+async def test_the_port_is_free_after_close(start: Start) -> None:
     server = await start()
     port = server.port
     await get(port)
@@ -314,7 +316,7 @@ async def test_the_port_is_free_again_after_the_end(start: Start) -> None:
     assert again.port == port
 
 
-async def test_the_unspecified_ipv6_address_takes_both_families(start: Start) -> None:
+async def test_the_unspecified_ipv6_address_serves_both_families(start: Start) -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 on this machine")
     server = await start(host="::")
@@ -322,7 +324,7 @@ async def test_the_unspecified_ipv6_address_takes_both_families(start: Start) ->
     assert (await get(server.port, host="::1")).endswith(b"hello")
 
 
-async def test_an_expected_port_is_had_as_soon_as_it_is_given_away(start: Start) -> None:
+async def test_an_expected_port_is_bound_as_soon_as_it_is_free(start: Start) -> None:
     with capture_logs() as logs:
         predecessor = await start()
         port = predecessor.port
@@ -332,12 +334,12 @@ async def test_an_expected_port_is_had_as_soon_as_it_is_given_away(start: Start)
         await asyncio.sleep(0.2)
         await predecessor.close()
         await until(lambda: successor.port is not None)
-    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["cannot listen, goes on trying"]
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["cannot listen, trying again"]
     assert (await get(port)).endswith(b"hello")
 
 
-async def test_an_expected_port_fails_nobody_until_it_is_overdue(start: Start) -> None:
-    told: list[str] = []
+async def test_an_expected_port_is_no_failure_until_it_is_overdue(start: Start) -> None:
+    failures: list[str] = []
     with capture_logs() as logs, closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         server = HttpServer(
@@ -347,21 +349,21 @@ async def test_an_expected_port_fails_nobody_until_it_is_overdue(start: Start) -
             routes=ROUTES,
             setting="metricsBindAddress",
             hard_fail=True,
-            on_failure=told.append,
+            on_failure=failures.append,
             retry_s=0.02,
         )
         server.expect_port(within_s=0.3)
         await server.start()
         await asyncio.sleep(0.1)
-        assert not told
-        await until(lambda: bool(told))
+        assert not failures
+        await until(lambda: bool(failures))
         await asyncio.sleep(0.1)
-        assert told == [f"cannot listen on 127.0.0.1:{port}: Address already in use"]
+        assert failures == [f"cannot listen on 127.0.0.1:{port}: Address already in use"]
         await server.close()
-    assert [entry["log_level"] for entry in logs if entry["event"] == "cannot listen, goes on trying"] == ["error"]
+    assert [entry["log_level"] for entry in logs if entry["event"] == "cannot listen, trying again"] == ["error"]
 
 
-async def test_a_closing_server_gives_its_port_away_before_its_answers_have_ended(start: Start) -> None:
+async def test_a_closing_server_frees_its_port_before_its_answers_end(start: Start) -> None:
     server = await start()
     port = server.port
     hung = asyncio.create_task(get(port, "/stuck"))
@@ -377,13 +379,13 @@ async def test_a_closing_server_gives_its_port_away_before_its_answers_have_ende
     await asyncio.gather(hung, return_exceptions=True)
 
 
-async def test_a_quiet_server_leaves_the_telling_to_others(start: Start) -> None:
-    told: list[str] = []
+async def test_a_quiet_server_only_calls_on_failure(start: Start) -> None:
+    failures: list[str] = []
     with capture_logs() as logs, closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        server = await start(port=taken.getsockname()[1], quiet=True, on_failure=told.append, retry_s=0.02)
+        server = await start(port=taken.getsockname()[1], quiet=True, on_failure=failures.append, retry_s=0.02)
         taken.close()
         await until(lambda: server.port is not None)
-    assert len(told) == 1
+    assert len(failures) == 1
     assert {entry["log_level"] for entry in logs} == {"debug"}
 
 

@@ -1,4 +1,4 @@
-"""Health check node ports: what is answered, on which sockets, and what happens where one cannot be had."""
+"""Health check node ports: answers, sockets, and ports that are not free."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fresh_structlog() -> Iterator[None]:
 
 
 class Node:
-    """Servers on loopback with a clock and a proxy's health of their own."""
+    """Servers on loopback with their own clock and proxy health."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -53,7 +53,7 @@ class Node:
             return Answer(response.status, dict(response.headers), await response.text())
 
     async def served(self, port: int, *, host: str = "127.0.0.1") -> str | None:
-        """Whose health is told at a port; None: nobody listens."""
+        """The Service that a port serves; None: no listener."""
         try:
             answer = await self.ask(port, host=host)
         except aiohttp.ClientConnectorError:
@@ -75,7 +75,7 @@ async def node() -> AsyncIterator[Node]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has right now."""
+    """Ports that are free right now."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports: list[int] = [sock.getsockname()[1] for sock in held]
     for sock in held:
@@ -83,7 +83,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-# What is answered
+# Answers
 
 
 async def test_the_answer_is_kube_proxys_byte_for_byte(node: Node) -> None:
@@ -103,13 +103,13 @@ async def test_the_answer_is_kube_proxys_byte_for_byte(node: Node) -> None:
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "/healthz"), ("GET", "/a/b?c=d"), ("POST", "/"), ("HEAD", "/x"), ("OPTIONS", "/")]
 )
-async def test_whatever_is_asked(node: Node, method: str, path: str) -> None:
+async def test_every_path_and_method_gets_the_answer(node: Node, method: str, path: str) -> None:
     (port,) = free_ports(1)
     await node.servers.sync({WEB: (port, 1)})
     assert (await node.ask(port, path, method=method)).status == 200
 
 
-async def test_without_local_endpoints_the_node_is_passed_by(node: Node) -> None:
+async def test_no_local_endpoints_means_503(node: Node) -> None:
     (port,) = free_ports(1)
     await node.servers.sync({WEB: (port, 1)})
     await node.servers.sync({WEB: (port, 0)})
@@ -120,7 +120,7 @@ async def test_without_local_endpoints_the_node_is_passed_by(node: Node) -> None
     assert (await node.ask(port)).status == 200
 
 
-async def test_a_proxy_that_is_behind_is_passed_by_though_it_has_endpoints(node: Node) -> None:
+async def test_an_unhealthy_proxy_means_503_despite_endpoints(node: Node) -> None:
     (port,) = free_ports(1)
     await node.servers.sync({WEB: (port, 2)})
     node.health.updated(0)
@@ -133,14 +133,14 @@ async def test_a_proxy_that_is_behind_is_passed_by_though_it_has_endpoints(node:
     assert (await node.ask(port)).status == 200
 
 
-async def test_a_node_that_is_about_to_go_still_tells_what_it_has(node: Node) -> None:
+async def test_a_node_under_deletion_still_reports_its_endpoints(node: Node) -> None:
     (port,) = free_ports(1)
     await node.servers.sync({WEB: (port, 1)})
     node.health.node_eligible(False)
     assert (await node.ask(port)).status == 200
 
 
-# On which sockets
+# Sockets
 
 
 async def test_services_come_change_and_go(node: Node) -> None:
@@ -158,7 +158,7 @@ async def test_services_come_change_and_go(node: Node) -> None:
     assert node.failures == []
 
 
-async def test_the_same_again_leaves_the_sockets_alone(node: Node) -> None:
+async def test_an_equal_sync_keeps_the_sockets(node: Node) -> None:
     (port,) = free_ports(1)
     await node.servers.sync({WEB: (port, 1)})
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -178,7 +178,7 @@ async def test_addresses_come_and_go(node: Node) -> None:
     assert (await node.served(port), await node.served(port, host=ANOTHER)) == (None, "web")
 
 
-async def test_both_wildcard_addresses_beside_each_other(node: Node) -> None:
+async def test_both_wildcard_addresses_together(node: Node) -> None:
     (port,) = free_ports(1)
     await node.servers.set_addresses([Address("0.0.0.0"), Address("::"), LOOPBACK])
     await node.servers.sync({WEB: (port, 1)})
@@ -186,7 +186,7 @@ async def test_both_wildcard_addresses_beside_each_other(node: Node) -> None:
     assert (await node.served(port), await node.served(port, host="[::1]")) == ("web", "web")
 
 
-async def test_changes_at_the_same_time_end_as_the_last_one(node: Node) -> None:
+async def test_concurrent_changes_end_with_the_last_one(node: Node) -> None:
     first, second = free_ports(2)
     await asyncio.gather(
         node.servers.sync({WEB: (first, 1)}),
@@ -198,17 +198,17 @@ async def test_changes_at_the_same_time_end_as_the_last_one(node: Node) -> None:
     assert seen == [None, "api", None, None]
 
 
-# What cannot be had
+# Ports that are not free
 
 
-async def test_a_port_of_somebody_else_is_told_once_and_taken_when_it_is_free(node: Node) -> None:
+async def test_a_port_of_another_process_is_reported_once_and_bound_when_free(node: Node) -> None:
     free, taken = free_ports(2)
     with closing(socket.create_server(("127.0.0.1", taken))), closing(socket.create_server(("127.0.0.2", taken))):
         await node.servers.set_addresses([LOOPBACK, ANOTHER])
         await node.servers.sync({WEB: (taken, 1), API: (free, 1)})
         await node.servers.sync({WEB: (taken, 2), API: (free, 1)})
         assert await node.served(free) == "api"
-        await asyncio.sleep(0.2)  # some tries
+        await asyncio.sleep(0.2)  # some attempts
     assert node.failures == [
         (WEB, f"health check node port: cannot listen on 127.0.0.1:{taken}: Address already in use")
     ]
@@ -218,7 +218,7 @@ async def test_a_port_of_somebody_else_is_told_once_and_taken_when_it_is_free(no
     assert len(node.failures) == 1
 
 
-async def test_the_service_that_has_a_port_keeps_it_and_the_other_one_waits(node: Node) -> None:
+async def test_a_service_keeps_its_port_and_another_one_waits(node: Node) -> None:
     first, second = free_ports(2)
     with capture_logs() as logs:
         await node.servers.sync({WEB: (first, 1)})
@@ -234,7 +234,7 @@ async def test_the_service_that_has_a_port_keeps_it_and_the_other_one_waits(node
     assert node.failures[1:] == [(WEB, f"health check node port {first} is taken by demo/api")]
 
 
-async def test_a_service_that_comes_again_is_told_again(node: Node) -> None:
+async def test_a_failure_of_a_new_service_is_reported_again(node: Node) -> None:
     (port,) = free_ports(1)
     with closing(socket.create_server(("127.0.0.1", port))):
         for _ in range(2):
@@ -243,7 +243,7 @@ async def test_a_service_that_comes_again_is_told_again(node: Node) -> None:
     assert [service for service, _ in node.failures] == [WEB, WEB]
 
 
-async def test_silent_clients_keep_no_probe_out(node: Node) -> None:
+async def test_silent_clients_block_no_probe(node: Node) -> None:
     (port,) = free_ports(1)
     await node.servers.sync({WEB: (port, 1)})
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
@@ -266,7 +266,7 @@ async def test_silent_clients_keep_no_probe_out(node: Node) -> None:
         ({API: (1, 0), WEB: (2, 0)}, {1: WEB, 2: API}, {1: API, 2: WEB}, {}),
     ],
 )
-def test_who_has_a_port(wanted: Any, holders: Any, assigned: Any, refused: Any) -> None:
+def test_assignment_of_ports(wanted: Any, holders: Any, assigned: Any, refused: Any) -> None:
     assert assign(wanted, holders) == (assigned, refused)
 
 
@@ -279,5 +279,5 @@ def test_who_has_a_port(wanted: Any, holders: Any, assigned: Any, refused: Any) 
         (["0.0.0.0", "::", "::1"], ("0.0.0.0", "::")),
     ],
 )
-def test_what_is_bound(given: list[Address], bound: tuple[Address, ...]) -> None:
+def test_addresses_to_bind(given: list[Address], bound: tuple[Address, ...]) -> None:
     assert bindable(given) == bound

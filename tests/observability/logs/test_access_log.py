@@ -47,7 +47,7 @@ def _fresh_structlog() -> Iterator[None]:
 
 
 class Source:
-    """Connections that have ended, each told once."""
+    """Ended connections, each given once."""
 
     def __init__(self) -> None:
         self.ended: list[Ended] = []
@@ -74,7 +74,7 @@ def log(source: Source) -> AccessLog:
     return AccessLog(source, on_lost=source.lose, fetch_s=0.01)
 
 
-def test_a_line_says_who_was_served_by_whom_how_much_and_how_it_ended() -> None:
+def test_a_line_has_client_endpoint_bytes_and_reason() -> None:
     assert text_line(SERVED) == (
         "2027-01-15T08:00:01.500000Z service=default/web port=http protocol=TCP client=192.0.2.9:50123 "
         "endpoint=10.0.0.1:8080 attempts=2 bytes_in=120 bytes_out=4096 dial_s=0.25 duration_s=1.5 end=closed\n"
@@ -91,7 +91,7 @@ def test_a_line_says_who_was_served_by_whom_how_much_and_how_it_ended() -> None:
     assert text_line(odd).count("\n") == 1
 
 
-def test_the_same_as_json() -> None:
+def test_a_json_line_has_the_same_fields() -> None:
     assert json.loads(json_line(FAILED)) == {
         "ts": "2027-01-15T08:00:01.500000Z",
         "service": "default/web",
@@ -108,7 +108,7 @@ def test_the_same_as_json() -> None:
     }
 
 
-async def test_lines_are_added_to_the_file_that_has_the_name(log: AccessLog, source: Source, tmp_path: Path) -> None:
+async def test_lines_are_appended_to_the_file_that_has_the_name(log: AccessLog, source: Source, tmp_path: Path) -> None:
     path, rotated = tmp_path / "access.log", tmp_path / "access.log.1"
     path.write_text("what was there\n")
     log.use(str(path), as_json=False)
@@ -124,7 +124,7 @@ async def test_lines_are_added_to_the_file_that_has_the_name(log: AccessLog, sou
     assert source.lost == 0
 
 
-async def test_many_lines_are_all_there_and_in_order(log: AccessLog, source: Source, tmp_path: Path) -> None:
+async def test_many_lines_keep_their_order(log: AccessLog, source: Source, tmp_path: Path) -> None:
     log.use(str(tmp_path / "access.log"), as_json=True)
     source.ended = [replace(SERVED, bytes_in=number) for number in range(2500)]
     await log.flush()
@@ -132,7 +132,7 @@ async def test_many_lines_are_all_there_and_in_order(log: AccessLog, source: Sou
     assert [json.loads(line)["bytes_in"] for line in lines] == list(range(2500))
 
 
-async def test_what_several_processes_tell_is_put_in_order(log: AccessLog, source: Source, tmp_path: Path) -> None:
+async def test_lines_of_several_processes_are_ordered_by_time(log: AccessLog, source: Source, tmp_path: Path) -> None:
     log.use(str(tmp_path / "access.log"), as_json=True)
     source.ended = [replace(SERVED, duration_s=float(number), bytes_in=number) for number in (3, 1, 2)]
     await log.flush()
@@ -140,19 +140,21 @@ async def test_what_several_processes_tell_is_put_in_order(log: AccessLog, sourc
     assert [json.loads(line)["bytes_in"] for line in lines] == [1, 2, 3]
 
 
-async def test_it_runs_while_it_is_wanted(log: AccessLog, source: Source, tmp_path: Path) -> None:
+async def test_connections_are_fetched_only_while_a_place_is_set(
+    log: AccessLog, source: Source, tmp_path: Path
+) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     running = asyncio.create_task(log.run())
     source.ended = [SERVED]
     await asyncio.sleep(0.1)
-    assert source.ended, "nobody has asked for them"
+    assert source.ended, "nothing is fetched without a place"
     log.use(str(first), as_json=False)
     await until(lambda: first.exists() and first.read_text().count("\n") == 1)
     log.use(str(second), as_json=False)
     source.ended = [SERVED]
     await until(lambda: second.exists() and second.read_text().count("\n") == 1)
     log.use("", as_json=False)
-    await until(lambda: not log._turn.locked())
+    await until(lambda: not log._writing.locked())
     await asyncio.sleep(0.05)
     source.ended = [SERVED]
     await asyncio.sleep(0.1)
@@ -161,7 +163,7 @@ async def test_it_runs_while_it_is_wanted(log: AccessLog, source: Source, tmp_pa
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_file_that_cannot_be_written_is_told_once_and_its_lines_are_counted(
+async def test_a_file_that_cannot_be_written_is_logged_once_and_lost_lines_are_counted(
     log: AccessLog, source: Source, tmp_path: Path
 ) -> None:
     path = tmp_path / "missing" / "access.log"
@@ -180,7 +182,7 @@ async def test_a_file_that_cannot_be_written_is_told_once_and_its_lines_are_coun
     ]
 
 
-async def test_a_pipe_that_nobody_reads_holds_nobody_up(log: AccessLog, source: Source, tmp_path: Path) -> None:
+async def test_a_pipe_without_reader_does_not_block(log: AccessLog, source: Source, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     log.use(str(tmp_path / "pipe"), as_json=False)
     source.ended = [SERVED]
@@ -191,7 +193,7 @@ async def test_a_pipe_that_nobody_reads_holds_nobody_up(log: AccessLog, source: 
     assert logs[0]["reason"] == "No such device or address"
 
 
-async def test_among_the_other_logs(log: AccessLog, source: Source) -> None:
+async def test_lines_in_the_log_itself(log: AccessLog, source: Source) -> None:
     log.use("-", as_json=False)
     source.ended = [SERVED]
     with capture_logs() as logs:
@@ -215,7 +217,7 @@ async def test_among_the_other_logs(log: AccessLog, source: Source) -> None:
     ]
 
 
-async def test_a_data_plane_without_an_answer_is_told_of_and_asked_again(log: AccessLog, source: Source) -> None:
+async def test_a_failed_fetch_is_logged_once_and_tried_again(log: AccessLog, source: Source) -> None:
     log.use("-", as_json=False)
     source.broken = True
     with capture_logs() as logs:

@@ -55,13 +55,13 @@ def test_text_in_a_pipe_is_one_plain_line(pipe: io.StringIO) -> None:
     )
 
 
-def test_foreign_loggers_look_alike_and_are_named(pipe: io.StringIO) -> None:
+def test_lines_of_libraries_have_our_format_and_their_logger(pipe: io.StringIO) -> None:
     configure(verbosity=0, stream=pipe)
     logging.getLogger("aiohttp.server").warning("odd %s", "request")
     assert pipe.getvalue().split(" ", 1)[1] == "warning odd request logger=aiohttp.server\n"
 
 
-def test_a_logger_that_was_used_before_follows_what_is_configured_later(pipe: io.StringIO) -> None:
+def test_a_logger_in_use_follows_a_later_configuration(pipe: io.StringIO) -> None:
     log, early = ours(), io.StringIO()
     configure(verbosity=0, stream=early)
     log.info("early")
@@ -86,7 +86,7 @@ def test_library_warnings_are_log_lines(pipe: io.StringIO) -> None:
     assert "logger=py.warnings" in pipe.getvalue()
 
 
-def test_nothing_in_a_value_forges_a_line_or_speaks_to_the_terminal(pipe: io.StringIO) -> None:
+def test_values_cannot_forge_a_line_or_control_the_terminal(pipe: io.StringIO) -> None:
     configure(verbosity=0, stream=pipe)
     ours().error("service\x1b[2J refused\nfake", name='a\nlevel=info "x"\x9b1m\x7f\u2028', **{"bad key=": 1})
     line = pipe.getvalue()
@@ -140,7 +140,7 @@ def test_json_is_one_object_per_line(pipe: io.StringIO) -> None:
     assert "v" not in second
 
 
-def test_json_tells_the_error_of_our_own_exceptions_too(pipe: io.StringIO) -> None:
+def test_json_has_the_error_of_our_own_exceptions(pipe: io.StringIO) -> None:
     configure(verbosity=4, fmt="json", stream=pipe)
     try:
         raise OSError("no route")
@@ -224,25 +224,25 @@ def test_verbosity(verbosity: int, expected: tuple[int, int]) -> None:
     assert levels(verbosity) == expected
 
 
-def test_verbosity_and_format_change_at_run_time_for_loggers_already_in_use(pipe: io.StringIO) -> None:
+def test_verbosity_and_format_change_for_loggers_in_use(pipe: io.StringIO) -> None:
     log, library = ours(), logging.getLogger("aiohttp.client")
 
-    def say(stream: TextIO) -> None:
+    def log_all(stream: TextIO) -> None:
         log.debug("a")
         log.info("b")
         library.info("c")
         library.debug("d")
 
-    def said() -> list[str]:
+    def logged() -> list[str]:
         lines = [json.loads(line)["msg"] for line in pipe.getvalue().splitlines()]
         pipe.seek(0)
         pipe.truncate()
         return lines
 
     configure(verbosity=0, fmt="text", stream=io.StringIO())
-    say(pipe)
+    log_all(pipe)
     assert pipe.getvalue() == ""
     for verbosity, expected in [(0, ["b"]), (4, ["a", "b", "c"]), (8, ["a", "b", "c", "d"]), (2, ["b", "c"])]:
         configure(verbosity=verbosity, fmt="json", stream=pipe)
-        say(pipe)
-        assert said() == expected
+        log_all(pipe)
+        assert logged() == expected

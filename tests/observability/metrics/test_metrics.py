@@ -15,7 +15,7 @@ from tests.support.clock import Clock
 
 NOW = 1_800_000_000.0
 SYNC_BUCKETS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
-"""Milliseconds, without the +Inf that follows."""
+"""Milliseconds, without the +Inf at the end."""
 PROGRAMMING_BUCKETS = [
     *(0, 250, 500),
     *(second * 1000 for second in range(1, 60)),
@@ -100,7 +100,7 @@ def test_build_info(metrics: Metrics) -> None:
     assert value(metrics, "kubeproxy_build_info", **version) == 1
 
 
-def test_a_sync_is_timed_and_dated(metrics: Metrics, clock: Clock) -> None:
+def test_a_sync_has_duration_and_time(metrics: Metrics, clock: Clock) -> None:
     metrics.sync_queued()
     clock.now += 3
     metrics.synced(0.0015, full=True, adapter="nftables")
@@ -141,7 +141,7 @@ def test_network_programming_latency(metrics: Metrics, clock: Clock, trigger: st
 
 
 @pytest.mark.parametrize(("adapter", "nftables", "iptables"), [("nftables", 1, 0), ("iptables", 0, 1), ("none", 0, 0)])
-def test_a_refused_transaction_counts_under_the_adapters_name(
+def test_a_refused_transaction_counts_for_its_adapter(
     metrics: Metrics, adapter: str, nftables: int, iptables: int
 ) -> None:
     metrics.apply_failed(adapter)
@@ -158,7 +158,7 @@ def test_names_follow_prometheus_conventions(metrics: Metrics, state: State) -> 
         assert family.name.startswith(("kubeproxy_", "process_"))
 
 
-def test_flows_that_were_deleted_and_those_that_could_not_be_looked_at(metrics: Metrics) -> None:
+def test_deleted_flows_and_failures_are_counted(metrics: Metrics) -> None:
     metrics.reconciled(0.25, deleted=3)
     metrics.reconciled(0.5, deleted=0)
     metrics.conntrack_failed()
@@ -169,7 +169,7 @@ def test_flows_that_were_deleted_and_those_that_could_not_be_looked_at(metrics: 
     assert value(metrics, "kubeproxy_conntrack_failures_total") == 1
 
 
-def test_the_loops_lag(metrics: Metrics) -> None:
+def test_the_lag_of_the_loop(metrics: Metrics) -> None:
     for lag_s in (0.0, 0.002, 0.2):
         metrics.lagged(lag_s)
     assert value(metrics, "kubeproxy_loop_lag_seconds_bucket", le="0.0025") == 2

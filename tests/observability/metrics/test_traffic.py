@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -42,7 +42,7 @@ def accepted(found: Samples, port: ServicePortName = WEB) -> float:
 LABELS = (("namespace", "default"), ("port", "http"), ("service", "web"))
 
 
-def test_every_counter_under_its_name() -> None:
+def test_every_counter_has_its_metric() -> None:
     text = b"".join(
         Traffic().exposition(
             {
@@ -84,7 +84,7 @@ def test_every_counter_under_its_name() -> None:
     assert set(kinds.values()) == {"gauge", "counter"}
 
 
-def test_the_labels_are_those_that_are_written() -> None:
+def test_labels_match_their_family() -> None:
     every = {series.counter: 1 for series in SERIES if series.counter}
     text = b"".join(Traffic().exposition({V4: Counters(**every)}, {V4: [ejected_by_port(1)]}))
     written = {
@@ -94,13 +94,13 @@ def test_the_labels_are_those_that_are_written() -> None:
     assert written == {family.name.removesuffix("_total"): set(family.labels) for family in FAMILIES}
 
 
-def test_without_services_the_families_are_still_there() -> None:
+def test_families_exist_without_services() -> None:
     text = b"".join(Traffic().exposition({})).decode()
     assert text.count("# TYPE") == text.count("# HELP") == len(FAMILIES)
     assert len(text.splitlines()) == 2 * len(FAMILIES)
 
 
-def test_a_service_that_nobody_has_used_costs_one_series() -> None:
+def test_a_service_without_clients_has_one_series() -> None:
     traffic = Traffic()
     assert scrape(traffic, {V4: Counters()}) == {("kubeproxy_connections_accepted_total", LABELS): 0}
     found = scrape(traffic, {V4: Counters(accepted=1)})
@@ -109,7 +109,7 @@ def test_a_service_that_nobody_has_used_costs_one_series() -> None:
     assert not [name for name, _ in found if "udp" in name or "affinity" in name or "ejected_by_port" in name]
 
 
-def test_what_was_once_there_stays_when_it_falls_to_nothing() -> None:
+def test_a_series_stays_when_it_falls_to_zero() -> None:
     traffic = Traffic()
     scrape(traffic, {V4: Counters(accepted=1, active=1, affinity_entries=1)})
     found = scrape(traffic, {V4: Counters(accepted=1)})
@@ -122,7 +122,7 @@ def ejected_by_port(number: int, worker: int = 0) -> EjectedEndpoint:
     return EjectedEndpoint(target=target, worker=worker, reason="refused", failures=1, retry_in_s=1.0)
 
 
-def test_an_endpoint_aside_counts_once_for_its_service_port() -> None:
+def test_an_ejected_endpoint_counts_once_for_its_service_port() -> None:
     traffic, counters = Traffic(), {V4: Counters(accepted=1), LOCAL: Counters(), V6: Counters()}
 
     def gauge(ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]]) -> float | None:
@@ -139,7 +139,7 @@ def test_an_endpoint_aside_counts_once_for_its_service_port() -> None:
     assert gauge({gone: [ejected_by_port(1)]}) == 0
 
 
-def test_a_scrape_that_was_broken_off_loses_nothing() -> None:
+def test_an_aborted_scrape_loses_nothing() -> None:
     traffic = Traffic()
     next(traffic.exposition({V4: Counters(accepted=5), V6: Counters(accepted=2)}))
     assert accepted(scrape(traffic, {V4: Counters(accepted=6), V6: Counters(accepted=2)})) == 8
@@ -155,7 +155,7 @@ def test_families_and_scopes_of_a_service_port_are_one_sum() -> None:
     assert accepted(found, other.service_port) == 8
 
 
-def test_the_sum_does_not_fall_when_one_of_its_frontends_goes() -> None:
+def test_the_sum_does_not_fall_when_a_frontend_is_removed() -> None:
     traffic = Traffic()
     scrape(traffic, {V4: Counters(accepted=100, active=1), V6: Counters(accepted=50, active=7)})
     found = scrape(traffic, {V4: Counters(accepted=101, active=1)})
@@ -167,13 +167,13 @@ def test_the_sum_does_not_fall_when_one_of_its_frontends_goes() -> None:
     assert accepted(found) == 155
 
 
-def test_a_frontend_that_began_anew_goes_on_from_where_it_was() -> None:
+def test_a_restarted_frontend_continues_the_sum() -> None:
     traffic = Traffic()
     scrape(traffic, {V4: Counters(accepted=100), V6: Counters(accepted=50)})
     assert accepted(scrape(traffic, {V4: Counters(accepted=100), V6: Counters(accepted=1)})) == 151
 
 
-def test_a_service_port_that_went_and_came_back_is_a_new_one() -> None:
+def test_a_removed_service_port_starts_from_zero() -> None:
     traffic = Traffic()
     scrape(traffic, {V4: Counters(accepted=100), V6: Counters(accepted=1)})
     scrape(traffic, {V4: Counters(accepted=100)})
@@ -181,8 +181,9 @@ def test_a_service_port_that_went_and_came_back_is_a_new_one() -> None:
     assert accepted(scrape(traffic, {V4: Counters(accepted=2)})) == 2
 
 
+@settings(deadline=None)  # a loaded machine is slow
 @given(st.lists(st.dictionaries(st.sampled_from([V4, V6, LOCAL]), st.integers(0, 5), min_size=1), min_size=1))
-def test_a_counter_never_falls_while_its_service_port_is_there(growth: list[dict[FrontendName, int]]) -> None:
+def test_a_counter_never_falls_while_its_service_port_exists(growth: list[dict[FrontendName, int]]) -> None:
     traffic, standing, total, before = Traffic(), dict[FrontendName, int](), 0, 0.0
     for step in growth:
         standing = {name: standing.get(name, 0) + more for name, more in step.items()}
@@ -201,7 +202,7 @@ def test_label_values_are_escaped() -> None:
 
 @pytest.mark.parametrize("used", [10_000, 500], ids=["all used", "500 used"])
 def test_ten_thousand_services_come_in_small_slices(used: int) -> None:
-    """Dual-stack: 20,000 frontends. The figures are for whoever reads them (pytest -s)."""
+    """Dual-stack: 20,000 frontends. `pytest -s` prints the figures."""
 
     def counters(visits: int) -> dict[FrontendName, Counters]:
         return {

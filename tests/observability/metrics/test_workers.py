@@ -22,7 +22,7 @@ def values(workers: Workers) -> dict[str, float]:
     }
 
 
-def test_each_worker_under_its_number() -> None:
+def test_each_worker_has_its_number() -> None:
     workers = Workers()
     workers.see([worker_status(0, connections=3, descriptors=10, began=5.0), worker_status(1, connections=4)])
     found = values(workers)
@@ -35,7 +35,7 @@ def test_each_worker_under_its_number() -> None:
     assert found["data_plane_degraded"] == 0
 
 
-def test_one_that_has_died_is_down_and_counted() -> None:
+def test_a_dead_worker_is_down_and_counted() -> None:
     workers = Workers()
     workers.see([worker_status(0), worker_status(1)])
     workers.see([worker_status(1)], restarts=4, problem="worker 0 keeps dying")
@@ -47,7 +47,7 @@ def test_one_that_has_died_is_down_and_counted() -> None:
     assert "worker_connections worker=0" not in found
 
 
-def test_sums_outlive_the_processes() -> None:
+def test_sums_outlive_the_workers() -> None:
     workers = Workers()
     workers.see(
         [
@@ -75,7 +75,7 @@ def test_sums_outlive_the_processes() -> None:
     assert found["dial_duration_seconds_sum"] == 1.0
 
 
-def test_the_longest_turn_is_told_as_the_process_tells_it_to_everybody() -> None:
+def test_loop_lag_is_the_value_of_the_worker() -> None:
     workers = Workers()
     for lag_s in (0.7, 0.2):
         workers.see([worker_status(0, lag_s=lag_s)])
@@ -83,7 +83,7 @@ def test_the_longest_turn_is_told_as_the_process_tells_it_to_everybody() -> None
             assert values(workers)["worker_loop_lag_seconds worker=0"] == lag_s
 
 
-def test_what_a_process_of_its_own_consumes() -> None:
+def test_consumption_of_a_worker_process() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "import time\nwhile time.process_time() < .1: pass\nprint(flush=True)\ninput()"],
         stdin=subprocess.PIPE,
@@ -101,5 +101,5 @@ def test_what_a_process_of_its_own_consumes() -> None:
     assert 0.05 <= spent[0] < 5
     assert 1e6 < spent[1] < 1e9
     assert found["worker_cpu_seconds_total worker=0"] >= spent[0]
-    assert "worker_cpu_seconds_total worker=1" not in found, "it is among the process_* of this very process"
+    assert "worker_cpu_seconds_total worker=1" not in found, "process_* of this process has it"
     assert consumption(child.pid) is None

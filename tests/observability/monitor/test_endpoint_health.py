@@ -13,36 +13,36 @@ def ejected(failures: int = EJECTED_LOG_AFTER, *, worker: int = 0, target: Targe
     return EjectedEndpoint(target, worker, "refused", failures, 1.0)
 
 
-def test_it_is_told_once_when_it_begins_and_once_when_it_is_over() -> None:
-    illness = EndpointHealthLog()
-    first = illness.look({WEB_IPV4: [ejected()]}, 10.0)
-    assert [(name, one.target) for name, one in first.fallen] == [(WEB, TARGET)]
+def test_an_ejection_and_its_end_are_logged_once() -> None:
+    log = EndpointHealthLog()
+    first = log.update({WEB_IPV4: [ejected()]}, 10.0)
+    assert [(name, one.target) for name, one in first.ejected] == [(WEB, TARGET)]
     for failures, now in ((3, 15.0), (1, 20.0)):
-        again = illness.look({WEB_IPV4: [ejected(failures)]}, now)
-        assert (again.fallen, again.over) == ([], [])
-    last = illness.look({}, 25.0)
-    assert (last.fallen, last.over) == ([], [(WEB, TARGET, 15.0)])
-    assert illness.look({}, 30.0).over == []
+        again = log.update({WEB_IPV4: [ejected(failures)]}, now)
+        assert (again.ejected, again.restored) == ([], [])
+    last = log.update({}, 25.0)
+    assert (last.ejected, last.restored) == ([], [(WEB, TARGET, 15.0)])
+    assert log.update({}, 30.0).restored == []
 
 
-def test_soon_again_it_is_told_of_only_if_it_stays() -> None:
-    illness = EndpointHealthLog()
-    illness.look({WEB_IPV4: [ejected()]}, 0.0)
-    illness.look({}, 5.0)
-    assert illness.look({WEB_IPV4: [ejected()]}, 10.0).fallen == []
-    assert illness.look({}, 15.0).over == [], "nobody was told"
-    assert illness.look({WEB_IPV4: [ejected()]}, 4.9 + QUIET_S).fallen == []
-    assert illness.look({WEB_IPV4: [ejected()]}, 5.0 + QUIET_S).fallen != []
+def test_a_new_ejection_within_the_quiet_time_is_logged_only_if_it_lasts() -> None:
+    log = EndpointHealthLog()
+    log.update({WEB_IPV4: [ejected()]}, 0.0)
+    log.update({}, 5.0)
+    assert log.update({WEB_IPV4: [ejected()]}, 10.0).ejected == []
+    assert log.update({}, 15.0).restored == [], "the second ejection was not logged"
+    assert log.update({WEB_IPV4: [ejected()]}, 4.9 + QUIET_S).ejected == []
+    assert log.update({WEB_IPV4: [ejected()]}, 5.0 + QUIET_S).ejected != []
 
 
-def test_a_single_failure_is_no_illness() -> None:
-    illness = EndpointHealthLog()
-    assert illness.look({WEB_IPV4: [ejected(EJECTED_LOG_AFTER - 1)]}, 10.0).fallen == []
-    assert illness.look({}, 15.0).over == []
+def test_a_single_failure_is_not_logged() -> None:
+    log = EndpointHealthLog()
+    assert log.update({WEB_IPV4: [ejected(EJECTED_LOG_AFTER - 1)]}, 10.0).ejected == []
+    assert log.update({}, 15.0).restored == []
 
 
-def test_processes_and_frontends_agree_on_one_and_the_worst_is_told() -> None:
+def test_an_endpoint_ejected_by_several_workers_is_logged_once_with_its_most_failures() -> None:
     other = Target(Address("10.0.0.2"), 80)
     seen = {WEB_IPV4: [ejected(2), ejected(5, worker=1), ejected(2, target=other)], LOCAL: [ejected(3)]}
-    news = EndpointHealthLog().look(seen, 10.0)
-    assert [(one.target, one.failures) for _, one in news.fallen] == [(TARGET, 5), (other, 2)]
+    changes = EndpointHealthLog().update(seen, 10.0)
+    assert [(one.target, one.failures) for _, one in changes.ejected] == [(TARGET, 5), (other, 2)]

@@ -1,7 +1,7 @@
-"""`python -m tests.observability.status.measure [SERVICES]`: what looking at the status costs the control process.
+"""`python -m tests.observability.status.measure [SERVICES]`: the cost of status queries for the control process.
 
-Without a data plane: that the workers are asked comes on top. Each line tells how long an answer takes while another
-task wants every turn of the loop, and how long that one had to wait at most.
+There is no data plane: reading the workers' counters comes on top. Each line shows how long an answer takes while
+another task runs in every turn of the loop, and the longest wait of that task.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from kubeproxy.dataplane.interface import Counters
 from kubeproxy.observability.status.history import History
 from kubeproxy.observability.status.index import Order, Query
 from kubeproxy.observability.status.observation import Observation
-from kubeproxy.observability.status.service import EVERY_S, StatusService
+from kubeproxy.observability.status.service import SAMPLE_S, StatusService
 from tests.observability.status.observation import candidates, town
 
 
-class TimeSlice:
-    """Wants every turn of the loop, and notes the longest wait for one."""
+class Turns:
+    """Runs in every turn of the loop and records the longest wait."""
 
     longest_s = 0.0
 
@@ -41,26 +41,26 @@ class TimeSlice:
 
     @contextmanager
     def measured(self, what: str) -> Iterator[None]:
-        """Print what it took."""
+        """Print the duration and the longest wait."""
         began, self.longest_s = time.perf_counter(), 0.0
         yield
         took_s = time.perf_counter() - began
-        print(f"{what:<34} {1000 * took_s:7.0f} ms   longest turn {1000 * self.longest_s:5.1f} ms")
+        print(f"{what:<34} {1000 * took_s:7.0f} ms   longest wait {1000 * self.longest_s:5.1f} ms")
 
 
 async def main(services: int) -> None:
-    """Measure, and print."""
-    sight, now = town(services), 0.0
+    """Measure and print."""
+    observation, now = town(services), 0.0
 
     async def look() -> Observation:
-        return sight
+        return observation
 
-    # As the daemon does: what is there when it starts is spared by the collector.
+    # As the daemon does: the collector skips the objects of the start.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    board = StatusService(look=look, candidates=candidates, recent_warnings=lambda: (), clock=lambda: now)
-    turns = TimeSlice()
+    status_service = StatusService(look=look, candidates=candidates, recent_warnings=lambda: (), clock=lambda: now)
+    turns = Turns()
     other = asyncio.create_task(turns.run())
     await asyncio.sleep(0.1)
     for what, query in {
@@ -71,16 +71,16 @@ async def main(services: int) -> None:
     }.items():
         now += 60
         with turns.measured(what):
-            _, found = await board.ask(query)
+            _, found = await status_service.ask(query)
             async for service in found:
                 msgspec.json.encode(service)
-    history = History(gap_s=2 * EVERY_S)
+    history = History(gap_s=2 * SAMPLE_S)
     for sample in range(4):
-        counters = {name: Counters(accepted=1000 * sample + number) for number, name in enumerate(sight.counters)}
-        sight = replace(sight, counters=counters, now=sight.now + EVERY_S)
-        await asyncio.sleep(0)  # that was not what is measured
+        counters = {name: Counters(accepted=1000 * sample + number) for number, name in enumerate(observation.counters)}
+        observation = replace(observation, counters=counters, now=observation.now + SAMPLE_S)
+        await asyncio.sleep(0)  # the preparation is not measured
         with turns.measured("a sample, every Service busy"):
-            for _ in history.add(counters, sight.now):
+            for _ in history.add(counters, observation.now):
                 await asyncio.sleep(0)
     other.cancel()
 

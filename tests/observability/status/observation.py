@@ -1,4 +1,4 @@
-"""A daemon to be looked at, made up: a shop of a few Services, or of as many as wanted."""
+"""Observations of an imaginary daemon: a shop of four Services, or a town of many."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WEB, MAIL, REPORTS, BROKEN = (
     ServiceName("billing", "reports"),
     ServiceName("billing", "broken"),
 )
-GOOD, EJECTED, LEAVING, UNREADY = (Target(Address(f"10.3.{number}.2"), 8080) for number in range(4))
+GOOD, EJECTED, TERMINATING, UNREADY = (Target(Address(f"10.3.{number}.2"), 8080) for number in range(4))
 
 
 def name(service: ServiceName) -> FrontendName:
@@ -112,9 +112,9 @@ def look(proxier: Snapshot, **changes: object) -> Observation:
 
 
 def shop(**changes: object) -> Observation:
-    """web with an ill endpoint, mail, reports without endpoints, and one with a problem."""
+    """web with an ejected endpoint, mail, reports without endpoints, and broken with a problem."""
     frontends = (
-        FrontendStatus(frontend(WEB, "10.96.0.1", GOOD, EJECTED, LEAVING, node_port=30080), 40001),
+        FrontendStatus(frontend(WEB, "10.96.0.1", GOOD, EJECTED, TERMINATING, node_port=30080), 40001),
         FrontendStatus(frontend(MAIL, "10.96.0.2", GOOD), 40002),
         FrontendStatus(frontend(REPORTS, "10.96.0.3"), 40003),
         FrontendStatus(frontend(BROKEN, "10.96.0.4", GOOD), 40004),
@@ -124,25 +124,25 @@ def shop(**changes: object) -> Observation:
         name(WEB): Counters(accepted=100, active=3, refused=1, dial_retries=7, bytes_in=2000, bytes_out=3_000_000),
         name(MAIL): Counters(accepted=10, active=5, bytes_in=100, bytes_out=200),
     }
-    sick = {name(WEB): (EjectedEndpoint(target=EJECTED, worker=0, reason="refused", failures=3, retry_in_s=4.0),)}
-    return look(**{"proxier": proxier, "counters": counters, "ejected": sick, **changes})  # type: ignore[arg-type]
+    ejected = {name(WEB): (EjectedEndpoint(target=EJECTED, worker=0, reason="refused", failures=3, retry_in_s=4.0),)}
+    return look(**{"proxier": proxier, "counters": counters, "ejected": ejected, **changes})  # type: ignore[arg-type]
 
 
 def candidates(of: FrontendName) -> Mapping[Target, Endpoint]:
-    """Everybody who listens for shop/web; nobody is known of the others."""
+    """The endpoints of shop/web; the other Services have none."""
     if of.service_port.service != WEB:
         return {}
     return {
         GOOD: Endpoint(GOOD.address, node="node-1", zone="a"),
         EJECTED: Endpoint(EJECTED.address, node="node-2"),
-        LEAVING: Endpoint(LEAVING.address, ready=False, terminating=True),
+        TERMINATING: Endpoint(TERMINATING.address, ready=False, terminating=True),
         UNREADY: Endpoint(UNREADY.address, ready=False, serving=False),
     }
 
 
 def town(count: int) -> Observation:
-    """So many Services with three endpoints each, every hundredth with an ill one."""
-    frontends, counters, sick = [], {}, {}
+    """`count` Services with three endpoints each; every hundredth has an ejected one."""
+    frontends, counters, ejected = [], {}, {}
     for number in range(count):
         service = ServiceName(f"ns-{number % 100:02}", f"service-{number:05}")
         address = f"10.{97 + number // 65536}.{number // 256 % 256}.{number % 256}"
@@ -150,10 +150,10 @@ def town(count: int) -> Observation:
         frontends.append(FrontendStatus(frontend(service, address, *targets), 20000 + number))
         counters[name(service)] = Counters(accepted=number)
         if number % 100 == 0:
-            sick[name(service)] = (
+            ejected[name(service)] = (
                 EjectedEndpoint(target=targets[0], worker=0, reason="timeout", failures=1, retry_in_s=1.0),
             )
-    return look(snapshot(frontends), counters=counters, ejected=sick)
+    return look(snapshot(frontends), counters=counters, ejected=ejected)
 
 
 @dataclass

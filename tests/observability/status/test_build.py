@@ -1,4 +1,4 @@
-"""From what was seen to the status, and from that to text."""
+"""From an observation to the status, and from the status to text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubeproxy.model import Scope, ServiceName, Verdict
 from kubeproxy.observability.status import build
 from kubeproxy.observability.status import text as status_text
 from kubeproxy.observability.status import wording as words
-from kubeproxy.observability.status.document import Incident, ServiceStatus, Standing, State, Status
+from kubeproxy.observability.status.document import RecentWarning, ServiceStatus, Standing, State, Status
 from kubeproxy.observability.status.history import History
 from kubeproxy.observability.status.index import Index, Order, Query, Row
 from kubeproxy.observability.status.observation import Observation
@@ -36,8 +36,8 @@ from tests.observability.status.observation import (
 )
 
 
-def index_of(sight: Observation) -> Index:
-    index = Index(sight)
+def index_of(observation: Observation) -> Index:
+    index = Index(observation)
     for _ in index.fill():
         pass
     return index
@@ -50,24 +50,26 @@ def select(index: Index, history: History | None = None, **query: Any) -> list[s
     return [str(row.name) for row in chosen]
 
 
-def whole(sight: Observation, *, history: History | None = None, **query: object) -> Status:
+def whole(observation: Observation, *, history: History | None = None, **query: object) -> Status:
     history = history or History(gap_s=10)
-    index, asked = index_of(sight), Query(**query)  # type: ignore[arg-type]
+    index, asked = index_of(observation), Query(**query)  # type: ignore[arg-type]
     rows = [index.rows[ServiceName(*text.split("/"))] for text in select(index, history, **query)]
-    head = build.status(index, asked, matched=len(rows), history=history, recent_warnings=(INCIDENT,), every_s=2.0)
+    head = build.status(
+        index, asked, matched=len(rows), history=history, recent_warnings=(WARNING_SHOWN,), interval_s=2.0
+    )
     port = asked.service.partition(":")[2]
-    services = [build.service(row, sight, port=port, history=history, candidates=candidates) for row in rows]
+    services = [build.service(row, observation, port=port, history=history, candidates=candidates) for row in rows]
     return replace(head, services=tuple(services))
 
 
-INCIDENT = Incident(at=WALL - 3, level="warning", text="watch ended", details="source=kubernetes", times=2)
+WARNING_SHOWN = RecentWarning(at=WALL - 3, level="warning", text="watch ended", details="source=kubernetes", times=2)
 
 
 def one(status: Status, wanted: ServiceName) -> ServiceStatus:
     return next(it for it in status.services if (it.namespace, it.name) == wanted)
 
 
-def test_the_worst_come_first() -> None:
+def test_services_with_the_worst_state_come_first() -> None:
     status = whole(shop())
     assert [(f"{it.namespace}/{it.name}", it.state) for it in status.services] == [
         (str(BROKEN), State.PROBLEM),
@@ -86,10 +88,10 @@ def test_the_worst_come_first() -> None:
     assert (status.totals.traffic.accepted, status.totals.traffic.active, status.totals.traffic.failed) == (110, 8, 1)
 
 
-def test_endpoints_tell_how_they_fare_and_why() -> None:
+def test_each_endpoint_has_its_standing_and_reason() -> None:
     (frontend,) = one(whole(shop()), WEB).frontends
-    told = [(it.address, it.standing, it.used) for it in frontend.endpoints]
-    assert told == [
+    found = [(it.address, it.standing, it.used) for it in frontend.endpoints]
+    assert found == [
         ("10.3.1.2:8080", Standing.EJECTED, True),
         ("10.3.2.2:8080", Standing.TERMINATING, True),
         ("10.3.0.2:8080", Standing.READY, True),
@@ -102,7 +104,7 @@ def test_endpoints_tell_how_they_fare_and_why() -> None:
     assert frontend.counters.dial_retries == 7
 
 
-def test_what_several_workers_say_of_an_endpoint_is_one_word() -> None:
+def test_an_endpoint_ejected_by_several_workers_has_one_standing() -> None:
     two = (
         EjectedEndpoint(target=EJECTED, worker=1, reason="timeout", failures=1, retry_in_s=0.0),
         EjectedEndpoint(target=EJECTED, worker=0, reason="refused", failures=4, retry_in_s=9.0),
@@ -116,8 +118,8 @@ def test_what_several_workers_say_of_an_endpoint_is_one_word() -> None:
         4,
         (0, 1),
     )
-    probe = whole(shop(ejected={name(WEB): two[:1]}))
-    assert one(probe, WEB).frontends[0].endpoints[0].standing is Standing.PROBING
+    probing = whole(shop(ejected={name(WEB): two[:1]}))
+    assert one(probing, WEB).frontends[0].endpoints[0].standing is Standing.PROBING
 
 
 @pytest.mark.parametrize(
@@ -141,17 +143,20 @@ def test_what_several_workers_say_of_an_endpoint_is_one_word() -> None:
         ({"order": Order.BYTES}, [WEB, MAIL, BROKEN, REPORTS]),
     ],
 )
-def test_who_is_found_and_in_which_order(query: dict[str, Any], found: list[ServiceName]) -> None:
+def test_a_query_selects_and_orders_services(query: dict[str, Any], found: list[ServiceName]) -> None:
     assert select(index_of(shop()), **query) == [str(it) for it in found]
 
 
-def test_those_that_fail_clients_now_come_before_those_that_do_not() -> None:
-    sight = town(300)
+def test_services_with_failed_connections_come_first_within_a_state() -> None:
+    observation = town(300)
     history = History(gap_s=10)
     for accepted in (0, 4):
-        late = {key: type(it)(accepted=accepted, refused=accepted) for key, it in list(sight.counters.items())[250:251]}
-        list(history.add({**sight.counters, **late}, NOW + accepted))
-    assert select(index_of(sight), history)[:4] == [
+        late = {
+            key: type(it)(accepted=accepted, refused=accepted)
+            for key, it in list(observation.counters.items())[250:251]
+        }
+        list(history.add({**observation.counters, **late}, NOW + accepted))
+    assert select(index_of(observation), history)[:4] == [
         "ns-00/service-00000",
         "ns-00/service-00100",
         "ns-00/service-00200",
@@ -159,11 +164,11 @@ def test_those_that_fail_clients_now_come_before_those_that_do_not() -> None:
     ]
 
 
-def test_a_thousand_are_read_in_slices_and_names_need_no_second_sorting() -> None:
-    sight = town(1000)
-    index = Index(sight)
+def test_an_index_is_filled_in_slices_and_reuses_sorted_names() -> None:
+    observation = town(1000)
+    index = Index(observation)
     assert len(list(index.fill())) >= 8
-    again = Index(sight)
+    again = Index(observation)
     assert len(list(again.fill(index.names))) >= 8
     assert again.names == index.names == sorted(index.names)
     fewer = Index(town(999))
@@ -173,46 +178,46 @@ def test_a_thousand_are_read_in_slices_and_names_need_no_second_sorting() -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "text"),
     [
         ({"problem": "worker 1 keeps dying"}, "data plane: worker 1 keeps dying"),
         ({"health": health(draining=True).at(NOW)}, "draining"),
         ({"proxier": snapshot((), failing="netfilter: no nft", failures=2)}, "netfilter: no nft"),
-        ({"health": health(eligible=False).at(NOW)}, "the node is being deleted, or about to be"),
+        ({"health": health(eligible=False).at(NOW)}, "the node is being deleted or will be"),
         ({"health": health(eligible=False, exists=False).at(NOW)}, "the cluster has no Node "),
     ],
 )
-def test_what_is_wrong_with_the_daemon_is_said(changes: dict[str, object], said: str) -> None:
+def test_the_status_names_the_problems_of_the_daemon(changes: dict[str, object], text: str) -> None:
     status = whole(shop(**changes))
     assert not status.healthy
-    assert said in " ".join(status.complaints)
-    assert said in "\n".join(status_text.summary(status))
-    assert said in (status_text.verdict(status) or "")
+    assert text in " ".join(status.problems)
+    assert text in "\n".join(status_text.summary(status))
+    assert text in (status_text.verdict(status) or "")
 
 
-def test_a_healthy_daemon_with_an_ill_endpoint_is_healthy() -> None:
+def test_an_ejected_endpoint_does_not_make_the_daemon_unhealthy() -> None:
     status = whole(shop())
     assert status.healthy
     assert status_text.verdict(status) is None
 
 
-def test_sources_tell_their_lag() -> None:
+def test_sources_show_their_lag_and_faults() -> None:
     watches = (Watch(left_out=9), Watch("endpointslices", behind_s=12.0, failures={"connection": 3}, faulty=2))
     proxier = snapshot((), sources={"kubernetes": True, "manifests": False})
-    told = [(it.name, words.source(it), it.remarks) for it in whole(shop(proxier=proxier, watches=watches)).sources]
-    assert told == [
-        ("kubernetes services", "follows, 9 left out", ("9 objects are left out: too many to keep",)),
+    found = [(it.name, words.source(it), it.problems) for it in whole(shop(proxier=proxier, watches=watches)).sources]
+    assert found == [
+        ("kubernetes services", "up to date, 9 left out", ("9 objects left out because of the memory limit",)),
         ("kubernetes endpointslices", "behind by 12s, 2 faulty", ("connection: failed 3 times",)),
-        ("manifests", "has not told yet what it has", ()),
+        ("manifests", "not listed yet", ()),
     ]
 
 
-def test_it_crosses_as_json_and_is_the_same() -> None:
+def test_the_status_survives_json() -> None:
     history = History(gap_s=10)
-    sight = shop()
+    observation = shop()
     list(history.add({}, NOW - 2))
-    list(history.add(sight.counters, NOW))
-    status = whole(sight, history=history)
+    list(history.add(observation.counters, NOW))
+    status = whole(observation, history=history)
     assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
 
 
@@ -221,34 +226,34 @@ def test_the_summary_as_text() -> None:
         list(status_text.summary(whole(shop())))[1:]
         == """\
 netfilter   nftables; last transaction 3.0s ago; everything is in effect
-source      manifests: follows
-worker      0: pid 42, up 1m00s; 3 connections, 1 UDP sessions; 50 of 1000 descriptors; longest turn 1.5 ms
+source      manifests: up to date
+worker      0: pid 42, up 1m00s; 3 connections, 1 UDP sessions; 50 of 1000 descriptors; loop lag 1.5 ms
 traffic     8 open, 110 accepted, 1 failed, 2.1 kB in, 3.0 MB out
 services    4: 1 problem, 1 ejected, 1 empty, 1 ok
 
 STATE    SERVICE          ACTIVE  ACCEPTED  FAILED  CONN/S  BYTES/S  ENDPOINTS  NOTE
 problem  billing/broken        0         0       0       -        -          1  node port 30090 is not served: it is in use
 ejected  shop/web              3       100       1       -        -        2/3  10.3.1.2:8080 refuses (3 times in a row); \
-tried again in 4.0s
+next probe in 4.0s
 empty    billing/reports       0         0       0       -        -          0  port http: no endpoints; clients are refused
 ok       shop/mail             5        10       0       -        -          1
 
-last warnings and errors
+recent warnings and errors
   2027-01-15T07:59:57Z warning watch ended source=kubernetes (2 times)""".splitlines()  # noqa: E501
     )
 
 
-@pytest.mark.parametrize(("pending_s", "changes", "failures", "said"), [
+@pytest.mark.parametrize(("pending_s", "changes", "failures", "text"), [
     (None, 0, 0, "everything is in effect"),
     (9.1, 1, 0, "1 change pending, for 9.1s"),
     (9.1, 12, 1, "12 changes pending, for 9.1s; 1 failure in a row"),
     (9.1, 0, 3, "not everything is in effect, for 9.1s; 3 failures in a row"),
 ])  # fmt: skip
-def test_what_is_not_in_effect_yet(pending_s: float | None, changes: int, failures: int, said: str) -> None:
+def test_the_text_shows_pending_changes(pending_s: float | None, changes: int, failures: int, text: str) -> None:
     status = whole(shop())
     filter_ = replace(status.netfilter, pending_s=pending_s, changes_pending=changes, failures=failures)
-    told = status_text.netfilter(replace(status, netfilter=filter_))
-    assert told == f"nftables; last transaction 3.0s ago; {said}"
+    line = status_text.netfilter(replace(status, netfilter=filter_))
+    assert line == f"nftables; last transaction 3.0s ago; {text}"
 
 
 def test_the_headline() -> None:
@@ -262,21 +267,21 @@ def test_one_service_as_text() -> None:
     assert (
         list(status_text.details(one(whole(shop()), WEB)))
         == """\
-shop/web: ejected (an endpoint does not answer)
-  from        manifests
+shop/web: ejected (an endpoint is ejected)
+  source      manifests
   traffic     3 open, 100 accepted, 1 failed, 2.0 kB in, 3.0 MB out
 
   http TCP IPv4: proxy port 40001
-    takes       node port 30080, 10.96.0.1:80
-    counters    3 open, 100 accepted, 7 retries; 1 failed (1 refused, 0 silent, 0 nobody there, 0 unable, 0 looped)
-    ejected     10.3.1.2:8080 on node-2: refuses (3 times in a row); tried again in 4.0s
-    terminating 10.3.2.2:8080: terminates, and serves while nobody is ready
+    addresses   node port 30080, 10.96.0.1:80
+    counters    3 open, 100 accepted, 7 retries; 1 failed (1 refused, 0 timeout, 0 no endpoint, 0 local, 0 loop)
+    ejected     10.3.1.2:8080 on node-2: refuses (3 times in a row); next probe in 4.0s
+    terminating 10.3.2.2:8080: serves while no endpoint is ready
     ready       10.3.0.2:8080 on node-1
-    unready     10.3.3.2:8080: says that it is not ready""".splitlines()
+    unready     10.3.3.2:8080: not ready""".splitlines()
     )
 
 
-def test_more_than_is_shown_is_counted() -> None:
+def test_the_summary_counts_services_that_are_not_shown() -> None:
     status = whole(shop())
     assert "... and 2 more" in list(status_text.summary(replace(status, services=status.services[:2])))
     assert "... and 1 more" in list(status_text.summary(replace(status, services=status.services[2:3], offset=2)))
@@ -286,7 +291,7 @@ def test_more_than_is_shown_is_counted() -> None:
     ("seconds", "text"),
     [(0.04, "0.0s"), (9.94, "9.9s"), (59.4, "59s"), (60, "1m00s"), (3600, "1h00m"), (90000, "1d1h"), (864000, "10d0h")],
 )
-def test_lengths_of_time(seconds: float, text: str) -> None:
+def test_durations(seconds: float, text: str) -> None:
     assert words.duration(seconds) == text
 
 
@@ -307,7 +312,7 @@ def test_sizes(count: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "redacted"),
     [
         ("cannot read https://me:secret@host/a.yaml: 401", "cannot read https://…@host/a.yaml: 401"),
         ("http://host/a?token=secret&x=1 document 2", "http://host/a?… document 2"),
@@ -316,16 +321,16 @@ def test_sizes(count: float, text: str) -> None:
         ("https://host/a.yaml", "https://host/a.yaml"),
     ],
 )
-def test_what_urls_hold_in_secret_is_left_out(text: str, told: str) -> None:
-    assert words.discreet(text) == told
+def test_secrets_of_urls_are_redacted(text: str, redacted: str) -> None:
+    assert words.redact(text) == redacted
     failing = whole(shop(proxier=snapshot((), failing=text)))
     assert "secret" not in msgspec.json.encode(failing).decode()
 
 
-def test_that_nobody_is_on_this_node_is_nothing_to_worry_about() -> None:
-    sight = shop()
-    assert isinstance(sight.proxier, Snapshot)
-    *others, status = sight.proxier.frontends
+def test_a_local_policy_without_local_endpoints_is_no_problem() -> None:
+    observation = shop()
+    assert isinstance(observation.proxier, Snapshot)
+    *others, status = observation.proxier.frontends
     local = replace(status.frontend, name=status.frontend.name._replace(scope=Scope.EXTERNAL), endpoints=())
     for verdict, state in ((Verdict.DROP, State.OK), (Verdict.REFUSE, State.EMPTY)):
         both = (*others, status, FrontendStatus(replace(local, when_empty=verdict), 40009))

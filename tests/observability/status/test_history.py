@@ -18,14 +18,14 @@ def add(history: History, now: float, counters: dict[FrontendName, Counters]) ->
     return len(list(history.add(counters, now)))
 
 
-def test_one_sample_says_nothing_of_rates() -> None:
+def test_one_sample_gives_no_rates() -> None:
     history = History(gap_s=10)
     add(history, 1.0, {frontend(WEB): Counters(accepted=5)})
     assert history.rates(WEB) is None
     assert history.trend(WEB) is None
 
 
-def test_rates_are_of_the_last_interval_and_of_all_frontends() -> None:
+def test_rates_cover_the_last_interval_and_all_frontends() -> None:
     history = History(gap_s=10)
     add(history, 10.0, {frontend(WEB): Counters(accepted=5), frontend(WEB, "https"): Counters()})
     later = {
@@ -48,7 +48,7 @@ def test_rates_are_of_the_last_interval_and_of_all_frontends() -> None:
     assert trend.connections[-2:] == (3.0, 0.0)
 
 
-def test_who_is_idle_for_long_is_forgotten() -> None:
+def test_the_series_of_an_idle_service_is_dropped() -> None:
     history = History(gap_s=10)
     add(history, 0.0, {frontend(WEB): Counters(), frontend(MAIL): Counters()})
     for tick in range(1, POINTS + 1):
@@ -63,7 +63,7 @@ def test_who_is_idle_for_long_is_forgotten() -> None:
     assert history.rates(WEB) == Rates()
 
 
-def test_a_ring_that_was_not_written_for_a_while_shows_nothing_of_before() -> None:
+def test_a_ring_shows_no_old_points_after_a_pause() -> None:
     history = History(gap_s=10)
     add(history, 0.0, {frontend(WEB): Counters()})
     accepted = {1: 2, 2: 4, 40: 6, 70: 8}
@@ -78,14 +78,14 @@ def test_a_ring_that_was_not_written_for_a_while_shows_nothing_of_before() -> No
 
 
 @pytest.mark.parametrize("after", [Counters(accepted=1), Counters(accepted=1000)])
-def test_a_frontend_that_is_new_or_began_anew_is_no_burst(after: Counters) -> None:
+def test_a_new_or_restarted_frontend_is_no_burst(after: Counters) -> None:
     history = History(gap_s=10)
     add(history, 0.0, {frontend(MAIL): Counters(accepted=50)})
     add(history, 2.0, {frontend(WEB if after.accepted > 50 else MAIL): after})
     assert history.rates(None) == Rates()
 
 
-def test_after_a_pause_it_begins_anew() -> None:
+def test_a_gap_restarts_the_history() -> None:
     history = History(gap_s=10)
     add(history, 0.0, {frontend(WEB): Counters()})
     add(history, 2.0, {frontend(WEB): Counters(accepted=4)})
@@ -95,10 +95,10 @@ def test_after_a_pause_it_begins_anew() -> None:
     assert history.rates(WEB) == Rates(connections=1.0)
 
 
-def test_ten_thousand_come_in_slices_and_only_the_busy_are_kept() -> None:
-    everybody = [frontend(ServiceName("shop", str(number))) for number in range(10_000)]
+def test_a_large_sample_is_added_in_slices_and_only_busy_services_are_kept() -> None:
+    names = [frontend(ServiceName("shop", str(number))) for number in range(10_000)]
     history = History(gap_s=10)
-    add(history, 0.0, {name: Counters() for name in everybody})
-    busy = {name: Counters(accepted=number < 100) for number, name in enumerate(everybody)}
+    add(history, 0.0, {name: Counters() for name in names})
+    busy = {name: Counters(accepted=number < 100) for number, name in enumerate(names)}
     assert add(history, 2.0, busy) == 10_000 // SLICE
     assert len(history) == 100

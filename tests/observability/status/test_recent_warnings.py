@@ -13,7 +13,7 @@ from kubeproxy.observability.status.recent_warnings import KEPT, RecentWarnings
 def recent_warnings(logging_restored: None) -> RecentWarnings:
     handler = RecentWarnings()
     ours.configure(verbosity=0)
-    handler.listen()
+    handler.attach()
     return handler
 
 
@@ -38,7 +38,7 @@ def test_repeats_are_counted(recent_warnings: RecentWarnings) -> None:
     assert [(it.text, it.times) for it in recent_warnings.newest_first()] == [("another", 1), ("again", 3)]
 
 
-def test_of_an_exception_only_its_text_is_kept(recent_warnings: RecentWarnings) -> None:
+def test_only_the_text_of_an_exception_is_kept(recent_warnings: RecentWarnings) -> None:
     try:
         raise ValueError("no such thing")
     except ValueError:
@@ -55,15 +55,15 @@ def test_memory_is_bounded(recent_warnings: RecentWarnings) -> None:
     assert max(len(it.text) + len(it.details) for it in recent_warnings.newest_first()) <= 800
 
 
-def test_a_second_one_takes_the_place_of_the_first(recent_warnings: RecentWarnings) -> None:
+def test_a_second_handler_replaces_the_first(recent_warnings: RecentWarnings) -> None:
     second = RecentWarnings()
-    second.listen()
-    structlog.get_logger("kubeproxy.test").warning("heard once")
+    second.attach()
+    structlog.get_logger("kubeproxy.test").warning("logged once")
     assert recent_warnings.newest_first() == ()
     assert len(second.newest_first()) == 1
     logging.getLogger().removeHandler(second)
 
 
-def test_no_secret_of_a_url_is_kept(recent_warnings: RecentWarnings) -> None:
+def test_secrets_of_urls_are_redacted(recent_warnings: RecentWarnings) -> None:
     structlog.get_logger("kubeproxy.test").warning("cannot read", url="https://me:secret@host/a?token=secret")
     assert "secret" not in str(recent_warnings.newest_first())

@@ -87,6 +87,20 @@ def test_json_equals_yaml() -> None:
         assert [e for _, e in entries(json.dumps(as_json(text), indent=2))] == [e for _, e in entries(text)]
 
 
+def test_json_values_one_behind_the_other() -> None:
+    first, second, third = (json.dumps(yaml.safe_load(service(name))) for name in ("a", "b", "c"))
+    assert names(f"{first}{second}\n\n{third}\n---\n{service('d')}") == ["a", "b", "c", "d"]
+    assert names(f"{first} and more") == ["?"]
+    broken = faults(f'{first}\n{{"kind": }}\n')
+    assert broken[0].startswith("1 line ")
+
+
+def test_utf_16_with_a_byte_order_mark() -> None:
+    for encoding in ("utf-16", "utf-8-sig"):
+        assert names(f"{service('a')}---\n{service('b')}".encode(encoding)) == ["a", "b"]
+    assert faults(b"\xff\xfea")[0].endswith("byte 0xff is not UTF-8")
+
+
 def test_json_documents_between_separators() -> None:
     assert names(join(json.dumps(as_json(service("a"))) + "\n", json.dumps(as_json(service("b"))))) == ["a", "b"]
 

@@ -133,6 +133,21 @@ async def test_a_directory_from_start_to_deletion(directory: Path) -> None:
         assert state.last_change > 0
 
 
+async def test_a_pattern(directory: Path) -> None:
+    (directory / "app-a.yaml").write_text(service("a"))
+    (directory / "other.yaml").write_text(service("o"))
+    async with following(directory / "app-*.yaml") as (listener, followed):
+        await listener.serves(a="10.0.0.1")
+        (directory / "app-b.yaml").write_text(service("b"))
+        await listener.serves(a="10.0.0.1", b="10.0.0.1")
+        (directory / "app-a.yaml").unlink()
+        await listener.serves(b="10.0.0.1")
+        assert followed.state().paths[0].manifests == 1
+        (directory / "app-b.yaml").unlink()  # what no longer matches anything takes nothing away
+        await listener.until(lambda: listener.reported("no such file or directory") == 1)
+        assert listener.addresses == {"b": "10.0.0.1"}
+
+
 async def test_a_file_replaced_by_rename(directory: Path) -> None:
     path = directory / "services"
     path.write_text(service("a"))

@@ -37,7 +37,7 @@ def main(day: Path, night: Path) -> None:
             browser.open("http://127.0.0.1:10249/statusz")
             browser.wait_for("document.querySelector('#services li') !== null")
             time.sleep(TRAFFIC_S)
-            browser.wait_for("document.querySelector('.dot.aside') !== null")
+            browser.wait_for("document.querySelector('.dot.ejected') !== null")
             browser.evaluate("document.querySelector('#services button').click()")
             browser.evaluate("document.activeElement.blur()")
             for scheme, path in (("light", day), ("dark", night)):

@@ -45,21 +45,21 @@ def web(browser: Chromium, expression: str) -> str:
     return f"(row => row && {expression})(document.querySelector('[data-service=\"shop/web\"]'))"
 
 
-def test_the_ill_endpoint_is_seen_at_once(shop: Shop, browser: Chromium) -> None:
+def test_the_page_shows_the_ejected_endpoint_first(shop: Shop, browser: Chromium) -> None:
     for _ in range(3):
         ask(shop.network, WEB)
-    title = browser.wait_for(web(browser, "row.querySelector('.dots .dot.aside, .dots .dot.trial')?.title"))
+    title = browser.wait_for(web(browser, "row.querySelector('.dots .dot.ejected, .dots .dot.probing')?.title"))
     assert title.startswith(EJECTED)
     assert browser.evaluate(NAMES)[:2] == ["shop/web", "billing/reports"]
     assert browser.evaluate("document.getElementById('health').textContent") == "healthy"
     assert "refuses" in browser.evaluate(web(browser, "row.querySelector('.note').textContent"))
     told = browser.evaluate(web(browser, "row.querySelector('.dots').getAttribute('aria-label')"))
-    assert re.search("1 (does not answer|about to be tried again)", told), told
+    assert re.search("1 (ejected|probing)", told), told
     assert browser.evaluate(web(browser, "row.querySelector('.details').hidden")) is True
     browser.evaluate(web(browser, "row.querySelector('button').click()"))
     details = browser.evaluate(web(browser, "row.querySelector('.details').innerText"))
     assert EJECTED in details
-    assert f"takes {WEB}:80" in details
+    assert f"addresses {WEB}:80" in details
     assert browser.evaluate(web(browser, "row.querySelector('button').getAttribute('aria-expanded')")) == "true"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.dataplane.workers.pool import LEARN_S
+from kubeproxy.dataplane.workers.pool import BINDINGS_S
 from tests.support.lab import Daemon
 from tests.system.e2e import kernel
 from tests.system.e2e.stage import QUICK, VIP, Stage, endpoints, service, until
@@ -111,7 +111,7 @@ def test_workers_die(many: Stage) -> None:
 
     def kept() -> bool:
         seen = paired(many)
-        time.sleep(1.5 * LEARN_S)  # what has been done since the last look is lost with a worker
+        time.sleep(1.5 * BINDINGS_S)  # what has been done since the last look is lost with a worker
         before = workers_of(daemon)
         for pid in before:
             os.kill(pid, signal.SIGKILL)

@@ -358,7 +358,7 @@ def test_a_server_that_must_listen_and_cannot_ends_the_start(stage: Stage, setti
 def test_a_server_that_cannot_listen_is_gone_on_without(stage: Stage) -> None:
     with stage.node.listen(METRICS) as other:
         daemon = serve(stage)
-        assert "cannot listen, goes on trying server=metrics" in daemon.log()
+        assert "cannot listen, trying again server=metrics" in daemon.log()
         other.close()
         until(lambda: "listening server=metrics" in daemon.log(), "tried again")
     assert daemon.get("/healthz", address=METRICS).body == "ok"

@@ -143,7 +143,7 @@ def test_a_taken_port_of_the_health_server_is_no_end_unless_it_is_asked_for(stag
         taken = socket.create_server(METRICS)
     try:
         daemon = stage.daemon()
-        assert "cannot listen, goes on trying" in daemon.log()
+        assert "cannot listen, trying again" in daemon.log()
         assert ask(stage.client, (VIP, 80)) == "pod-0"
         daemon.close()
         with pytest.raises(AssertionError, match="ended with status 1") as error:
@@ -194,8 +194,8 @@ def test_a_node_that_the_cluster_does_not_have_or_is_about_to_remove_takes_no_ne
 
         until(lambda: not eligible(), "there is no such node")
         assert "API server has no such node" in daemon.log()
-        (complaint,) = json.loads(daemon.get("/statusz.json", address=METRICS).body)["complaints"]
-        assert complaint.startswith(f"the cluster has no Node {name},")
+        (problem,) = json.loads(daemon.get("/statusz.json", address=METRICS).body)["problems"]
+        assert problem.startswith(f"the cluster has no Node {name},")
         api.put(node)
         until(eligible, "the node is there")
         api.put({**node, "spec": {"taints": [taint]}})

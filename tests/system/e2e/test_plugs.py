@@ -55,7 +55,7 @@ def test_nobody_reads_what_it_logs(stage: Stage, tmp_path: Path, workers: int) -
             stage.await_answers(1)
             assert get(stage.node, HEALTHZ, "/healthz").status == 200
             if workers == 0:
-                complaint = "nobody reads what is logged"
+                complaint = "stderr has no reader"
                 until(lambda: complaint in get(stage.node, HEALTHZ, "/healthz").body, "health says so")
             process.send_signal(signal.SIGTERM)
             assert process.wait(15) == 0

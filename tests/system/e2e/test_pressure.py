@@ -64,8 +64,8 @@ def test_memory_runs_out(stage: Stage, workers: int, request_: bytes) -> None:
         # In each process the one who finds that there is none left may pay for it.
         assert sum(not answers(stage, OTHER) for _ in range(20)) <= max(1, workers)
         if shortages(daemon):  # there may be room in what was set aside for threads
-            until(lambda: "clients have to wait for want of memory" in daemon.log(), "it is told of")
-            assert "for want of descriptors" not in daemon.log()
+            until(lambda: "no memory for new clients" in daemon.log(), "it is told of")
+            assert "no descriptors for new clients" not in daemon.log()
         if not request_:
             used = cpu_s(daemon)
             time.sleep(1.0)

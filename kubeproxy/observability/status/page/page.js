@@ -1,27 +1,28 @@
 "use strict";
 
-const PAGE = 50;            // services shown at once
-const EVERY_MS = 2000;      // as often as the daemon takes a sample while somebody looks
-const PATIENCE_MS = 8000;   // how long an answer may take
-const NEWS_MS = 15000;      // how long a restart is told
-const DOTS = 40;            // endpoints shown as dots in one row
-const REMARKS = 2;          // faults of a source told one by one
+const PAGE = 50;                // services shown at once
+const REFRESH_MS = 2000;        // the daemon's interval between two samples
+const TIMEOUT_MS = 8000;        // how long an answer may take
+const RESTART_SHOWN_MS = 15000; // how long the page mentions a restart
+const DOTS = 40;                // endpoints shown as dots in one row
+const PROBLEMS = 2;             // problems of a source shown one by one
 
 const STATES = {
-  problem: "with a problem", ill: "with ill endpoints", empty: "without endpoints", waiting: "starting", ok: "well",
+  problem: "not served, or only in part", ejected: "an endpoint is ejected", empty: "no endpoints",
+  waiting: "does not listen yet", ok: "served",
 };
 const STANDINGS = {
-  ready: "ready", aside: "does not answer", trial: "about to be tried again", terminating: "terminating",
-  unready: "not ready", elsewhere: "ready, for others’ clients",
+  ready: "ready", ejected: "ejected", probing: "probing", terminating: "gets no new clients",
+  unready: "not ready", elsewhere: "ready, but traffic policy or topology hints exclude it",
 };
 const REASONS = { refused: "refuses", timeout: "did not answer in time", unreachable: "is unreachable" };
 
 const $ = (id) => document.getElementById(id);
 const view = { search: "", state: "", sort: "problems", offset: 0, open: new Set() };
 const rows = new Map();     // "namespace/name" -> its list item
-let pid = null, timer = 0, running = null, newsUntil = 0;
+let pid = null, timer = 0, running = null, restartShownUntil = 0;
 
-// Elements are made from text alone, never from markup: names come from whoever may write to the cluster.
+// Elements are made from text alone, never from markup: any writer to the cluster chooses names.
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -31,7 +32,7 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-// Replaces an element's children only if they differ, so that what is selected or pointed at stays so.
+// Replaces an element's children only if they differ, so that selection and hover state stay.
 function fill(element, ...children) {
   const fresh = make(element.tagName, {}, ...children);
   if (fresh.innerHTML !== element.innerHTML) element.replaceChildren(...fresh.childNodes);
@@ -93,7 +94,7 @@ const FLAT = new Array(60).fill(0);
 function showDaemon(status) {
   $("node").textContent = status.node;
   document.title = `${status.healthy ? "" : "⚠ "}kubeproxy ${status.node}`;
-  const [text, kind] = status.draining ? ["draining", "warn"] : status.healthy ? ["healthy", "ok"] : ["not healthy", "ill"];
+  const [text, kind] = status.draining ? ["draining", "warn"] : status.healthy ? ["healthy", "ok"] : ["not healthy", "error"];
   $("health").className = `pill ${kind}`;
   if ($("health").textContent !== text) $("health").textContent = text;
   $("about").textContent = `version ${status.version} · up ${seconds(Math.max(0, status.now - status.began))} · pid ${status.pid}`;
@@ -103,17 +104,17 @@ function showDaemon(status) {
   fill($("sources"), ...status.sources.map((source) => sourceLine(source, status.now)));
   fill($("workers"), ...status.workers.map(workerRow));
   $("restarts").textContent = status.restarts ? `${count(status.restarts)} died and were replaced` : "";
-  fill($("incidents"), ...(status.incidents.length ? status.incidents.map(incidentLine) : [make("li", {}, "none")]));
+  fill($("warnings"), ...(status.recent_warnings.length ? status.recent_warnings.map(warningLine) : [make("li", {}, "none")]));
 }
 
 function facts(pairs) {
   return pairs.flatMap(([term, text]) => [make("dt", {}, term), make("dd", {}, text)]);
 }
 
-function showTraffic({ totals, every_s: every }) {
+function showTraffic({ totals, interval_s: interval }) {
   const { traffic, rates, trend } = totals;
   $("conn-rate").textContent = rates ? rate(rates.connections) : "–";
-  spark($("total-trend"), trend ? trend.connections : FLAT, `connections per second, the last ${60 * every} seconds`);
+  spark($("total-trend"), trend ? trend.connections : FLAT, `connections per second, the last ${60 * interval} seconds`);
   fill($("traffic"), ...facts([
     ["open", count(traffic.active)], ["in", rates ? `${bytes(rates.bytes_in)}/s` : "–"],
     ["accepted", count(traffic.accepted)], ["out", rates ? `${bytes(rates.bytes_out)}/s` : "–"],
@@ -128,8 +129,8 @@ function showStates(totals) {
   for (const part of $("bar").children) part.style.flexGrow = part.dataset.share;
   const chosen = document.activeElement && document.activeElement.dataset.state;
   fill($("states"), ...present.map((state) => make("li", {},
-    make("button", { type: "button", "data-state": state, "aria-pressed": String(view.state === state) },
-      make("i", { class: `dot ${state}` }), `${count(totals.by_state[state])} ${STATES[state]}`))));
+    make("button", { type: "button", title: STATES[state], "data-state": state, "aria-pressed": String(view.state === state) },
+      make("i", { class: `dot ${state}` }), `${count(totals.by_state[state])} ${state}`))));
   if (chosen) $("states").querySelector(`[data-state="${chosen}"]`)?.focus();
 }
 
@@ -137,20 +138,20 @@ function showNetfilter(filter) {
   $("adapter").textContent = filter.adapter;
   const synced = filter.programmed_ago_s === null ? "not yet" : `${seconds(filter.programmed_ago_s)} ago`;
   const waiting = filter.pending_s === null ? "all in effect" : `${filter.changes_pending ? `${count(filter.changes_pending)} ` : ""}for ${seconds(filter.pending_s)}`;
-  fill($("netfilter"), ...facts([["last transaction", synced], [filter.pending_s === null ? "changes" : "changes wait", waiting]]),
+  fill($("netfilter"), ...facts([["last transaction", synced], [filter.pending_s === null ? "changes" : "changes pending", waiting]]),
     ...(filter.failing ? [make("dd", { class: "bad" }, filter.failing)] : []));
 }
 
 function sourceLine(source, now) {
-  const well = source.listed && source.behind_s === 0;
-  const state = !source.listed ? "not listed yet" : source.behind_s > 0 ? `behind by ${seconds(source.behind_s)}` : "follows";
-  const last = source.last_event === null ? "" : `last news ${seconds(Math.max(0, now - source.last_event))} ago`;
-  const more = source.faults > REMARKS ? "; …" : "";
-  const told = `${count(source.faults)} faulty: ${source.remarks.slice(0, REMARKS).join("; ")}${more}`;
-  const faults = source.faults ? make("small", { class: "bad" }, told) : "";
+  const current = source.listed && source.behind_s === 0;
+  const state = !source.listed ? "not listed yet" : source.behind_s > 0 ? `behind by ${seconds(source.behind_s)}` : "up to date";
+  const last = source.last_event === null ? "" : `last event ${seconds(Math.max(0, now - source.last_event))} ago`;
+  const more = source.faults > PROBLEMS ? "; …" : "";
+  const text = `${count(source.faults)} faulty: ${source.problems.slice(0, PROBLEMS).join("; ")}${more}`;
+  const faults = source.faults ? make("small", { class: "bad" }, text) : "";
   const missing = source.left_out ? make("small", { class: "bad" }, `${count(source.left_out)} left out`) : "";
-  return make("li", {}, make("i", { class: `dot ${!well ? "ill" : source.faults || source.left_out ? "empty" : "ok"}` }), make("b", {}, source.name),
-    make("span", { class: well ? "push" : "push bad" }, state), make("small", {}, last), faults, missing);
+  return make("li", {}, make("i", { class: `dot ${!current ? "error" : source.faults || source.left_out ? "empty" : "ok"}` }), make("b", {}, source.name),
+    make("span", { class: current ? "push" : "push bad" }, state), make("small", {}, last), faults, missing);
 }
 
 function workerRow(worker) {
@@ -163,12 +164,12 @@ function workerRow(worker) {
       make("meter", { min: 0, max: limit, high: 0.8 * limit, value: descriptors, "aria-label": `of ${count(limit)}` })));
 }
 
-function incidentLine(incident) {
-  const when = new Date(incident.at * 1000);
-  const times = incident.times > 1 ? ` (${count(incident.times)} times)` : "";
+function warningLine(warning) {
+  const when = new Date(warning.at * 1000);
+  const times = warning.times > 1 ? ` (${count(warning.times)} times)` : "";
   return make("li", {}, make("time", { datetime: when.toISOString() }, when.toLocaleTimeString("en-GB")),
-    make("b", { class: incident.level }, incident.level),
-    make("span", {}, incident.text + times, " ", make("small", {}, incident.details)));
+    make("b", { class: warning.level }, warning.level),
+    make("span", {}, warning.text + times, " ", make("small", {}, warning.details)));
 }
 
 // Services
@@ -238,7 +239,7 @@ function update(row, service) {
   if (!details.hidden) fill(details, ...service.frontends.map(listener));
 }
 
-function everybody(service) {
+function endpointsOf(service) {
   const found = new Map();
   for (const { endpoints } of service.frontends) {
     for (const endpoint of endpoints) {
@@ -250,9 +251,9 @@ function everybody(service) {
 }
 
 function showDots(element, service) {
-  const all = everybody(service), tally = {};
-  for (const { standing } of all) tally[standing] = (tally[standing] || 0) + 1;
-  element.setAttribute("aria-label", Object.entries(tally).map(([standing, n]) => `${n} ${STANDINGS[standing]}`).join(", ") || "no endpoints");
+  const all = endpointsOf(service), counts = {};
+  for (const { standing } of all) counts[standing] = (counts[standing] || 0) + 1;
+  element.setAttribute("aria-label", Object.entries(counts).map(([standing, n]) => `${n} ${standing}`).join(", ") || "no endpoints");
   fill(element,
     ...all.slice(0, DOTS).map((it) => make("i", { class: `dot ${it.standing}`, title: `${it.address}: ${explain(it)}` })),
     all.length > DOTS ? `+${count(all.length - DOTS)}` : all.length ? "" : "none");
@@ -260,18 +261,18 @@ function showDots(element, service) {
 
 function explain(endpoint) {
   const { standing } = endpoint;
-  if (standing !== "aside" && standing !== "trial") {
-    return standing === "terminating" && endpoint.used ? "terminating, serves while nobody is ready" : STANDINGS[standing];
+  if (standing !== "ejected" && standing !== "probing") {
+    return standing === "terminating" && endpoint.used ? "serves while no endpoint is ready" : STANDINGS[standing];
   }
   const times = endpoint.failures > 1 ? ` (${endpoint.failures} times in a row)` : "";
-  const next = standing === "aside" ? `passed over, tried again in ${seconds(endpoint.retry_in_s)}` : "the next client tries it";
+  const next = standing === "ejected" ? `next probe in ${seconds(endpoint.retry_in_s)}` : "the next client probes it";
   return `${REASONS[endpoint.reason] || endpoint.reason}${times}; ${next}`;
 }
 
 function noteOf(service) {
   if (service.problems.length) return service.problems.join("; ");
-  const ill = everybody(service).find(({ standing }) => standing === "aside" || standing === "trial");
-  if (ill) return `${ill.address} ${explain(ill)}`;
+  const ejected = endpointsOf(service).find(({ standing }) => standing === "ejected" || standing === "probing");
+  if (ejected) return `${ejected.address} ${explain(ejected)}`;
   if (service.state === "empty") {
     const empty = service.frontends.find((it) => it.when_empty === "refuse" && !it.endpoints.some(({ used }) => used));
     return `${empty.port ? `port ${empty.port}: ` : ""}no endpoints; clients are refused`;
@@ -283,15 +284,15 @@ function listener(frontend) {
   const scope = frontend.scope === "cluster" ? "" : ` (${frontend.scope})`;
   const port = frontend.proxy_port === null ? "does not listen yet" : `proxy port ${frontend.proxy_port}`;
   const c = frontend.counters;
-  const lines = [`takes ${frontend.addresses.join(", ") || "nothing from outside"}`];
-  if (frontend.own_addresses.length) lines.push(`from this node and its pods: ${frontend.own_addresses.join(", ")}`);
-  if (frontend.source_ranges.length) lines.push(`load balancer addresses admit ${frontend.source_ranges.join(", ")}`);
-  if (frontend.affinity_s !== null) lines.push(`a client stays ${frontend.affinity_s} s; ${count(c.affinity_entries)} bound now`);
+  const lines = [`addresses ${frontend.addresses.join(", ") || "none for other hosts"}`];
+  if (frontend.own_addresses.length) lines.push(`addresses for this node and its pods: ${frontend.own_addresses.join(", ")}`);
+  if (frontend.source_ranges.length) lines.push(`load balancer addresses admit only ${frontend.source_ranges.join(", ")}`);
+  if (frontend.affinity_s !== null) lines.push(`affinity ClientIP, ${frontend.affinity_s} s; ${count(c.affinity_entries)} clients bound`);
   if (!frontend.endpoints.some(({ used }) => used)) {
     lines.push(`no endpoints ${frontend.when_empty === "refuse" ? "at all: clients are refused" : "on this node: clients are dropped"}`);
   }
   lines.push(`${count(c.accepted)} accepted, ${count(c.dial_retries)} retries; failed: ${count(c.refused)} refused, ` +
-    `${count(c.silent)} silent, ${count(c.nobody)} nobody there, ${count(c.unable)} unable, ${count(c.looped)} looped`);
+    `${count(c.silent)} timeout, ${count(c.no_endpoint)} no endpoint, ${count(c.unable)} local, ${count(c.looped)} loop`);
   return make("div", { class: "listener" },
     make("h3", {}, `${frontend.port ? `${frontend.port} ` : ""}${frontend.protocol} IPv${frontend.family}${scope}`, make("small", {}, port)),
     ...lines.map((line) => make("p", {}, line)),
@@ -302,7 +303,7 @@ function listener(frontend) {
       endpoint.preserved ? make("span", {}, "dialed from the client’s address") : ""))));
 }
 
-// Asking
+// Requests
 
 function address() {
   const query = new URLSearchParams({ limit: PAGE, offset: view.offset, sort: view.sort });
@@ -320,20 +321,20 @@ async function refresh() {
   clearTimeout(timer);
   if (running) running.abort();
   const mine = running = new AbortController();
-  const patience = setTimeout(() => mine.abort(), PATIENCE_MS);
+  const timeout = setTimeout(() => mine.abort(), TIMEOUT_MS);
   try {
     const answer = await fetch(address(), { signal: mine.signal, cache: "no-store" });
-    if (!answer.ok) throw new Error(`it answered ${answer.status}`);
+    if (!answer.ok) throw new Error(`status ${answer.status}`);
     show(await answer.json());
   } catch {
     if (mine !== running) return;
     document.body.classList.add("stale");
-    notice("The daemon does not answer; what you see is how things were. Trying again.");
+    notice("The daemon does not answer; the page shows its last answer and tries again.");
   } finally {
-    clearTimeout(patience);
+    clearTimeout(timeout);
     if (mine === running) {
       running = null;
-      timer = setTimeout(refresh, document.hidden ? 5 * EVERY_MS : EVERY_MS);
+      timer = setTimeout(refresh, document.hidden ? 5 * REFRESH_MS : REFRESH_MS);
     }
   }
 }
@@ -342,16 +343,16 @@ function show(status) {
   if (view.offset && status.offset >= status.matched) {
     view.offset = Math.max(0, PAGE * Math.floor((status.matched - 1) / PAGE));
   }
-  if (pid !== null && pid !== status.pid) newsUntil = Date.now() + NEWS_MS;
+  if (pid !== null && pid !== status.pid) restartShownUntil = Date.now() + RESTART_SHOWN_MS;
   pid = status.pid;
   document.body.classList.remove("stale");
-  const restarted = Date.now() < newsUntil ? "The daemon was restarted; its counters began anew." : "";
-  notice([...status.complaints, restarted].filter(Boolean).join("\n"));
+  const restarted = Date.now() < restartShownUntil ? "The daemon was restarted; its counters started at 0." : "";
+  notice([...status.problems, restarted].filter(Boolean).join("\n"));
   showDaemon(status);
   showServices(status);
 }
 
-function turn(changes) {
+function change(changes) {
   Object.assign(view, { offset: 0 }, changes);
   refresh();
 }
@@ -359,14 +360,14 @@ function turn(changes) {
 let typing = 0;
 $("search").addEventListener("input", (event) => {
   clearTimeout(typing);
-  typing = setTimeout(() => turn({ search: event.target.value.trim() }), 150);
+  typing = setTimeout(() => change({ search: event.target.value.trim() }), 150);
 });
-$("sort").addEventListener("change", (event) => turn({ sort: event.target.value }));
-$("previous").addEventListener("click", () => turn({ offset: Math.max(0, view.offset - PAGE) }));
-$("next").addEventListener("click", () => turn({ offset: view.offset + PAGE }));
+$("sort").addEventListener("change", (event) => change({ sort: event.target.value }));
+$("previous").addEventListener("click", () => change({ offset: Math.max(0, view.offset - PAGE) }));
+$("next").addEventListener("click", () => change({ offset: view.offset + PAGE }));
 $("states").addEventListener("click", (event) => {
   const button = event.target.closest("button");
-  if (button) turn({ state: view.state === button.dataset.state ? "" : button.dataset.state });
+  if (button) change({ state: view.state === button.dataset.state ? "" : button.dataset.state });
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "/" && document.activeElement !== $("search")) {
@@ -374,7 +375,7 @@ document.addEventListener("keydown", (event) => {
     $("search").focus();
   } else if (event.key === "Escape" && document.activeElement === $("search")) {
     $("search").value = "";
-    turn({ search: "" });
+    change({ search: "" });
   }
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });

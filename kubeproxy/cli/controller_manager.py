@@ -1,0 +1,172 @@
+"""``kubeproxy controller-manager``."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+from uuid import uuid4
+
+import click
+from msgspec import inspect
+
+from kubeproxy.cli.go_flags import as_click
+from kubeproxy.config.flags import Flag
+from kubeproxy.config.value_types import Duration
+from kubeproxy.model.errors import ConfigError
+
+_SWITCH: Final = inspect.BoolType()
+_TEXT: Final = inspect.StrType()
+_SUFFIX: Final = "-controller"
+_ALIASES: Final = {"replication": "replicationcontroller", "replicationcontroller": "replicationcontroller"}
+
+
+def _duration(ctx: click.Context, param: click.Parameter, value: str) -> Duration:
+    """A duration in Go's notation."""
+    try:
+        return Duration.parse(value)
+    except ValueError:
+        raise click.BadParameter(f"found {value!r}; allowed: {Duration.ALLOWED}", ctx, param) from None
+
+
+_POSITIVE: Final = click.IntRange(min=1)
+_PORT: Final = click.IntRange(0, 65535)
+
+_OPTIONS: Final[tuple[tuple[str, Any, Any, str], ...]] = (
+    ("kubeconfig", str, "", "The API server and the credentials for it. Without: in-cluster."),
+    ("master", str, "", "The API server's URL; wins over the kubeconfig's."),
+    (
+        "controllers",
+        str,
+        "*",
+        "Controllers to run: * for all, NAME to run one, -NAME not to; deployment, replicaset, replicationcontroller.",
+    ),
+    ("concurrent-deployment-syncs", _POSITIVE, 5, "Deployments that are synced at once."),
+    ("concurrent-replicaset-syncs", _POSITIVE, 5, "ReplicaSets that are synced at once."),
+    ("concurrent-rc-syncs", _POSITIVE, 5, "ReplicationControllers that are synced at once."),
+    (
+        "min-resync-period",
+        Duration,
+        "12h",
+        "Every object is looked at again after once to twice this.",
+    ),
+    ("kube-api-qps", float, 20.0, "Requests a second, for each controller."),
+    ("kube-api-burst", _POSITIVE, 30, "Requests at once, for each controller."),
+    ("leader-elect", bool, True, "Work only while this process holds the Lease."),
+    ("leader-elect-lease-duration", Duration, "15s", "Another process takes over after this time."),
+    ("leader-elect-renew-deadline", Duration, "10s", "Work ends after this time without a renewal."),
+    ("leader-elect-retry-period", Duration, "2s", "Time between two renewals or tries."),
+    ("leader-elect-resource-lock", click.Choice(["leases"]), "leases", "The kind of object; Leases only."),
+    ("leader-elect-resource-name", str, "kubeproxy-controller-manager", "The Lease's name."),
+    ("leader-elect-resource-namespace", str, "kube-system", "The Lease's namespace."),
+    ("bind-address", str, "127.0.0.1", "Where health, metrics and status are served, by plain HTTP."),
+    ("port", _PORT, 10252, "The port for it; 0: none."),
+    ("logging-format", click.Choice(["text", "json"]), "text", "The format of the log."),
+    ("v", click.IntRange(min=0), 0, "How much is logged: 0, or 4 and more for debugging."),
+)
+
+FLAGS: Final[Mapping[str, Flag]] = {
+    name: Flag(name, _SWITCH if kind is bool else _TEXT, text) for name, kind, _, text in _OPTIONS
+}
+
+
+class ManagerCommand(click.Command):
+    """A command whose flags are given as Go programs take them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, after the translation."""
+        return super().parse_args(ctx, as_click(args, FLAGS))
+
+
+def _parameters() -> list[click.Parameter]:
+    made: list[click.Parameter] = []
+    for name, kind, default, text in _OPTIONS:
+        names = [f"--{name}", name.replace("-", "_")] if len(name) > 1 else [f"--{name}", f"-{name}", name]
+        shown = {"default": default, "show_default": default != "", "help": text}
+        if kind is Duration:
+            made.append(click.Option(names, type=str, callback=_duration, metavar=Duration.NOTATION, **shown))
+        else:
+            made.append(click.Option(names, type=kind, **shown))
+    return made
+
+
+def enabled(text: str) -> frozenset[str]:
+    """The controllers that ``--controllers`` names. ConfigError for names that do not exist."""
+    from kubeproxy.workloads.manager import CONTROLLERS
+
+    on: set[str] = set()
+    off: set[str] = set()
+    everything = False
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if part == "*":
+            everything = True
+            continue
+        name = part.removeprefix("-")
+        known = name.removesuffix(_SUFFIX)
+        known = _ALIASES.get(name, _ALIASES.get(known, known))
+        if known not in CONTROLLERS:
+            raise ConfigError(
+                f"--controllers: found {name!r}; allowed: * and {', '.join(CONTROLLERS)}, each with or without -"
+            )
+        (off if part.startswith("-") else on).add(known)
+    chosen = frozenset((set(CONTROLLERS) if everything else on) - off)
+    if not chosen:
+        raise ConfigError(f"--controllers: found {text!r}, which names none; allowed: * or at least one controller")
+    return chosen
+
+
+def _run(**given: Any) -> int:
+    from kubeproxy.daemon.sd_notify import own_notifier
+    from kubeproxy.kubernetes.client.credentials import ClientSettings
+    from kubeproxy.observability.logs import setup as logging
+    from kubeproxy.workloads.run import ServerAddress, run
+
+    chosen = enabled(given["controllers"])
+    settings = _settings(given, chosen)
+    logging.configure(verbosity=given["v"], fmt=given["logging_format"])
+    client = ClientSettings(
+        kubeconfig=given["kubeconfig"], master=given["master"], qps=given["kube_api_qps"], burst=given["kube_api_burst"]
+    )
+    return run(settings, client, ServerAddress(given["bind_address"], given["port"]), own_notifier())
+
+
+def _settings(given: Mapping[str, Any], chosen: frozenset[str]) -> Any:
+    from kubeproxy.kubernetes.controller.leader_election import LeaderElection
+    from kubeproxy.kubernetes.controller.lease import LeaseName
+    from kubeproxy.workloads.manager import DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER, ManagerSettings
+
+    identity = f"{socket.gethostname()}_{uuid4()}"
+    durations = {
+        "lease_s": given["leader_elect_lease_duration"].seconds,
+        "renew_s": given["leader_elect_renew_deadline"].seconds,
+        "retry_s": given["leader_elect_retry_period"].seconds,
+    }
+    try:
+        LeaderElection(identity, **durations)
+    except ValueError as error:
+        raise ConfigError(f"--leader-elect-*: {error}") from error
+    return ManagerSettings(
+        identity=identity,
+        controllers=chosen,
+        workers={
+            DEPLOYMENT: given["concurrent_deployment_syncs"],
+            REPLICASET: given["concurrent_replicaset_syncs"],
+            REPLICATIONCONTROLLER: given["concurrent_rc_syncs"],
+        },
+        resync_s=given["min_resync_period"].seconds,
+        leader_elect=given["leader_elect"],
+        lease=LeaseName(given["leader_elect_resource_namespace"], given["leader_elect_resource_name"]),
+        **durations,
+    )
+
+
+controller_manager = ManagerCommand(
+    "controller-manager",
+    callback=_run,
+    params=_parameters(),
+    short_help="Keep Deployments, ReplicaSets and ReplicationControllers.",
+    help="Keep Deployments, ReplicaSets and ReplicationControllers of a cluster, in place of these three controllers of"
+    " kube-controller-manager; never run both for the same cluster.\n\n"
+    "Flags have kube-controller-manager's names. SIGTERM or SIGINT ends it; a Lease that is lost ends it with exit"
+    " status 1, so that it is started again.",
+)

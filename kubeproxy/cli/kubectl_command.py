@@ -1,0 +1,117 @@
+"""A command that takes its flags as kubectl does, and ends as kubectl does: every error is exit status 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+FAILED: Final = 1
+RECORDED: Final = "kubeproxy.recorded"
+"""Under this key of the context's meta: the flags as they were given, by their long names."""
+_SECRET: Final = frozenset({"--token", "--password"})
+_TRUE: Final = frozenset({"true", "t", "1", "TRUE", "True", "T"})
+_FALSE: Final = frozenset({"false", "f", "0", "FALSE", "False", "F"})
+
+
+class KubectlCommand(click.Command):
+    """A click command. ``_`` in flags is ``-``, switches take ``=true`` and ``=false``, ``-f=x`` is ``-f x``."""
+
+    def __init__(self, *args: Any, bare: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        """`bare`: by flag, the value that it has when it is given without one."""
+        super().__init__(*args, **kwargs)
+        self._bare = dict(bare or {})
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """As click does; what is wrong with the command line ends the command with exit status 1."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.NoSuchOption as error:
+            message = f"unknown flag: {error.option_name}"
+        except click.UsageError as error:
+            message = error.format_message()
+        command = f"{parent.command_path} {info_name}" if parent is not None else str(info_name)
+        click.echo(f"error: {message}\nSee '{command} --help' for usage.", err=True)
+        raise click.exceptions.Exit(FAILED)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, after the translation. Shell completion reads what is typed so far as it is."""
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        translated = list(self._translated(args))
+        ctx.meta[RECORDED] = [
+            text for text in translated if text.startswith("--") and text.partition("=")[0] not in _SECRET
+        ]
+        return super().parse_args(ctx, [text for text in translated if not text.endswith("\0")])
+
+    def _translated(self, args: Sequence[str]) -> Iterator[str]:
+        """``--long=value`` for each flag, everything else as it is. A switch that is false is only recorded."""
+        by_name = {name: option for option in self.params if isinstance(option, click.Option) for name in option.opts}
+        rest = iter(args)
+        for arg in rest:
+            if arg == "--":
+                yield arg
+                yield from rest
+                return
+            name, value = _split(arg, by_name)
+            option = by_name.get(name)
+            if option is None:
+                yield arg
+                continue
+            long = max(option.opts, key=len)
+            if option.is_flag:
+                if value is not None and value not in _TRUE | _FALSE:
+                    raise click.UsageError(f'invalid argument "{value}" for "{long}" flag: allowed: true or false')
+                yield long if value in (None, *_TRUE) else f"{long}=false\0"
+            elif value is not None:
+                yield f"{long}={value}"
+            elif long in self._bare:
+                yield f"{long}={self._bare[long]}"
+            elif (following := next(rest, None)) is not None:
+                yield f"{long}={following}"
+            else:
+                raise click.UsageError(f"flag needs an argument: {name}")
+
+
+def _split(arg: str, known: Mapping[str, click.Option]) -> tuple[str, str | None]:
+    """A flag's name and value; the value None where it is not in the same argument."""
+    if arg.startswith("--"):
+        name, equals, value = arg.partition("=")
+        return name.replace("_", "-"), value if equals else None
+    if arg.startswith("-") and len(arg) > 1:
+        option = known.get(arg[:2])
+        if option is not None and len(arg) > 2:
+            if option.is_flag and not arg[2:].startswith("="):
+                return arg, None  # several switches at once are click's business
+            return arg[:2], arg[2:].removeprefix("=")
+    return arg, None
+
+
+def complete_files(*suffixes: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Shell completion by the names of files with these suffixes, and of directories."""
+
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        import os
+
+        directory, _, beginning = incomplete.rpartition("/")
+        prefix = f"{directory}/" if "/" in incomplete else ""
+        try:
+            names = sorted(os.listdir(prefix or "."))
+        except OSError:
+            return []
+        found = []
+        for name in names:
+            path = prefix + name
+            if not name.startswith(beginning) or (name.startswith(".") and not beginning.startswith(".")):
+                continue
+            if os.path.isdir(path):
+                found.append(CompletionItem(f"{path}/", type="plain"))
+            elif name.endswith(suffixes):
+                found.append(CompletionItem(path, type="plain"))
+        return found
+
+    return complete

@@ -1,0 +1,121 @@
+"""Workers that take keys from a queue and bring each object to where it should be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
+from kubeproxy.kubernetes.controller.lease import LeadershipLostError
+from kubeproxy.kubernetes.controller.workqueue import WorkQueue
+from kubeproxy.kubernetes.object_client import is_conflict, namespace_terminating
+
+log = structlog.get_logger(__name__)
+
+
+def monotonic() -> float:
+    """The clock of queues and expectations: that of the running event loop."""
+    return asyncio.get_running_loop().time()
+
+
+Sync = Callable[[str], Awaitable[None]]
+
+
+class Controller:
+    """A queue with its workers. `sync` is called with one key at a time, never twice at once with the same.
+
+    A sync that raises is tried again after the queue's back-off: without end, or with `max_retries` so often in a row,
+    and then not before the next event.
+    """
+
+    def __init__(self, name: str, sync: Sync, *, workers: int, max_retries: int | None = None) -> None:
+        self.name = name
+        self.queue = WorkQueue(name)
+        self.errors = 0
+        """Syncs that failed."""
+        self.dropped = 0
+        """Keys that were given up until their next event."""
+        self._sync = sync
+        self._workers = workers
+        self._max_retries = max_retries
+        self._changed = asyncio.Event()
+
+    def enqueue(self, key: str) -> None:
+        """Sync a key soon."""
+        self.queue.add(key, monotonic())
+        self._changed.set()
+
+    def enqueue_after(self, key: str, delay_s: float) -> None:
+        """Sync a key in `delay_s` seconds."""
+        self.queue.add_after(key, delay_s, monotonic())
+        self._changed.set()
+
+    def enqueue_rate_limited(self, key: str) -> None:
+        """Sync a key after its back-off."""
+        self.queue.add_rate_limited(key, monotonic())
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Work until cancelled. Writes that are under way are then cut off."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(self._workers):
+                group.create_task(self._work(), name=f"{self.name} worker {number}")
+
+    @property
+    def idle(self) -> bool:
+        """Whether no key waits, is processed, or is delayed."""
+        return not len(self.queue) and not self.queue.processing and self.queue.next_due() is None
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._take()
+            try:
+                await self._attempt(key)
+            finally:
+                self.queue.done(key, monotonic())
+                self._changed.set()
+
+    async def _take(self) -> str:
+        while True:
+            now = monotonic()
+            if (key := self.queue.take(now)) is not None:
+                return key
+            self._changed.clear()
+            due = self.queue.next_due()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if due is None else max(0.0, due - now)):
+                    await self._changed.wait()
+
+    async def _attempt(self, key: str) -> None:
+        try:
+            await self._sync(key)
+        except Exception as error:
+            self._failed(key, error)
+        else:
+            self.queue.forget(key)
+
+    def _failed(self, key: str, error: Exception) -> None:
+        if isinstance(error, LeadershipLostError):
+            return  # the work is about to be cancelled
+        self.errors += 1
+        if namespace_terminating(error):
+            self.queue.forget(key)
+            return
+        if self._max_retries is not None and self.queue.requeues(key) >= self._max_retries:
+            self.dropped += 1
+            self.queue.forget(key)
+            log.warning("sync given up", controller=self.name, key=key, error=str(error))
+            return
+        self.enqueue_rate_limited(key)
+        retries = self.queue.requeues(key)
+        if is_conflict(error):
+            log.debug("sync met a conflict", controller=self.name, key=key, retries=retries)
+        elif isinstance(error, Unreachable):
+            log.info("sync could not reach the server", controller=self.name, key=key, error=str(error))
+        elif isinstance(error, ApiError):
+            log.info("sync failed", controller=self.name, key=key, error=str(error), retries=retries)
+        else:
+            log.warning("sync failed", controller=self.name, key=key, retries=retries, exc_info=error)

@@ -1,0 +1,71 @@
+"""What a controller has asked the API server for and has not yet seen in its cache.
+
+A controller that counts pods in a cache that is behind its own writes would create or delete them twice. Pure: `now` is
+in seconds of any monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+EXPIRY_S: Final = 300.0
+"""After this time expectations count as satisfied: an event was lost, or the request never arrived (upstream's)."""
+
+
+@dataclass(slots=True)
+class _Expected:
+    creations: int
+    deletions: set[str]
+    since: float
+
+
+class Expectations:
+    """Per controller key: creations that are still to be seen, and deletions by the key of the object."""
+
+    def __init__(self, *, expiry_s: float = EXPIRY_S) -> None:
+        self._expiry_s = expiry_s
+        self._expected: dict[str, _Expected] = {}
+
+    def __len__(self) -> int:
+        return len(self._expected)
+
+    def expect_creations(self, key: str, number: int, now: float) -> None:
+        """Expect so many creations, in place of whatever was expected before."""
+        self._expected[key] = _Expected(number, set(), now)
+
+    def expect_deletions(self, key: str, objects: Iterable[str], now: float) -> None:
+        """Expect these objects to go, in place of whatever was expected before."""
+        self._expected[key] = _Expected(0, set(objects), now)
+
+    def creation_observed(self, key: str, number: int = 1) -> None:
+        """So many creations were seen, or will never come."""
+        if (expected := self._expected.get(key)) is not None:
+            expected.creations -= number
+
+    def deletion_observed(self, key: str, object_key: str) -> None:
+        """A deletion was seen, or will never come. An object counts once, however often it is reported."""
+        if (expected := self._expected.get(key)) is not None:
+            expected.deletions.discard(object_key)
+
+    def satisfied(self, key: str, now: float) -> bool:
+        """Whether the cache shows what was written: nothing expected, all of it seen, or too old to wait for."""
+        expected = self._expected.get(key)
+        if expected is None:
+            return True
+        return (expected.creations <= 0 and not expected.deletions) or now - expected.since > self._expiry_s
+
+    def expires_in(self, key: str, now: float) -> float:
+        """Seconds until the expectations count as satisfied, whatever is seen."""
+        expected = self._expected.get(key)
+        return 0.0 if expected is None else max(0.0, expected.since + self._expiry_s - now) + 0.001
+
+    def outstanding(self, key: str) -> tuple[int, int]:
+        """Creations and deletions that are still expected."""
+        expected = self._expected.get(key)
+        return (0, 0) if expected is None else (expected.creations, len(expected.deletions))
+
+    def forget(self, key: str) -> None:
+        """Drop everything expected for a controller that is gone."""
+        self._expected.pop(key, None)

@@ -1,0 +1,94 @@
+"""A store that also knows what this process has written itself, before the watch reports it.
+
+A controller that decides from a cache behind its own writes would take the same step twice, or meet a Conflict. What a
+write returned counts until the store has that version or a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from kubeproxy.kubernetes.informer.informer import Informer
+from kubeproxy.kubernetes.informer.store import Indexer
+from kubeproxy.kubernetes.metadata import Object, key_of
+
+T = TypeVar("T", bound=Object)
+
+EXPIRY_S: Final = 60.0
+"""After this time the store counts again: an object that was written and deleted while the watch was cut is never
+reported."""
+
+
+class MutationCache(Generic[T]):
+    """The objects of an informer, newer ones where they are known. `clock` gives monotonic seconds."""
+
+    def __init__(self, informer: Informer[T], clock: Callable[[], float], *, expiry_s: float = EXPIRY_S) -> None:
+        self._store = informer.store
+        self._clock = clock
+        self._expiry_s = expiry_s
+        self._written: dict[str, tuple[T, float]] = {}
+        informer.add_handler(self)
+
+    def written(self, item: T) -> None:
+        """The server answered a write of this process with `item`."""
+        if _newer(item, self._store.get(key_of(item))):
+            self._written[key_of(item)] = item, self._clock()
+
+    def get(self, key: str) -> T | None:
+        """The newest known state of an object."""
+        return self._newest(key) or self._store.get(key)
+
+    def indexed(self, index: str, value: str) -> list[T]:
+        """The objects that an index lists under a value, by their newest known state."""
+        found = {key_of(item): item for item in self._store.indexed(index, value)}
+        indexer: Indexer[T] = self._store.indexer(index)
+        for key in list(self._written):
+            item = self._newest(key)
+            if item is None:
+                continue
+            if value in indexer(item):
+                found[key] = item
+            else:
+                found.pop(key, None)
+        return list(found.values())
+
+    # What the informer reports
+
+    def added(self, item: T) -> None:
+        """The store has an object."""
+        self._seen(item)
+
+    def updated(self, old: T, new: T) -> None:
+        """The store has a newer state."""
+        self._seen(new)
+
+    def deleted(self, item: T) -> None:
+        """The object is gone."""
+        self._written.pop(key_of(item), None)
+
+    def _seen(self, item: T) -> None:
+        known = self._written.get(key_of(item))
+        if known is not None and not _newer(known[0], item):
+            del self._written[key_of(item)]
+
+    def _newest(self, key: str) -> T | None:
+        known = self._written.get(key)
+        if known is None:
+            return None
+        if self._clock() - known[1] > self._expiry_s:
+            del self._written[key]
+            return None
+        return known[0]
+
+
+def _newer(item: Object, known: Object | None) -> bool:
+    """Whether `item` is a later state than what the store has. Versions that are no numbers cannot be compared: then
+    the store counts."""
+    version = item.metadata.resource_version
+    if not version.isdecimal():
+        return False
+    if known is None:
+        return True
+    stored = known.metadata.resource_version
+    return stored.isdecimal() and int(version) > int(stored)

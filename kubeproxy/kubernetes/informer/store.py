@@ -1,0 +1,99 @@
+"""Objects by key, and by whatever else they are looked up. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+from kubeproxy.kubernetes.metadata import Object, controller_of, key_of
+
+T = TypeVar("T", bound=Object)
+Indexer = Callable[[T], Iterable[str]]
+"""The values under which an index lists an object."""
+
+NAMESPACE = "namespace"
+CONTROLLER = "controller"
+ORPHANS = "orphans"
+
+
+def by_namespace(item: Object) -> Iterable[str]:
+    """By namespace."""
+    return (item.metadata.namespace,)
+
+
+def by_controller(item: Object) -> Iterable[str]:
+    """By the UID of the owner that controls it; orphans are not listed."""
+    owner = controller_of(item)
+    return () if owner is None else (owner.uid,)
+
+
+def by_orphanage(item: Object) -> Iterable[str]:
+    """Orphans, by namespace."""
+    return (item.metadata.namespace,) if controller_of(item) is None else ()
+
+
+INDEXERS: Mapping[str, Indexer[Object]] = {
+    NAMESPACE: by_namespace,
+    CONTROLLER: by_controller,
+    ORPHANS: by_orphanage,
+}
+"""The indexes that controllers use: the pods of one owner without a walk through the namespace."""
+
+
+class Store(Generic[T]):
+    """Objects by ``NAMESPACE/NAME`` with indexes. What it returns is shared and must not be changed."""
+
+    def __init__(self, indexers: Mapping[str, Indexer[T]] | None = None) -> None:
+        self._indexers: Mapping[str, Indexer[T]] = INDEXERS if indexers is None else indexers
+        self._items: dict[str, T] = {}
+        self._indexes: dict[str, dict[str, dict[str, T]]] = {name: {} for name in self._indexers}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(list(self._items.values()))
+
+    def get(self, key: str) -> T | None:
+        """The object of a key."""
+        return self._items.get(key)
+
+    def keys(self) -> set[str]:
+        """All keys."""
+        return set(self._items)
+
+    def indexed(self, index: str, value: str) -> list[T]:
+        """The objects that an index lists under a value, in the order in which they came."""
+        return list(self._indexes[index].get(value, {}).values())
+
+    def indexer(self, index: str) -> Indexer[T]:
+        """How an index lists objects."""
+        return self._indexers[index]
+
+    def put(self, item: T) -> T | None:
+        """Add or replace an object; the one that it replaced."""
+        key = key_of(item)
+        before = self._items.get(key)
+        if before is not None:
+            self._unlist(key, before)
+        self._items[key] = item
+        for name, values in self._indexers.items():
+            for value in values(item):
+                self._indexes[name].setdefault(value, {})[key] = item
+        return before
+
+    def remove(self, key: str) -> T | None:
+        """Remove an object; the one that was there."""
+        before = self._items.pop(key, None)
+        if before is not None:
+            self._unlist(key, before)
+        return before
+
+    def _unlist(self, key: str, item: T) -> None:
+        for name, values in self._indexers.items():
+            index = self._indexes[name]
+            for value in values(item):
+                listed = index[value]
+                del listed[key]
+                if not listed:
+                    del index[value]

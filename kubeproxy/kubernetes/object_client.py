@@ -1,0 +1,134 @@
+"""Reading and writing objects of one resource, decoded to the fields in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from kubeproxy.kubernetes.client.errors import ApiError
+
+T = TypeVar("T")
+
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+NAMESPACE_TERMINATING = "NamespaceTerminating"
+
+
+class Requests(Protocol):
+    """The two kinds of request that are made, as `Client` makes them."""
+
+    async def get_json(self, path: str, query: Mapping[str, str] | None = None) -> bytearray:
+        """The body of an answer; an `ApiError` for anything else."""
+
+    async def send_json(
+        self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
+    ) -> bytearray:
+        """Write something; the body of the answer."""
+
+
+class ObjectClient(Generic[T]):
+    """Objects of one resource. `group` is the path of the group version, such as ``/apis/apps/v1``.
+
+    `written` is called with every object that a write returned, which no watch may have reported yet.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        *,
+        group: str,
+        resource: str,
+        decode: Callable[[bytearray], T],
+        written: Callable[[T], None] | None = None,
+    ) -> None:
+        self._requests = requests
+        self._group = group
+        self._resource = resource
+        self._decode = decode
+        self._written = written
+
+    def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
+        """Where an object is, or without a name the collection."""
+        parts = (self._group, "namespaces", quote(namespace), self._resource, quote(name), subresource)
+        return "/".join(part for part in parts if part)
+
+    async def get(self, namespace: str, name: str) -> T:
+        """The object as the server has it now."""
+        return self._decode(await self._requests.get_json(self.path(namespace, name)))
+
+    async def list_namespace(self, namespace: str, *, selector: str = "") -> list[T]:
+        """All objects of a namespace that a label selector, given as text, matches."""
+        query = {"labelSelector": selector} if selector else {}
+        body = await self._requests.get_json(self.path(namespace), query)
+        items = msgspec.json.decode(body, type=_Items).items
+        return [self._decode(bytearray(item)) for item in items]
+
+    async def create(self, namespace: str, body: Mapping[str, Any] | bytes) -> T:
+        """Create an object; `body` may be encoded already."""
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        return self._noted(await self._requests.send_json("POST", self.path(namespace), data))
+
+    async def patch(
+        self,
+        namespace: str,
+        name: str,
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        content_type: str = MERGE,
+        subresource: str = "",
+    ) -> T:
+        """Change an object. With a resourceVersion in the patch a Conflict if the object has another by now."""
+        path = self.path(namespace, name, subresource)
+        data = msgspec.json.encode(body)
+        return self._noted(await self._requests.send_json("PATCH", path, data, content_type=content_type))
+
+    async def delete(self, namespace: str, name: str, *, uid: str = "") -> None:
+        """Delete an object; with `uid` only that very one (a Conflict for another of the same name)."""
+        options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        await self._requests.send_json("DELETE", self.path(namespace, name), msgspec.json.encode(options))
+
+    def _noted(self, body: bytearray) -> T:
+        item = self._decode(body)
+        if self._written is not None:
+            self._written(item)
+        return item
+
+
+class _Items(msgspec.Struct):
+    items: list[msgspec.Raw] = []
+
+
+def is_not_found(error: BaseException) -> bool:
+    """Whether the object does not exist (any more)."""
+    return isinstance(error, ApiError) and error.status == 404
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the object was changed by another writer since it was read."""
+    return isinstance(error, ApiError) and error.status == 409 and error.reason != "AlreadyExists"
+
+
+def already_exists(error: BaseException) -> bool:
+    """Whether an object of that name exists."""
+    return isinstance(error, ApiError) and error.status == 409 and error.reason == "AlreadyExists"
+
+
+def is_invalid(error: BaseException) -> bool:
+    """Whether the server refused the content."""
+    return isinstance(error, ApiError) and error.status == 422
+
+
+def namespace_terminating(error: BaseException) -> bool:
+    """Whether nothing can be created because the namespace is being deleted."""
+    return isinstance(error, ApiError) and NAMESPACE_TERMINATING in error.causes
+
+
+def server_text(error: BaseException) -> str:
+    """What the server gave as the reason, without where and how it was asked."""
+    return (isinstance(error, ApiError) and error.server_text) or str(error)

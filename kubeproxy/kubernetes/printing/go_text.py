@@ -1,0 +1,114 @@
+"""JSON and YAML as Go's libraries write them: keys sorted, the same quotes, the same line breaks. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cmp_to_key
+from typing import Any, Final
+
+import yaml
+
+from kubeproxy.kubernetes.resources.go_yaml import resolve
+
+_ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_ESCAPES: Final = re.compile("[<>&\u2028\u2029]")
+_DATE: Final = re.compile(
+    r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:(?:[Tt]|[ \t]+)[0-9]{1,2}:[0-9]{1,2}:[0-9]{1,2}(?:\.[0-9]*)?"
+    r"(?:[ \t]*(?:Z|[-+][0-9]{1,2}(?::[0-9]{2})?))?)?"
+)
+_BASE_60: Final = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
+
+
+def compact_json(value: object) -> str:
+    """On one line, without spaces."""
+    return _escaped(json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")))
+
+
+def indented_json(value: object) -> str:
+    """By four spaces, as ``-o json`` has it."""
+    return _escaped(json.dumps(value, sort_keys=True, ensure_ascii=False, indent=4))
+
+
+def _escaped(text: str) -> str:
+    return _ESCAPES.sub(lambda match: _ESCAPED[match[0]], text)
+
+
+def yaml_text(value: object) -> str:
+    """One document, without separators."""
+    text = yaml.emit(_document(value), Dumper=yaml.CDumper, allow_unicode=True, width=80)
+    assert isinstance(text, str)
+    return text
+
+
+def _document(value: object) -> Iterator[yaml.Event]:
+    yield yaml.StreamStartEvent()
+    yield yaml.DocumentStartEvent(explicit=False)
+    yield from _events(value)
+    yield yaml.DocumentEndEvent(explicit=False)
+    yield yaml.StreamEndEvent()
+
+
+def _events(value: Any) -> Iterator[yaml.Event]:
+    match value:
+        case dict():
+            yield yaml.MappingStartEvent(None, None, implicit=True, flow_style=not value)
+            for key in sorted(map(str, value), key=_natural):
+                # A plain << would be read as a merge; kubectl writes it all the same.
+                yield yaml.ScalarEvent(None, None, (True, True), key, style='"' if key == "<<" else _style(key))
+                yield from _events(value[key])
+            yield yaml.MappingEndEvent()
+        case list():
+            yield yaml.SequenceStartEvent(None, None, implicit=True, flow_style=not value)
+            for item in value:
+                yield from _events(item)
+            yield yaml.SequenceEndEvent()
+        case str():
+            yield yaml.ScalarEvent(None, None, (True, True), value, style=_style(value))
+        case None:
+            yield yaml.ScalarEvent(None, None, (True, False), "null")
+        case bool():
+            yield yaml.ScalarEvent(None, None, (True, False), "true" if value else "false")
+        case _:
+            yield yaml.ScalarEvent(None, None, (True, False), json.dumps(value))
+
+
+def _style(text: str) -> str | None:
+    if "\n" in text:
+        return "|"
+    ambiguous = not text or not isinstance(resolve(text), str) or _DATE.fullmatch(text) or _BASE_60.fullmatch(text)
+    return '"' if ambiguous else None
+
+
+def _compare(left: str, right: str) -> int:
+    """The order of keys in yaml.v2: letters behind all else, numbers by their value (``a2`` before ``a10``)."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a == b:
+            continue
+        if a.isalpha() and b.isalpha():
+            return -1 if a < b else 1
+        if a.isalpha() or b.isalpha():
+            return -1 if b.isalpha() else 1
+        return _compare_numbers(left, right, index)
+    return len(left) - len(right)
+
+
+def _compare_numbers(left: str, right: str, index: int) -> int:
+    start = 0
+    if "0" in (left[index], right[index]):
+        before = _DIGITS_BEFORE.search(left[:index])
+        start = 1 if before is not None and before[0].strip("0") else 0
+    a, b = _DIGITS.match(left, index), _DIGITS.match(right, index)
+    digits, others = a[0] if a else "", b[0] if b else ""
+    number, other = int(f"{start}{digits[:400]}"), int(f"{start}{others[:400]}")
+    if number != other:
+        return -1 if number < other else 1
+    if len(digits) != len(others):
+        return len(digits) - len(others)
+    return -1 if left[index] < right[index] else 1
+
+
+_DIGITS: Final = re.compile(r"[0-9]*")
+_DIGITS_BEFORE: Final = re.compile(r"[0-9]+$")
+_natural: Final = cmp_to_key(_compare)

@@ -1,0 +1,62 @@
+"""Errors as kubectl prints them on standard error. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.resources.errors import Errors, quoted
+
+
+def lines(errors: Sequence[Exception], host: str) -> list[str]:
+    """What to print for the errors of a command. `host`: the server's host and port."""
+    found = list(_flat(errors))
+    if len(found) == 1:
+        return _alone(found[0], host)
+    return [_among(error, host) for error in found]
+
+
+def _flat(errors: Sequence[Exception]) -> Iterator[Exception]:
+    for error in errors:
+        if isinstance(error, Errors):
+            yield from _flat(error.errors)
+        else:
+            yield error
+
+
+def _alone(error: Exception, host: str) -> list[str]:
+    if isinstance(error, StatusError) and error.reason == "Invalid":
+        return _invalid(error)
+    known = _known(error, host)
+    return [known or f"error: {error}"]
+
+
+def _among(error: Exception, host: str) -> str:
+    return _known(error, host) or str(error)
+
+
+def _known(error: Exception, host: str) -> str:
+    if isinstance(error, StatusError):
+        if error.code == 401:
+            return f"error: You must be logged in to the server ({error})"
+        return f"Error from server ({error.reason}): {error}" if error.reason else f"Error from server: {error}"
+    if isinstance(error, Unreachable):
+        if error.cause == "refused":
+            return f"The connection to the server {host} was refused - did you specify the right host or port?"
+        return f"Unable to connect to the server: {error}"
+    return ""
+
+
+def _invalid(error: StatusError) -> list[str]:
+    details = error.details
+    head = "The request is invalid"
+    causes = [f"{cause.field}: {cause.message}" for cause in details.causes or ()]
+    if details.kind or details.name:
+        head = f"The {details.kind or ''} {quoted(details.name or '')} is invalid"
+    elif not causes:
+        head += f": {error}"
+    causes = list(dict.fromkeys(causes))
+    if len(causes) < 2:
+        return [f"{head}: {causes[0]}" if causes else head]
+    return [f"{head}: ", *(f"* {cause}" for cause in causes)]

@@ -1,0 +1,378 @@
+"""What an API server serves: asked for once, kept on disk for some hours.
+
+A server that has aggregated discovery answers with two documents; any other is asked for each group and version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kubeproxy.kubernetes.client.errors import ApiError, Garbage
+from kubeproxy.kubernetes.client.rest import Answer, RestClient
+from kubeproxy.kubernetes.client.status import StatusError
+
+TTL_S: Final = 6 * 3600.0
+"""How long what is on disk counts (kubectl since 1.24: 6 h)."""
+FORMAT: Final = 1
+"""Of the file; another one is not read."""
+_AGGREGATED: Final = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryList"
+ACCEPT: Final = f"{_AGGREGATED.format('v2')},{_AGGREGATED.format('v2beta1')},application/json"
+_AT_ONCE: Final = 8
+"""Requests for groups under way at the same time."""
+_MOST_RESOURCES: Final = 100_000
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class ApiResource(msgspec.Struct, frozen=True):
+    """A resource that a server serves in one version."""
+
+    group: str
+    """Empty: the core group."""
+    version: str
+    name: str
+    """The plural, as paths have it: ``deployments``."""
+    kind: str
+    namespaced: bool
+    singular: str = ""
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    verbs: tuple[str, ...] = ()
+
+    @property
+    def group_version(self) -> str:
+        """As ``apiVersion`` has it."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def group_name(self) -> str:
+        """``deployments.apps``; of the core group, ``pods``."""
+        return f"{self.name}.{self.group}" if self.group else self.name
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """The path of the collection, or of one object in it."""
+        prefix = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        scope = f"/namespaces/{_segment(namespace)}" if self.namespaced and namespace else ""
+        return f"{prefix}{scope}/{self.name}" + (f"/{_segment(name)}" if name else "")
+
+
+def _segment(text: str) -> str:
+    """A name as one part of a path."""
+    from urllib.parse import quote
+
+    return quote(text, safe="") if text not in (".", "..") else text.replace(".", "%2E")
+
+
+class Catalog(msgspec.Struct, frozen=True):
+    """All that a server serves, in its own order: of several versions of a group the preferred one first."""
+
+    resources: tuple[ApiResource, ...] = ()
+    failed: tuple[str, ...] = ()
+    """Groups and versions that did not answer, each with the reason."""
+    minor: int = 0
+    """The minor version of the server; 0: unknown."""
+
+
+# Documents
+
+
+class _GroupVersionKind(msgspec.Struct):
+    group: str | None = None
+    version: str | None = None
+    kind: str | None = None
+
+
+class _AggregatedResource(msgspec.Struct, rename="camel"):
+    resource: str | None = None
+    response_kind: _GroupVersionKind | None = None
+    scope: str | None = None
+    singular_resource: str | None = None
+    verbs: list[str] | None = None
+    short_names: list[str] | None = None
+    categories: list[str] | None = None
+
+
+class _AggregatedVersion(msgspec.Struct):
+    version: str | None = None
+    resources: list[_AggregatedResource] | None = None
+    freshness: str | None = None
+
+
+class _Meta(msgspec.Struct):
+    name: str | None = None
+
+
+class _AggregatedGroup(msgspec.Struct):
+    metadata: _Meta | None = None
+    versions: list[_AggregatedVersion] | None = None
+
+
+class _Aggregated(msgspec.Struct):
+    kind: str | None = None
+    items: list[_AggregatedGroup] | None = None
+
+
+class _LegacyVersions(msgspec.Struct):
+    versions: list[str] | None = None
+
+
+class _LegacyVersion(msgspec.Struct):
+    version: str | None = None
+
+
+class _LegacyGroup(msgspec.Struct, rename="camel"):
+    name: str | None = None
+    versions: list[_LegacyVersion] | None = None
+    preferred_version: _LegacyVersion | None = None
+
+
+class _LegacyGroups(msgspec.Struct):
+    groups: list[_LegacyGroup] | None = None
+
+
+class _LegacyResource(msgspec.Struct, rename="camel"):
+    name: str | None = None
+    singular_name: str | None = None
+    namespaced: bool | None = None
+    kind: str | None = None
+    group: str | None = None
+    version: str | None = None
+    verbs: list[str] | None = None
+    short_names: list[str] | None = None
+    categories: list[str] | None = None
+
+
+class _LegacyResources(msgspec.Struct):
+    resources: list[_LegacyResource] | None = None
+
+
+def parse_aggregated(body: bytes) -> Catalog:
+    """An APIGroupDiscoveryList. Raises `Garbage`."""
+    try:
+        document = msgspec.json.decode(body, type=_Aggregated)
+    except UNDECODABLE as error:
+        raise Garbage(f"discovery answered what is none: {error}", cause="garbage") from None
+    found: list[ApiResource] = []
+    failed: list[str] = []
+    for group in document.items or ():
+        name = (group.metadata.name if group.metadata else "") or ""
+        for version in group.versions or ():
+            if version.freshness == "Stale":
+                failed.append(f"{name}/{version.version}: the server cannot reach it")
+            for resource in version.resources or ():
+                kind = (resource.response_kind.kind if resource.response_kind else "") or ""
+                found += _resource(
+                    name, version.version, resource.resource, kind, resource.scope == "Namespaced",
+                    resource.singular_resource, resource.short_names, resource.categories, resource.verbs,
+                )  # fmt: skip
+    return Catalog(tuple(found[:_MOST_RESOURCES]), tuple(failed))
+
+
+def parse_versions(body: bytes) -> list[str]:
+    """The versions of the core group (``/api``). Raises `Garbage`."""
+    try:
+        return msgspec.json.decode(body, type=_LegacyVersions).versions or []
+    except UNDECODABLE as error:
+        raise Garbage(f"/api answered no list of versions: {error}", cause="garbage") from None
+
+
+def parse_groups(body: bytes) -> list[tuple[str, str]]:
+    """Groups and versions (``/apis``), of each group the preferred version first. Raises `Garbage`."""
+    try:
+        groups = msgspec.json.decode(body, type=_LegacyGroups).groups or []
+    except UNDECODABLE as error:
+        raise Garbage(f"/apis answered no list of groups: {error}", cause="garbage") from None
+    found: list[tuple[str, str]] = []
+    for group in groups:
+        versions = [each.version for each in group.versions or () if each.version]
+        preferred = group.preferred_version.version if group.preferred_version else None
+        if preferred in versions:
+            versions.remove(preferred)
+            versions.insert(0, preferred)
+        if group.name and _PART.fullmatch(group.name):
+            found += [(group.name, version) for version in versions if _PART.fullmatch(version)]
+    return found
+
+
+def parse_resources(body: bytes, group: str, version: str) -> list[ApiResource]:
+    """The resources of a group and version. Raises `Garbage`."""
+    try:
+        resources = msgspec.json.decode(body, type=_LegacyResources).resources or []
+    except UNDECODABLE as error:
+        raise Garbage(f"{group}/{version} answered no list of resources: {error}", cause="garbage") from None
+    return [
+        found
+        for each in resources
+        for found in _resource(
+            group, version, each.name, each.kind, bool(each.namespaced),
+            each.singular_name, each.short_names, each.categories, each.verbs,
+        )
+    ]  # fmt: skip
+
+
+_PART: Final = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]{0,251}[a-zA-Z0-9])?")
+"""A group, a version or a resource; nothing else gets into a path."""
+
+
+def _resource(
+    group: str,
+    version: str | None,
+    name: str | None,
+    kind: str | None,
+    namespaced: bool,
+    singular: str | None,
+    short_names: Iterable[str] | None,
+    categories: Iterable[str] | None,
+    verbs: Iterable[str] | None,
+) -> Iterator[ApiResource]:
+    """The resource; nothing for a subresource, or where something is missing."""
+    if not version or not name or not kind or not _PART.fullmatch(name) or not _PART.fullmatch(version):
+        return
+    if group and not _PART.fullmatch(group):
+        return
+    yield ApiResource(
+        group=group,
+        version=version,
+        name=name,
+        kind=kind,
+        namespaced=namespaced,
+        singular=singular or kind.lower(),
+        short_names=tuple(short_names or ()),
+        categories=tuple(categories or ()),
+        verbs=tuple(verbs or ()),
+    )
+
+
+# Requests
+
+
+async def discover(client: RestClient) -> Catalog:
+    """Ask the server. Raises StatusError, Unreachable, `Garbage` where nothing can be had; a group that does not answer
+    is put down as failed."""
+    core, groups, minor = await asyncio.gather(
+        client.get("/api", accept=ACCEPT), client.get("/apis", accept=ACCEPT), _minor(client)
+    )
+    parts = [await _core(client, core), await _groups(client, groups)]
+    return Catalog(
+        resources=tuple(resource for part in parts for resource in part.resources),
+        failed=tuple(reason for part in parts for reason in part.failed),
+        minor=minor,
+    )
+
+
+async def _minor(client: RestClient) -> int:
+    """The server's minor version; 0 where it is unknown."""
+    try:
+        answer = (await client.get("/version")).decoded()
+    except (StatusError, Garbage):
+        return 0
+    digits = re.match(r"\d+", str(answer.get("minor", ""))) if isinstance(answer, dict) else None
+    if digits:
+        return int(digits[0][:6])
+    version = re.match(r"v1\.(\d{1,6})\.", str(answer.get("gitVersion", ""))) if isinstance(answer, dict) else None
+    return int(version[1]) if version else 0
+
+
+def _is_aggregated(answer: Answer) -> bool:
+    return "APIGroupDiscoveryList" in answer.content_type
+
+
+async def _core(client: RestClient, answer: Answer) -> Catalog:
+    if _is_aggregated(answer):
+        return parse_aggregated(answer.body)
+    return await _each(client, [("", version) for version in parse_versions(answer.body) if _PART.fullmatch(version)])
+
+
+async def _groups(client: RestClient, answer: Answer) -> Catalog:
+    if _is_aggregated(answer):
+        return parse_aggregated(answer.body)
+    return await _each(client, parse_groups(answer.body))
+
+
+async def _each(client: RestClient, group_versions: list[tuple[str, str]]) -> Catalog:
+    free = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(group: str, version: str) -> tuple[list[ApiResource], str]:
+        path = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        async with free:
+            try:
+                return parse_resources((await client.get(path)).body, group, version), ""
+            except (StatusError, ApiError) as error:
+                return [], f"{group}/{version}: {error}"
+
+    answers = await asyncio.gather(*(one(group, version) for group, version in group_versions))
+    return Catalog(
+        tuple(resource for resources, _ in answers for resource in resources),
+        tuple(reason for _, reason in answers if reason),
+    )
+
+
+# On disk
+
+
+class _Kept(msgspec.Struct):
+    format: int
+    server: str
+    at: float
+    catalog: Catalog
+
+
+class DiscoveryCache:
+    """The catalog of one server in the user's cache directory. What cannot be read or written is done without."""
+
+    def __init__(self, directory: Path, server: str, *, ttl_s: float = TTL_S) -> None:
+        self._server = server
+        self._ttl_s = ttl_s
+        self.path = directory / "discovery" / f"{file_name(server)}.msgpack"
+
+    def read(self) -> Catalog | None:
+        """What is there, unless it is too old."""
+        try:
+            kept = msgspec.msgpack.decode(self.path.read_bytes(), type=_Kept)
+        except (OSError, *UNDECODABLE):
+            return None
+        fresh = 0 <= time.time() - kept.at < self._ttl_s
+        return kept.catalog if fresh and kept.format == FORMAT and kept.server == self._server else None
+
+    def write(self, catalog: Catalog) -> None:
+        """Keep it for later, unless a part of it is missing."""
+        if not catalog.failed:
+            write_file(self.path, msgspec.msgpack.encode(_Kept(FORMAT, self._server, time.time(), catalog)))
+
+
+def file_name(server: str) -> str:
+    """A file's name for a server's URL."""
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "_", server.partition("://")[2])[:80]
+    return f"{readable}-{hashlib.blake2b(server.encode(), digest_size=6).hexdigest()}"
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Put the file in place as a whole, readable for its owner alone; without a word where that cannot be done, as it
+    is a cache."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+
+
+def cache_directory(named: str = "") -> Path:
+    """Where caches are: what is named, else ``kubeproxy`` in the user's cache directory."""
+    if named:
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "kubeproxy"

@@ -1,0 +1,110 @@
+"""Errors of single objects, each with the source, the document, the line and the field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kubeproxy.model.errors import ConfigError
+
+
+def quoted(text: str) -> str:
+    """A text in double quotes, as Go's ``%q`` prints it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where an object stands."""
+
+    source: str
+    """The path, the web address, or ``STDIN``."""
+    document: int = 0
+    """Counted from 1; documents without content do not count. 0: the source as a whole."""
+    line: int = 0
+    """Of the source, counted from 1; 0: unknown."""
+    item: str = ""
+    """The path within a list, like ``items[3]``."""
+
+    def __str__(self) -> str:
+        parts = []
+        if self.document:
+            parts.append(f"document {self.document}")
+        if self.line:
+            parts.append(f"line {self.line}")
+        if self.item:
+            parts.append(self.item)
+        return ", ".join(parts)
+
+
+class ObjectError(ConfigError):
+    """One document or object cannot be used; the others can."""
+
+    def __init__(self, message: str, position: Position) -> None:
+        where = str(position)
+        head, newline, rest = message.partition("\n")
+        super().__init__(f"{head} ({where}){newline}{rest}" if where else message)
+        self.position = position
+
+
+class SourceError(ObjectError):
+    """A source cannot be read: a file, a web address, standard input."""
+
+
+class UnreadableError(ObjectError):
+    """A document is no YAML and no JSON."""
+
+    def __init__(self, reason: str, position: Position) -> None:
+        super().__init__(f"error parsing {position.source}: {reason}", position)
+
+
+class UndecodableError(ObjectError):
+    """A document is no object: apiVersion, kind or metadata are missing or of a wrong type."""
+
+    def __init__(self, reason: str, position: Position) -> None:
+        super().__init__(f"unable to decode {quoted(position.source)}: {reason}", position)
+
+
+class InvalidError(ObjectError):
+    """An object has fields that the server does not know, or values of a wrong type."""
+
+    def __init__(self, reason: str, position: Position) -> None:
+        super().__init__(
+            f"error validating {quoted(position.source)}: error validating data: {reason};"
+            " if you choose to ignore these errors, turn validation off with --validate=false",
+            position,
+        )
+
+
+class NoMatchError(ObjectError):
+    """The server does not serve this kind."""
+
+    def __init__(
+        self, kind: str, api_version: str, *, name: str, namespace: str, position: Position, hint: str
+    ) -> None:
+        what = f"no matches for kind {quoted(kind)} in version {quoted(api_version)}"
+        super().__init__(
+            f"resource mapping not found for name: {quoted(name)} namespace: {quoted(namespace)}"
+            f" from {quoted(position.source)}: {what}\n{hint}",
+            position,
+        )
+
+
+class WrongNamespaceError(ObjectError):
+    """An object names another namespace than the one that all have to be in."""
+
+    def __init__(self, found: str, wanted: str, position: Position) -> None:
+        super().__init__(
+            f"the namespace from the provided object {quoted(found)} does not match the namespace {quoted(wanted)}."
+            f" You must pass '--namespace={found}' to perform this operation.",
+            position,
+        )
+
+
+class Errors(ConfigError):
+    """Several things went wrong, each kept."""
+
+    def __init__(self, errors: Sequence[Exception]) -> None:
+        super().__init__(*(str(error) for error in errors))
+        self.errors = tuple(errors)

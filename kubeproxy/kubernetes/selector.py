@@ -1,0 +1,50 @@
+"""Label selectors: which labels they match, and what is wrong with them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from kubeproxy.kubernetes.objects import Wire
+
+
+class Requirement(Wire, frozen=True, omit_defaults=True):
+    """One of ``matchExpressions``."""
+
+    key: str = ""
+    operator: str = ""
+    values: list[str] = msgspec.field(default_factory=list)
+
+
+class LabelSelector(Wire, frozen=True, omit_defaults=True):
+    """A selector as objects carry it. All of its parts must match; without any part it matches everything."""
+
+    match_labels: dict[str, str] = msgspec.field(default_factory=dict)
+    match_expressions: list[Requirement] = msgspec.field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no part, and so selects every object."""
+        return not self.match_labels and not self.match_expressions
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether labels fit. ValueError for an operator that does not exist."""
+        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
+            _fits(requirement, labels) for requirement in self.match_expressions
+        )
+
+
+def _fits(requirement: Requirement, labels: Mapping[str, str]) -> bool:
+    key, values = requirement.key, requirement.values
+    match requirement.operator:
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case "DoesNotExist":
+            return key not in labels
+        case other:
+            raise ValueError(f"{other!r} is not a valid label selector operator")

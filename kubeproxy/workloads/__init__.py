@@ -1,0 +1,1 @@
+"""Commands and controllers that change a cluster through its API server; they know nothing of proxying."""

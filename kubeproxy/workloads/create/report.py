@@ -1,0 +1,80 @@
+"""The output of a run: lines in the order of the objects, errors, and a line of progress on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Final, TextIO
+
+PROGRESS_AFTER_S: Final = 1.0
+_EVERY_S: Final = 0.2
+_ERASE: Final = "\r\x1b[K"
+
+
+class Report:
+    """Writes to standard output and standard error."""
+
+    def __init__(self, *, progress: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        """`progress`: show how far it has come, if standard error is a terminal and it takes longer than a second."""
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+        self._shows = progress and self._err.isatty()
+        self._began = time.monotonic()
+        self._drawn_at = 0.0
+        self._drawn = False
+        self._warned: set[str] = set()
+        self.created = 0
+        self.skipped = 0
+        self.failed = 0
+        self.warnings = 0
+
+    def line(self, text: str) -> None:
+        """Something for standard output, complete with line ends."""
+        self._erase()
+        self._out.write(text)
+        self._out.flush()
+        self._draw()
+
+    def warning(self, text: str) -> None:
+        """A warning; once each."""
+        if text in self._warned:
+            return
+        self._warned.add(text)
+        self.warnings += 1
+        self.error(f"Warning: {text}")
+
+    def error(self, text: str) -> None:
+        """A line on standard error."""
+        self._erase()
+        self._err.write(f"{text}\n")
+        self._err.flush()
+
+    def waits(self, seconds: float, reason: str) -> None:
+        """Nothing happens for a while."""
+        self._draw(f", waits {seconds:.1f} s: {reason}", force=True)
+
+    def tick(self) -> None:
+        """Some time has passed."""
+        self._draw()
+
+    def end(self) -> None:
+        """No more progress is shown."""
+        self._erase()
+        self._shows = False
+
+    def _draw(self, more: str = "", *, force: bool = False) -> None:
+        now = time.monotonic()
+        if not self._shows or now - self._began < PROGRESS_AFTER_S or (now - self._drawn_at < _EVERY_S and not force):
+            return
+        self._drawn_at, self._drawn = now, True
+        counts = f"{self.created} created"
+        counts += f", {self.skipped} skipped" if self.skipped else ""
+        counts += f", {self.failed} failed" if self.failed else ""
+        self._err.write(f"{_ERASE}{counts}, {now - self._began:.0f} s{more}")
+        self._err.flush()
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self._err.write(_ERASE)
+            self._err.flush()
+            self._drawn = False

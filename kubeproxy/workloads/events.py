@@ -1,0 +1,45 @@
+"""The Events that controllers report: about which object, and to what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from kubeproxy.kubernetes.metadata import Metadata
+
+EventType = Literal["Normal", "Warning"]
+
+SCALING = "ScalingReplicaSet"
+SUCCESSFUL_CREATE = "SuccessfulCreate"
+FAILED_CREATE = "FailedCreate"
+SUCCESSFUL_DELETE = "SuccessfulDelete"
+FAILED_DELETE = "FailedDelete"
+SELECTING_ALL = "SelectingAll"
+CREATE_ERROR = "ReplicaSetCreateError"
+ROLLBACK_NOT_FOUND = "DeploymentRollbackRevisionNotFound"
+ROLLBACK_UNCHANGED = "DeploymentRollbackTemplateUnchanged"
+ROLLBACK_DONE = "DeploymentRollback"
+
+
+@dataclass(frozen=True, slots=True)
+class Involved:
+    """The object that an Event is about."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+
+    @classmethod
+    def of(cls, api_version: str, kind: str, metadata: Metadata) -> Involved:
+        """By the object's metadata."""
+        return cls(api_version, kind, metadata.namespace, metadata.name, metadata.uid, metadata.resource_version)
+
+
+class EventSink(Protocol):
+    """Takes Events at any time; returns at once and never fails."""
+
+    def record(self, involved: Involved, type: EventType, reason: str, message: str) -> None:
+        """Report one Event."""

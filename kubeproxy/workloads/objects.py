@@ -1,0 +1,242 @@
+"""Deployments, ReplicaSets, ReplicationControllers and Pods, as far as their controllers read them.
+
+Pod templates stay as they came (`msgspec.Raw`), because a Deployment's template is copied to its ReplicaSet with every
+field, whatever the API server's version. Writes are patches of the fields that change, so no unknown field is lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from kubeproxy.kubernetes.metadata import Metadata, OwnerReference
+from kubeproxy.kubernetes.objects import Wire
+from kubeproxy.kubernetes.selector import LabelSelector
+
+NO_TEMPLATE: Final = msgspec.Raw(b"{}")
+NO_LIMIT: Final = 2_147_483_647
+"""In progressDeadlineSeconds and revisionHistoryLimit: none (the API's MaxInt32)."""
+
+
+def _detach(spec: ReplicaSetSpec | ReplicationControllerSpec | DeploymentSpec) -> None:
+    """Copy the template out of the answer that it was decoded from; a view would keep a whole list in memory."""
+    msgspec.structs.force_setattr(spec, "template", spec.template.copy())
+
+
+# Pod, v1
+
+
+class PodAnnotations(Wire, frozen=True):
+    """The annotations of a pod that controllers read."""
+
+    deletion_cost: str | None = msgspec.field(name="controller.kubernetes.io/pod-deletion-cost", default=None)
+
+
+class PodMetadata(Wire, frozen=True):
+    """The metadata of a pod: of its annotations only those in use, for there are many pods."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    annotations: PodAnnotations = PodAnnotations()
+    owner_references: list[OwnerReference] = msgspec.field(default_factory=list)
+
+
+class PodSpec(Wire, frozen=True):
+    node_name: str = ""
+
+
+class PodCondition(Wire, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+
+
+class ContainerWaiting(Wire, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(Wire, frozen=True):
+    waiting: ContainerWaiting | None = None
+
+
+class ContainerStatus(Wire, frozen=True):
+    name: str = ""
+    restart_count: int = 0
+    ready: bool = False
+    state: ContainerState = ContainerState()
+
+
+class PodStatus(Wire, frozen=True):
+    phase: str = ""
+    conditions: list[PodCondition] = msgspec.field(default_factory=list)
+    container_statuses: list[ContainerStatus] = msgspec.field(default_factory=list)
+    init_container_statuses: list[ContainerStatus] = msgspec.field(default_factory=list)
+
+
+class Pod(Wire, frozen=True):
+    """A v1 Pod."""
+
+    metadata: PodMetadata = PodMetadata()
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+# Conditions of workloads
+
+
+class Condition(Wire, frozen=True, omit_defaults=True):
+    """A condition in the status of a Deployment, ReplicaSet or ReplicationController."""
+
+    type: str = ""
+    status: str = ""
+    last_update_time: str | None = None
+    """Deployments only."""
+    last_transition_time: str | None = None
+    reason: str = ""
+    message: str = ""
+
+
+# ReplicaSet, apps/v1, and ReplicationController, v1
+
+
+class ReplicaSetSpec(Wire, frozen=True):
+    replicas: int = 1
+    min_ready_seconds: int = 0
+    selector: LabelSelector = LabelSelector()
+    template: msgspec.Raw = NO_TEMPLATE
+
+    def __post_init__(self) -> None:
+        _detach(self)
+
+
+class ReplicaSetStatus(Wire, frozen=True):
+    """The counts of a ReplicaSet, and equally of a ReplicationController."""
+
+    replicas: int = 0
+    fully_labeled_replicas: int = 0
+    ready_replicas: int = 0
+    available_replicas: int = 0
+    terminating_replicas: int | None = None
+    observed_generation: int = 0
+    conditions: list[Condition] = msgspec.field(default_factory=list)
+
+
+class ReplicaSet(Wire, frozen=True):
+    """An apps/v1 ReplicaSet."""
+
+    metadata: Metadata = Metadata()
+    spec: ReplicaSetSpec = ReplicaSetSpec()
+    status: ReplicaSetStatus = ReplicaSetStatus()
+
+
+class ReplicationControllerSpec(Wire, frozen=True):
+    """Like a ReplicaSet's, but the selector is a plain map."""
+
+    replicas: int = 1
+    min_ready_seconds: int = 0
+    selector: dict[str, str] = msgspec.field(default_factory=dict)
+    template: msgspec.Raw = NO_TEMPLATE
+
+    def __post_init__(self) -> None:
+        _detach(self)
+
+
+class ReplicationController(Wire, frozen=True):
+    """A v1 ReplicationController."""
+
+    metadata: Metadata = Metadata()
+    spec: ReplicationControllerSpec = ReplicationControllerSpec()
+    status: ReplicaSetStatus = ReplicaSetStatus()
+
+    def as_replica_set(self) -> ReplicaSet:
+        """The same as a ReplicaSet, for the controller that keeps both."""
+        spec = self.spec
+        return ReplicaSet(
+            metadata=self.metadata,
+            spec=ReplicaSetSpec(
+                replicas=spec.replicas,
+                min_ready_seconds=spec.min_ready_seconds,
+                selector=LabelSelector(match_labels=spec.selector),
+                template=spec.template,
+            ),
+            status=self.status,
+        )
+
+
+# Deployment, apps/v1
+
+
+class RollingUpdate(Wire, frozen=True):
+    max_surge: int | str | None = None
+    max_unavailable: int | str | None = None
+
+
+class Strategy(Wire, frozen=True):
+    type: str = "RollingUpdate"
+    rolling_update: RollingUpdate = RollingUpdate()
+
+
+class DeploymentSpec(Wire, frozen=True):
+    replicas: int = 1
+    min_ready_seconds: int = 0
+    revision_history_limit: int | None = None
+    progress_deadline_seconds: int | None = None
+    paused: bool = False
+    selector: LabelSelector = LabelSelector()
+    strategy: Strategy = Strategy()
+    template: msgspec.Raw = NO_TEMPLATE
+
+    def __post_init__(self) -> None:
+        _detach(self)
+
+
+class DeploymentStatus(Wire, frozen=True):
+    observed_generation: int = 0
+    replicas: int = 0
+    updated_replicas: int = 0
+    ready_replicas: int = 0
+    available_replicas: int = 0
+    unavailable_replicas: int = 0
+    terminating_replicas: int | None = None
+    collision_count: int | None = None
+    conditions: list[Condition] = msgspec.field(default_factory=list)
+
+
+class Deployment(Wire, frozen=True):
+    """An apps/v1 Deployment."""
+
+    metadata: Metadata = Metadata()
+    spec: DeploymentSpec = DeploymentSpec()
+    status: DeploymentStatus = DeploymentStatus()
+
+    @property
+    def rolling(self) -> bool:
+        """Whether pods are replaced step by step, not all at once."""
+        return self.spec.strategy.type == "RollingUpdate"
+
+    @property
+    def deadline_s(self) -> int | None:
+        """Seconds without progress after which a rollout counts as failed; None: never."""
+        deadline = self.spec.progress_deadline_seconds
+        return None if deadline is None or deadline == NO_LIMIT else deadline
+
+    @property
+    def history_limit(self) -> int | None:
+        """Old ReplicaSets to keep; None: all."""
+        limit = self.spec.revision_history_limit
+        return None if limit is None or limit == NO_LIMIT else limit
+
+
+def template_of(raw: msgspec.Raw) -> dict[str, Any]:
+    """A pod template as plain JSON values, made anew for each caller."""
+    found: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
+    return found

@@ -1,0 +1,49 @@
+"""Clients and informers of the kinds that workload controllers use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from kubeproxy.kubernetes.informer.informer import Informer
+from kubeproxy.kubernetes.object_client import ObjectClient, Requests
+from kubeproxy.workloads.objects import Deployment, Pod, ReplicaSet
+from kubeproxy.workloads.replicaset_kind import REPLICA_SET, ReplicaSetKind
+
+_pod = msgspec.json.Decoder(Pod).decode
+_deployment = msgspec.json.Decoder(Deployment).decode
+
+
+def pod_client(requests: Requests) -> ObjectClient[Pod]:
+    """Requests for pods."""
+    return ObjectClient(requests, group="/api/v1", resource="pods", decode=_pod)
+
+
+def replica_set_client(
+    requests: Requests, kind: ReplicaSetKind = REPLICA_SET, *, written: Callable[[ReplicaSet], None] | None = None
+) -> ObjectClient[ReplicaSet]:
+    """Requests for ReplicaSets or ReplicationControllers."""
+    return ObjectClient(requests, group=kind.group, resource=kind.resource, decode=kind.decode, written=written)
+
+
+def deployment_client(
+    requests: Requests, *, written: Callable[[Deployment], None] | None = None
+) -> ObjectClient[Deployment]:
+    """Requests for Deployments."""
+    return ObjectClient(requests, group="/apis/apps/v1", resource="deployments", decode=_deployment, written=written)
+
+
+def pod_informer() -> Informer[Pod]:
+    """All pods of the cluster."""
+    return Informer(name="pods", kind="Pod", path="/api/v1/pods", decode=_pod)
+
+
+def replica_set_informer(kind: ReplicaSetKind = REPLICA_SET) -> Informer[ReplicaSet]:
+    """All ReplicaSets, or all ReplicationControllers."""
+    return Informer(name=kind.resource, kind=kind.kind, path=f"{kind.group}/{kind.resource}", decode=kind.decode)
+
+
+def deployment_informer() -> Informer[Deployment]:
+    """All Deployments."""
+    return Informer(name="deployments", kind="Deployment", path="/apis/apps/v1/deployments", decode=_deployment)

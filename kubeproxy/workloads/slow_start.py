@@ -1,0 +1,36 @@
+"""Requests in batches of 1, 2, 4, 8 …, so that a quota that refuses everything costs one request. Pure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+INITIAL: Final = 1
+BURST: Final = 500
+"""Pods created or deleted in one sync at most (upstream's BurstReplicas)."""
+
+
+def batches(number: int, *, initial: int = INITIAL) -> Iterator[int]:
+    """The sizes of the batches for `number` requests."""
+    size = initial
+    while number > 0:
+        size = min(size, number)
+        yield size
+        number -= size
+        size *= 2
+
+
+async def slow_start(number: int, request: Callable[[], Awaitable[None]]) -> tuple[int, BaseException | None]:
+    """Make `number` requests, each batch at once; after a batch with an error there is no further one.
+
+    Returns how many succeeded, and the first error.
+    """
+    succeeded = 0
+    for size in batches(number):
+        results = await asyncio.gather(*(request() for _ in range(size)), return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        succeeded += size - len(errors)
+        if errors:
+            return succeeded, errors[0]
+    return succeeded, None

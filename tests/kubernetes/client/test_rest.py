@@ -1,0 +1,231 @@
+"""Requests of commands: headers, waits that the server asks for, credentials that run out, answers that are none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from kubeproxy.kubernetes.client import rest
+from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
+from kubeproxy.kubernetes.client.kubeconfig import ClientConfig, Overrides, load
+from kubeproxy.kubernetes.client.rest import Hooks, RestClient, warnings_of
+from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.model.errors import ConfigError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """Answers with the handlers in turn; the last one goes on."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.handlers: list[Handler] = []
+        self.seen: list[web.Request] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append(request)
+        return await (self.handlers.pop(0) if len(self.handlers) > 1 else self.handlers[0])(request)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    found = Server()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", found.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield found
+    await runner.cleanup()
+
+
+def answer(status: int, body: object = None, **headers: str) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return web.Response(status=status, body=text, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    return handler
+
+
+async def cut(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def test_who_asks(server: Server) -> None:
+    server.handlers = [answer(200, {})]
+    impersonate = {"user": "jane", "uid": "7", "groups": ["a", "b"], "extra": {"scopes/x": ["y"]}}
+    async with RestClient(ClientConfig(host=server.url, token="t", impersonate=impersonate)) as client:
+        await client.get("/x", {"a": "b"})
+    headers = server.seen[0].headers
+    assert headers["Authorization"] == "Bearer t"
+    assert headers.getall("Impersonate-Group") == ["a", "b"]
+    assert (headers["Impersonate-User"], headers["Impersonate-Uid"]) == ("jane", "7")
+    assert headers["Impersonate-Extra-scopes%2Fx"] == "y"
+    assert server.seen[0].path_qs == "/x?a=b"
+
+
+async def test_basic_authentication(server: Server) -> None:
+    server.handlers = [answer(200, {})]
+    async with RestClient(ClientConfig(host=server.url, username="u", password="p")) as client:
+        await client.get("/x")
+    assert server.seen[0].headers["Authorization"] == "Basic dTpw"
+
+
+async def test_a_header_cannot_be_smuggled_in(server: Server) -> None:
+    async with RestClient(ClientConfig(host=server.url, token="a\r\nX: y")) as client:
+        with pytest.raises(ConfigError, match="no HTTP header may have"):
+            await client.get("/x")
+
+
+async def test_waits_that_the_server_asks_for_have_an_end(server: Server) -> None:
+    waits: list[float] = []
+    server.handlers = [answer(429, {}, Retry_After="0")]
+    hooks = Hooks(on_wait=lambda seconds, _: waits.append(seconds))
+    async with RestClient(ClientConfig(host=server.url), hooks=hooks) as client:
+        with pytest.raises(StatusError, match="too many requests") as raised:
+            await client.request("POST", "/x", body=b"{}")
+    assert raised.value.code == 429
+    assert len(waits) == rest.MAX_WAITS
+    assert raised.value.repeated is False
+
+
+async def test_a_read_is_tried_again_and_a_write_is_not(server: Server) -> None:
+    server.handlers = [cut, answer(200, {"a": 1})]
+    async with RestClient(ClientConfig(host=server.url)) as client:
+        assert (await client.get("/x")).decoded() == {"a": 1}
+        server.handlers = [cut, answer(200, {})]
+        with pytest.raises(Unreachable):
+            await client.request("POST", "/x", body=b"{}")
+
+
+async def test_a_server_that_does_not_answer_is_given_up(server: Server) -> None:
+    import asyncio
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    server.handlers = [hang]
+    async with RestClient(ClientConfig(host=server.url), timeout_s=0.2) as client:
+        with pytest.raises(Unreachable, match="no answer in time"):
+            await client.get("/x")
+
+
+async def test_answers_that_are_none(server: Server) -> None:
+    async with RestClient(ClientConfig(host=server.url)) as client:
+        server.handlers = [answer(302, b"", Location="/login")]
+        with pytest.raises(Garbage, match="a redirect to /login"):
+            await client.get("/x")
+        server.handlers = [answer(200, b"<html>")]
+        with pytest.raises(Garbage, match="no JSON"):
+            (await client.get("/x")).decoded()
+        server.handlers = [answer(404, b"404 page not found\n")]
+        with pytest.raises(StatusError, match=r"could not find the requested resource \(get /x\): 404 page not found"):
+            await client.get("/x")
+        server.handlers = [answer(418, b"")]
+        with pytest.raises(StatusError, match="responded with the status code 418"):
+            await client.get("/x")
+
+
+async def test_a_plugin_is_run_once_and_again_after_a_refusal(server: Server, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(
+        "import json, pathlib\n"
+        f"path = pathlib.Path({str(count)!r})\n"
+        "number = int(path.read_text()) + 1 if path.exists() else 1\n"
+        "path.write_text(str(number))\n"
+        "print(json.dumps({'apiVersion': 'client.authentication.k8s.io/v1', 'kind': 'ExecCredential',\n"
+        "                  'status': {'token': f'token-{number}'}}))\n"
+    )
+    document = {
+        "current-context": "it",
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        "clusters": [{"name": "it", "cluster": {"server": server.url}}],
+        "users": [
+            {
+                "name": "it",
+                "user": {
+                    "exec": {
+                        "apiVersion": "client.authentication.k8s.io/v1",
+                        "command": sys.executable,
+                        "args": [str(plugin)],
+                        "interactiveMode": "Never",
+                    }
+                },
+            }
+        ],
+    }
+    (tmp_path / "config").write_text(json.dumps(document))
+    config = load(Overrides(kubeconfig=str(tmp_path / "config")), {})
+    server.handlers = [answer(200, {}), answer(200, {}), answer(401, {}), answer(200, {})]
+    async with RestClient(config) as client:
+        for _ in range(3):
+            await client.get("/x")
+    assert [request.headers["Authorization"] for request in server.seen] == [
+        *("Bearer token-1", "Bearer token-1", "Bearer token-1", "Bearer token-2"),
+    ]
+
+
+async def test_a_plugin_that_fails_is_told(server: Server) -> None:
+    user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/nowhere/plugin"}}
+    async with RestClient(ClientConfig(host=server.url, plugin=user)) as client:
+        with pytest.raises(ConfigError, match="getting credentials: "):
+            await client.get("/x")
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ('299 - "old"', ["old"]),
+        ('299 - "say \\"hi\\" \\\\"', ['say "hi" \\']),
+        ('299 agent "a" "Sun, 22 Nov 2026 00:00:00 GMT", 299 - "b"', ["a", "b"]),
+        ('199 - "other"', []),
+        ("nonsense", []),
+        ('299 - "open', ["open"]),
+        ("", []),
+    ],
+)
+def test_warnings_are_read(header: str, expected: list[str]) -> None:
+    assert warnings_of(header) == expected
+
+
+async def test_warnings_of_answers_are_handed_on(server: Server) -> None:
+    said: list[str] = []
+
+    async def warn(request: web.Request) -> web.StreamResponse:
+        response = web.json_response({})
+        response.headers.add("Warning", '299 - "one"')
+        response.headers.add("Warning", '299 - "two"')
+        return response
+
+    server.handlers = [warn]
+    async with RestClient(ClientConfig(host=server.url), hooks=Hooks(on_warning=said.append)) as client:
+        await client.get("/x")
+    assert said == ["one", "two"]
+
+
+async def test_a_proxy_of_the_environment_is_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.handlers = [answer(200, {})]
+    monkeypatch.setenv("http_proxy", server.url.replace("://", "://me:se%63ret@"))
+    monkeypatch.setenv("no_proxy", "direct.example.com")
+    async with RestClient(ClientConfig(host="http://api.example.com:8080")) as client:
+        await client.get("/x")
+    assert server.seen[0].headers["Host"] == "api.example.com:8080"
+    assert server.seen[0].headers["Proxy-Authorization"] == "Basic bWU6c2VjcmV0"
+    async with RestClient(ClientConfig(host="http://api.example.com", proxy=server.url)) as client:
+        await client.get("/x")
+    assert "Proxy-Authorization" not in server.seen[1].headers
+    async with RestClient(ClientConfig(host="http://direct.example.com:1"), timeout_s=1) as client:
+        with pytest.raises(Unreachable):
+            await client.get("/x")
+    assert len(server.seen) == 2

@@ -1,0 +1,76 @@
+"""What this process has written counts until the watch reports it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kubeproxy.kubernetes.informer.informer import Informer
+from kubeproxy.kubernetes.informer.mutation_cache import EXPIRY_S, MutationCache
+from kubeproxy.kubernetes.informer.store import CONTROLLER, ORPHANS
+from kubeproxy.workloads.objects import Pod
+from kubeproxy.workloads.resources import pod_informer
+from tests.support.clock import Clock
+from tests.workloads.builders import pod
+
+
+def _at(version: str, name: str = "a", owner: str = "") -> Pod:
+    item = pod(name, owner=owner)
+    return msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, resource_version=version))
+
+
+def _cache() -> tuple[Informer[Pod], MutationCache[Pod], Clock]:
+    informer, clock = pod_informer(), Clock()
+    return informer, MutationCache(informer, clock), clock
+
+
+def test_a_write_is_seen_at_once() -> None:
+    informer, cache, _ = _cache()
+    informer.put(_at("5"))
+    cache.written(_at("9"))
+    assert cache.get("default/a") == _at("9")
+    informer.put(_at("7"))  # another's change, before ours
+    assert cache.get("default/a") == _at("9")
+    informer.put(_at("9"))
+    informer.put(_at("12"))
+    assert cache.get("default/a") == _at("12")
+
+
+def test_a_late_answer_does_not_hide_what_the_watch_has_reported() -> None:
+    informer, cache, _ = _cache()
+    informer.put(_at("12"))
+    cache.written(_at("9"))
+    assert cache.get("default/a") == _at("12")
+
+
+def test_indexes_follow() -> None:
+    informer, cache, _ = _cache()
+    informer.put(_at("5", owner="x"))
+    cache.written(_at("9", owner="y"))
+    cache.written(_at("10", "b", owner="y"))
+    assert cache.indexed(CONTROLLER, "x") == []
+    assert [item.metadata.name for item in cache.indexed(CONTROLLER, "y")] == ["a", "b"]
+    assert cache.indexed(ORPHANS, "default") == []
+
+
+def test_what_is_deleted_is_gone() -> None:
+    informer, cache, _ = _cache()
+    cache.written(_at("9"))
+    informer.put(_at("9"))
+    cache.written(_at("10"))
+    informer.remove("default/a")
+    assert cache.get("default/a") is None
+
+
+def test_what_is_never_reported_expires() -> None:
+    _, cache, clock = _cache()
+    cache.written(_at("9"))
+    clock.now += EXPIRY_S + 1
+    assert cache.get("default/a") is None
+    assert cache.indexed(ORPHANS, "default") == []
+
+
+def test_versions_that_are_no_numbers_are_not_compared() -> None:
+    informer, cache, _ = _cache()
+    informer.put(_at("5"))
+    cache.written(_at("abc"))
+    assert cache.get("default/a") == _at("5")

@@ -1,0 +1,130 @@
+"""deploy/controllers and its systemd unit: understood by Kubernetes and systemd, and with the rights that are used."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubeproxy.cli.controller_manager import controller_manager
+from tests.system.deploy.manifests import DEPLOY, ROOT, read
+from tests.system.deploy.schema import faults
+from tests.workloads.cluster import Cluster, pod_template
+from tests.workloads.test_manager import Manager, _virtual_clocks
+from tests.workloads.virtual_time import run
+
+HERE = DEPLOY / "controllers"
+UNIT = ROOT / "systemd" / "kubeproxy-controllers.service"
+MODELS = {
+    "ServiceAccount": "V1ServiceAccount",
+    "ClusterRole": "V1ClusterRole",
+    "ClusterRoleBinding": "V1ClusterRoleBinding",
+    "Role": "V1Role",
+    "RoleBinding": "V1RoleBinding",
+    "Deployment": "V1Deployment",
+}
+OBJECTS = sorted(path for path in HERE.glob("*.yaml") if path.name != "kustomization.yaml")
+
+__all__ = ["_virtual_clocks"]
+
+
+@pytest.mark.parametrize("path", OBJECTS, ids=lambda path: path.name)
+def test_kubernetes_knows_every_field(path: Path) -> None:
+    item = read(path)
+    assert not list(faults(item, MODELS[item["kind"]]))
+
+
+def test_nothing_is_left_out() -> None:
+    assert {path.name for path in OBJECTS} == set(read(HERE / "kustomization.yaml")["resources"])
+
+
+def _granted() -> set[str]:
+    found = set()
+    for name in ("cluster-role.yaml", "role.yaml"):
+        for rule in read(HERE / name)["rules"]:
+            found |= {f"{verb} {resource}" for verb in rule["verbs"] for resource in rule["resources"]}
+    return found
+
+
+def test_the_rights_are_those_that_are_used() -> None:
+    """Everything that the controllers do in a scenario with all of it is allowed, and nothing else is."""
+
+    async def scenario() -> set[str]:
+        cluster = Cluster()
+        cluster.deploy(revisionHistoryLimit=0)
+        item = {
+            "metadata": {"name": "rc"},
+            "spec": {"replicas": 2, "selector": {"app": "rc"}, "template": pod_template(labels={"app": "rc"})},
+        }
+        cluster.api.create("replicationcontrollers", "default", item)
+        it = Manager(cluster, "first")
+        await cluster.complete()
+        # Adopting reads the owner first: pods of both kinds, and a ReplicaSet.
+        for pod in cluster.api.all("pods"):
+            cluster.api.patch("pods", "default", pod["metadata"]["name"], {"metadata": {"ownerReferences": None}})
+        for replica_set in cluster.api.all("replicasets"):
+            name = replica_set["metadata"]["name"]
+            cluster.api.patch("replicasets", "default", name, {"metadata": {"ownerReferences": None}})
+        await asyncio.sleep(20)
+        cluster.set_image("web:2")
+        await cluster.complete()
+        cluster.api.patch(
+            "deployments", "default", "web", {"metadata": {"annotations": {"deprecated.deployment.rollback.to": "9"}}}
+        )
+        # The same Event again is counted by a PATCH.
+        for _ in range(2):
+            cluster.edit({"replicas": 5})
+            await cluster.complete()
+            cluster.edit({"replicas": 3})
+            await cluster.complete()
+        await asyncio.sleep(60)
+        await it.end()
+        return set(cluster.api.requests)
+
+    used = run(scenario())
+    granted = {right for right in _granted() if not right.startswith("update ")}
+    assert used <= granted, used - granted
+    assert granted <= used, granted - used
+
+
+def test_the_command_line_is_understood() -> None:
+    container = read(HERE / "deployment.yaml")["spec"]["template"]["spec"]["containers"][0]
+    command, *args = container["args"]
+    assert command == "controller-manager"
+    given = controller_manager.make_context(command, args).params
+    (port,) = container["ports"]
+    assert given["port"] == port["containerPort"]
+    role = read(HERE / "role.yaml")
+    assert given["leader_elect_resource_name"] in role["rules"][1]["resourceNames"]
+
+
+def _settings() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in UNIT.read_text().splitlines():
+        if match := re.fullmatch(r"([A-Za-z]+)=(.*)", line):
+            found.setdefault(match[1], []).append(match[2])
+    return found
+
+
+def test_the_units_command_line_is_understood() -> None:
+    (start,) = _settings()["ExecStart"]
+    words = [word for word in start.split()[1:] if word != "$KUBEPROXY_CONTROLLERS_OPTIONS"]
+    assert controller_manager.make_context(words[0], words[1:]).params["kubeconfig"] == "${KUBECONFIG}"
+    assert _settings()["RestartPreventExitStatus"] == ["64"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here (package systemd)")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / UNIT.name
+    text: Any = UNIT.read_text().replace("@PREFIX@/bin/kubeproxy", "/bin/true")
+    unit.write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert UNIT.name not in done.stderr
