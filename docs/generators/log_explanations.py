@@ -14,11 +14,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The port that a load balancer asks for a Service's health is taken, or reserved.",
         "Free the port, or give the Service another `healthCheckNodePort`.",
     ),
-    "a helper process that parses manifests was lost; what it had is parsed here": (
-        "A parser process ended; its texts are parsed again.",
-        "Nothing, unless it repeats.",
-    ),
-    "a watch broke": (
+    "watch broke": (
         "A watch delivered something that is no Kubernetes object (a warning), or was cut (information). It "
         "continues, or a list follows (`next`).",
         "Nothing, unless it repeats: then look what stands between this node and the API server.",
@@ -39,7 +35,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A younger instance has the rules; this one drains.",
         "[A refused takeover](operations.md#a-refused-takeover)",
     ),
-    "API server lost; serving on with what is known": (
+    "API server lost, serving last state": (
         "No request succeeds; what is known is served.",
         "[KubeproxyWatchStale](operations.md#kubeproxywatchstale)",
     ),
@@ -75,7 +71,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Another process has the address of the health or metrics server.",
         "`ss -lntup`; stop that process (kube-proxy?), or change the setting in `setting`.",
     ),
-    "cannot look at manifests now": (
+    "manifests cannot be checked now": (
         "A directory or file cannot be read now; the last state is served.",
         "Repair what `reason` names; it is retried.",
     ),
@@ -131,7 +127,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "An address connects to the health or metrics server too often; `client` has it.",
         "Find that client; the health of the node is still answered to loopback.",
     ),
-    "credentials could not be renewed": (
+    "credentials not renewed": (
         "Token, certificate or exec plugin failed; the old credentials are used.",
         "Repair what `error` names.",
     ),
@@ -139,19 +135,15 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "No ephemeral port is free towards an endpoint.",
         "[KubeproxyEphemeralPortsExhausted](operations.md#kubeproxyephemeralportsexhausted)",
     ),
-    "events are not taken by the API server; of this reason no more is said": (
+    "API server refuses events": (
         "The API server refuses Events of this kind.",
         "RBAC: `deploy/base/cluster-role.yaml`.",
     ),
-    "fault in a manifest": (
+    "manifest fault": (
         "A manifest has this fault; its last good version is served.",
         "[KubeproxyManifestsFaulty](operations.md#kubeproxymanifestsfaulty)",
     ),
-    "manifests are parsed more slowly: a helper process cannot be started": (
-        "No parser process could be started.",
-        "The limit on processes.",
-    ),
-    "manifests are polled, not watched": (
+    "manifests polled, not watched": (
         "The kernel cannot watch a directory; it is read at intervals.",
         "`fs.inotify.max_user_watches`, or nothing.",
     ),
@@ -159,7 +151,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "More endpoints were ejected than are logged at once.",
         "`kubeproxy status` lists all.",
     ),
-    "more faults in manifests": (
+    "more manifest faults": (
         "More faults than are logged at once.",
         "`kubeproxy check --manifests DIR` lists all.",
     ),
@@ -192,7 +184,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A part got no memory or thread and is started again.",
         "Raise the limit on memory or processes (`TasksMax=`, pids).",
     ),
-    "parts of an object cannot be served": (
+    "parts of object not served": (
         "An object of the API server has fields that cannot be served; `faults` lists them.",
         "Correct the object; the rest of it is served.",
     ),
@@ -228,7 +220,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "More connections ended at once than the access log takes.",
         "More workers, or no access log.",
     ),
-    "the API server has no such node; /healthz says 503, and Services are served all the same": (
+    "API server has no such node": (
         "There is no Node object of this name.",
         "`--hostname-override`; or watch `/livez` outside of a cluster.",
     ),
@@ -252,7 +244,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The predecessor ended during a takeover.",
         "Nothing.",
     ),
-    "the reflector stumbled": (
+    "reflector failed, listing again": (
         "A fault of kubeproxy while reading from the API server; it lists anew.",
         "Report it with the traceback.",
     ),
@@ -268,7 +260,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A new instance ended before its rules were in force.",
         "Look at its log.",
     ),
-    "this node's object may not be read; its zone, addresses and taints stay unknown": (
+    "reading this node is forbidden": (
         "RBAC forbids reading the Node.",
         "RBAC: `deploy/base/cluster-role.yaml`.",
     ),
