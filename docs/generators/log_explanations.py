@@ -10,10 +10,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A fault of kubeproxy; a traceback follows. Everything else continues.",
         "Report it with the traceback. Restart if something is missing.",
     ),
-    "a health check node port is not served": (
-        "The port that a load balancer asks for a Service's health is taken, or reserved.",
-        "Free the port, or give the Service another `healthCheckNodePort`.",
-    ),
     "a helper process that parses manifests was lost; what it had is parsed here": (
         "A parser process ended; its texts are parsed again.",
         "Nothing, unless it repeats.",
@@ -27,9 +23,9 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A worker process ended; `reason` has its signal or exit status.",
         "[KubeproxyWorkerRestarts](operations.md#kubeproxyworkerrestarts)",
     ),
-    "an endpoint does not answer, and is passed over": (
-        "An endpoint failed twice in a row and gets no clients until a probe succeeds.",
-        "[KubeproxyEndpointsEjected](operations.md#kubeproxyendpointsejected)",
+    "access log skipped connections": (
+        "More connections ended at once than the access log takes.",
+        "More workers, or no access log.",
     ),
     "another kubeproxy does not answer": (
         "A running instance does not speak with this new one.",
@@ -67,11 +63,11 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "SIGUSR2 came, and the program on disk does not start with this configuration.",
         "Repair what `reason` names, and send SIGUSR2 again.",
     ),
-    "cannot learn which connections have ended": (
+    "cannot fetch ended connections": (
         "A worker does not answer, so the access log has its connections later.",
         "[KubeproxyWorkerLag](operations.md#kubeproxyworkerlag)",
     ),
-    "cannot listen, goes on trying": (
+    "cannot listen, trying again": (
         "Another process has the address of the health or metrics server.",
         "`ss -lntup`; stop that process (kube-proxy?), or change the setting in `setting`.",
     ),
@@ -95,17 +91,13 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Start failed for a reason outside of the configuration: the kernel, a port.",
         "Repair what `reason` names.",
     ),
+    "cannot write the access log": (
+        "The file of the access log; `lines_lost` were not written.",
+        "Free the disk, or repair the path; later lines are tried again.",
+    ),
     "changed, but only after a restart": (
         "A reload changed fields that are read only at start.",
         "Restart, or re-exec by SIGUSR2.",
-    ),
-    "clients have to wait for want of descriptors": (
-        "The limit on open files is reached; new clients wait.",
-        "[KubeproxyAcceptPaused](operations.md#kubeproxyacceptpaused)",
-    ),
-    "clients have to wait for want of memory": (
-        "There is no memory for more clients; new ones wait.",
-        "[KubeproxyMemoryShortage](operations.md#kubeproxymemoryshortage)",
     ),
     "commit refused, reading the table again": (
         "Another program changed a legacy table at the same time.",
@@ -123,7 +115,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The grace period is over; `open` connections were cut.",
         "A longer `shutdownGrace`, if clients suffer.",
     ),
-    "connections come through too many proxies": (
+    "connections loop through proxies": (
         "An endpoint leads back to a proxy; the hop limit ended the connections.",
         "Correct the EndpointSlice of the Service; [KubeproxyDialFailures](operations.md#kubeproxydialfailures).",
     ),
@@ -135,9 +127,17 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Token, certificate or exec plugin failed; the old credentials are used.",
         "Repair what `error` names.",
     ),
-    "endpoints cannot be dialed: all ports towards them are in use": (
-        "No ephemeral port is free towards an endpoint.",
-        "[KubeproxyEphemeralPortsExhausted](operations.md#kubeproxyephemeralportsexhausted)",
+    "data plane degraded": (
+        "A worker dies again and again, or does not answer.",
+        "[KubeproxyDataPlaneDegraded](operations.md#kubeproxydataplanedegraded)",
+    ),
+    "data plane metrics missing": (
+        "Workers did not answer a scrape in time.",
+        "[KubeproxyWorkerLag](operations.md#kubeproxyworkerlag)",
+    ),
+    "endpoint ejected": (
+        "An endpoint failed twice in a row and gets no clients until a probe succeeds.",
+        "[KubeproxyEndpointsEjected](operations.md#kubeproxyendpointsejected)",
     ),
     "events are not taken by the API server; of this reason no more is said": (
         "The API server refuses Events of this kind.",
@@ -147,6 +147,26 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A manifest has this fault; its last good version is served.",
         "[KubeproxyManifestsFaulty](operations.md#kubeproxymanifestsfaulty)",
     ),
+    "health check node port not served": (
+        "The port that a load balancer asks for a Service's health is taken, or reserved.",
+        "Free the port, or give the Service another `healthCheckNodePort`.",
+    ),
+    "informer handler failed": (
+        "A fault of a controller's handler; a traceback follows. Other handlers got the change.",
+        "Report it with the traceback.",
+    ),
+    "leadership lost": (
+        "The controller manager could not renew its Lease in time, and stops its controllers.",
+        "See the messages before it; another instance leads, or this one does again.",
+    ),
+    "lease renewal got no answer": (
+        "The API server did not answer a renewal of the Lease in time; it is tried again until the deadline.",
+        "The API server, and the way to it.",
+    ),
+    "lease request failed": (
+        "The API server refused a request for the Lease; it is tried again.",
+        "`error`; RBAC for `leases` of `coordination.k8s.io`.",
+    ),
     "manifests are parsed more slowly: a helper process cannot be started": (
         "No parser process could be started.",
         "The limit on processes.",
@@ -155,7 +175,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The kernel cannot watch a directory; it is read at intervals.",
         "`fs.inotify.max_user_watches`, or nothing.",
     ),
-    "more endpoints do not answer": (
+    "more endpoints ejected": (
         "More endpoints were ejected than are logged at once.",
         "`kubeproxy status` lists all.",
     ),
@@ -166,6 +186,18 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "no API server yet": (
         "At start: no request has succeeded yet.",
         "The address and credentials of the API server; see [install.md](install.md#on-a-cluster).",
+    ),
+    "no descriptors for new clients": (
+        "The limit on open files is reached; new clients wait.",
+        "[KubeproxyAcceptPaused](operations.md#kubeproxyacceptpaused)",
+    ),
+    "no ephemeral port for a dial": (
+        "No ephemeral port is free towards an endpoint.",
+        "[KubeproxyEphemeralPortsExhausted](operations.md#kubeproxyephemeralportsexhausted)",
+    ),
+    "no memory for new clients": (
+        "There is no memory for more clients; new ones wait.",
+        "[KubeproxyMemoryShortage](operations.md#kubeproxymemoryshortage)",
     ),
     "not a kubeproxy: it has no CAP_NET_ADMIN": (
         "A process with a name of a control process did not prove CAP_NET_ADMIN; it is ignored.",
@@ -204,6 +236,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "At start the pause could not be set.",
         "`reason` is the kernel's; clients may be refused until serving begins.",
     ),
+    "selector is invalid": (
+        "The selector of an object cannot be evaluated; its controller leaves the object alone.",
+        "Correct the object's `spec.selector`.",
+    ),
     "service has a problem": (
         "A Service is not served, or not completely.",
         "[KubeproxyServicesDegraded](operations.md#kubeproxyservicesdegraded)",
@@ -211,6 +247,14 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "session affinity begins anew": (
         "The affinity of the predecessor could not be fetched.",
         "Nothing; clients may change their endpoint once.",
+    ),
+    "sync failed": (
+        "A fault of a controller while it handled an object; a traceback follows. It is tried again.",
+        "Report it with the traceback.",
+    ),
+    "sync given up": (
+        "An object failed too often; it is handled again at its next change.",
+        "`error`; then change the object, or restart the controller manager.",
     ),
     "takeover refused: no CAP_NET_ADMIN": (
         "A process asked to take over and did not prove CAP_NET_ADMIN.",
@@ -220,25 +264,9 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A new instance claimed that its rules are in force; the kernel shows otherwise.",
         "[A refused takeover](operations.md#a-refused-takeover)",
     ),
-    "the access log cannot be written": (
-        "The file of the access log; `lines_lost` were not written.",
-        "Free the disk, or repair the path; later lines are tried again.",
-    ),
-    "the access log has gaps: too many connections ended at once": (
-        "More connections ended at once than the access log takes.",
-        "More workers, or no access log.",
-    ),
     "the API server has no such node; /healthz says 503, and Services are served all the same": (
         "There is no Node object of this name.",
         "`--hostname-override`; or watch `/livez` outside of a cluster.",
-    ),
-    "the data plane does not serve as it should": (
-        "A worker dies again and again, or does not answer.",
-        "[KubeproxyDataPlaneDegraded](operations.md#kubeproxydataplanedegraded)",
-    ),
-    "the data plane gives no answer; its metrics are missing": (
-        "Workers did not answer a scrape in time.",
-        "[KubeproxyWorkerLag](operations.md#kubeproxyworkerlag)",
     ),
     "the packet filter's rules stay as they are": (
         "At a stop the rules could not be replaced by a pause or removed.",
