@@ -6,10 +6,6 @@ from collections.abc import Mapping
 from typing import Final
 
 EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
-    "a background task ended by an internal error": (
-        "A fault of kubeproxy; a traceback follows. Everything else continues.",
-        "Report it with the traceback. Restart if something is missing.",
-    ),
     "a helper process that parses manifests was lost; what it had is parsed here": (
         "A parser process ended; its texts are parsed again.",
         "Nothing, unless it repeats.",
@@ -18,10 +14,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A watch delivered something that is no Kubernetes object (a warning), or was cut (information). It "
         "continues, or a list follows (`next`).",
         "Nothing, unless it repeats: then look what stands between this node and the API server.",
-    ),
-    "a worker has ended; its connections are lost, another takes its place": (
-        "A worker process ended; `reason` has its signal or exit status.",
-        "[KubeproxyWorkerRestarts](operations.md#kubeproxyworkerrestarts)",
     ),
     "access log skipped connections": (
         "More connections ended at once than the access log takes.",
@@ -51,17 +43,9 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "At a stop, old UDP flows could not be deleted.",
         "`conntrack -D -p udp` for the Services' addresses, if clients get no answer.",
     ),
-    "cannot dial endpoints from clients' addresses; they will see this node's": (
-        "The kernel or the privileges do not allow it; `reason` says which.",
-        "What [netfilter.md](netfilter.md#needs) lists; or `--preserve-client-address=never`.",
-    ),
     "cannot drop capabilities": (
         "The process keeps more capabilities than it needs.",
         "A seccomp or security module forbids it; allow `capset` and `prctl`.",
-    ),
-    "cannot execute itself anew; goes on as it is": (
-        "SIGUSR2 came, and the program on disk does not start with this configuration.",
-        "Repair what `reason` names, and send SIGUSR2 again.",
     ),
     "cannot fetch ended connections": (
         "A worker does not answer, so the access log has its connections later.",
@@ -83,10 +67,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The rules cannot be read back, so a younger instance is not recognized by them. It is tried again.",
         "Repair what `reason` names.",
     ),
-    "cannot remove the predecessor's rules": (
-        "After a takeover with another packet filter the old rules are still there.",
-        "`reason`; then `kubeproxy cleanup` of the old adapter's rules by hand.",
-    ),
     "cannot start": (
         "Start failed for a reason outside of the configuration: the kernel, a port.",
         "Repair what `reason` names.",
@@ -95,17 +75,9 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The file of the access log; `lines_lost` were not written.",
         "Free the disk, or repair the path; later lines are tried again.",
     ),
-    "changed, but only after a restart": (
-        "A reload changed fields that are read only at start.",
-        "Restart, or re-exec by SIGUSR2.",
-    ),
     "commit refused, reading the table again": (
         "Another program changed a legacy table at the same time.",
         "Nothing, unless it repeats.",
-    ),
-    "configuration is faulty; the old one stays": (
-        "SIGHUP came, and the file has this fault. One line for each fault.",
-        "`kubeproxy check --config FILE`, then reload again.",
     ),
     "configuration: …": (
         "A field or flag without effect, unknown, or duplicate.",
@@ -199,14 +171,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "There is no memory for more clients; new ones wait.",
         "[KubeproxyMemoryShortage](operations.md#kubeproxymemoryshortage)",
     ),
-    "not a kubeproxy: it has no CAP_NET_ADMIN": (
-        "A process with a name of a control process did not prove CAP_NET_ADMIN; it is ignored.",
-        "[A refused takeover](operations.md#a-refused-takeover)",
-    ),
-    "NOTIFY_SOCKET is no address that we know; the service manager is told nothing": (
-        "An environment without systemd's notification.",
-        "Remove the variable, or correct it.",
-    ),
     "objects left out; too many to keep": (
         "The objects of one kind exceed the memory bound; the largest namespace loses some.",
         "Delete objects of that namespace, or limit them by a ResourceQuota; see "
@@ -232,10 +196,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Another program changed our rules; they are restored.",
         "[Rules change by themselves](troubleshooting.md#rules-change-by-themselves)",
     ),
-    "rules of an earlier run stay until ours are in force": (
-        "At start the pause could not be set.",
-        "`reason` is the kernel's; clients may be refused until serving begins.",
-    ),
     "selector is invalid": (
         "The selector of an object cannot be evaluated; its controller leaves the object alone.",
         "Correct the object's `spec.selector`.",
@@ -243,10 +203,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "service has a problem": (
         "A Service is not served, or not completely.",
         "[KubeproxyServicesDegraded](operations.md#kubeproxyservicesdegraded)",
-    ),
-    "session affinity begins anew": (
-        "The affinity of the predecessor could not be fetched.",
-        "Nothing; clients may change their endpoint once.",
     ),
     "sync failed": (
         "A fault of a controller while it handled an object; a traceback follows. It is tried again.",
@@ -268,41 +224,13 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "There is no Node object of this name.",
         "`--hostname-override`; or watch `/livez` outside of a cluster.",
     ),
-    "the packet filter's rules stay as they are": (
-        "At a stop the rules could not be replaced by a pause or removed.",
-        "`kubeproxy cleanup`, if no other instance starts.",
-    ),
-    "the process that served before does not answer": (
-        "The predecessor stopped answering during a takeover; it goes on without.",
-        "Look whether that process (`pid`) hangs.",
-    ),
-    "the process that served before has gone": (
-        "The predecessor ended during a takeover.",
-        "Nothing.",
-    ),
     "the reflector stumbled": (
         "A fault of kubeproxy while reading from the API server; it lists anew.",
         "Report it with the traceback.",
     ),
-    "the service manager cannot be told how we are; of this no more is said": (
-        "systemd's socket does not take notifications.",
-        "`reason`; systemd may restart the service by its watchdog.",
-    ),
-    "the successor does not hear of session affinity: it begins anew": (
-        "The affinity could not be sent to the new instance.",
-        "Nothing; clients may change their endpoint once.",
-    ),
-    "the successor has gone before it took over; goes on as before": (
-        "A new instance ended before its rules were in force.",
-        "Look at its log.",
-    ),
     "this node's object may not be read; its zone, addresses and taints stay unknown": (
         "RBAC forbids reading the Node.",
         "RBAC: `deploy/base/cluster-role.yaml`.",
-    ),
-    "those who served before have gone; serves what is known": (
-        "Predecessor and orphaned workers ended before all sources were complete.",
-        "Nothing; Services of the missing source follow.",
     ),
     "transaction refused, reading the kernel's rules": (
         "nft refused a change; the table is read and the change repeated.",
@@ -311,10 +239,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "update failed, retrying": (
         "`part` (data plane, netfilter, conntrack) refuses changes; `reason` is the kernel's or the worker's.",
         "[KubeproxySyncFailing](operations.md#kubeproxysyncfailing)",
-    ),
-    "WATCHDOG_USEC or WATCHDOG_PID is no number greater than 0; no watchdog is fed": (
-        "An environment with an invalid watchdog.",
-        "Correct `WatchdogSec=`.",
     ),
 }
 """Meaning and remedy of a message, by its text as it stands in the source."""

@@ -51,8 +51,8 @@ DIFFERENT: Final[Mapping[str, str]] = {
     "conntrack.min": "Makes the kernel's table larger, never smaller.",
     "metricsBindAddress": "Port 0 turns the server off, in the file as well. Other hosts get `/metrics`, `/healthz` and"
     " `/proxyMode` only, unless `kubeproxy.publicStatus` is set; loopback gets every page, and always listens.",
-    "healthzBindAddress": "Port 0 turns the server off, in the file as well. Loopback is told more than kube-proxy's"
-    " fields.",
+    "healthzBindAddress": "Port 0 turns the server off, in the file as well. Clients by loopback get more than"
+    " kube-proxy's fields.",
     "logging.verbosity": "0: messages for the operator; 2: also of libraries; 4: debugging; 8: everything.",
 }
 """Fields with another or a further meaning than in kube-proxy."""

@@ -137,7 +137,10 @@ def _convert_group(group: type[Struct], value: Mapping[Any, Any], path: str, dia
 
 
 def _scalar(kind: inspect.Type, text: str) -> Any:
-    """A flag's text as data of a file; a text of the wrong type stays text, and so becomes a fault."""
+    """A flag's text as data of a file.
+
+    A text of the wrong type stays text, and so becomes a fault.
+    """
     kind = plain(kind)
     match kind:
         case inspect.BoolType():

@@ -381,8 +381,8 @@ class OwnSettings(Group, frozen=True):
     node_port_conflict: Annotated[
         PortConflict,
         live(
-            "What becomes of a node port that another process has: take-unprivileged redirects it unless that process"
-            " belongs to root or to this daemon's user; take always redirects it, as kube-proxy does; keep never.",
+            "How to handle a node port of another process: take-unprivileged redirects it unless that process belongs"
+            " to root or to this daemon's user; take always redirects it, as kube-proxy does; keep never.",
             flag="node-port-conflict",
         ),
     ] = "take-unprivileged"
@@ -400,8 +400,8 @@ class OwnSettings(Group, frozen=True):
     public_status: Annotated[
         bool,
         restart(
-            "Show other hosts the status, trace, configuration and debug pages, too, where metricsBindAddress is not a"
-            " loopback address. They name every Service of the cluster; without it other hosts get the metrics only.",
+            "Serve the status, trace, configuration and debug pages to other hosts, too, if metricsBindAddress is not a"
+            " loopback address. They show every Service of the cluster; otherwise other hosts get only the metrics.",
             flag="public-status",
         ),
     ] = False

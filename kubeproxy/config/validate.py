@@ -35,7 +35,7 @@ def validate(configuration: Configuration, diagnostics: Diagnostics) -> None:
     _check_servers(configuration, diagnostics)
     _check_own(configuration, diagnostics)
     _check_udp_timeout(configuration, diagnostics)
-    _doubt_ports(configuration, diagnostics)
+    _check_ports(configuration, diagnostics)
 
 
 def unused(configuration: Configuration, flags: Iterable[str] = ()) -> str:
@@ -139,8 +139,8 @@ def _check_udp_timeout(configuration: Configuration, diagnostics: Diagnostics) -
         )
 
 
-def _doubt_ports(configuration: Configuration, diagnostics: Diagnostics) -> None:
-    """Ports that are permitted and reserved at once."""
+def _check_ports(configuration: Configuration, diagnostics: Diagnostics) -> None:
+    """Warn of ports that are both permitted and reserved."""
     own = configuration.kubeproxy
     for ports in own.external_ports_on_node:
         clash = [str(it) for it in own.reserved_ports if it.first <= ports.last and ports.first <= it.last]

@@ -163,14 +163,14 @@ class PortRange:
 
 
 class Ports(PortRange):
-    """One port or a range of ports, never none."""
+    """One port or a range of ports, never empty."""
 
     __slots__ = ()
     ALLOWED = "ports from 1 to 65535: one (443), or first-last (30000-32767)"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """As a range of proxy ports, but never empty."""
+        """From the notation of a port range; ValueError for an empty one."""
         ports = super().parse(text)
         if not ports:
             raise ValueError(text)
@@ -262,7 +262,7 @@ class ServerAddress:
 
     @property
     def loopback(self) -> Address:
-        """The address at which this host reaches the server, or the loopback address to listen at beside its own."""
+        """The address at which this host reaches the server: its own if it is loopback, else a loopback address."""
         address = ipaddress.ip_address(self.address)
         if address.is_loopback:
             return self.address
@@ -270,7 +270,7 @@ class ServerAddress:
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether it takes every address of its family."""
+        """Whether it is the unspecified address, which stands for all addresses of its family."""
         return ipaddress.ip_address(self.address).is_unspecified
 
     def __str__(self) -> str:
@@ -330,7 +330,7 @@ class ClusterCIDR(str):
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The blocks."""
+        """One block, or one per family."""
         return tuple(self.split(",")) if self else ()
 
 
@@ -349,7 +349,7 @@ class NodePortAddress(str):
 
 
 class DeniedEndpoints(str):
-    """Endpoints that are not dialed: an address block, or the word for this node's own addresses."""
+    """Denied endpoints: an address block, or the word for this node's own addresses."""
 
     __slots__ = ()
     NODE: ClassVar[str] = "node"

@@ -1,6 +1,6 @@
-"""Where those who ask how we are get their answer: the two HTTP servers, and the ports that load balancers ask.
+"""The admin servers: health, metrics with status pages, and the health check node ports of load balancers.
 
-Clients do not wait for it. What has to do with HTTP is imported when it opens.
+Clients do not wait for them, so `open` imports what has to do with HTTP (`admin_pages`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class AdminServers:
-    """Closed until `open`. A successor gets the ports by `give_away`."""
+    """The HTTP servers, closed until `open`. `give_away` releases the ports for a new instance."""
 
     def __init__(
         self,
@@ -45,8 +45,7 @@ class AdminServers:
         taken: asyncio.Event,
         tasks: TaskSet,
     ) -> None:
-        """`configuration` gives the one in force; `taken` is set when the rules lead to us: load balancers are not
-        answered before."""
+        """`configuration` returns the one in force. `taken`: load balancers get no answer before it is set."""
         self._configuration = configuration
         self._host_state = host_state
         self._data_plane = data_plane
@@ -60,10 +59,10 @@ class AdminServers:
         self._servers: Sequence[HttpServer] = ()
         self._answering: asyncio.Task[None] | None = None
         self.opened = asyncio.Event()
-        """Set when the HTTP servers answer, or the addresses that they want are somebody else's for now."""
+        """Set when the HTTP servers answer, or wait for an address that another process has."""
         self._asked_after: Mapping[ServiceName, tuple[int, int]] = {}
         self._news = asyncio.Event()
-        """Set when load balancers are to be answered otherwise than before."""
+        """Set when the answers to load balancers have changed."""
 
     async def open(
         self,
@@ -74,8 +73,11 @@ class AdminServers:
         ports_in_use: bool,
         closing: AsyncExitStack,
     ) -> None:
-        """`began`: when this run did, in Unix seconds. `ports_in_use`: by a predecessor, until `expect_ports`. Closes
-        with `closing`. KernelError when an address cannot be had and that is to fail the start."""
+        """Start the servers; `closing` closes them.
+
+        KernelError when an address is in use and bindAddressHardFail is set.
+        `began`: when this run did, in Unix seconds. `ports_in_use`: by a predecessor, until `expect_ports`.
+        """
         from kubeproxy.daemon.admin_pages import http_servers
         from kubeproxy.daemon.status_collector import StatusCollector
 
@@ -112,12 +114,12 @@ class AdminServers:
         self.opened.set()
 
     def expect_ports(self) -> None:
-        """The predecessor has given its ports away."""
+        """The predecessor has released its ports."""
         for server in self._servers:
             server.expect_port()
 
     async def give_away(self) -> None:
-        """A successor gets the ports; back when they are free."""
+        """Release the ports for a new instance; returns when they are free."""
         await self.opened.wait()
         for server in self._servers:
             await server.close()
@@ -126,12 +128,12 @@ class AdminServers:
             await asyncio.wait((self._answering,))
 
     def ask_after(self, services: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Load balancers ask after these (see `ServiceHealthServers.sync`)."""
+        """Set the Services with a health check node port (see `ServiceHealthServers.sync`)."""
         self._asked_after = services
         self._news.set()
 
     def move(self) -> None:
-        """This node's addresses have changed."""
+        """Listen on this node's new addresses."""
         self._news.set()
 
     async def _answer_load_balancers(self) -> None:

@@ -1,6 +1,6 @@
-"""What this process shows over HTTP: its health at one address, figures and pages at another.
+"""The HTTP servers of the configuration: health at one address, metrics and status pages at another.
 
-The pages name every Service of the cluster. They are shown to this host only, by loopback, wherever the metrics listen.
+The pages name every Service of the cluster, so they answer on loopback only, wherever the metrics listen.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def http_servers(
     configz: Callable[[], Mapping[str, object]],
     on_health_failure: Callable[[str], None],
 ) -> Sequence[HttpServer]:
-    """Those that the configuration wants, not started yet. `on_health_failure` is told, once, why the health server has
-    not got its address."""
+    """The configured servers, not started yet. `on_health_failure` gets, once, the reason why the health server has
+    no address."""
     exposition = Exposition(metrics, data_plane=data_plane, picture=picture)
     pages = [
         *metrics_routes(exposition, metrics, configz),
@@ -69,7 +69,7 @@ def http_servers(
                 port=metrics_address.port,
                 routes=pages,
                 setting="metricsBindAddress",
-                # The loopback address is our addition, for the pages; it is no reason not to start.
+                # The loopback address is an addition for the pages; a start does not fail for it.
                 hard_fail=configuration.bind_address_hard_fail and address == metrics_address.address,
                 on_refused=partial(metrics.http_refused, "metrics"),
                 access=access,
@@ -79,7 +79,7 @@ def http_servers(
 
 
 def metrics_addresses(configured: MetricsAddress) -> Sequence[str]:
-    """Where the metrics server listens: where it is configured to, and at a loopback address in any case."""
+    """The addresses of the metrics server: the configured one, and always a loopback address."""
     if not configured.served:
         return ()
     if configured.is_everywhere:

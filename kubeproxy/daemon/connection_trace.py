@@ -1,7 +1,6 @@
-"""What would become of a connection: the rules in force are asked as the kernel would read them, then the data plane.
+"""Traces a connection that does not exist yet: through the rules in force, then through the data plane.
 
-The decision is `kubeproxy.netfilter.packet_trace`'s, the same that the tests hold against real kernels; here it is put into
-words.
+`kubeproxy.netfilter.packet_trace` decides, and the tests compare it with real kernels; this module words the decision.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _OUTCOMES = {
     Fate.DROPPED: Outcome.DROPPED,
 }
 NEIGHBOURS = 5
-"""Other ports of an address that are named where the one asked for is not served."""
+"""How many other ports of an address a trace names when the port is not served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who asks, as netfilter sees it."""
+    """The client, as netfilter sees it."""
 
     address: Address | None
     """None: this node, by an address that is not known."""
@@ -58,13 +57,15 @@ class Client:
 
     @property
     def hook(self) -> str:
-        """Where its packet is looked at first."""
+        """The first hook that its packet meets."""
         return "output" if self.is_this_node else "prerouting"
 
 
 def client_of(asked: TraceRequest, rules: RuleSet, facts: NodeFacts) -> Client:
-    """Without an address, this node: it speaks from the very address that it asks, where that is its own, else from
-    the one that leads out."""
+    """The client of a question; without an address, this node.
+
+    The node's packet comes from the destination address if that is its own, else from its landing address.
+    """
     if asked.source is None:
         here = asked.to.address if facts.is_own(asked.to.address) else rules.landing.get(family_of(asked.to.address))
         return Client(here, True, False)
@@ -84,7 +85,7 @@ def decide(asked: TraceRequest, client: Client, rules: RuleSet, facts: NodeFacts
 
 
 class Tracer:
-    """Answers for a running daemon. Looks only, changes nothing."""
+    """Traces connections in a running daemon, and changes nothing."""
 
     def __init__(self, *, proxier: Proxier, data_plane: DataPlane, facts: Callable[[], NodeFacts]) -> None:
         self._proxier = proxier
@@ -92,7 +93,7 @@ class Tracer:
         self._facts = facts
 
     async def __call__(self, asked: TraceRequest) -> TraceReport:
-        """What would become of this connection now."""
+        """The trace of this connection, as of now."""
         snapshot, facts = self._proxier.snapshot(), self._facts()
         in_force = self._proxier.in_force
         rules = in_force or RuleSet()
@@ -128,7 +129,7 @@ class Tracer:
         )
 
     def _troubled(self, snapshot: Snapshot) -> list[Service]:
-        """The Services that are not, or not wholly, served."""
+        """The Services with problems."""
         services = (self._proxier.service(name) for name in snapshot.problems)
         return [service for service in services if service is not None]
 
@@ -144,7 +145,7 @@ class Tracer:
 
 
 def _standing(snapshot: Snapshot, to: Destination, met: Trace) -> Standing | None:
-    """The frontend that the packet is led to; of one that is dropped for its source, the one it asked for."""
+    """The frontend that the packet is redirected to; for one dropped by its source, the frontend of its destination."""
     for it in snapshot.frontends:
         if met.proxy_port is not None:
             if it.proxy_port == met.proxy_port and it.frontend.protocol is to.protocol:
@@ -186,7 +187,7 @@ def _steps(
         elif met.why is Why.GUARD:
             yield f"{describe(asked.to)} is a proxy port, asked directly"
         return
-    owner = "nobody any more" if frontend is None else str(frontend.name.service_port)
+    owner = "a removed Service" if frontend is None else str(frontend.name.service_port)
     kind = _kind(met.matched, service)
     yield f"{describe(asked.to)} is {kind} of {owner}; it is redirected to proxy port {met.proxy_port}"
     if frontend is not None and (policy := _policy(frontend, met)):
@@ -223,12 +224,12 @@ def _dialing(frontend: Frontend, outlooks: Sequence[BalancePreview]) -> Iterator
     if frontend.affinity_timeout_s is None:
         return
     bound = sorted({str(one.bound) for one in outlooks if one.bound is not None})
-    says = f"it is bound to {', '.join(bound)}" if bound else "it is bound to none yet"
-    yield f"the client stays with its endpoint for {frontend.affinity_timeout_s} s (affinity by address); {says}"
+    bond = f"it is bound to {', '.join(bound)}" if bound else "it is bound to none yet"
+    yield f"the client stays with its endpoint for {frontend.affinity_timeout_s} s (affinity by address); {bond}"
 
 
 def _asks_for(service: Service, to: Destination, rules: RuleSet) -> bool:
-    """Whether a Service would have a destination, if all that it asks for could be had."""
+    """Whether a destination belongs to a Service that were served completely."""
     ports = [port for port in service.ports if port.protocol is to.protocol]
     if to.address in (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips):
         return any(port.port == to.port for port in ports)
@@ -263,7 +264,7 @@ def _because(
 
 
 def _missing(to: Destination, rules: RuleSet, snapshot: Snapshot, services_degraded: Sequence[Service]) -> str:
-    """Why no rule takes it: the nearest that there is."""
+    """Why no rule takes it, with the nearest rule."""
     for it in snapshot.frontends:
         if to in it.frontend.destinations | it.frontend.own_destinations:
             service = it.frontend.name.service_port

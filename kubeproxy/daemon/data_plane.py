@@ -1,4 +1,4 @@
-"""Who moves the bytes: workers, as many as the configuration wants, or this very process."""
+"""Makes the data plane: worker processes, as many as the configuration wants, or none but this process."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def make_data_plane(
     instance_marker: InstanceMarker,
     on_crash: Callable[[str, BaseException], None],
 ) -> LocalDataPlane | WorkerDataPlane:
-    """To be called inside a running event loop; workers start at once, and keep the name `presence` alive."""
+    """Call in a running event loop. Workers start at once, and inherit the instance marker."""
     count = workers_for(configuration.kubeproxy.workers.number)
     log.info("data plane", workers=count)
     if count == 0:
         return LocalDataPlane()
     return WorkerDataPlane(
         count,
-        on_end=_tell,
+        on_end=_log_end,
         on_crash=on_crash,
         run=instance_marker.run,
         owner_prefix=PREFIX,
@@ -38,11 +38,12 @@ def make_data_plane(
     )
 
 
-def _tell(end: WorkerEnd) -> None:
+def _log_end(end: WorkerEnd) -> None:
     log.error(
-        "a worker has ended; its connections are lost, another takes its place",
+        "worker process has ended",
         worker=end.number,
         pid=end.pid,
         reason=end.reason,
+        effect="its connections are lost",
         restarts_in_s=end.restarts_in_s,
     )

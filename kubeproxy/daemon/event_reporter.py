@@ -1,12 +1,11 @@
-"""Who is told what goes on: metrics and health of everything, the daemon of what it has to act upon, and the cluster's
-operators, by Events on the very object, of what is wrong with a Service."""
+"""Reports problems as Kubernetes Events on Services and on the Node, and passes the proxier's news on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from kubeproxy.daemon.event_reason import Reason
 from kubeproxy.model import ServiceName
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics.metrics import Metrics
@@ -16,21 +15,32 @@ if TYPE_CHECKING:
     from kubeproxy.kubernetes.events.recorder import EventRecorder
 
 
+class Reason(StrEnum):
+    """The reasons of Events, in kube-proxy's words where it has the same."""
+
+    STARTING = "Starting"
+    FAILED_HEALTHZ = "FailedToStartProxierHealthcheck"
+    FAILED_SERVICE_HEALTH = "FailedToStartServiceHealthcheck"
+    NOT_SERVED = "NotServed"
+
+
 class Events:
-    """Events about Services that the cluster has; a manifest's Service has no object that one could look at. Nothing is
-    said while there is no `recorder`: the log has it in any case."""
+    """Events about Services of the cluster and about the Node; a Service of a manifest has no object in the cluster.
+
+    Without a `recorder` there are none; the log has every problem in any case.
+    """
 
     def __init__(self) -> None:
         self._recorder: EventRecorder | None = None
         self._node_warnings: list[tuple[str, Reason, str]] = []
-        """Of the time before there was a recorder."""
+        """Warnings of the time before the recorder existed."""
         self.owner_of: Callable[[ServiceName], str | None] = lambda service: None
         """The source of a Service."""
         self._problems: Mapping[ServiceName, Sequence[str]] = {}
 
     @property
     def recorder(self) -> EventRecorder | None:
-        """Who sends them; None: nobody yet, or ever."""
+        """Sends the Events; None: not yet, or never."""
         return self._recorder
 
     @recorder.setter
@@ -40,7 +50,7 @@ class Events:
             self._warn_node(*warning)
 
     def starting(self, node_name: str) -> None:
-        """kube-proxy's own words, on the Node."""
+        """Record the start on the Node, in kube-proxy's words."""
         if self.recorder is not None:
             words = "Starting kubeproxy."
             self.recorder.record(
@@ -54,7 +64,7 @@ class Events:
             )
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """The Services that are not wholly served are these now; only what is new is told."""
+        """Record new problems; `problems` has all Services with problems now."""
         for service, texts in problems.items():
             for text in texts:
                 if text not in self._problems.get(service, ()):
@@ -62,12 +72,11 @@ class Events:
         self._problems = problems
 
     def health_failed(self, node_name: str, text: str) -> None:
-        """The health server has not got its address. The servers start before anything else, so this may come before
-        there is a recorder, and is told then."""
+        """Record that the health server has no address; before there is a recorder, keep it for later."""
         self._warn_node(node_name, Reason.FAILED_HEALTHZ, f"failed to start proxier healthz: {text}")
 
     def health_server_failed(self, service: ServiceName, text: str) -> None:
-        """A health check node port could not be had."""
+        """Record that a health check node port is in use by another process."""
         self._warn(service, Reason.FAILED_SERVICE_HEALTH, text)
 
     def _warn_node(self, node_name: str, reason: Reason, text: str) -> None:
@@ -79,7 +88,7 @@ class Events:
     def _warn(self, service: ServiceName, reason: Reason, text: str) -> None:
         if self.recorder is None:
             return
-        # With the recorder it is here already; without one it is not to be imported (see `inputs`).
+        # With a recorder this module is imported already; without one it must not be (see `sources`).
         from kubeproxy.sources.kubernetes.resources import SOURCE
 
         if self.owner_of(service) == SOURCE:
@@ -87,7 +96,7 @@ class Events:
 
 
 class ProxierEvents(SyncObserver):
-    """The proxier's observer."""
+    """The proxier's observer: metrics, health, Events, health check node ports."""
 
     def __init__(
         self,
@@ -103,9 +112,9 @@ class ProxierEvents(SyncObserver):
         self._on_service_health = on_service_health
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Some Services are not wholly served."""
+        """See `Events.services_degraded`."""
         self._events.services_degraded(problems)
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Load balancers ask after these Services."""
+        """Set the Services with a health check node port."""
         self._on_service_health(wanted)

@@ -1,4 +1,4 @@
-"""This host, as far as serving depends on it, and as it changes under us: families, addresses, the Node object."""
+"""The state of this host: address families, addresses, the Node object, and what the kernel supports."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ from kubeproxy.runtime.threads import in_thread
 log = structlog.get_logger(__name__)
 
 ADDRESS_LOOK_S = 5.0
-"""How often we look whether this node's addresses have changed: a few system calls."""
+"""How often the addresses of this node are compared: a few system calls."""
 LEFTOVERS_LOOK = 10
-"""How many full sync periods pass from one look for what kube-proxy left to the next, since a look runs a program or
-more. While there is something we look in each period, so as to be quick to say no more of it once it is gone."""
+"""Full sync periods between two searches for kube-proxy's leftovers, since a search runs programs. While there are
+leftovers it runs in each period, so that the complaint ends soon after them."""
+
+
+def node_name_of(configuration: Configuration) -> str:
+    """This node's name, as kube-proxy has it: trimmed and in lower case."""
+    return (configuration.hostname_override or socket.gethostname()).strip().lower()
 
 
 class HostState:
-    """What is so here. `node` gives the Node object as it was last described."""
+    """The host as of now. `node` returns the latest Node object."""
 
     def __init__(self, configuration: Configuration, *, node: Callable[[], Node | None]) -> None:
         self._configuration = configuration
@@ -39,29 +44,30 @@ class HostState:
         self._can_preserve = False
         self._conntrack_room: usage.ConntrackRoom | None = None
         self._leftovers_complaint: str | None = None
-        # As kube-proxy has it: trimmed and in lower case.
-        self.node_name = (configuration.hostname_override or socket.gethostname()).strip().lower()
+        self.node_name = node_name_of(configuration)
         self.families = _families()
         self.landing = landing_addresses()
         bind = configuration.bind_address
         self.bind = {} if bind in ("0.0.0.0", "::") else {bind.family: bind.address}
 
     def facts(self) -> NodeFacts:
-        """What the proxier has to know, as of now."""
+        """The facts for the proxier, as of now."""
         node = node_of(self._configuration, self.node_name, self._node())
         return node_facts(self._configuration, node, local_addresses(), can_preserve=self._can_preserve)
 
     def _reasons_not_to_preserve(self) -> list[str]:
-        """Why clients' addresses cannot be preserved, as far as privileges go. It is the workers that dial, and the one
-        capability that they may keep for it is CAP_NET_RAW; without workers this process may use CAP_NET_ADMIN."""
+        """Why privileges do not allow preserving client addresses.
+
+        Workers dial, and may keep only CAP_NET_RAW for it; without workers this process may use CAP_NET_ADMIN.
+        """
         reasons = [f"{family}: {reason}" for family in self.families if (reason := why_not(family)) is not None]
         has_workers = self._configuration.kubeproxy.workers.number != 0
         if not reasons and has_workers and not privileges.held() >> privileges.Capability.NET_RAW & 1:
-            reasons.append("workers cannot be given CAP_NET_RAW, which this process has not")
+            reasons.append("this process has no CAP_NET_RAW to give to workers")
         return reasons
 
     async def look_whether_addresses_can_be_preserved(self, netfilter: Netfilter) -> None:
-        """Ask the kernel, and say so where it will not do what is configured."""
+        """Ask the kernel, and warn if it does not support the configured preservation of client addresses."""
         if self._configuration.kubeproxy.preserve_client_address == "never":
             return
         reasons = self._reasons_not_to_preserve()
@@ -70,25 +76,27 @@ class HostState:
         self._can_preserve = not reasons
         if reasons:
             log.warning(
-                "cannot dial endpoints from clients' addresses; they will see this node's",
+                "cannot preserve client addresses",
                 reason="; ".join(reasons),
+                effect="endpoints see this node's addresses",
                 remedy="CAP_NET_RAW, or --preserve-client-address=never",
             )
 
     async def can_guard_sockets(self, netfilter: Netfilter) -> bool:
-        """Whether netfilter can tell our listening sockets from others'."""
+        """Whether netfilter can distinguish our listening sockets from those of other processes."""
         reasons = [f"{family}: {reason}" for family in self.families if (reason := why_not(family)) is not None]
         if not reasons and (reason := await netfilter.why_not_guarding_sockets()) is not None:
             reasons.append(f"{netfilter.name}: {reason}")
         if reasons and netfilter.name != "none":
             log.info(
-                "the packet filter does not look whose socket listens at a proxy port; goes on without",
+                "cannot guard listening sockets",
+                effect="netfilter does not check which process listens at a proxy port",
                 reason="; ".join(reasons),
             )
         return not reasons
 
     async def look_whether_dials_are_marked(self, netfilter: Netfilter) -> None:
-        """Ask the kernel, and warn where a dial of ours that meets our own rules is not spared by them."""
+        """Ask the kernel, and warn if our rules would catch our own dials."""
         if netfilter.name != "none" and (reason := await in_thread(why_not_marked)) is not None:
             log.warning(
                 "cannot mark dials; loops end later",
@@ -99,17 +107,17 @@ class HostState:
 
     @property
     def complaints(self) -> Mapping[str, Callable[[], str | None]]:
-        """Who says what is wrong here, by name."""
+        """The functions that report problems of this host, by name."""
         return {"conntrack": self._complain_of_conntrack, "leftovers": lambda: self._leftovers_complaint}
 
     def _complain_of_conntrack(self) -> str | None:
-        """Of what went wrong since this was last asked."""
+        """Problems of connection tracking since the last call."""
         before, now = self._conntrack_room, usage.look()
         self._conntrack_room = now
         return None if now is None else now.complaint(before)
 
     async def follow(self, *, on_landing: Callable[[], None], on_facts: Callable[[NodeFacts], None]) -> None:
-        """Tell of what changes about this node's own addresses, until cancelled."""
+        """Call back when this node's addresses change, until cancelled."""
         known = self.facts()
         while True:
             await asyncio.sleep(ADDRESS_LOOK_S)
@@ -123,8 +131,10 @@ class HostState:
                 on_facts(facts)
 
     async def follow_leftovers(self, ours: str) -> None:
-        """Look whether kube-proxy's rules are still here, until cancelled. `ours` names the adapter in use: beside one
-        that makes no rules kube-proxy may well be the one who serves, and there is nothing to tell."""
+        """Search for kube-proxy's rules, until cancelled.
+
+        `ours`: the adapter in use; with ``none`` kube-proxy may be the proxy that serves, and its rules are no problem.
+        """
         period_s = self._configuration.sync_period_s
         while ours != "none":
             self._leftovers_complaint = foreign_rules.complaint(await foreign_rules.look())
@@ -132,7 +142,7 @@ class HostState:
 
 
 def _families() -> tuple[Family, ...]:
-    """Those that this kernel has: IPv6 may be built out, or switched off at boot."""
+    """The families of this kernel: IPv6 may be missing, or disabled at boot."""
     try:
         socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
     except OSError:

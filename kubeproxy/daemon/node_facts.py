@@ -1,4 +1,4 @@
-"""What the proxier has to know of this node: from the configuration, the Node object and the kernel. Pure."""
+"""The facts about this node, from the configuration, the Node object and the kernel. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCALHOST = (Address("127.0.0.1"), Address("::1"))
 
 
 def node_of(configuration: Configuration, name: str, described: Node | None) -> Node:
-    """The Node object, completed by what is configured for hosts without one."""
+    """The Node object, completed by the configuration for hosts without one."""
     own = configuration.kubeproxy
     node = described or Node(name)
     return Node(
@@ -41,7 +41,7 @@ def node_facts(
 
 
 def node_port_addresses(configuration: Configuration, node: Node, own: Iterable[Address]) -> set[Address]:
-    """Which of this host's addresses take node ports (kube-proxy's nodePortAddresses)."""
+    """The addresses of this host that serve node ports (kube-proxy's nodePortAddresses)."""
     own = list(own)
     taken: set[Address] = set()
     for word in configuration.node_port_addresses or ("all",):

@@ -1,5 +1,4 @@
-"""This process's standing with the kernel: how many descriptors it may have, who goes first when memory runs out, whose
-children it looks after."""
+"""Limits of this process: descriptors, core dumps, its score when memory runs out, orphaned children, memory."""
 
 from __future__ import annotations
 
@@ -18,16 +17,16 @@ import structlog
 log = structlog.get_logger(__name__)
 
 CONTAINER_INIT: Final = 1
-"""The number of a container's first process."""
+"""The process number of a container's first process."""
 MODULES: Final = ("ip_tables", "ip6_tables")
-"""Those of the legacy tables. What belongs to a single table or match the kernel loads by itself."""
+"""The modules of the legacy tables. The kernel itself loads those of a single table or match."""
 MODULES_S: Final = 5.0
 REAP_LOOK_S: Final = 5.0
-"""How often we look for children that nobody waits for."""
+"""How often the process looks for dead children of others."""
 
 
 def raise_descriptor_limit() -> int:
-    """As many descriptors as the hard limit allows; the limit now."""
+    """Raise the limit on descriptors to the hard limit, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -35,10 +34,10 @@ def raise_descriptor_limit() -> int:
 
 
 def forbid_core_dumps() -> None:
-    """No memory image of this process, or of those that it starts, when it crashes: it holds tokens and client keys.
+    """Allow no core dump of this process and its children: it holds tokens and client keys.
 
-    The limit is 1 byte and not 0. Either is too little for a file; but a handler behind a pipe (core_pattern "|...")
-    is started in spite of 0, and only 1 keeps it from that (fs/coredump.c). A limit of 0 that is there stays.
+    The limit is 1 byte and not 0. Both are too little for a file; but the kernel starts a handler behind a pipe
+    (core_pattern "|...") with 0, and not with 1 (fs/coredump.c). A limit of 0 that is already set stays.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     limit = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
@@ -46,13 +45,15 @@ def forbid_core_dumps() -> None:
 
 
 def set_oom_score_adj(adjustment: int) -> None:
-    """Our place in the kernel's choice when memory runs out. As with kube-proxy, a refusal (lowering it takes
-    CAP_SYS_RESOURCE) is told and nothing more."""
+    """Set the score by which the kernel chooses a process to kill when memory runs out.
+
+    Lowering it needs CAP_SYS_RESOURCE; as with kube-proxy, a refusal is only logged.
+    """
     try:
         Path("/proc/self/oom_score_adj").write_text(str(adjustment), encoding="ascii")
     except OSError as error:
         log.info(
-            "cannot set oomScoreAdj; goes on without",
+            "cannot set oomScoreAdj",
             wanted=adjustment,
             reason=error.strerror,
             remedy="CAP_SYS_RESOURCE, systemd's OOMScoreAdjust=, or --oom-score-adj=0",
@@ -60,8 +61,7 @@ def set_oom_score_adj(adjustment: int) -> None:
 
 
 def load_modules() -> None:
-    """Have the legacy tables' kernel modules loaded, where they are not and this process may. Adapters say what is
-    missing afterwards."""
+    """Load the kernel modules of the legacy tables if they are missing. The adapters report what is missing then."""
     program = shutil.which("modprobe")
     if program is not None and not all(Path(f"/proc/net/{name}_names").exists() for name in MODULES):
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -69,17 +69,18 @@ def load_modules() -> None:
 
 
 async def reap_strangers(*, look_s: float = REAP_LOOK_S) -> None:
-    """For a container's first process, whose children all become that have lost their parent, say those of an `exec`
-    into it: end them for good, or they would count against its limit on processes. Until cancelled.
+    """Reap zombies that are not our children's, until cancelled.
 
-    Our own are waited for by those who have started them, within less than one look."""
+    A container's first process becomes the parent of orphans, for example of an `exec` into the container; as zombies
+    they would count against its limit on processes. Parts of this process reap their own children within one look.
+    """
     us = os.getpid()
     before: set[int] = set()
     while True:
         dead = {child for child in _children(us) if _is_zombie(child)}
-        for stranger in dead & before:
+        for child in dead & before:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(stranger, os.WNOHANG)  # noqa: ASYNC222 - does not wait
+                os.waitpid(child, os.WNOHANG)  # noqa: ASYNC222 - does not wait
         before = dead
         await asyncio.sleep(look_s)
 
@@ -99,11 +100,12 @@ def _is_zombie(pid: int) -> bool:
 
 
 def settle_memory() -> None:
-    """What is there now stays: spare the collector from going through it again.
+    """Exempt the objects of the start from garbage collection, and collect new ones often.
 
-    The byte path leaves no cycles behind, so the collector need hardly ever look at everything; but let it come often
-    for what is new. That costs no more in sum, and while ten thousand Services come, no pause is longer than a
-    millisecond; at the 50,000 objects that were waited for before, it was eight."""
+    The data plane leaves no cycles behind, so a full collection is hardly ever needed. Frequent collections of new
+    objects cost no more in sum, and while ten thousand Services arrive, no pause is longer than a millisecond; with a
+    threshold of 50,000 objects it was eight.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(1_000, 4, 10_000)

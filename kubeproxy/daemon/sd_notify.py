@@ -1,8 +1,7 @@
-"""What the service manager is told of this process: sd_notify(3), datagrams of ``NAME=value`` lines.
+"""Notifies the service manager: sd_notify(3), datagrams of ``NAME=value`` lines.
 
-A service manager that wants to hear of us puts a socket's address into ``NOTIFY_SOCKET``, and how often it wants to
-hear that we are alive into ``WATCHDOG_USEC``. Without the first, nothing is told to anybody. That we are alive is said
-from the event loop, never from a thread: a loop that hangs must fall silent.
+``NOTIFY_SOCKET`` has the address of its socket, ``WATCHDOG_USEC`` the period of its watchdog. Without the first, this
+module sends nothing. The event loop feeds the watchdog, never a thread: when the loop hangs, the watchdog must end.
 """
 
 from __future__ import annotations
@@ -20,29 +19,32 @@ import structlog
 log = structlog.get_logger(__name__)
 
 BEAT_S = 10.0
-"""How often the status is told anew where no watchdog asks for more."""
+"""How often the status is sent, unless the watchdog wants it more often."""
 
 PATIENCE_S = 30.0
-"""How much longer than it planned the service manager is asked to wait, again with every beat, for a start or an end
-that takes its time. A loop that hangs asks no more, and is given up after this."""
+"""By how much each beat of a long start or stop extends the service manager's timeout. A loop that hangs does not
+extend it, and the service manager ends the process after this time."""
 
 _BEATS_PER_PERIOD = 3
 """sd_watchdog_enabled(3) recommends two; one may come late."""
 
 _UNSENT = 16
-"""Messages kept while the socket is full: far more than are ever said at once."""
+"""Messages kept while the socket is full: far more than are ever sent at once."""
 
 
 class Notifier:
-    """One process's line to its service manager. `address`: a path, or ``@`` and a name for the abstract namespace;
-    None: there is no service manager. `watchdog_s`: silence for so long counts as death; None: nobody watches."""
+    """The connection to the service manager.
+
+    `address`: a path, or ``@`` and a name for the abstract namespace; None: no service manager. `watchdog_s`: the
+    period of the watchdog; None: there is none.
+    """
 
     def __init__(self, address: str | None, *, watchdog_s: float | None = None) -> None:
         self.beat_s = min(BEAT_S, watchdog_s / _BEATS_PER_PERIOD) if watchdog_s else BEAT_S
         self._watched = watchdog_s is not None
         self._address = "\0" + address[1:] if address and address.startswith("@") else address
         self._unsent: deque[str] = deque(maxlen=_UNSENT)
-        self._patience = False
+        self._extending = False
         self._failed = False
         self._socket: socket.socket | None = None
         if self._address:
@@ -51,56 +53,61 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], *, pid: int) -> Notifier:
-        """As sd_notify(3) and sd_watchdog_enabled(3) read it. A watchdog meant for another process (``WATCHDOG_PID``)
-        is none of ours; what is unreadable is told and left."""
+        """The notifier of these variables, read as sd_notify(3) and sd_watchdog_enabled(3) do.
+
+        A watchdog of another process (``WATCHDOG_PID``) is ignored; an unreadable value is logged and ignored.
+        """
         address = environment.get("NOTIFY_SOCKET") or None
         if address is not None and address[0] not in "/@":
-            log.warning("NOTIFY_SOCKET is no address that we know; the service manager is told nothing", found=address)
+            log.warning("NOTIFY_SOCKET ignored: unknown address", found=address)
             address = None
         return cls(address, watchdog_s=_watchdog_s(environment, pid) if address else None)
 
-    # What happens, a method each.
+    # Events
 
     def starting(self, status: str) -> None:
-        """Not ready yet. From here on every beat asks for patience."""
-        self._patience = True
-        self._tell(f"STATUS={_line(status)}", _extend(PATIENCE_S))
+        """The process starts. From now on every beat extends the timeout."""
+        self._extending = True
+        self._send(f"STATUS={_line(status)}", _extend(PATIENCE_S))
 
     def ready(self, status: str) -> None:
-        """Serving: for the first time, or again after `reloading`."""
-        self._patience = False
-        self._tell("READY=1", f"STATUS={_line(status)}")
+        """The process serves, for the first time or again after `reloading`."""
+        self._extending = False
+        self._send("READY=1", f"STATUS={_line(status)}")
 
     def reloading(self) -> None:
-        """The configuration is being read again; `ready` must follow, even if it is refused."""
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        """A reload or re-exec begins; `ready` must follow, even if it fails."""
+        self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self, status: str, *, takes_s: float) -> None:
-        """On the way out, which may take so long."""
-        self._patience = True
-        self._tell("STOPPING=1", f"STATUS={_line(status)}", _extend(takes_s + PATIENCE_S))
+        """The process stops, which may take so long."""
+        self._extending = True
+        self._send("STOPPING=1", f"STATUS={_line(status)}", _extend(takes_s + PATIENCE_S))
 
     async def beat(self, status: Callable[[], str]) -> None:
-        """Say that we are alive and how things stand, until cancelled. To be run by the event loop that serves."""
+        """Feed the watchdog and send the status, until cancelled. Run it in the event loop that serves."""
         if self._socket is None:
             return
         while True:
             await asyncio.sleep(self.beat_s)
-            self._tell(
+            self._send(
                 *(["WATCHDOG=1"] if self._watched else []),
                 f"STATUS={_line(status())}",
-                *([_extend(PATIENCE_S)] if self._patience else []),
+                *([_extend(PATIENCE_S)] if self._extending else []),
             )
 
     def close(self) -> None:
-        """Nothing is told any more."""
+        """Send nothing more."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
-    def _tell(self, *lines: str) -> None:
-        """All of it in one datagram. What does not fit into the socket now goes first next time: the loop must not
-        wait for somebody else's, and a lost READY=1 would be a start that never ends."""
+    def _send(self, *lines: str) -> None:
+        """Send the lines in one datagram.
+
+        A datagram that does not fit into the socket now goes first next time: the loop must not wait for another
+        process, and without READY=1 the service manager would end the start.
+        """
         if self._socket is None or self._address is None:
             return
         self._unsent.append("\n".join(lines))
@@ -114,7 +121,7 @@ class Notifier:
             self._unsent.clear()
             if not self._failed:
                 log.warning(
-                    "the service manager cannot be told how we are; of this no more is said",
+                    "cannot notify service manager",
                     socket=self._address.replace("\0", "@"),
                     reason=error.strerror,
                 )
@@ -131,7 +138,7 @@ def _watchdog_s(environment: Mapping[str, str], pid: int) -> float | None:
             return None
         if (period := int(microseconds)) > 0:
             return period / 1e6
-    log.warning("WATCHDOG_USEC or WATCHDOG_PID is no number greater than 0; no watchdog is fed", found=microseconds)
+    log.warning("WATCHDOG_USEC or WATCHDOG_PID ignored", found=microseconds, expected="numbers greater than 0")
     return None
 
 
@@ -140,10 +147,10 @@ def _extend(seconds: float) -> str:
 
 
 def _line(text: str) -> str:
-    """Nobody's name or error may add a line of its own."""
+    """The text in one line: a name or an error must not add lines."""
     return " ".join(text.split())
 
 
 def own_notifier() -> Notifier:
-    """That of this process."""
+    """The notifier of this process."""
     return Notifier.from_environment(os.environ, pid=os.getpid())

@@ -1,4 +1,4 @@
-"""What the rooms take, out of the configuration, which they do not know. Pure."""
+"""Translates the configuration into the values of other packages, which do not import it. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kubeproxy.sources.manifests.source import NAME as MANIFESTS
 
 
 def tune(configuration: Configuration) -> Tune:
-    """For the byte path."""
+    """The settings of the data plane."""
     own = configuration.kubeproxy
     return Tune(
         dial_steps_s=tuple(step.seconds for step in own.dial_timeouts),
@@ -31,7 +31,7 @@ def tune(configuration: Configuration) -> Tune:
 
 
 def conntrack_limits(configuration: Configuration) -> ConntrackLimits:
-    """For the kernel's connection tracking."""
+    """The settings of the kernel's connection tracking."""
     wanted = configuration.conntrack
     return ConntrackLimits(
         max_per_core=wanted.max_per_core,
@@ -45,18 +45,18 @@ def conntrack_limits(configuration: Configuration) -> ConntrackLimits:
 
 
 def periods(configuration: Configuration) -> Periods:
-    """For the proxier."""
+    """The sync periods of the proxier."""
     return Periods(min_sync_s=configuration.min_sync_period_s, sync_s=configuration.sync_period_s)
 
 
 def port_range(configuration: Configuration) -> PortRange | None:
-    """For the proxier; None: the kernel chooses."""
+    """The range of proxy ports; None: the kernel chooses."""
     wanted = configuration.port_range
     return PortRange(wanted.first, wanted.last) if wanted else None
 
 
 def restrictions(configuration: Configuration) -> Restrictions:
-    """For the proxier."""
+    """The limits of what Services may have."""
     own = configuration.kubeproxy
     denied = own.denied_endpoint_cidrs
     blocks = Blocks(frozenset(map(str, denied)) - {DeniedEndpoints.NODE})

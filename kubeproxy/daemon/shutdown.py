@@ -1,4 +1,4 @@
-"""How this process goes: told to stop, or followed by another; and what becomes of its clients and of the rules."""
+"""The shutdown, after a request to stop or after a takeover: of clients, of the rules, of the data plane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import structlog
 
 from kubeproxy.daemon.process_limits import CONTAINER_INIT
 from kubeproxy.daemon.signals import Signals
-from kubeproxy.daemon.takeover.takeover import Takeover
+from kubeproxy.daemon.takeover.server import TakeoverServer
 from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.model.errors import KernelError
@@ -23,51 +23,52 @@ from kubeproxy.runtime.tasks import TaskSet
 log = structlog.get_logger(__name__)
 
 LAST_S: Final = 1.0
-"""How much of the grace is kept for the clients who came last."""
+"""The part of the grace period that is kept for the last clients."""
 RULES_S: Final = 10.0
-"""How long the packet filter may take for what becomes of the rules. Whoever told us to stop is patient for 30 s or so,
-as Kubernetes is, and then cuts everybody off."""
+"""How long the last transaction may take. Kubernetes and others send SIGKILL some 30 s after SIGTERM."""
 ARRIVAL_S: Final = 0.5
-"""How long a client whose packets were on the way to us when the rules changed may take to arrive: a round trip."""
+"""How long packets that were under way when the rules changed may take to arrive: a round trip."""
 
 
 class RulesAtExit(Enum):
-    """What is done to the packet filter's rules at the end."""
+    """The last change of the packet filter's rules."""
 
     LEAVE = auto()
-    """They are others', who serve."""
+    """Keep them: they lead to another instance."""
     REMOVE = auto()
-    """Clients find nobody."""
+    """Remove them: service addresses do not answer any more."""
     PAUSE = auto()
-    """Clients wait for the next process."""
+    """Hold new clients back until the next process serves."""
 
 
 def rules_at_exit(*, ours: bool, cleanup_on_exit: bool) -> RulesAtExit:
-    """Pure. `ours`: the rules lead to us, or to nobody."""
+    """The last change. Pure. `ours`: the rules lead to this process, or to none."""
     if not ours:
         return RulesAtExit.LEAVE
     return RulesAtExit.REMOVE if cleanup_on_exit else RulesAtExit.PAUSE
 
 
 def last_s(grace_s: float) -> float:
-    """The end of the grace, in which nobody new is led to us. Pure."""
+    """The last part of the grace period, without new clients. Pure."""
     return min(LAST_S, grace_s / 2)
 
 
 def arrival_s(grace_s: float) -> float:
-    """How much of what is left of the grace those on the way get to arrive. Pure."""
+    """How long to wait for packets under way, out of the rest of the grace period. Pure."""
     return min(ARRIVAL_S, grace_s / 2)
 
 
 class Shutdown:
-    """The end of a life, from the word to stop, or from when the rules lead to a successor. To be gone through once:
-    either `wind_down`, during which a successor may still come, and then `leave`; or `make_way`."""
+    """The steps of a shutdown: either `wind_down` and then `leave`, or `make_way`.
+
+    During `wind_down` a new instance may still take over; then `make_way` follows.
+    """
 
     def __init__(
         self,
         *,
         signals: Signals,
-        takeover: Takeover,
+        takeover: TakeoverServer,
         proxier: Proxier,
         data_plane: LocalDataPlane | WorkerDataPlane,
         access_log: AccessLog,
@@ -81,38 +82,42 @@ class Shutdown:
         self._tasks = tasks
 
     async def wind_down(self, grace_s: float) -> None:
-        """Let the connections that are open finish. The node has no other proxy, so new ones are still taken."""
+        """Drain, and still accept new connections, because the node has no other proxy."""
         log.info("draining", open=self._data_plane.open_connections, grace_s=grace_s)
         patience = self._drain(grace_s - last_s(grace_s))
         await self._tasks.first_of(patience, self._takeover.superseded.wait())
         await self._takeover.between()
 
     async def leave(self, rules: RulesAtExit, *, within_s: float) -> None:
-        """Nobody follows yet. Who came last gets a moment, too."""
+        """Change the rules for the time without a proxy, stop accepting, and drain the last clients."""
         if rules is RulesAtExit.LEAVE:
-            log.info("leaves the packet filter's rules alone: they are others', who serve")
+            log.info("rules stay: another instance serves")
         try:
             async with asyncio.timeout(RULES_S):
                 await self._proxier.stop(cleanup=rules is RulesAtExit.REMOVE, pause=rules is RulesAtExit.PAUSE)
         except KernelError as error:
-            log.error("the packet filter's rules stay as they are", reason=str(error))
+            log.error("cannot change rules at exit", reason=str(error))
         except TimeoutError:
-            log.error("the packet filter's rules stay as they are", reason=f"it was not done within {RULES_S:g} s")
-        await self._let_go(within_s)
+            log.error("cannot change rules at exit", reason=f"no answer within {RULES_S:g} s")
+        await self._drain_last(within_s)
 
     async def make_way(self, grace_s: float) -> None:
-        """The rules lead to our successor. Who was on the way to us still arrives; then what is open may finish."""
-        log.info("a successor has taken over; draining", open=self._data_plane.open_connections, grace_s=grace_s)
+        """Drain after a takeover: the rules lead to another instance."""
+        log.info("new instance has taken over, draining", open=self._data_plane.open_connections, grace_s=grace_s)
         await self._proxier.stop(cleanup=False)
         self._proxier.release_claims()
-        await self._let_go(grace_s)
+        await self._drain_last(grace_s)
+        await self.remain_if_container_init()
+
+    async def remain_if_container_init(self) -> None:
+        """As a container's first process wait for SIGTERM: if it ended now, the kubelet would start the container
+        again, and it would take over in its turn."""
         if os.getpid() == CONTAINER_INIT:
-            # Were we to end now, we would be started again, and take over in our turn.
-            log.info("waits to be told to stop, as a container's first process")
+            log.info("container init: waiting for SIGTERM")
             await self._signals.stop.wait()
 
-    async def _let_go(self, grace_s: float) -> None:
-        """Let those arrive whose packets were on the way to us; then accept no more, and give what is open so long."""
+    async def _drain_last(self, grace_s: float) -> None:
+        """Accept the packets under way; then stop accepting, and drain for so long."""
         await self._hurried(asyncio.sleep(arrival_s(grace_s)))
         await self._data_plane.retire()
         await self._drain(grace_s)
@@ -127,5 +132,5 @@ class Shutdown:
         await self._hurried(self._data_plane.drain(grace_s))
 
     async def _hurried(self, patience: Coroutine[Any, Any, Any]) -> None:
-        """Wait, unless a second signal says at once."""
+        """Wait, until a second signal ends the waiting."""
         await self._tasks.first_of(patience, self._signals.at_once.wait())

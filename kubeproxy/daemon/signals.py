@@ -1,4 +1,4 @@
-"""What this process is told by signals, for whoever waits for it."""
+"""Signals, as events to wait for."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ log = structlog.get_logger(__name__)
 
 
 class Signals:
-    """SIGTERM and SIGINT: stop, and the second time at once; SIGHUP: reload; SIGUSR2: renew."""
+    """SIGTERM and SIGINT: stop, the second time at once; SIGHUP: reload; SIGUSR2: re-exec."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.at_once = asyncio.Event()
-        """Do not wait for anybody's connections any more."""
+        """Stop without waiting for open connections."""
         self.reload = asyncio.Event()
         self.renew = asyncio.Event()
 
     def listen(self) -> None:
-        """From now on, on the running event loop; what was said during a renewal is heard now."""
+        """Handle signals on the running event loop; those sent during a re-exec arrive now."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told_to_stop, number)
+            loop.add_signal_handler(number, self._on_stop, number)
         loop.add_signal_handler(signal.SIGHUP, self.reload.set)
         loop.add_signal_handler(signal.SIGUSR2, self.renew.set)
         reexec.listen_again()
 
-    def _told_to_stop(self, number: signal.Signals) -> None:
+    def _on_stop(self, number: signal.Signals) -> None:
         if self.stop.is_set():
-            log.info("told to stop again: at once", signal=number.name)
+            log.info("signal received: stopping at once", signal=number.name)
             self.at_once.set()
         else:
-            log.info("told to stop", signal=number.name)
+            log.info("signal received: stopping", signal=number.name)
             self.stop.set()

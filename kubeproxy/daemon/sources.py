@@ -1,7 +1,7 @@
-"""Where this process hears of Services: the sources that the configuration names, kept running.
+"""Starts the sources of Services that the configuration names, and keeps them running.
 
-A source is imported only where the configuration names one: the API server's client takes as long as everything else
-that is there before the first client is served.
+A source is imported only if the configuration names it: the API server's client takes as long to import as everything
+else before the first client is served.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def source_names(configuration: Configuration) -> list[str]:
-    """The sources that there will be, as the tracker wants to know beforehand."""
+    """The names of the configured sources; the tracker needs them before they start."""
     names = ["manifests"] if configuration.kubeproxy.manifests.paths else []
     return [*names, "kubernetes"] if uses_kubernetes(configuration, os.environ) else names
 
 
 class Sources:
-    """The sources, and what hangs on the API server beside them: the Events sent back to it."""
+    """The sources, and the event recorder, which uses the same API client."""
 
     def __init__(
         self, configuration: Configuration, *, node_name: str, tracker: Tracker, events: Events, tasks: TaskSet
@@ -48,8 +48,7 @@ class Sources:
         self._requests: Requests | None = None
 
     async def start(self, closing: AsyncExitStack) -> None:
-        """Begin to listen to them. ConfigError when an API server is wanted and what says where and who we are is no
-        good."""
+        """Start them. ConfigError when the address or the credentials of a configured API server are unusable."""
         if uses_kubernetes(self._configuration, os.environ):
             await self._start_kubernetes(closing)
         if self._configuration.kubeproxy.manifests.paths:
@@ -77,12 +76,12 @@ class Sources:
         )
         recorder = self._events.recorder = EventRecorder(client=client, node_name=self._node_name)
         self._events.starting(self._node_name)
-        speaking = (
+        running = (
             self._tasks.start(kept_running("events", recorder.run), name="events"),
             self._tasks.start(kept_running("kubernetes", self._kubernetes.run), name="kubernetes"),
         )
-        # Before their client is closed: they would take that for an outage, and say so.
-        closing.push_async_callback(self._tasks.end, *speaking)
+        # They end before their client is closed: they would log that as an outage.
+        closing.push_async_callback(self._tasks.end, *running)
 
     def _start_manifests(self) -> None:
         from kubeproxy.sources.manifests.source import ManifestSource
@@ -91,7 +90,7 @@ class Sources:
         self._manifests = ManifestSource(
             paths=manifests.paths,
             recursive=manifests.recursive,
-            # Plain text: names cross to the workers, and a subclass of str cannot be encoded.
+            # Plain str: names cross to the workers, and a subclass of str cannot be encoded.
             default_namespace=str(manifests.default_namespace),
             enforced_namespace=str(manifests.namespace) or None,
             sink=self._tracker,
@@ -101,16 +100,16 @@ class Sources:
         self._tasks.start(kept_running("manifests", self._manifests.run), name="manifests")
 
     async def reload(self) -> None:
-        """Look again at what can be looked at again."""
+        """Read the manifests again."""
         if self._manifests is not None:
             await self._manifests.reload()
 
     def complaint(self) -> str | None:
-        """What is wrong with what the API server has, if anything."""
+        """What is wrong with the API server's objects; None: nothing."""
         return self._kubernetes.complaint() if self._kubernetes is not None else None
 
     def picture(self, proxier: Snapshot) -> Picture:
-        """How they fare, beside how the proxier does."""
+        """The state of the proxier and of the sources."""
         return Picture(
             proxier=proxier,
             watches=self._kubernetes.state() if self._kubernetes is not None else (),

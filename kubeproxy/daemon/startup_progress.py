@@ -1,7 +1,7 @@
-"""How far a start has come, for whoever waits for it: with ten thousand Services it takes seconds.
+"""Progress of a start; with ten thousand Services a start takes seconds.
 
-On a terminal that is one line, drawn anew until everything is served and gone then; elsewhere a line of the log every
-few seconds. A start that takes less time is not spoken of. Service managers are told later, too.
+On a terminal it is one line, drawn again until everything is served, and erased then; elsewhere a log line every few
+seconds. A shorter start shows nothing. `status` is the line for service managers, also after the start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ERASE: Final = "\r\x1b[K"
 
 
 def words(summary: Summary) -> str:
-    """What a start is at. Pure."""
+    """The progress, in words. Pure."""
     known = summary.services + summary.waiting
     if summary.failing:
         return summary.failing
@@ -42,7 +42,7 @@ def words(summary: Summary) -> str:
 
 
 def status(summary: Summary, *, connections: int, serving: bool, stopping: bool) -> str:
-    """How things stand, in one line for `systemctl status`. Pure."""
+    """The state of the daemon, in one line for `systemctl status`. Pure."""
     if stopping:
         return f"draining; open connections: {connections}"
     if not serving:
@@ -58,7 +58,7 @@ def status(summary: Summary, *, connections: int, serving: bool, stopping: bool)
 async def show(
     summary: Callable[[], Summary], serving: asyncio.Event, *, as_text: bool, stream: TextIO | None = None
 ) -> None:
-    """Until `serving` is set. `as_text`: the log is text, so that a line among its lines disturbs nobody."""
+    """Show the progress until `serving` is set. `as_text`: the log is text, so a redrawn line fits among its lines."""
     stream = stream or sys.stderr
     if as_text and _can_be_redrawn(stream):
         with _line(stream) as draw:
@@ -74,12 +74,12 @@ async def _is_set(event: asyncio.Event, *, within_s: float) -> bool:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             await event.wait()
-    return event.is_set()  # it may have come with the end of the time
+    return event.is_set()  # the timeout and the event may coincide
 
 
 @contextlib.contextmanager
 def _line(stream: TextIO) -> Iterator[Callable[[str], None]]:
-    """Draws a line in place of the one before. What is logged meanwhile takes its place, and it comes again below."""
+    """A function that draws a line over the last one. Log lines replace it; the next drawing puts it below them."""
 
     def erase(record: logging.LogRecord) -> bool:
         stream.write(_ERASE)

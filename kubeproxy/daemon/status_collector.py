@@ -1,4 +1,4 @@
-"""Brings together what the status and the trace are made of: the daemon's parts, and the pages that show them."""
+"""Collects the data of the status pages and of traces from the daemon's parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kubeproxy.proxier.proxier import Proxier
 
 
 class StatusCollector:
-    """Sees everything and changes nothing. `run` while the daemon lives; `routes` belong on the metrics port."""
+    """Reads every part and changes none. `run` it while the daemon lives; `routes` belong on the metrics port."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class StatusCollector:
         self._tracer = Tracer(proxier=proxier, data_plane=data_plane, facts=facts)
 
     def routes(self) -> list[web.RouteDef]:
-        """What the metrics server is to answer besides."""
+        """The routes of the status pages."""
         return status_routes(self._board, self._tracer)
 
     async def run(self) -> None:
-        """Take samples while somebody looks, until cancelled."""
+        """Take samples while a status page is open, until cancelled."""
         await self._board.run()
 
     async def _look(self) -> Observation:

@@ -101,5 +101,5 @@ class Context:
         self.ports_exhausted = 0
         """Dials that failed because all of this host's ports towards the endpoint were in use."""
         self.looped = 0
-        """Connections and datagrams that had come through too many proxies."""
+        """Connections and datagrams that had passed too many proxies."""
         self.connection_log = ConnectionLog()

@@ -38,7 +38,7 @@ class Counters(Struct, array_like=True):
     bytes_out: int = 0
     """From endpoints to clients."""
     looped: int = 0
-    """Connections that failed because they had come through too many proxies; UDP: datagrams."""
+    """Connections that failed because they had passed too many proxies; UDP: datagrams."""
 
     @property
     def failed(self) -> int:
@@ -84,7 +84,7 @@ class WorkerStatus(Struct, frozen=True):
     ports_exhausted: int = 0
     """Dials that failed because all of this host's ports towards the endpoint were in use."""
     looped: int = 0
-    """Connections and datagrams that had come through too many proxies."""
+    """Connections and datagrams that had passed too many proxies."""
 
 
 class EjectedEndpoint(Struct, frozen=True):

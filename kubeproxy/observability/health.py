@@ -33,7 +33,7 @@ class Health:
     node_exists: bool = True
     """Whether the cluster has a Node for this node."""
     exhausted: str | None = None
-    """Why no client of any Service can be served, for minutes already; None: they can."""
+    """Why no client could be served for minutes; None: clients are served."""
 
     @property
     def live(self) -> bool:
@@ -108,8 +108,10 @@ class ProxyHealth:
             self._degraded[part] = reason
 
     def exhausted(self, reason: str | None) -> None:
-        """No client of any Service can be served, and has not been for minutes; None: they can be. A restart would cut
-        those that are served, so the process stays alive."""
+        """Record why no client could be served for minutes; None: clients are served.
+
+        The process stays live: a restart would cut open connections.
+        """
         self._exhausted = reason
 
     def draining(self) -> None:

@@ -116,11 +116,11 @@ class WatchView(Protocol):
 
     @property
     def left_out(self) -> int:
-        """Objects that are not served, because all together mean more than is kept."""
+        """Objects that are not served because of the memory limit."""
 
     @property
     def kept_bytes(self) -> int:
-        """What is kept of all objects, in bytes of JSON."""
+        """Size of all kept objects, in bytes of JSON."""
 
 
 class ManifestProblemView(Protocol):

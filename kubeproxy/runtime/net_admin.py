@@ -5,8 +5,8 @@ a process with CAP_NET_ADMIN in the user namespace that owns the socket's networ
 verifier reads the option back. Neither side looks at process numbers or /proc: two pods on the host's network have
 PID namespaces of their own and do not see each other there, and a number may be reused.
 
-The socket is an unconnected Unix socket, so that the option gives the peer nothing else. A peer can pass the socket on
-to a third process; see `kubeproxy.daemon.takeover.takeover` for why that gains it nothing.
+The socket is an unconnected Unix socket, so that the option has no other effect. A peer can pass the socket on to a
+third process; `kubeproxy.daemon.takeover.server` describes the limits of that.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Challenge:
         return bool(clock == time.CLOCK_TAI)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         self._sock.close()
 
 

@@ -1,4 +1,4 @@
-"""The capabilities that our processes give up, and never get again: workers nearly all, the control process most."""
+"""Drops capabilities for good: workers drop nearly all, the control process most."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import count
 
 
 class Capability(IntEnum):
-    """Those that we have a use for (linux/capability.h)."""
+    """The capabilities in use (linux/capability.h)."""
 
     DAC_OVERRIDE = 1
     """Files of other users: manifests, certificates and keys, the access log, the lock of iptables."""
@@ -25,10 +25,10 @@ class Capability(IntEnum):
 
 
 FOR_DIALING = (Capability.NET_RAW,)
-"""What a worker keeps: to mark its dials, and to dial from clients' addresses. Never CAP_NET_ADMIN, with which it could
-rewrite every rule of the node."""
+"""The capability of a worker: it marks its dials, and dials from clients' addresses. Never CAP_NET_ADMIN, which allows
+rewriting every rule of the node."""
 CONTROL = frozenset(Capability)
-"""What the control process needs for as long as it lives."""
+"""The capabilities of the control process."""
 
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 23, 24, 38
 """linux/prctl.h."""
@@ -42,24 +42,27 @@ _prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 
 
 def held() -> int:
-    """The capabilities that are permitted to this process, as a set of bits."""
+    """The permitted capabilities of this process, as a set of bits."""
     permitted: int = _SETS.unpack(_call_with_sets("capget", bytes(_SETS.size)))[1]
     return permitted
 
 
 def drop(keep: Collection[Capability] = ()) -> None:
-    """Give up every capability but the first of these that is there, in all sets, and gain none by exec for ever.
-    OSError if the kernel says no to giving up."""
+    """Drop every capability but the first of `keep` that is permitted, in all sets; exec never gives any back.
+
+    OSError when the kernel refuses.
+    """
     kept = _first_held(keep)
     _restrict(kept, inheritable=0)
 
 
 def restrict(keep: Collection[Capability] = CONTROL) -> None:
-    """Give up every capability but these, in all sets, and gain none by exec for ever. Programs that this process
-    starts, and its own next image, have what it has: as root by the bounding set, as another user by the ambient set.
+    """Drop every capability but `keep`, in all sets; exec never gives any back.
 
-    For the calling thread and those that it starts, so to be called before there are others. OSError if the kernel says
-    no to giving up."""
+    Programs that this process starts, and its own next image, keep the same: as root by the bounding set, as another
+    user by the ambient set. It applies to the calling thread and those that it starts, so call it before there are
+    others. OSError when the kernel refuses.
+    """
     kept = held() & sum(1 << capability for capability in keep)
     _restrict(kept, inheritable=kept & _inheritable())
 
@@ -70,21 +73,20 @@ def _inheritable() -> int:
 
 
 def _restrict(kept: int, *, inheritable: int) -> None:
-    # Asks for CAP_SETPCAP, so it comes first. Who has not got that cannot use the bounding set either.
+    # This needs CAP_SETPCAP, so it comes first. Without it the bounding set is of no use to the process either.
     for number in count():
         if _prctl(_PR_CAPBSET_READ, number, 0, 0, 0) < 0:
             break
         if not kept >> number & 1 and _prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             _forgive(errno.EPERM)
-    # The kernel takes out of the ambient set what is not permitted and inheritable.
+    # The kernel removes from the ambient set what is not permitted and inheritable.
     _call_with_sets("capset", _SETS.pack(kept, kept, inheritable, 0, 0, 0))
     if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
         _forgive()
 
 
 def use_alone(keep: Collection[Capability]) -> None:
-    """Have this thread do with the first of these capabilities that is there, to see what is possible with it. OSError
-    if the kernel says no."""
+    """Reduce this thread to the first of `keep` that is permitted, to try what it allows. OSError on refusal."""
     _call_with_sets("capset", _SETS.pack(_first_held(keep), held(), 0, 0, 0, 0))
 
 

@@ -1,11 +1,11 @@
-"""Abstract Unix sockets of our own user that listen in this network namespace.
+"""Lists the abstract Unix sockets of our own user that listen in this network namespace.
 
-Such names have no permissions: any process may bind any free name. So the kernel is asked which user made each socket
-(sock_diag with UDIAG_SHOW_UID, Linux 5.3), and names of other users do not exist for us. A user is compared as this
-user namespace maps it; one without a mapping shows as the overflow user and is another one.
+Such names have no permissions: any process may bind any free name. So the kernel reports the user of each socket
+(sock_diag with UDIAG_SHOW_UID, Linux 5.3), and names of other users are ignored. Users are compared as this user
+namespace maps them; a user without a mapping shows as the overflow user, which is another user.
 
-Where the kernel has no unix_diag, /proc/net/unix lists the names and SO_PEERCRED of a connection tells the user. A
-name whose queue is full cannot be asked; it counts as ours there, because to overlook a proxy is worse than to wait.
+Without unix_diag in the kernel, /proc/net/unix lists the names, and SO_PEERCRED of a connection has the user. A name
+whose queue is full accepts no connection; it counts as ours then, because overlooking a proxy is worse than waiting.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def listening(prefix: str) -> frozenset[str]:
-    """Names with that prefix, without the leading NUL. OSError when the kernel does not tell."""
+    """The names with that prefix, without the leading NUL. OSError when the kernel cannot list them."""
     ours = os.geteuid()
     try:
         names = [name for name, uid in _by_sock_diag() if uid == ours and name.startswith(prefix)]
@@ -66,7 +66,7 @@ def _credentials(sock: socket.socket) -> tuple[int, int, int]:
 
 
 def _by_sock_diag() -> Iterator[tuple[str, int]]:
-    """Names and their users. OSError where the kernel cannot tell of both."""
+    """Names and their users. OSError when the kernel does not report both."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as netlink:
         question = _QUESTION.pack(socket.AF_UNIX, 0, 0, 1 << _TCP_LISTEN, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
         netlink.send(_MESSAGE.pack(_MESSAGE.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + question)
@@ -83,7 +83,7 @@ def _by_sock_diag() -> Iterator[tuple[str, int]]:
                 found = dict(_attributes(data[at + _MESSAGE.size + _ANSWER_BYTES : at + length]))
                 if found.get(_NAME, b"x").startswith(b"\0"):
                     if _UID not in found:
-                        raise OSError(None, "the kernel does not tell whose sockets are")
+                        raise OSError(None, "the kernel does not report the users of sockets")
                     name = found[_NAME][1:].decode(errors="replace")
                     yield name, int.from_bytes(found[_UID], sys.byteorder)
                 at += length + 3 & ~3

@@ -12,8 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from kubeproxy.kubernetes.client.request_metrics import LATENCY_BUCKETS_S, Latency
+from kubeproxy.kubernetes.client.request_metrics import LATENCY_BUCKETS_S
 from kubeproxy.kubernetes.controller.workqueue import DURATION_BUCKETS_S, Durations
+from kubeproxy.runtime.histogram import Histogram
 from kubeproxy.workloads.manager import ControllerManager
 from kubeproxy.workloads.rollout import State, state_of
 
@@ -77,13 +78,13 @@ class ManagerCollector(Collector):
 
     def _requests(self) -> Iterator[Metric]:
         answers: Counter[tuple[str, str, str]] = Counter()
-        latencies: dict[tuple[str, str], Latency] = {}
+        latencies: dict[tuple[str, str], Histogram] = {}
         for client in self._manager.clients.values():
             requests = client.requests
             for (method, code), times in requests.answers.items():
                 answers[code, method, requests.host] += times
             for method, found in requests.latency.items():
-                total = latencies.setdefault((method, requests.host), Latency())
+                total = latencies.setdefault((method, requests.host), Histogram(LATENCY_BUCKETS_S))
                 total.counts = [one + other for one, other in zip(total.counts, found.counts, strict=True)]
                 total.seconds += found.seconds
         counted = CounterMetricFamily(

@@ -88,6 +88,6 @@ def test_a_short_udp_timeout_causes_a_warning(timeout: str, warned: bool) -> Non
         ("80,10256-10300", "10250-10256", "10250-10256"),
     ],
 )
-def test_ports_that_are_permitted_and_reserved(external: str, reserved: str, clash: str) -> None:
+def test_ports_both_permitted_and_reserved_cause_a_warning(external: str, reserved: str, clash: str) -> None:
     warnings = of_flags(external_ports_on_node=external, reserved_ports=reserved).warnings
     assert [it.rpartition(": ")[2] for it in warnings] == ([clash] if clash else [])

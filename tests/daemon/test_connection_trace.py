@@ -1,4 +1,4 @@
-"""What the trace says, on a node among fakes; and that it says what the kernel does."""
+"""Traces on a node among fakes; and a comparison with the kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FACTS = NodeFacts(
     own_addresses=frozenset({HERE, Address("127.0.0.1"), Address("198.51.100.9")}),
     internal_sources=frozenset({"10.3.0.0/16"}),
 )
-EVERYBODY = (
+ALL_PODS = (
     Endpoint(Address("10.3.0.2"), node="node-1"),
     Endpoint(Address("10.3.1.2"), node="node-2"),
     Endpoint(Address("10.3.2.2"), ready=False, node="node-2"),
@@ -32,7 +32,7 @@ EVERYBODY = (
 
 
 async def shop() -> Node:
-    """Five Services: plain, Local, admitting few, empty, and one whose clients stay."""
+    """Five Services: plain, Local, with source ranges, empty, and with session affinity."""
     node = Node(facts=FACTS)
     node.proxier.set_landing({4: HERE}, {})  # type: ignore[dict-item]
     web = replace(service("web", "10.96.0.1"), ports=(ServicePort("http", Protocol.TCP, 80, 30080),))
@@ -50,7 +50,7 @@ async def shop() -> Node:
     tracker = node.tracker
     empty, loyal = service("empty", "10.96.0.4"), service("loyal", "10.96.0.5", affinity_timeout_s=600)
     tracker.replace_services(SOURCE, (web, local, few, empty, loyal))
-    tracker.replace_slices(SOURCE, [endpoint_slice(name, EVERYBODY) for name in ("web", "local", "few", "loyal")])
+    tracker.replace_slices(SOURCE, [endpoint_slice(name, ALL_PODS) for name in ("web", "local", "few", "loyal")])
     assert await node.proxier.sync_now()
     return node
 
@@ -63,7 +63,7 @@ async def ask(node: Node, to: str, source: str = "", protocol: str = "tcp") -> T
 
 
 @pytest.mark.parametrize(
-    ("to", "source", "outcome", "said"),
+    ("to", "source", "outcome", "expected"),
     [
         ("10.96.0.1:80", "10.2.0.2", Outcome.PROXIED, "a cluster IP of default/web:http"),
         ("10.96.0.1:80", "", Outcome.PROXIED, "this node itself: its packet meets the hook output"),
@@ -82,15 +82,15 @@ async def ask(node: Node, to: str, source: str = "", protocol: str = "tcp") -> T
         ("8.8.8.8:53", "10.2.0.2", Outcome.PASSED, "no Service has this address"),
     ],
 )
-async def test_what_is_said(to: str, source: str, outcome: Outcome, said: str) -> None:
+async def test_outcome_and_words(to: str, source: str, outcome: Outcome, expected: str) -> None:
     node = await shop()
     report = await ask(node, to, source)
     assert report.outcome is outcome
-    assert said in "\n".join(lines(report))
+    assert expected in "\n".join(lines(report))
     await node.close()
 
 
-async def test_a_proxy_port_takes_nothing_directly() -> None:
+async def test_a_proxy_port_refuses_direct_connections() -> None:
     node = await shop()
     port = next(iter(node.data_plane.listening.values())).port
     report = await ask(node, f"{HERE}:{port}", "10.2.0.2")
@@ -99,7 +99,7 @@ async def test_a_proxy_port_takes_nothing_directly() -> None:
     await node.close()
 
 
-async def test_the_endpoints_in_their_order_and_those_not_asked() -> None:
+async def test_endpoints_come_in_their_order_with_those_left_out() -> None:
     node = await shop()
     report = await ask(node, "10.96.0.1:80", "10.2.0.2")
     assert report.frontend is not None
@@ -113,7 +113,7 @@ async def test_the_endpoints_in_their_order_and_those_not_asked() -> None:
     await node.close()
 
 
-async def test_before_any_rule_is_in_force_it_says_so() -> None:
+async def test_a_trace_before_the_first_rules_mentions_it() -> None:
     node = Node()
     report = await ask(node, "10.96.0.1:80", "10.2.0.2")
     assert report.outcome is Outcome.PASSED
@@ -137,7 +137,7 @@ ADDRESSES = (*(f"10.96.0.{n}" for n in range(1, 5)), "198.51.100.2", "203.0.113.
     source=st.sampled_from(["", "10.2.0.2", "10.3.5.5", "192.0.2.7", HERE]),
     protocol=st.sampled_from(["tcp", "udp"]),
 )
-async def test_it_says_what_the_kernel_does(address: str, port: str, source: str, protocol: str) -> None:
+async def test_the_trace_agrees_with_the_kernel(address: str, port: str, source: str, protocol: str) -> None:
     node = await shop()
     number = next(iter(node.data_plane.listening.values())).port if port == "proxy port" else port
     asked = TraceRequest.of(to=f"{address}:{number}", source=source, protocol=protocol)
@@ -158,7 +158,7 @@ async def test_it_says_what_the_kernel_does(address: str, port: str, source: str
 
 
 @pytest.mark.parametrize(
-    ("question", "said"),
+    ("question", "expected"),
     [
         ({"to": "10.96.0.1"}, "allowed: IP:PORT"),
         ({"to": "fd00::1"}, "in brackets"),
@@ -170,8 +170,8 @@ async def test_it_says_what_the_kernel_does(address: str, port: str, source: str
         ({"to": "10.96.0.1:80", "protocol": "sctp"}, "tcp or udp"),
     ],
 )
-def test_what_cannot_be_asked(question: dict[str, str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_unreadable_questions_are_refused(question: dict[str, str], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
         TraceRequest.of(**question)
 
 
@@ -179,7 +179,7 @@ def test_ipv6_in_brackets() -> None:
     assert TraceRequest.of(to="[FD00::0:1]:80", protocol="udp").to == ("fd00::1", "UDP", 80)
 
 
-def test_workers_that_would_do_the_same_are_told_together() -> None:
+def test_workers_with_the_same_choice_share_a_line() -> None:
     frontend = FrontendStatus(
         port="http",
         protocol="TCP",
@@ -237,12 +237,12 @@ TCP from 10.2.0.2 (another host) to 10.96.0.1:80: proxied
     )
 
 
-async def test_a_node_port_that_could_not_be_had_is_named() -> None:
+async def test_a_node_port_in_use_is_named() -> None:
     node = Node(facts=FACTS)
     node.reserver.taken.add((Protocol.TCP, 30080))
     web = replace(service("web", "10.96.0.1"), ports=(ServicePort("http", Protocol.TCP, 80, 30080),))
     node.tracker.replace_services(SOURCE, (web,))
-    node.tracker.replace_slices(SOURCE, [endpoint_slice("web", EVERYBODY)])
+    node.tracker.replace_slices(SOURCE, [endpoint_slice("web", ALL_PODS)])
     await node.proxier.sync_now()
     report = await ask(node, f"{HERE}:30080", "10.2.0.2")
     assert report.outcome is Outcome.PASSED

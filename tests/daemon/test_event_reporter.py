@@ -16,8 +16,8 @@ class Recorder:
     def __init__(self) -> None:
         self.recorded: list[tuple[str, ...]] = []
 
-    def record(self, kind: str, namespace: str, name: str, **said: Any) -> None:
-        self.recorded.append((kind, namespace, name, said["type"], said["reason"], said["message"]))
+    def record(self, kind: str, namespace: str, name: str, **fields: Any) -> None:
+        self.recorded.append((kind, namespace, name, fields["type"], fields["reason"], fields["message"]))
 
 
 def events() -> tuple[Events, Recorder]:
@@ -30,10 +30,10 @@ def connect(events: Events, recorder: Recorder) -> None:
     events.recorder = cast(EventRecorder, recorder)
 
 
-def test_a_health_server_without_its_address_is_told_on_the_node() -> None:
-    told, recorder = events()
-    connect(told, recorder)
-    told.health_failed("node-1", "cannot listen on 0.0.0.0:10256: Address already in use")
+def test_a_failed_health_server_is_an_event_on_the_node() -> None:
+    reporter, recorder = events()
+    connect(reporter, recorder)
+    reporter.health_failed("node-1", "cannot listen on 0.0.0.0:10256: Address already in use")
     assert recorder.recorded == [
         (
             "Node",
@@ -46,23 +46,23 @@ def test_a_health_server_without_its_address_is_told_on_the_node() -> None:
     ]
 
 
-def test_what_failed_before_there_was_a_recorder_is_told_then_once() -> None:
-    told, recorder = events()
-    told.health_failed("node-1", "cannot listen")
-    connect(told, recorder)
-    connect(told, recorder)
-    told.starting("node-1")
+def test_a_failure_before_the_recorder_exists_is_recorded_later_once() -> None:
+    reporter, recorder = events()
+    reporter.health_failed("node-1", "cannot listen")
+    connect(reporter, recorder)
+    connect(reporter, recorder)
+    reporter.starting("node-1")
     assert [reason for *_, reason, _ in recorder.recorded] == ["FailedToStartProxierHealthcheck", "Starting"]
 
 
-def test_problems_are_told_once_and_only_of_services_that_the_cluster_has() -> None:
-    told, recorder = events()
-    connect(told, recorder)
-    told.services_degraded({WEB: ("a",), MADE_HERE: ("a",)})
-    told.services_degraded({WEB: ("a", "b")})
-    told.services_degraded({})
-    told.services_degraded({WEB: ("a",)})
-    told.health_server_failed(WEB, "health check node port 1: taken")
+def test_problems_are_recorded_once_and_only_for_services_of_the_cluster() -> None:
+    reporter, recorder = events()
+    connect(reporter, recorder)
+    reporter.services_degraded({WEB: ("a",), MADE_HERE: ("a",)})
+    reporter.services_degraded({WEB: ("a", "b")})
+    reporter.services_degraded({})
+    reporter.services_degraded({WEB: ("a",)})
+    reporter.health_server_failed(WEB, "health check node port 1: taken")
     assert [(name, reason, message) for _, _, name, _, reason, message in recorder.recorded] == [
         ("web", "NotServed", "a"),
         ("web", "NotServed", "b"),

@@ -1,4 +1,4 @@
-"""What is told of this host while it lasts."""
+"""Problems of this host that last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Enough(Exception):
     """The test has seen what it came for."""
 
 
-async def test_while_something_is_left_looks_are_closer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_searches_are_more_frequent_while_there_are_leftovers(monkeypatch: pytest.MonkeyPatch) -> None:
     configuration = Configuration()
     here = HostState(configuration, node=lambda: None)
     complain = here.complaints["leftovers"]
@@ -39,7 +39,7 @@ async def test_while_something_is_left_looks_are_closer(monkeypatch: pytest.Monk
     assert seen == [(True, period_s), (True, period_s), (False, LEFTOVERS_LOOK * period_s)]
 
 
-async def test_who_makes_no_rules_leaves_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_an_adapter_rules_of_kube_proxy_are_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     async def look() -> list[str]:
         raise AssertionError("looked all the same")
 

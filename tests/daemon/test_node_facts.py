@@ -1,4 +1,4 @@
-"""This node, as configuration, Node object and kernel tell it together."""
+"""The facts about this node, from configuration, Node object and kernel."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ NODE = Node("here", addresses=(Address("192.0.2.7"), Address("fd00:2::1"), Addre
         (["198.51.100.0/24"], set()),
     ],
 )
-def test_which_addresses_take_node_ports(words: list[str], expected: set[str]) -> None:
+def test_addresses_that_serve_node_ports(words: list[str], expected: set[str]) -> None:
     configuration = of_flags(nodeport_addresses=",".join(words)).configuration if words else Configuration()
     facts = node_facts(configuration, NODE, LOCAL, can_preserve=True)
     assert facts.node_addresses == expected
     assert facts.own_addresses == set(OWN) - {"fe80::1"}
 
 
-def test_localhost_may_be_left_out() -> None:
+def test_localhost_can_be_excluded() -> None:
     configuration = of_flags(iptables_localhost_nodeports="false").configuration
     assert not {"127.0.0.1", "::1"} & node_facts(configuration, NODE, LOCAL, can_preserve=True).node_addresses
 
@@ -47,14 +47,14 @@ def test_without_a_node_object_the_first_address_of_each_family_is_primary() -> 
     assert (facts.name, facts.zone) == ("here", "")
 
 
-def test_what_is_configured_stands_in_for_a_node_object() -> None:
+def test_the_configuration_replaces_a_missing_node_object() -> None:
     configuration = of_flags(node_addresses="198.51.100.1", node_zone="z2").configuration
     node = node_of(configuration, "here", None)
     assert (node.addresses, node.zone, node.eligible) == (("198.51.100.1",), "z2", True)
     assert node_of(configuration, "here", NODE) == NODE
 
 
-def test_addresses_are_preserved_only_where_the_kernel_lets_us() -> None:
+def test_addresses_are_preserved_only_if_the_kernel_allows_it() -> None:
     configuration = of_flags(preserve_client_address="local", cluster_cidr="10.0.0.0/8,fd00::/8").configuration
     able = node_facts(configuration, NODE, LOCAL, can_preserve=True)
     assert able.preserve is Preserve.LOCAL

@@ -1,4 +1,4 @@
-"""Children whom nobody waits for."""
+"""Core dumps, and zombies of a container's first process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ABORTED = "import os; from kubeproxy.daemon.process_limits import forbid_core_du
 
 
 @pytest.mark.parametrize("limit", [resource.RLIM_INFINITY, 0])
-def test_finding_16_a_process_that_is_aborted_leaves_no_core_dump(tmp_path: Path, limit: int) -> None:
+def test_finding_16_an_aborted_process_leaves_no_core_dump(tmp_path: Path, limit: int) -> None:
     def allow() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
 
@@ -54,6 +54,6 @@ def test_finding_16_a_process_that_is_aborted_leaves_no_core_dump(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_first_process_ends_what_others_have_left() -> None:
+def test_a_first_process_reaps_orphaned_zombies() -> None:
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""What is decided about the end; what clients see of it is in `tests/system/e2e/test_succession.py`."""
+"""Decisions of a shutdown; `tests/system/e2e/test_succession.py` has what clients see of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kubeproxy.runtime.tasks import TaskSet
     (False, False, RulesAtExit.LEAVE),
     (False, True, RulesAtExit.LEAVE),
 ])  # fmt: skip
-def test_the_rules_of_others_are_left_alone(ours: bool, cleanup_on_exit: bool, rules: RulesAtExit) -> None:
+def test_rules_of_other_instances_stay(ours: bool, cleanup_on_exit: bool, rules: RulesAtExit) -> None:
     assert rules_at_exit(ours=ours, cleanup_on_exit=cleanup_on_exit) is rules
 
 
@@ -30,7 +30,7 @@ def test_the_rules_of_others_are_left_alone(ours: bool, cleanup_on_exit: bool, r
     (0.5, 0.25, 0.25),
     (0.0, 0.0, 0.0),
 ])  # fmt: skip
-def test_what_is_kept_for_the_last_is_part_of_the_grace(grace_s: float, last: float, arrival: float) -> None:
+def test_the_last_part_is_within_the_grace_period(grace_s: float, last: float, arrival: float) -> None:
     assert last_s(grace_s) == last
     assert arrival_s(grace_s) == arrival
 
@@ -61,7 +61,7 @@ class Others:
 
 
 @pytest.mark.timeout(30)
-async def test_a_packet_filter_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_packet_filter_that_hangs_does_not_block_the_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "RULES_S", 0.01)
     others = cast(Any, Others())
     leaving = Shutdown(
@@ -75,4 +75,4 @@ async def test_a_packet_filter_that_hangs_does_not_hold_up_the_end(monkeypatch: 
     with capture_logs() as logs:
         await leaving.leave(RulesAtExit.PAUSE, within_s=0.0)
     assert others.closed
-    assert [line["reason"] for line in logs] == ["it was not done within 0.01 s"]
+    assert [line["reason"] for line in logs] == ["no answer within 0.01 s"]

@@ -1,4 +1,4 @@
-"""Signals, sent to this very process."""
+"""Signals, sent to this process."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ def signals() -> Iterator[Signals]:
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-async def heard(event: asyncio.Event) -> None:
+async def arrived(event: asyncio.Event) -> None:
     async with asyncio.timeout(30):
         await event.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_the_second_word_to_stop_means_at_once(signals: Signals, number: signal.Signals) -> None:
+async def test_a_second_signal_stops_at_once(signals: Signals, number: signal.Signals) -> None:
     signals.listen()
     os.kill(os.getpid(), number)
-    await heard(signals.stop)
+    await arrived(signals.stop)
     assert not signals.at_once.is_set()
     os.kill(os.getpid(), number)
-    await heard(signals.at_once)
+    await arrived(signals.at_once)
     assert not signals.reload.is_set()
     assert not signals.renew.is_set()
 
 
-async def test_reload_and_renew(signals: Signals) -> None:
+async def test_reload_and_reexec(signals: Signals) -> None:
     signals.listen()
     os.kill(os.getpid(), signal.SIGHUP)
-    await heard(signals.reload)
+    await arrived(signals.reload)
     assert not signals.renew.is_set()
     os.kill(os.getpid(), signal.SIGUSR2)
-    await heard(signals.renew)
+    await arrived(signals.renew)
     assert not signals.stop.is_set()
 
 
-async def test_what_was_said_during_a_renewal_is_heard_after_it(signals: Signals) -> None:
+async def test_signals_during_a_reexec_arrive_after_it(signals: Signals) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    # To this thread: the process may have others, which do not hold it back, and nobody handles it yet.
+    # To this thread: the process may have others, which do not hold it back, and there is no handler yet.
     signal.pthread_kill(threading.get_ident(), signal.SIGHUP)
     signals.listen()
-    await heard(signals.reload)
+    await arrived(signals.reload)

@@ -1,4 +1,4 @@
-"""What the sources hang on, and in which order it ends."""
+"""The order in which sources and their API client end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.runtime.tasks import TaskSet
 
-NOBODY = "http://127.0.0.1:1"
+UNREACHABLE = "http://127.0.0.1:1"
 
 
 def crashed(task: str, error: BaseException) -> None:
@@ -23,7 +23,7 @@ def crashed(task: str, error: BaseException) -> None:
     raise AssertionError(task) from error
 
 
-async def test_nobody_speaks_to_the_api_server_any_more_when_its_client_is_closed(
+async def test_sources_end_before_their_api_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     speaking: list[str] = []
@@ -35,7 +35,9 @@ async def test_nobody_speaks_to_the_api_server_any_more_when_its_client_is_close
 
     monkeypatch.setattr(Client, "close", closing_client)
     plain = Configuration()
-    configuration = msgspec.structs.replace(plain, kubeproxy=msgspec.structs.replace(plain.kubeproxy, master=NOBODY))
+    configuration = msgspec.structs.replace(
+        plain, kubeproxy=msgspec.structs.replace(plain.kubeproxy, master=UNREACHABLE)
+    )
     tasks = TaskSet(crashed)
     sources = Sources(configuration, node_name="here", tracker=Tracker(["kubernetes"]), events=Events(), tasks=tasks)
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What a start says of itself while it takes its time."""
+"""The progress of a start on a terminal and in the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNDER_WAY = replace(NOTHING, services=2500, waiting=7500, listeners=2484, listin
 
 
 @pytest.mark.parametrize(
-    ("summary", "said"),
+    ("summary", "expected"),
     [
         (NOTHING, "waits for manifests, kubernetes"),
         (replace(NOTHING, listing=()), "waits for the packet filter"),
@@ -32,12 +32,12 @@ UNDER_WAY = replace(NOTHING, services=2500, waiting=7500, listeners=2484, listin
         (replace(UNDER_WAY, failing="netfilter: Operation not permitted"), "netfilter: Operation not permitted"),
     ],
 )
-def test_words(summary: Summary, said: str) -> None:
-    assert startup_progress.words(summary) == said
+def test_progress_in_words(summary: Summary, expected: str) -> None:
+    assert startup_progress.words(summary) == expected
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is one."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -49,7 +49,7 @@ async def until(stream: io.StringIO, text: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_on_a_terminal_one_line_is_drawn_anew_and_gone_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_on_a_terminal_one_line_is_redrawn_and_erased_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(startup_progress, "LINE_S", 0.01)
@@ -74,7 +74,7 @@ async def test_on_a_terminal_one_line_is_drawn_anew_and_gone_in_the_end(monkeypa
         logging.getLogger().removeHandler(handler)
 
 
-async def test_it_keeps_to_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setattr(startup_progress, "LINE_S", 0.01)
@@ -88,7 +88,7 @@ async def test_it_keeps_to_the_width_of_the_terminal(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("stream", "as_text", "term"), [
     (io.StringIO(), True, "xterm"), (Terminal(), False, "xterm"), (Terminal(), True, "dumb"),
 ])  # fmt: skip
-async def test_elsewhere_it_is_logged(
+async def test_without_a_terminal_progress_is_logged(
     stream: io.StringIO, as_text: bool, term: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", term)
@@ -111,7 +111,7 @@ async def test_elsewhere_it_is_logged(
     }
 
 
-async def test_a_short_start_is_not_spoken_of() -> None:
+async def test_a_short_start_logs_nothing() -> None:
     terminal, serving = Terminal(), asyncio.Event()
     serving.set()
     with structlog.testing.capture_logs() as lines:
@@ -121,7 +121,7 @@ async def test_a_short_start_is_not_spoken_of() -> None:
     assert "starting" not in terminal.getvalue()
 
 
-@pytest.mark.parametrize(("summary", "serving", "stopping", "said"), [
+@pytest.mark.parametrize(("summary", "serving", "stopping", "expected"), [
     (UNDER_WAY, False, False, "starting; 2,500 of 10,000 Services have listeners (25 %)"),
     (UNDER_WAY, True, False, "services: 2500, listeners: 2484, open connections: 7"),
     (
@@ -132,5 +132,5 @@ async def test_a_short_start_is_not_spoken_of() -> None:
     (UNDER_WAY, True, True, "draining; open connections: 7"),
     (UNDER_WAY, False, True, "draining; open connections: 7"),
 ])  # fmt: skip
-def test_one_line_for_the_service_manager(summary: Summary, serving: bool, stopping: bool, said: str) -> None:
-    assert startup_progress.status(summary, connections=7, serving=serving, stopping=stopping) == said
+def test_status_line_for_the_service_manager(summary: Summary, serving: bool, stopping: bool, expected: str) -> None:
+    assert startup_progress.status(summary, connections=7, serving=serving, stopping=stopping) == expected

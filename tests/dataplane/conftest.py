@@ -96,7 +96,7 @@ async def endpoint(handler: Handler, *, host: str = "127.0.0.1") -> AsyncIterato
         server.close()
 
 
-def says(text: str) -> Handler:
+def sends(text: str) -> Handler:
     """A handler that sends a text to every client, then closes."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

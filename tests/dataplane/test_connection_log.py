@@ -21,7 +21,7 @@ from tests.dataplane.conftest import (
     eventually,
     frontend,
     refusing_target,
-    says,
+    sends,
     silent_target,
 )
 
@@ -65,7 +65,7 @@ async def test_a_finished_connection_is_recorded(bench: Bench) -> None:
 async def test_dials_are_counted(bench: Bench) -> None:
     await bench.plane.send([LOGGED])
     with refusing_target() as dead:
-        async with endpoint(says("x")) as alive:
+        async with endpoint(sends("x")) as alive:
             address = await bench.serve(dead, alive)
             await ask(address)
             await ask(address)
@@ -126,7 +126,7 @@ async def test_connections_cut_by_a_shutdown_are_recorded(bench: Bench) -> None:
 
 async def test_records_are_kept_only_if_configured_and_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_log, "ENTRIES_MAX", 2)
-    async with endpoint(says("x")) as target:
+    async with endpoint(sends("x")) as target:
         address = await bench.serve(target)
         await ask(address)
         await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)

@@ -18,11 +18,11 @@ from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.main import COUNTERS_PER_FRAME, SLICE_S, Worker
 from kubeproxy.dataplane.workers.protocol import Apply, CountersReply, DoneReply, Report
 from kubeproxy.model import FrontendName, Protocol, Target
-from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, says
-from tests.dataplane.workers.harness import ParserPool, crew, until
+from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, sends
+from tests.dataplane.workers.harness import WorkerPool, until, worker_pool
 
 
-async def at_rest(it: ParserPool) -> bool:
+async def at_rest(it: WorkerPool) -> bool:
     return not any(counters.active for counters in (await it.plane.counters()).values())
 
 
@@ -30,7 +30,7 @@ async def test_counters_of_a_frontend_without_clients_are_not_read(bench: Bench)
     engine = bench.plane.engine
     async with endpoint(echo) as target:
         address = await bench.serve(target)
-        await bench.serve(target, name="nobody comes here")
+        await bench.serve(target, name="idle")
         assert list(engine.changed_counters()) == []
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"x")
@@ -44,7 +44,7 @@ async def test_counters_of_a_frontend_without_clients_are_not_read(bench: Bench)
         await eventually(lambda: engine.counters()[frontend()].active == 0)
         await eventually(lambda: list(engine.changed_counters()) == [])
         assert engine.counters()[frontend()] == Counters(accepted=1, bytes_in=2, bytes_out=2)
-        assert engine.counters()[frontend("nobody comes here")] == Counters()
+        assert engine.counters()[frontend("idle")] == Counters()
 
 
 async def test_connections_of_a_retired_frontend_do_not_count_for_a_new_one_of_its_name(bench: Bench) -> None:
@@ -64,7 +64,7 @@ async def test_connections_of_a_retired_frontend_do_not_count_for_a_new_one_of_i
 async def test_queries_over_all_frontends_yield_to_the_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_process, "SLICE_S", 0.0)
     names = [f"s{number}" for number in range(20)]
-    async with endpoint(says("hello")) as target:
+    async with endpoint(sends("hello")) as target:
         for name in names:
             assert await ask(await bench.serve(target, name=name)) == "hello"
         await eventually(lambda: not bench.plane.open_connections)
@@ -92,7 +92,7 @@ async def test_queries_over_all_frontends_yield_to_the_loop(bench: Bench, monkey
 
 
 async def test_many_counters_are_reported_once_in_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with crew(1) as it, endpoint(says("hello")) as target:
+    async with worker_pool(1) as it, endpoint(sends("hello")) as target:
         names = [f"s{number}" for number in range(2 * COUNTERS_PER_FRAME + 10)]
         for name in names:
             assert await ask(await it.serve(target, name=name)) == "hello"
@@ -115,7 +115,7 @@ async def test_many_counters_are_reported_once_in_several_frames(monkeypatch: py
 
 
 async def test_sums_never_fall_while_workers_die() -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+    async with worker_pool(2) as it, endpoint(sends("hello")) as target:
         address = await it.serve(target)
         asked = lost = 0
         last = Counters()
@@ -139,7 +139,7 @@ async def test_sums_never_fall_while_workers_die() -> None:
 
 
 async def test_counters_in_flight_do_not_count_for_a_new_frontend_of_the_same_name() -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+    async with worker_pool(2) as it, endpoint(sends("hello")) as target:
         assert await ask(await it.serve(target)) == "hello"
         held = it.held[frontend()]
         await asyncio.gather(it.plane.counters(), it.plane.send([Retire(frontend())]))

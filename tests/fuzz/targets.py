@@ -17,8 +17,8 @@ from kubeproxy.config import flags
 from kubeproxy.config.dump import dump, go_data
 from kubeproxy.config.load import load
 from kubeproxy.config.reload import compare
-from kubeproxy.daemon.takeover import protocol as process_talk
-from kubeproxy.dataplane.workers import orphan
+from kubeproxy.daemon.takeover import protocol
+from kubeproxy.dataplane.workers import orphan, takeover_messages
 from kubeproxy.dataplane.workers import protocol as channel
 from kubeproxy.kubernetes import objects
 from kubeproxy.kubernetes.client.decode import (
@@ -384,9 +384,12 @@ def mapper(data: bytes) -> None:
     what people call them."""
     first, _, rest = data.partition(b"\n")
     catalogs = []
-    for parse in (discovery.parse_aggregated, lambda body: Catalog(tuple(discovery.parse_resources(body, "g", "v1")))):
+    for read_catalog in (
+        discovery.parse_aggregated,
+        lambda body: Catalog(tuple(discovery.parse_resources(body, "g", "v1"))),
+    ):
         try:
-            catalogs.append(parse(rest))
+            catalogs.append(read_catalog(rest))
         except Garbage as error:
             _said(error)
     for split in (discovery.parse_versions, discovery.parse_groups):
@@ -443,18 +446,22 @@ def talk(data: bytes) -> None:
 
 
 async def _talk(data: bytes) -> None:
-    reader = asyncio.StreamReader(limit=process_talk.LINE_BYTES)
-    reader.feed_data(data)
-    reader.feed_eof()
-    try:
-        while (message := await process_talk.receive(reader)) is not None:
-            assert isinstance(message, dict)
-            remembered = process_talk.heard(message)
-            if remembered is not None:
-                said = msgspec.json.decode(msgspec.json.encode(process_talk.told(remembered)))
-                assert process_talk.heard(said) == remembered
-    except ValueError as error:
-        _said(error)
+    decoders: list[msgspec.json.Decoder[takeover_messages.TakeoverMessage]] = [
+        protocol.HELLOS,  # type: ignore[list-item]
+        protocol.FIRST_ANSWERS,  # type: ignore[list-item]
+        protocol.PROOFS,  # type: ignore[list-item]
+        protocol.REQUESTS,  # type: ignore[list-item]
+        protocol.ANSWERS,  # type: ignore[list-item]
+    ]
+    for decoder in decoders:
+        reader = asyncio.StreamReader(limit=takeover_messages.LINE_BYTES)
+        reader.feed_data(data)
+        reader.feed_eof()
+        try:
+            while (message := await protocol.receive(reader, decoder)) is not None:
+                assert takeover_messages.decode(takeover_messages.encode(message), decoder) == message
+        except ValueError as error:
+            _said(error)
 
 
 TARGETS: Final[Mapping[str, Target]] = {

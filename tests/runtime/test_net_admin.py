@@ -1,4 +1,4 @@
-"""The proof of CAP_NET_ADMIN between two processes; who can give it is in `tests/system/e2e/test_security_takeover.py`."""
+"""The proof of CAP_NET_ADMIN; `tests/system/e2e/test_security_takeover.py` has processes without it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from kubeproxy.runtime import net_admin
 
 
-def test_nothing_is_proven_before_an_answer() -> None:
+def test_a_challenge_without_an_answer_proves_nothing() -> None:
     challenge = net_admin.Challenge()
     assert not challenge.answered
     assert net_admin.answer(os.dup(challenge.fileno())) is challenge.answered
     challenge.close()
 
 
-def test_an_answer_is_given_on_nothing_else() -> None:
+def test_other_descriptors_get_no_answer() -> None:
     """A peer could have a use for a socket of another kind with that option."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         assert not net_admin.answer(os.dup(other.fileno()))

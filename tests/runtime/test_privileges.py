@@ -21,9 +21,9 @@ LOOK = """if True:
 
 def look(*prefix: str) -> list[dict[str, int]]:
     """Of itself, and of a program that it starts."""
-    said = subprocess.run([*prefix, sys.executable, "-c", LOOK], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run([*prefix, sys.executable, "-c", LOOK], capture_output=True, text=True, check=True).stdout
     found: list[dict[str, int]] = []
-    for line in said.splitlines():
+    for line in output.splitlines():
         name, _, value = line.partition(":")
         if name == "Name":
             found.append({})
@@ -37,14 +37,14 @@ def bits(*capabilities: Capability) -> int:
 
 
 @pytest.mark.skipif(not privileges.held() >> 21 & 1, reason="takes every capability to give them up")
-def test_root_keeps_what_it_needs_and_so_do_its_programs() -> None:
+def test_root_and_its_programs_keep_the_needed_capabilities() -> None:
     kept = bits(*privileges.CONTROL)
     for seen in look():
         assert (seen["CapPrm"], seen["CapEff"], seen["CapBnd"], seen["NoNewPrivs"]) == (kept, kept, kept, 1)
 
 
 @pytest.mark.skipif(not privileges.held() >> 21 & 1, reason="takes every capability to give them up")
-def test_a_user_without_roots_rights_passes_on_what_systemd_gave_it() -> None:
+def test_another_user_passes_ambient_capabilities_on() -> None:
     """By the ambient set, as a unit's AmbientCapabilities= does. (Root by its number only: SECBIT_NOROOT.)"""
     wanted = "-all,+net_admin,+net_raw,+sys_time"
     kept = bits(Capability.NET_ADMIN, Capability.NET_RAW)

@@ -1,4 +1,4 @@
-"""Parts that fail are started again, and it is said whose fault it was."""
+"""Parts that fail start again, and the log names the kind of failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_THREAD = RuntimeError("can't start new thread")
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "expected"),
     [
         (KernelError("nft is not there"), "part failed"),
         (MemoryError(), "part lacks memory or threads"),
@@ -27,7 +27,9 @@ NO_THREAD = RuntimeError("can't start new thread")
     ],
     ids=repr,
 )
-async def test_whose_fault_it_was(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_part_is_logged_and_starts_again(
+    error: Exception, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(restart, "RESTART_S", 0.001)
     fails = [error, error]
 
@@ -37,4 +39,4 @@ async def test_whose_fault_it_was(error: Exception, said: str, monkeypatch: pyte
 
     with capture_logs() as logs:
         await kept_running("part", part)
-    assert [(line["event"], line["part"]) for line in logs] == [(said, "part")] * 2
+    assert [(line["event"], line["part"]) for line in logs] == [(expected, "part")] * 2

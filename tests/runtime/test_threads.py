@@ -1,4 +1,4 @@
-"""Threads that nobody waits for at the end."""
+"""Threads that do not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from kubeproxy.runtime import threads
 from kubeproxy.runtime.threads import NotBegun, in_thread
 
 
-async def test_the_result_is_that_of_another_thread() -> None:
+async def test_the_work_runs_in_another_thread() -> None:
     assert await in_thread(threading.get_ident) != threading.get_ident()
 
 
-async def test_an_error_is_the_callers() -> None:
+async def test_an_error_reaches_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
         await in_thread(lambda: 1 // 0)
 
 
-async def test_one_that_finds_no_memory_to_begin_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_without_memory_to_begin_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "BEGIN_S", 0.05)
     monkeypatch.setattr("_thread.start_new_thread", lambda call, arguments: 1)
     with pytest.raises(MemoryError, match="no memory for a new thread"):
         await in_thread(threading.get_ident)
 
 
-async def test_one_that_the_kernel_refuses_has_done_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_thread_has_done_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(call: object, arguments: object) -> int:
         raise RuntimeError("can't start new thread")
 
@@ -37,14 +37,14 @@ async def test_one_that_the_kernel_refuses_has_done_nothing(monkeypatch: pytest.
         await in_thread(threading.get_ident)
 
 
-async def test_one_that_takes_its_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_thread_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "BEGIN_S", 0.05)
     let_go = threading.Event()
     threading.Timer(0.2, let_go.set).start()
     assert await in_thread(lambda: let_go.wait(10))
 
 
-async def test_what_nobody_waits_for_any_more_may_fail_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_after_cancellation_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     begun, let_go, over = threading.Event(), threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from random import Random
 
@@ -108,7 +109,7 @@ class History:
             self.go_away,
             lambda: jump(random.choice([-3600.0, -5.0, 5.0, 3600.0])),
         ]
-        action = random.choice(actions)
+        action: Callable[[], object] = random.choice(actions)
         self.told.append(getattr(action, "__name__", "?"))
         action()
 

@@ -1,8 +1,8 @@
-"""The abstract Unix socket of one control process, and those of the others in this network namespace.
+"""The abstract Unix socket on which a control process answers other processes of this network namespace.
 
 Each control process binds a name of its own, ``kubeproxy/control/KEY``, from its start until another process has taken
-over. KEY is the time since boot and a random number, so no other user can take the name beforehand, and the names
-order processes by age. A name exists for as long as its control process lives: workers do not inherit it.
+over. KEY is the time since boot and a random number, so no other user can bind the name first, and names order
+processes by age. Workers do not inherit the socket, so a name ends with its control process.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ PREFIX: Final = "kubeproxy/control/"
 BACKLOG: Final = 1024
 BATCH: Final = 64
 PAUSE_S: Final = 0.01
-"""At most so many connections are accepted at once, and after so many there is a pause: 6,400 connections a second,
-some percent of a core, however fast they come."""
+"""The pause after BATCH accepted connections: at most 6,400 connections a second, a few percent of a core."""
 PATIENCE_S: Final = 30.0
-"""How long a connect waits for room in a full queue."""
+"""How long a connect waits while the queue is full."""
 _ATTEMPT_US: Final = 250_000
 _TIMEVAL: Final = struct.Struct("@ll")
 
 
 class ControlSocket:
-    """This process's name."""
+    """The control socket of this process."""
 
     def __init__(self, prefix: str = PREFIX) -> None:
         self._prefix = prefix
@@ -43,7 +42,7 @@ class ControlSocket:
         self._pause: asyncio.TimerHandle | None = None
 
     def listen(self, on_peer: Callable[[socket.socket], None]) -> None:
-        """Take a name, and pass each connection of a process of our user on; other users' are closed at once."""
+        """Bind the name, and pass connections of our user to `on_peer`; those of other users are closed at once."""
         self.name = f"{self._prefix}{time.clock_gettime_ns(time.CLOCK_BOOTTIME):016x}-{uuid4().hex}"
         self._on_peer = on_peer
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -53,15 +52,15 @@ class ControlSocket:
 
     @property
     def open(self) -> bool:
-        """Whether the name is ours now."""
+        """Whether the name is bound."""
         return self._sock is not None
 
     def others(self) -> list[str]:
-        """The names of other control processes of our user, the newest first. OSError when the kernel does not tell."""
+        """The names of other control processes of our user, the newest first. OSError: the kernel cannot list them."""
         return sorted(listening(self._prefix) - {self.name}, reverse=True)
 
     def close(self) -> None:
-        """Give the name away."""
+        """Release the name."""
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
@@ -84,7 +83,7 @@ class ControlSocket:
             except BlockingIOError:
                 return
             except OSError:
-                break  # no descriptor, or no memory: there may be one later
+                break  # no descriptor, or no memory: try again after the pause
             try:
                 ours = uid_of(peer) == os.geteuid()
             except OSError:
@@ -101,13 +100,12 @@ class ControlSocket:
 
 
 async def connect(name: str, *, within_s: float = PATIENCE_S) -> socket.socket:
-    """A connection to a name, non-blocking. A full queue is waited for: TimeoutError when there is no room in time.
-    OSError when the connection is refused."""
+    """A non-blocking connection to a name. TimeoutError when its queue stays full; OSError when it refuses."""
     deadline = time.monotonic() + within_s
 
     def wait_for_room() -> socket.socket:
-        # In a thread, because only a blocking connect has a place in the kernel's line of those who wait for room; a
-        # non-blocking one fails with EAGAIN, which uvloop takes for success.
+        # In a thread, because the kernel queues only blocking connects while the backlog is full; a non-blocking one
+        # fails with EAGAIN, which uvloop takes for success.
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, _ATTEMPT_US))

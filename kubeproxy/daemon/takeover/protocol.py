@@ -1,6 +1,24 @@
-"""What processes of ours say to one another over a Unix socket: one JSON object per line, in both directions.
+"""Messages between two control processes, and how they are sent.
 
-Whoever is of another version may say what is not known here; that is for the listener to pass over.
+One JSON object per line, in both directions; ``type`` names the kind. Both sides state their protocol version in their
+first message::
+
+    new instance   {"type": "hello", "protocol": 1, "pid": 42, "version": "0.1.0"}    and a challenge (`net_admin`)
+    owner          {"type": "prove", "protocol": 1, "pid": 41, "version": "0.1.0"}    and a challenge
+    new instance   {"type": "proof"}
+    owner          {"type": "accepted"}
+
+An owner that cannot be followed now answers ``busy`` instead of ``prove`` or ``accepted``, and closes.
+
+With equal versions the owner then obeys ``recall``, ``hold``, ``resume`` and ``take``. With different versions the new
+instance sends one request, and the owner stops as after SIGTERM::
+
+    new instance   {"type": "stop"}
+    owner          {"type": "stopping", "within_s": 30.0}
+
+FROZEN: the messages spelled out here, their fields, their order (no message is sent before the answer to the last), the
+challenges and the socket's name (`control_socket`) are the same in every version, now and later. A field may be added,
+never removed.
 """
 
 from __future__ import annotations
@@ -10,49 +28,134 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
-from kubeproxy.dataplane.messages import RestoreBindings
+from kubeproxy.dataplane.workers.takeover_messages import (
+    LINE_BYTES,
+    PROTOCOL,
+    Bindings,
+    Done,
+    OrphanHello,
+    Recall,
+    T,
+    TakeoverMessage,
+    decode,
+    encode,
+)
 
-LINE_BYTES: Final = 4096
 
-Message = Mapping[str, Any]
+class Hello(TakeoverMessage, frozen=True):
+    """The first message of a new instance. Frozen."""
+
+    protocol: int
+    pid: int
+    version: str
+    """Of the program, for the log."""
 
 
-async def send(writer: asyncio.StreamWriter, message: Message) -> None:
-    """OSError when the other side has gone."""
+class Busy(TakeoverMessage, frozen=True):
+    """The process cannot be followed now: ask again later. Frozen."""
+
+    protocol: int
+    looking: bool = False
+    """Whether it is a new instance, too, and looks for an owner."""
+
+
+class Prove(TakeoverMessage, frozen=True):
+    """The owner's first message: prove CAP_NET_ADMIN. Frozen."""
+
+    protocol: int
+    pid: int
+    version: str
+
+
+class Proof(TakeoverMessage, frozen=True):
+    """The challenge of `Prove` is answered. Frozen."""
+
+
+class Stop(TakeoverMessage, frozen=True):
+    """Stop as after SIGTERM: drain, have the kernel hold new clients back, end. Frozen."""
+
+
+class Stopping(TakeoverMessage, frozen=True):
+    """The answer to `Stop`. Frozen."""
+
+    within_s: float
+    """The grace period of open connections."""
+
+
+class Accepted(TakeoverMessage, frozen=True):
+    """The new instance may send its requests. Frozen."""
+
+
+class Hold(TakeoverMessage, frozen=True):
+    """Leave the rules alone from now on."""
+
+
+class Resume(TakeoverMessage, frozen=True):
+    """Maintain the rules again."""
+
+
+class Take(TakeoverMessage, frozen=True):
+    """The rules lead to the new instance: release the ports and the name, and drain."""
+
+
+class Refused(TakeoverMessage, frozen=True):
+    """The request of that type is not carried out."""
+
+    request: str
+    reason: str
+
+
+Request = Recall | Hold | Resume | Take | Stop
+Answer = Accepted | Busy | Stopping | Bindings | Done | Refused
+
+HELLOS: Final[msgspec.json.Decoder[Hello | OrphanHello]] = msgspec.json.Decoder(Hello | OrphanHello)
+FIRST_ANSWERS: Final[msgspec.json.Decoder[Busy | Prove]] = msgspec.json.Decoder(Busy | Prove)
+PROOFS: Final[msgspec.json.Decoder[Proof]] = msgspec.json.Decoder(Proof)
+REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
+ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
+
+
+def type_of(message: TakeoverMessage) -> str:
+    """The value of ``type``."""
+    return str(message.__struct_config__.tag)
+
+
+def hello(version: str) -> Hello:
+    """The first message of this process."""
+    return Hello(PROTOCOL, os.getpid(), version)
+
+
+async def send(writer: asyncio.StreamWriter, message: TakeoverMessage) -> None:
+    """OSError when the connection has ended."""
     if writer.is_closing():
         raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-    writer.write(msgspec.json.encode(message) + b"\n")
+    writer.write(encode(message))
     await writer.drain()
 
 
-async def receive(reader: asyncio.StreamReader) -> Message | None:
-    """The next message; None at the end. ValueError for what is none."""
+async def receive(reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[T]) -> T | None:
+    """The next message; None at the end. ValueError for any other text."""
     line = await reader.readline()
-    return _decode(line) if line.endswith(b"\n") else None
+    return decode(line, decoder) if line.endswith(b"\n") else None
 
 
-def _decode(line: bytes) -> Message:
-    try:
-        return msgspec.json.decode(line, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"expected an object, got {line[:80]!r}") from error
-
-
-def send_first(sock: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
-    """A message and descriptors, over a non-blocking socket that no stream uses yet. OSError when the peer has gone."""
+def send_first(sock: socket.socket, message: TakeoverMessage, descriptors: Sequence[int] = ()) -> None:
+    """Send over a non-blocking socket that has no stream yet. OSError when the connection has ended."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     # A line is shorter than what an empty socket takes at once.
-    sock.sendmsg([msgspec.json.encode(message) + b"\n"], rights, socket.MSG_NOSIGNAL)
+    sock.sendmsg([encode(message)], rights, socket.MSG_NOSIGNAL)
 
 
-async def receive_first(sock: socket.socket) -> tuple[Message | None, list[int]]:
-    """The first message over a socket that no stream uses yet, and its descriptors, which are the caller's to close.
-    None at the end; ValueError for what is none; OSError."""
+async def receive_first(sock: socket.socket, decoder: msgspec.json.Decoder[T]) -> tuple[T, list[int]]:
+    """The first message over a socket that has no stream yet, and its descriptors, which the caller closes.
+
+    OSError, at the end too; ValueError for any other text.
+    """
     descriptors: list[int] = []
     line = b""
     try:
@@ -71,7 +174,9 @@ async def receive_first(sock: socket.socket) -> tuple[Message | None, list[int]]
                 break
             if len(line) > LINE_BYTES or len(descriptors) > 1:
                 raise ValueError(f"expected one line and one descriptor at most, got {line[:80]!r}")
-        return (_decode(line) if line else None), descriptors
+        if not line:
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        return decode(line, decoder), descriptors
     except BaseException:
         close(descriptors)
         raise
@@ -91,16 +196,3 @@ async def _readable(sock: socket.socket) -> None:
         await arrived.wait()
     finally:
         loop.remove_reader(sock.fileno())
-
-
-def told(remembered: RestoreBindings) -> Message:
-    """Whom another process is to know, to be said."""
-    return {"bound": remembered}
-
-
-def heard(message: Message) -> RestoreBindings | None:
-    """Whom another process knows; None: the message is about something else, or not to be understood."""
-    try:
-        return msgspec.convert(message.get("bound"), RestoreBindings)
-    except msgspec.ValidationError:
-        return None

@@ -1,7 +1,7 @@
-"""New code under the same process number: the process executes itself anew, as it was started.
+"""Re-exec: the control process executes the code on disk, under the same process number and command line.
 
-Its workers go on meanwhile, as they do when it dies, and are relieved when the new image's rules are in force. Nothing
-is begun before the code on disk has been loaded once, has read the configuration and found no fault in it.
+Its workers serve on as orphaned workers, and retire when the new image's rules are in force. First a separate process
+loads the code on disk and checks the configuration with it; if that fails, nothing happens.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 CHECK_S = 30.0
-"""How long the new code may take for each of these."""
+"""How long each check of the new code may take."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""What we listen to. By default each of them would end a process that has not come to listen yet."""
+"""The signals that are handled. The default action of each would end the new image before it handles them."""
 
 
 def command() -> list[str]:
-    """How this process was started."""
+    """The command line of this process."""
     return [sys.executable, *sys.orig_argv[1:]]
 
 
 def obstacle(*, workers: bool, settled: bool) -> str | None:
-    """What about this process stands against it; None: nothing. `settled`: the rules lead to it, and to nobody else.
-    Pure."""
+    """Why this process cannot re-exec now; None: it can. `settled`: the rules lead to it alone. Pure."""
     if not workers:
-        return "without workers every connection would be lost; restart it, or start a successor"
-    return None if settled else "it is just taking over, or making way"
+        return "without workers every connection would be lost; restart it, or start a new instance"
+    return None if settled else "a takeover is under way"
 
 
 async def why_not(words: Sequence[str]) -> str | None:
-    """What the code on disk has against starting so; None: nothing."""
+    """Why the code on disk does not start so; None: it does."""
     for check in ((*words, "--write-config-to=/dev/null"), (words[0], "-c", "import kubeproxy.daemon.lifecycle")):
         if (complaint := await _complaint(check)) is not None:
             return complaint
@@ -53,23 +52,23 @@ async def _complaint(words: Sequence[str]) -> str | None:
         return f"cannot execute {words[0]}: {error.strerror or error}"
     try:
         async with asyncio.timeout(CHECK_S):
-            _, said = await check.communicate()
+            _, output = await check.communicate()
     except TimeoutError:
         check.kill()
         await check.wait()
         return f"the new code did not answer within {CHECK_S:g} s"
     if check.returncode == 0:
         return None
-    return said.decode(errors="replace").strip() or f"the new code ended with status {check.returncode}"
+    return output.decode(errors="replace").strip() or f"the new code ended with status {check.returncode}"
 
 
 def renew(words: Sequence[str]) -> NoReturn:
-    """Become the code on disk. What a signal asks for meanwhile waits until somebody listens."""
+    """Execute the code on disk. Signals stay pending until the new image handles them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    logging.shutdown()  # what was logged but not read yet
+    logging.shutdown()  # flush it
     os.execv(words[0], list(words))
 
 
 def listen_again() -> None:
-    """Somebody listens: what was asked for meanwhile is heard now."""
+    """Deliver the signals that are pending since the re-exec."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

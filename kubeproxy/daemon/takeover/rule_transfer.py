@@ -1,10 +1,9 @@
-"""The moment at which the rules change hands: netfilter and its flows, as a successor first uses them."""
+"""The first use of netfilter by a new instance: the rules move from its predecessor to it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 import structlog
 
@@ -15,23 +14,24 @@ from kubeproxy.dataplane.workers.batch import CHUNK_MESSAGES
 from kubeproxy.model.errors import KernelError, KubeproxyError
 from kubeproxy.netfilter.cleanup import cleanup_all
 from kubeproxy.netfilter.conntrack.reconcile import Conntrack
-from kubeproxy.netfilter.interface import Netfilter
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.interface import PAUSE_S, Netfilter
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 log = structlog.get_logger(__name__)
 
 
-class RuleTransfer:
-    """A `Netfilter` and a `Conntrack` of which the first use turns the rules from the predecessor, if there is one, to
-    us: it tells which client stays with which endpoint, it holds still, the one transaction is made, the flows that
-    still lead to it are deleted, it gives everything away. Should the transaction fail, or the predecessor still see
-    rules that lead to it, it looks after its rules again, and the next apply is the first. Everything else, and
-    everything after, is the adapter's own.
+class RuleTransfer(Netfilter, Conntrack):
+    """A `Netfilter` and a `Conntrack`, whose first use takes the rules over from the predecessor, if there is one.
 
-    The flows come before the giving: should we die in between, the predecessor goes on as before, and no client that
-    keeps its UDP socket is left to a process that has made way.
+    The steps: the predecessor sends its session affinity; it leaves the rules alone (`Hold`); one transaction turns the
+    rules to us; the flows that still lead to it are deleted; it releases the rest (`Take`). If the transaction fails,
+    or the predecessor still sees rules that lead to it, it maintains its rules again, and the next `apply` is the
+    first. Every other call, and every later one, is the adapter's.
 
-    `on_taken` is called once, when the rules are ours and the predecessor has given everything away.
+    The flows come before `Take`: if this process ends in between, the predecessor goes on, and no client that keeps its
+    UDP socket is left to a process that has released its ports.
+
+    `on_taken` is called once, when the rules lead to us and the predecessor has released everything.
     """
 
     def __init__(
@@ -41,26 +41,59 @@ class RuleTransfer:
         takeover: Takeover,
         data_plane: DataPlane,
         *,
-        on_taken: Callable[[], Awaitable[None]],
+        on_taken: Callable[[], None],
     ) -> None:
         self._netfilter = netfilter
         self._conntrack = conntrack
         self._takeover = takeover
-        self._predecessor = takeover.predecessor
         self._data_plane = data_plane
         self._on_taken = on_taken
         self._applied = False
         self.taken = asyncio.Event()
-        """Set when the rules lead to us, and the predecessor has given everything away."""
+        """Set when the rules lead to us, and the predecessor has released everything."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._netfilter, name)
+    @property
+    def _predecessor(self) -> Predecessor | None:
+        return self._takeover.predecessor
+
+    @property
+    def name(self) -> str:
+        """See `Netfilter.name`."""
+        return self._netfilter.name
+
+    async def why_not_transparent(self) -> str | None:
+        """See `Netfilter.why_not_transparent`."""
+        return await self._netfilter.why_not_transparent()
+
+    async def why_not_guarding_sockets(self) -> str | None:
+        """See `Netfilter.why_not_guarding_sockets`."""
+        return await self._netfilter.why_not_guarding_sockets()
+
+    async def reach(self, ours: RuleSet) -> Reach:
+        """See `Netfilter.reach`."""
+        return await self._netfilter.reach(ours)
+
+    async def pause(self, for_s: float = PAUSE_S) -> bool:
+        """See `Netfilter.pause`."""
+        return await self._netfilter.pause(for_s)
+
+    def on_foreign_change(self, callback: Callable[[], None]) -> None:
+        """See `Netfilter.on_foreign_change`."""
+        self._netfilter.on_foreign_change(callback)
+
+    async def cleanup(self) -> bool:
+        """See `Netfilter.cleanup`."""
+        return await self._netfilter.cleanup()
+
+    async def close(self) -> None:
+        """See `Netfilter.close`."""
+        await self._netfilter.close()
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`."""
         if self._applied:
             return await self._netfilter.apply(wanted, verify=verify)
-        await self._inherit()
+        await self._restore_bindings()
         if self._predecessor is not None:
             await self._predecessor.hold()
         try:
@@ -72,20 +105,20 @@ class RuleTransfer:
         self._applied = True
         return changed
 
-    async def _inherit(self) -> None:
-        """Clients stay with the endpoints that they have had, as far as anybody tells us. It is not worth a failure."""
+    async def _restore_bindings(self) -> None:
+        """Keep clients with their endpoints, as far as the predecessor and orphaned workers answer. Never fails."""
         try:
-            remembered = await self._takeover.recall()
-            for at in range(0, len(remembered), CHUNK_MESSAGES):
-                await self._data_plane.send(remembered[at : at + CHUNK_MESSAGES])
+            bindings = await self._takeover.recall()
+            for at in range(0, len(bindings), CHUNK_MESSAGES):
+                await self._data_plane.send(bindings[at : at + CHUNK_MESSAGES])
                 await asyncio.sleep(0)
-            if remembered:
-                log.info("session affinity goes on", clients=sum(len(piece.bindings) for piece in remembered))
-        except Exception as error:  # whatever it is, it must not keep us from taking over
-            log.warning("session affinity begins anew", reason=str(error) or repr(error))
+            if bindings:
+                log.info("session affinity restored", clients=sum(len(part.bindings) for part in bindings))
+        except Exception as error:  # whatever it is, it must not stop the takeover
+            log.warning("session affinity not restored", reason=str(error) or repr(error))
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
-        """See `Conntrack.reconcile`. That it failed does not keep us from taking over: it is tried again."""
+        """See `Conntrack.reconcile`. A failure does not stop the takeover: the caller tries again."""
         try:
             deleted = await self._conntrack.reconcile(before, now)
         except KubeproxyError:
@@ -98,22 +131,24 @@ class RuleTransfer:
         if self.taken.is_set() or not self._applied:
             return
         if self._predecessor is not None:
-            if (why := await self._ask_for_all(self._predecessor)) is not None:
+            if (reason := await self._send_take(self._predecessor)) is not None:
                 self._applied = False
                 await self._predecessor.resume()
-                raise KernelError(f"the process that serves this node does not make way: {why}")
+                raise KernelError(f"the predecessor refuses the takeover: {reason}")
             self._predecessor.close()
         self.taken.set()
-        await self._on_taken()
+        self._on_taken()
 
-    async def _ask_for_all(self, predecessor: Predecessor) -> str | None:
-        """Why it does not make way, or None. It looks whether rules still lead to it, and where it uses the other
-        adapter, they do: they are removed then, while ours serve."""
+    async def _send_take(self, predecessor: Predecessor) -> str | None:
+        """Why the predecessor refuses `Take`, or None.
+
+        It refuses while rules lead to it. With the other adapter its rules are still there: they are removed first.
+        """
         if await predecessor.take() is None:
             return None
         try:
             for removed in await cleanup_all(keep=self._netfilter.name):
-                log.info("removed the predecessor's rules", what=removed)
+                log.info("removed rules of the predecessor", what=removed)
         except KernelError as error:
-            log.warning("cannot remove the predecessor's rules", reason=str(error))
+            log.warning("cannot remove rules of predecessor", reason=str(error))
         return await predecessor.take()

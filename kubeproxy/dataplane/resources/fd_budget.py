@@ -18,7 +18,7 @@ AT_LEAST = 16
 
 
 class Tenant:
-    """What the frontends of one tenant have together of a budget's last quarter."""
+    """The descriptors of the last quarter that all frontends of one tenant hold."""
 
     __slots__ = ("__weakref__", "extra")
 
@@ -32,21 +32,21 @@ class Share:
     __slots__ = ("extra", "held", "tenant")
 
     def __init__(self, tenant: Tenant | None = None) -> None:
-        """Without a tenant it is one by itself."""
+        """Without a tenant the share is a tenant of its own."""
         self.held = 0
         self.extra = 0
-        """Of these, what was taken of the last quarter."""
+        """The part of `held` that was taken of the last quarter."""
         self.tenant = tenant or Tenant()
 
 
 class DescriptorBudget:
     """Counts descriptors in use against a limit.
 
-    Three quarters of what is there for clients go to the first that come. What is taken of the last quarter is counted
-    by itself, and always leaves something: a frontend may have half of what other frontends have left of it, and a
-    tenant half of what other tenants have left. So neither one flooded frontend, nor many, nor all of one tenant's keep
-    the others from being served. A frontend that has more than an equal part of the whole gets nothing of it, and one
-    that has no client gets its first as long as its tenant has left others a quarter.
+    Three quarters of the clients' descriptors go to the first clients that come. The last quarter is counted by itself
+    and never used up: a frontend may hold half of what other frontends have left of it, and a tenant half of what other
+    tenants have left. So the others are served beside one flooded frontend, beside many, and beside all of one tenant.
+    A frontend that holds more than an equal part of the whole gets nothing of the last quarter. One without clients
+    gets its first client as long as its tenant has left others a quarter of it.
     """
 
     def __init__(self, limit: int) -> None:
@@ -59,7 +59,7 @@ class DescriptorBudget:
         self._sharers = 0
         """Frontends that have clients."""
         self._extra = 0
-        """Taken of the last quarter."""
+        """Descriptors in use of the last quarter."""
         self._waiting: dict[Callable[[], None], None] = {}
 
     @classmethod
@@ -69,8 +69,9 @@ class DescriptorBudget:
         return cls(soft - min(RESERVE, soft // 4))
 
     def take(self, count: int, share: Share | None = None) -> bool:
-        """Claim descriptors; False when there are not enough, or not for this share. `share`: of the client's
-        frontend."""
+        """Claim descriptors; False when there are not enough, or not for this share.
+
+        `share` is that of the client's frontend."""
         if self.used + count > self.limit or (
             share is not None and self._is_extra(count) and not self._fair(count, share)
         ):
@@ -83,8 +84,7 @@ class DescriptorBudget:
         return True
 
     def take_back(self, count: int, share: Share) -> None:
-        """Claim for a share what it has given back just now, for another client of its own: whether that is fair has
-        been decided before."""
+        """Claim descriptors without a check, for a share that has just given up as many for another of its clients."""
         if self._is_extra(count):
             self._add_extra(count, share)
         self.used += count
@@ -93,16 +93,16 @@ class DescriptorBudget:
         share.held += count
 
     def _is_extra(self, count: int) -> bool:
-        """Whether so many more for clients are of the last quarter."""
+        """Whether `count` more descriptors for clients are of the last quarter."""
         return 4 * (self._clients + count) > 3 * self._room
 
     @property
     def _room(self) -> int:
-        """All that is there for clients."""
+        """All descriptors for clients, in use or not."""
         return self.limit - self.used + self._clients
 
     def _fair(self, count: int, share: Share) -> bool:
-        """Whether a share may have so much more of the last quarter."""
+        """Whether a share may have `count` more of the last quarter."""
         room, tenant = self._room, share.tenant
         quarter = room - 3 * room // 4
         left_by_tenants = quarter - self._extra + tenant.extra

@@ -25,8 +25,9 @@ NON_BLOCKING_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
 def begin_connecting(target: Target, *, client: str | None, hops: int) -> int:
-    """A descriptor whose connection to an endpoint at most so many hops away is under way, from the address of `client`
-    if one is given. OSError when it could not even begin."""
+    """Start to connect to an endpoint with a hop limit of `hops`; the descriptor.
+
+    `client`: the address to connect from; None: this node's. OSError when the connect fails at once."""
     # The C type: a `socket.socket` costs three Python calls more.
     sock = socket.SocketType(socket.AF_INET6 if ":" in target.address else socket.AF_INET, NON_BLOCKING_STREAM)
     try:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from kubeproxy.dataplane.sockets.outgoing import IP_RECVTTL, IPV6_RECVHOPLIMIT
 
 BUFFER_BYTES = 4 << 20
-"""Socket buffers towards the clients, who share them: some 64 datagrams of the largest size."""
+"""Socket buffers towards all clients of a frontend: some 64 datagrams of the largest size."""
 SO_RCVBUFFORCE, SO_SNDBUFFORCE = 33, 32
 """asm-generic/socket.h; Python has no names for them."""
 IP_PKTINFO = 8

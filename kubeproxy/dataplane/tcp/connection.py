@@ -412,7 +412,7 @@ class Connection:
 
     @property
     def unanswered(self) -> bool:
-        """The client has said all, and the endpoint nothing so far."""
+        """Whether the client has sent FIN, and the endpoint no byte so far."""
         return not self.up.open and self.down.open and not self.down.count
 
     @property

@@ -72,7 +72,7 @@ class Dial:
         preserve: frozenset[Target],
         entry: Entry | None,
     ) -> None:
-        """`hops`: how far the dials may go, 0: nowhere. The entry is for the journal, if there is to be one."""
+        """`hops`: the hop limit of the dials; 0: the client is reset. `entry`: for the connection log, if wanted."""
         self.since = context.reactor.now
         self._context = context
         self._counters = counters
@@ -143,7 +143,7 @@ class Dial:
     def _attempt(self) -> None:
         """Dial the next endpoints of this step until one does not refuse; start a due probe."""
         if self._balancer.ejected and (due := self._balancer.due(self._context.reactor.now)) is not None:
-            EndpointProbe(self._context, self._balancer, due).begin(client=self._speak_as(due), hops=self._hops)
+            EndpointProbe(self._context, self._balancer, due).begin(client=self._source_address(due), hops=self._hops)
         while self._attempts < ATTEMPTS_PER_STEP:
             target = self._balancer.pick(self._client_address, self._context.reactor.now, self._tried)
             if target is None:
@@ -164,7 +164,7 @@ class Dial:
         if self._waiting and not context.budget.take(1, self._counters.share):
             return False
         try:
-            fd = begin_connecting(target, client=self._speak_as(target), hops=self._hops)
+            fd = begin_connecting(target, client=self._source_address(target), hops=self._hops)
         except OSError as error:
             if error.errno in UNREACHABLE:
                 self._refuse(target, "refused" if error.errno == errno.ECONNREFUSED else "unreachable")
@@ -190,7 +190,7 @@ class Dial:
             self._arrive(fd, sent, 0)
         return True
 
-    def _speak_as(self, target: Target) -> str | None:
+    def _source_address(self, target: Target) -> str | None:
         """The address to dial from; None: this node's."""
         client = self._client_address
         return client if target in self._preserve and can_preserve(client, target.address) else None

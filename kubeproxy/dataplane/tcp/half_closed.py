@@ -1,9 +1,9 @@
 """Ends half-closed connections that stay idle.
 
-One side has sent FIN, the other sends nothing and does not close: a peer that is alive and idle, which keepalive
-never finds. Looked for rarely and all at once, so that a connection needs no timer, nor to remember when it was last
-used: one that is half-closed and has moved no byte from one look to another, a whole limit later, is ended. One whose
-endpoint has not sent a byte at all has a limit of minutes: nothing tells it from a loop, or from a dead endpoint."""
+One side has sent FIN, the other sends nothing and does not close: a peer that is alive and idle, which keepalive never
+finds. A rare sweep checks all connections at once, so that none needs a timer, nor the time of its last byte. It ends a
+half-closed connection that has moved no byte between two checks a whole limit apart. A connection whose endpoint has
+not sent a byte at all has a limit of minutes: it may be a loop, or its endpoint may be dead."""
 
 from __future__ import annotations
 

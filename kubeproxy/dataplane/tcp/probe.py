@@ -32,9 +32,10 @@ class EndpointProbe:
         self._fd = -1
 
     def begin(self, *, client: str | None, hops: int) -> None:
-        """Dial it, from the address of `client` if one is given: a network policy may let that one in alone. At most
-        so many `hops` away, as for the client. If this host cannot now, the endpoint stays aside until its next
-        trial."""
+        """Dial the endpoint with a hop limit of `hops`, as for the client.
+
+        `client`: the address to dial from, as a network policy may admit only that; None: this node's. If this host
+        cannot dial now, the endpoint stays ejected until its next probe."""
         context = self._context
         if not context.budget.take(1):
             return

@@ -2,7 +2,7 @@
 
 Python's `recvmsg` and `sendmsg` make objects of all that belongs to a datagram, and take them apart again. Here the
 kernel fills and empties the same memory every time. A client's socket address and the packet information (the local
-address of the datagram) lie side by side in it: together they are the *envelope*, plain bytes that serve as a key and
+address of the datagram) lie side by side in it: together they are the *peer*, plain bytes that serve as a key and
 as the address of an answer without being decoded.
 """
 
@@ -24,8 +24,8 @@ DATAGRAM_BYTES = 1 << 16
 """The longest datagram."""
 
 _MIDDLE = 32
-"""Where in its slot of `_ENVELOPE_BYTES` an envelope's address ends and its packet information begins."""
-_ENVELOPE_BYTES = 128
+"""Where in its slot of `_PEER_BYTES` a peer's address ends and its packet information begins."""
+_PEER_BYTES = 128
 _HOPS_BYTES = 4
 """Of a hop limit, in a control message behind the packet information."""
 _CONTROL = struct.Struct("@Nii")
@@ -33,7 +33,7 @@ _CONTROL = struct.Struct("@Nii")
 
 
 class _Layout(NamedTuple):
-    """Layout of an envelope."""
+    """Layout of a peer."""
 
     address_bytes: int
     """sizeof(struct sockaddr_in) or (struct sockaddr_in6)"""
@@ -92,20 +92,20 @@ class _Slots:
         layout = _LAYOUTS[socket.AddressFamily(family)]
         control_bytes = layout.information_bytes + more_control_bytes
         self._datagrams = mmap.mmap(-1, SLOTS * DATAGRAM_BYTES)
-        self._envelopes = mmap.mmap(-1, SLOTS * _ENVELOPE_BYTES)
+        self._peers = mmap.mmap(-1, SLOTS * _PEER_BYTES)
         self._vectors = (_Vector * SLOTS)()
         self._messages = (_Message * SLOTS)()
         self._first = ctypes.addressof(self._messages)
-        datagrams, envelopes = _address_of(self._datagrams), _address_of(self._envelopes)
+        datagrams, peers = _address_of(self._datagrams), _address_of(self._peers)
         for slot, message in enumerate(self._messages):
-            vector, middle = self._vectors[slot], envelopes + slot * _ENVELOPE_BYTES + _MIDDLE
+            vector, middle = self._vectors[slot], peers + slot * _PEER_BYTES + _MIDDLE
             vector.base, vector.bytes = datagrams + slot * DATAGRAM_BYTES, DATAGRAM_BYTES
             message.header.address, message.header.address_bytes = middle - layout.address_bytes, layout.address_bytes
             message.header.vectors, message.header.vector_count = ctypes.addressof(vector), 1
             message.header.control, message.header.control_bytes = middle, control_bytes
         begin, end = _MIDDLE - layout.address_bytes, _MIDDLE + layout.information_bytes
-        self._places = tuple(slice(at + begin, at + end) for at in range(0, SLOTS * _ENVELOPE_BYTES, _ENVELOPE_BYTES))
-        """Of the envelopes."""
+        self._places = tuple(slice(at + begin, at + end) for at in range(0, SLOTS * _PEER_BYTES, _PEER_BYTES))
+        """The place of each slot's peer."""
 
 
 def _address_of(memory: mmap.mmap) -> int:
@@ -119,28 +119,28 @@ class Arrivals(_Slots):
         super().__init__(family, more_control_bytes=socket.CMSG_SPACE(_HOPS_BYTES))
         # The kernel puts the hop limit behind the packet information.
         at = _MIDDLE + _LAYOUTS[socket.AddressFamily(family)].information_bytes + _CONTROL.size
-        self.hops = memoryview(self._envelopes).cast("I")[at // 4 :: _ENVELOPE_BYTES // 4]
-        """How many hops each datagram of the last batch had left; 0: the socket does not tell."""
+        self.hops = memoryview(self._peers).cast("I")[at // 4 :: _PEER_BYTES // 4]
+        """The hop limit that each datagram of the last batch had left; 0: unknown."""
         self._headers = memoryview(self._messages).cast("B")
         self._fresh = bytes(self._headers)
         self._lengths = self._headers.cast("I")[_Message.bytes.offset // 4 :: ctypes.sizeof(_Message) // 4]
-        self._blank = bytes(SLOTS * _ENVELOPE_BYTES)
+        self._blank = bytes(SLOTS * _PEER_BYTES)
 
     def receive(self, fd: int) -> list[tuple[bytes, bytes]]:
-        """Envelopes and datagrams, at most `SLOTS`; fewer when there are no more.
+        """Peers and datagrams, at most `SLOTS`; fewer when there are no more.
 
         The socket needs IP_PKTINFO or IPV6_RECVPKTINFO. OSError: an ICMP error of an earlier datagram."""
         # The kernel writes the used lengths into the headers, and does not clear what it does not use.
         self._headers[:] = self._fresh
-        self._envelopes[:] = self._blank
+        self._peers[:] = self._blank
         count = _recvmmsg(fd, self._first, SLOTS, socket.MSG_DONTWAIT, None)
         if count < 0:
             if (error := ctypes.get_errno()) == errno.EAGAIN:
                 return []
             raise OSError(error, os.strerror(error))
-        envelopes, datagrams, places, lengths = self._envelopes, self._datagrams, self._places, self._lengths
+        peers, datagrams, places, lengths = self._peers, self._datagrams, self._places, self._lengths
         return [
-            (envelopes[places[slot]], datagrams[(at := slot * DATAGRAM_BYTES) : at + lengths[slot]])
+            (peers[places[slot]], datagrams[(at := slot * DATAGRAM_BYTES) : at + lengths[slot]])
             for slot in range(count)
         ]
 
@@ -177,11 +177,11 @@ class Departures(_Slots):
             self._sender = sender
         return self._rooms[self._count]
 
-    def add(self, length: int, envelope: bytes) -> None:
-        """Add the datagram in `room`, of `length` bytes, with the envelope of its receiver."""
+    def add(self, length: int, peer: bytes) -> None:
+        """Add the datagram in `room`, of `length` bytes, for a peer."""
         count = self._count
         self._lengths[count] = length
-        self._envelopes[self._places[count]] = envelope
+        self._peers[self._places[count]] = peer
         self._count = count + 1
 
     def flush(self) -> None:
@@ -208,15 +208,17 @@ class Departures(_Slots):
             self._sender = None
 
 
-def host_of(envelope: bytes, family: int) -> str:
-    """The IP address in an envelope, as text."""
-    return socket.inet_ntop(family, envelope[_LAYOUTS[socket.AddressFamily(family)].host])
+def host_of(peer: bytes, family: int) -> str:
+    """The IP address in a peer, as text."""
+    return socket.inet_ntop(family, peer[_LAYOUTS[socket.AddressFamily(family)].host])
 
 
-def reply_to(envelope: bytes, family: int) -> bytes:
-    """The envelope of an answer: its source is the local address that the client used. Routing picks the interface."""
+def reply_to(peer: bytes, family: int) -> bytes:
+    """The peer to send an answer to, from the local address that the client used.
+
+    Routing picks the interface."""
     layout = _LAYOUTS[socket.AddressFamily(family)]
-    address, received = envelope[: layout.address_bytes], envelope[layout.address_bytes + _CONTROL.size :]
+    address, received = peer[: layout.address_bytes], peer[layout.address_bytes + _CONTROL.size :]
     if family == socket.AF_INET6:
         local, _ = layout.information.unpack_from(received)
         information = layout.information.pack(local, 0)

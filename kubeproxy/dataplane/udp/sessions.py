@@ -41,23 +41,23 @@ USED_S = 0.1
 
 
 class Sessions:
-    """All sessions of a process, those of each listener by themselves, the idlest first."""
+    """All sessions of a process, by listener, the idlest first."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._count = 0
         self._by_idleness: dict[DatagramListener, OrderedDict[Session, None]] = {}
-        """Of the listeners that have any."""
+        """The sessions of each listener that has any."""
         self._timer: Timer | None = None
-        self._mail: dict[int, tuple[Arrivals, Departures]] = {}
+        self._buffers: dict[int, tuple[Arrivals, Departures]] = {}
 
-    def mail(self, family: int) -> tuple[Arrivals, Departures]:
-        """What carries the datagrams of all clients of that address family."""
-        mail = self._mail.get(family)
-        if mail is None:
-            mail = self._mail[family] = Arrivals(family), Departures(family)
-            self._context.reactor.at_every_end(mail[1].flush)
-        return mail
+    def buffers(self, family: int) -> tuple[Arrivals, Departures]:
+        """The receive and send buffers of an address family, shared by all listeners."""
+        buffers = self._buffers.get(family)
+        if buffers is None:
+            buffers = self._buffers[family] = Arrivals(family), Departures(family)
+            self._context.reactor.at_every_end(buffers[1].flush)
+        return buffers
 
     def __len__(self) -> int:
         return self._count
@@ -65,10 +65,10 @@ class Sessions:
     def make_room(self, listener: DatagramListener) -> bool:
         """Claim a descriptor for one more session of a listener; False if there is none.
 
-        Where there is no room, a listener that has an equal part of all sessions or more gives up its own idlest one,
-        and for any other the listener with the most sessions does: a flood takes nothing from others.
+        Without room, a listener that has an equal part of all sessions or more loses its own idlest one. For any other,
+        the listener with the most sessions loses one: a flood takes nothing from others.
         """
-        while self._count > self._context.tune.udp_sessions_max:  # which was lowered
+        while self._count > self._context.tune.udp_sessions_max:  # after the limit was lowered
             self._evict(max(self._by_idleness.values(), key=len))
         if self._has_room(listener):
             return True
@@ -81,7 +81,7 @@ class Sessions:
                     return True
         if own:
             self._evict(own)
-            # Not a matter of fairness: it has as many as before.
+            # Without a check of fairness: the listener has as many as before.
             self._context.budget.take_back(1, listener.counters.share)
             return True
         return False
@@ -110,7 +110,7 @@ class Sessions:
         self._by_idleness[session.listener].move_to_end(session)
 
     def remove(self, session: Session) -> None:
-        """It has ended."""
+        """Remove an ended session, and return its descriptor."""
         listener = session.listener
         sessions = self._by_idleness.get(listener)
         if sessions is not None and session in sessions:
@@ -140,8 +140,8 @@ class Session:
     __slots__ = (
         "_answered",
         "_avoid",
-        "_envelope",
         "_hops",
+        "_peer",
         "_reply",
         "_socket",
         "_target",
@@ -151,20 +151,20 @@ class Session:
         "queue",
     )
 
-    def __init__(self, listener: DatagramListener, envelope: bytes, hops: int) -> None:
-        """`hops`: how many its first datagram had left."""
+    def __init__(self, listener: DatagramListener, peer: bytes, hops: int) -> None:
+        """`hops`: the hop limit that its first datagram had left."""
         self.listener = listener
         self.hops = hops
-        """The fewest that any of its datagrams had left."""
+        """The lowest hop limit of its datagrams so far."""
         self._hops = hops_left(hops)
         self.last_used = listener.context.reactor.now
         self.queue: deque[bytes] = deque()
         """The client's datagrams, to be sent at the session's turn."""
         self._answered = 0.0
         """Time of the endpoint's last datagram."""
-        self._envelope = envelope
-        """The envelope of the client's datagrams."""
-        self._reply = reply_to(envelope, listener.family)
+        self._peer = peer
+        """Client and local address, as the datagrams have them."""
+        self._reply = reply_to(peer, listener.family)
         self._socket: socket.socket | None = None
         self._target: Target | None = None
         self._avoid: tuple[Target, ...] = ()
@@ -205,7 +205,7 @@ class Session:
 
     def _connect(self) -> socket.socket | None:
         listener = self.listener
-        client = host_of(self._envelope, listener.family)
+        client = host_of(self._peer, listener.family)
         balancer, now = listener.balancer, listener.context.reactor.now
         target = balancer.pick(client, now, self._avoid) or balancer.pick(client, now)
         if target is None:
@@ -268,8 +268,9 @@ class Session:
         self._socket = self._target = None
 
     def tighten(self, hops: int) -> bool:
-        """A datagram comes with fewer hops left than any before; whether it may go on. A port that is used again may
-        close a ring of sessions, in which each datagram has to come to its end all the same."""
+        """Lower the hop limit to that of a new datagram; False if that must not be forwarded.
+
+        A reused port may close a ring of sessions, in which each datagram has to end all the same."""
         left = hops_left(hops)
         if not left:
             return False
@@ -287,7 +288,7 @@ class Session:
         """End the session."""
         self._disconnect()
         self.queue.clear()
-        self.listener.forget(self._envelope)
+        self.listener.forget(self._peer)
         self.listener.sessions.remove(self)
 
 
@@ -301,10 +302,10 @@ class DatagramListener:
         self.counters = FrontendCounters()
         self.preserve: frozenset[Target] = frozenset()
         self.family = sock.family
-        self.arrivals, self.departures = sessions.mail(sock.family)
+        self.arrivals, self.departures = sessions.buffers(sock.family)
         self._sock = sock
         self._sessions: dict[bytes, Session] = {}
-        """Sessions by the envelope of their datagrams."""
+        """Sessions by peer."""
         self._ring: deque[Session] = deque()
         """Sessions with queued datagrams."""
         self._sending = False
@@ -330,10 +331,10 @@ class DatagramListener:
             except OSError:
                 # An ICMP error for an earlier answer: it concerns that client alone.
                 continue
-            for (envelope, datagram), hops in zip(arrived, self.arrivals.hops, strict=False):
-                session = sessions.get(envelope)
+            for (peer, datagram), hops in zip(arrived, self.arrivals.hops, strict=False):
+                session = sessions.get(peer)
                 if session is None:
-                    session = self._welcome(envelope, hops)
+                    session = self._open_session(peer, hops)
                     if session is None:
                         continue
                 elif hops < session.hops and not session.tighten(hops):
@@ -354,8 +355,8 @@ class DatagramListener:
             self._sending = True
             self.context.reactor.at_end(self._send_on)
 
-    def _welcome(self, envelope: bytes, hops: int) -> Session | None:
-        """The session of a client that has none; None where it gets none, and its datagram is dropped."""
+    def _open_session(self, peer: bytes, hops: int) -> Session | None:
+        """A new session for a client; None: it gets none, and its datagram is dropped."""
         if not hops_left(hops):
             self._refuse_loop()
             return None
@@ -363,8 +364,8 @@ class DatagramListener:
             self.counters.dropped += 1
             self.context.touched.add(self.counters)
             return None
-        session = Session(self, envelope, hops)
-        self._sessions[envelope] = session
+        session = Session(self, peer, hops)
+        self._sessions[peer] = session
         self.sessions.add(session)
         self.counters.accepted += 1
         self.counters.active += 1
@@ -372,7 +373,7 @@ class DatagramListener:
         return session
 
     def _refuse_loop(self) -> None:
-        """A datagram has come through too many proxies."""
+        """Count a datagram that has passed too many proxies."""
         self.counters.looped += 1
         self.context.looped += 1
         self.context.touched.add(self.counters)
@@ -397,9 +398,9 @@ class DatagramListener:
         self.counters.bytes_out[0] += byte_count
         self.counters.dropped += dropped
 
-    def forget(self, envelope: bytes) -> None:
+    def forget(self, peer: bytes) -> None:
         """Remove an ended session."""
-        if self._sessions.pop(envelope, None) is not None:
+        if self._sessions.pop(peer, None) is not None:
             self.counters.active -= 1
 
     def close(self) -> None:

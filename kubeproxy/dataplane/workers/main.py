@@ -41,12 +41,12 @@ from kubeproxy.dataplane.workers.protocol import (
     EndedReply,
     Exit,
     GarbledError,
+    Heartbeat,
     PreviewReply,
     PreviewRequest,
     Query,
     Reply,
     Request,
-    Status,
     StopAccepting,
     Topic,
     WorkerStatusReply,
@@ -120,7 +120,7 @@ class Worker:
             self._watch()
             return
         except GarbledError as error:
-            _say(self._number, f"invalid frame from control process: {error}")
+            _log(self._number, f"invalid frame from control process: {error}")
             self._lose_channel()
         except (EOFError, OSError):
             self._lose_channel()
@@ -162,7 +162,7 @@ class Worker:
             self._watched = events
             self._reactor.watch(self._channel.sock.fileno(), events)
 
-    def _answer(self, frame: Reply | Status) -> None:
+    def _answer(self, frame: Reply | Heartbeat) -> None:
         if self._channel is None:
             return
         try:
@@ -174,7 +174,7 @@ class Worker:
     def _send_status(self) -> None:
         self._reactor.after(STATUS_S, self._send_status)
         if self._channel is not None and not self._channel.congested:
-            self._answer(Status(self._open))
+            self._answer(Heartbeat(self._open))
 
     @property
     def _open(self) -> int:
@@ -327,8 +327,8 @@ class Worker:
     # Shutdown.
 
     def _listen_to_signals(self) -> None:
-        # A signal to the whole process group is for the control process, which tells us what it means; SIGTERM, too, as
-        # long as it lives: who ended by that would cut connections that are to be drained.
+        # A signal to the whole process group is for the control process, which then sends requests. So is SIGTERM while
+        # that process lives: a worker that exited at once would cut connections that are to be drained.
         for ignored in (signal.SIGINT, signal.SIGHUP):
             signal.signal(ignored, signal.SIG_IGN)
         wake, woken = socket.socketpair()
@@ -344,7 +344,7 @@ class Worker:
             self._leave()
 
     def _leave(self) -> None:
-        """As an orphan: take who waits already and nobody more, let the connections finish, end."""
+        """As an orphan: accept the clients already queued, wait for open connections, and exit."""
         if self._leaving:
             return
         self._leaving = True
@@ -377,24 +377,24 @@ def main(arguments: Sequence[str]) -> int:
         gc.set_threshold(1_000, 4, 10_000)  # the byte path leaves no cycles; and a small collection is a short pause
         worker.live()
     except BaseException as error:
-        _say(number, f"internal error: {_in_one_line(error)}")
+        _log(number, f"internal error: {_in_one_line(error)}")
         return EXIT_INTERNAL_ERROR
     return 0
 
 
 def _settle_in(number: str) -> None:
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # where there is no /proc nobody looks
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # the name is for ps and top only
         comm.write(f"kubeproxy-{number}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # Never CAP_NET_ADMIN: with it a worker that an attacker controls could rewrite every rule of the node.
     privileges.drop(keep=privileges.FOR_DIALING)
     if (why_not := seccomp.confine()) is not None:
-        _say(number, f"goes on without: {why_not}")
+        _log(number, f"system calls are not filtered: {why_not}")
 
 
-def _say(number: int | str, what: str) -> None:
-    print(f"kubeproxy worker {number} (pid {os.getpid()}): {what}", file=sys.stderr, flush=True)  # noqa: T201 - its log
+def _log(number: int | str, text: str) -> None:
+    print(f"kubeproxy worker {number} (pid {os.getpid()}): {text}", file=sys.stderr, flush=True)  # noqa: T201 - its log
 
 
 def _in_one_line(error: BaseException) -> str:

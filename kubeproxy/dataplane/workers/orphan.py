@@ -1,16 +1,17 @@
-"""An orphaned worker: keeps serving without its control process, and looks for a new owner.
+"""An orphaned worker: its control process has ended, so it serves on and looks for the new owner of the node.
 
-The control process that takes over on this host listens on an abstract Unix socket, and so do others that will take
-over later; only the owner of the node answers an orphan. The worker connects, introduces itself in one line of JSON,
-with a socket for the owner to prove CAP_NET_ADMIN on, and waits for the line that sends it away, which counts only
-with that proof::
+Each control process listens on an abstract Unix socket (`kubeproxy.daemon.takeover.control_socket`); only the owner
+answers an orphaned worker. The worker connects and introduces itself, with a socket for the owner to prove
+CAP_NET_ADMIN on (`net_admin`). It retires on the owner's request, if that proof is given; before, the owner may ask for
+session affinity::
 
-    worker   {"orphan": 4711, "run": "...", "recalls": true}    its process, and the run that it belongs to
-    owner    {"recall": true}                                   optional: asks for the affinity bindings
-    worker   {"bound": [...]}, {"told": true}                   the bindings, and their end
-    owner    {"retire": true}
+    worker   {"type": "orphan", "protocol": 1, "pid": 4711, "run": "..."}
+    owner    {"type": "recall"}                              any number of times, with equal protocol versions
+    worker   {"type": "bindings", "bound": [...]}            any number
+    worker   {"type": "done", "request": "recall"}
+    owner    {"type": "retire"}
 
-Without an owner it exits when the grace period is over.
+Without an owner the worker retires after its grace period.
 """
 
 from __future__ import annotations
@@ -21,45 +22,31 @@ import select
 import socket
 from collections.abc import Callable, Iterable, Iterator
 
-import msgspec
-
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.messages import RestoreBindings
+from kubeproxy.dataplane.workers.takeover_messages import (
+    FOR_ORPHANS,
+    LINE_BYTES,
+    PROTOCOL,
+    Bindings,
+    Done,
+    OrphanHello,
+    Recall,
+    Retire,
+    decode,
+    encode,
+)
 from kubeproxy.runtime import net_admin
 from kubeproxy.runtime.unix_names import listening, uid_of
 
 LOOK_S = 0.25
-"""How often it looks for an owner, which takes one system call."""
-LINE_LIMIT = 4096
-"""Bytes. Whoever says more in one line is not the one we look for."""
+"""How often the worker looks for an owner; each look costs one system call."""
 TURN_S = 10.0
-"""How long it waits with one owner for the word, when there is another to ask."""
-
-
-class Introduction(msgspec.Struct, frozen=True):
-    """The worker's first line."""
-
-    orphan: int
-    run: str
-    recalls: bool = True
-    """Whether the worker supports ``recall``."""
-
-
-class Word(msgspec.Struct, frozen=True):
-    """A line of the owner; unknown fields are ignored."""
-
-    retire: bool = False
-    recall: bool = False
-
-
-class Told(msgspec.Struct, frozen=True):
-    """A line of the worker with affinity bindings."""
-
-    bound: RestoreBindings
+"""How long the worker waits for one owner when there is another name to ask."""
 
 
 class Orphan:
-    """The search for an owner; calls `retire` once, at its order or after the grace period."""
+    """The search of one worker, from its creation on; it calls `retire` once, at the end."""
 
     def __init__(
         self,
@@ -71,23 +58,23 @@ class Orphan:
         bindings: Callable[[], Iterable[RestoreBindings | None]],
         retire: Callable[[], None],
     ) -> None:
-        """`owner_prefix`: how owners' names begin, without the leading NUL; empty: there is nobody to look for.
-        `bindings` as the engine tells."""
+        """`owner_prefix`: how owners' names begin, without the leading NUL; empty: there is none. `bindings`: the
+        clients of session affinity, in parts."""
         self._reactor = reactor
         self._prefix = owner_prefix
-        self._asked: set[str] = set()
-        """Names that have had their turn."""
+        self._tried: set[str] = set()
+        """Names that the worker has connected to."""
         self._turn = 0
         self._challenge: net_admin.Challenge | None = None
-        self._introduction = msgspec.json.encode(Introduction(os.getpid(), run)) + b"\n"
+        self._hello = encode(OrphanHello(PROTOCOL, os.getpid(), run))
         self._until = reactor.clock() + grace_s
         self._bindings = bindings
         self._retire: Callable[[], None] | None = retire
         self._owner: socket.socket | None = None
-        self._heard = b""
+        self._received = b""
         self._lines: Iterator[bytes] = iter(())
-        """Lines to send after `_unsaid`."""
-        self._unsaid = b""
+        """Lines to send after `_unsent`."""
+        self._unsent = b""
         self._look()
 
     def _look(self) -> None:
@@ -99,11 +86,11 @@ class Orphan:
             self._reactor.after(LOOK_S, self._look)
 
     def _connect(self) -> bool:
-        """To the oldest of those that have not had their turn: the owner is older than those that wait to take over."""
+        """Connect to the oldest name not tried yet: the owner is older than instances that wait to take over."""
         name = self._next_name()
         if name is None:
             return False
-        self._asked.add(name)
+        self._tried.add(name)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         challenge = None
         try:
@@ -112,17 +99,17 @@ class Orphan:
                 raise PermissionError
             challenge = net_admin.Challenge()
             rights = array.array("i", [challenge.fileno()])
-            sock.sendmsg([self._introduction], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            sock.sendmsg([self._hello], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             self._reactor.add(sock.fileno(), self._on_owner, LEVEL)
         except OSError:
             sock.close()
             if challenge is not None:
                 challenge.close()
             return False
-        self._owner, self._heard, self._unsaid, self._challenge = sock, b"", b"", challenge
+        self._owner, self._received, self._unsent, self._challenge = sock, b"", b"", challenge
         self._turn += 1
         turn = self._turn
-        self._reactor.after(TURN_S, lambda: self._give_up(turn))
+        self._reactor.after(TURN_S, lambda: self._end_turn(turn))
         return True
 
     def _next_name(self) -> str | None:
@@ -132,19 +119,19 @@ class Orphan:
             names = listening(self._prefix)
         except OSError:
             return None
-        self._asked &= names
-        return min(names - self._asked or names, default=None)
+        self._tried &= names
+        return min(names - self._tried or names, default=None)
 
-    def _give_up(self, turn: int) -> None:
-        """Its turn is over if there is another to ask."""
+    def _end_turn(self, turn: int) -> None:
+        """End the owner's turn if there is another name to try."""
         if self._owner is None or turn != self._turn or self._retire is None:
             return
-        if self._next_name() in self._asked:
-            self._reactor.after(TURN_S, lambda: self._give_up(turn))
+        if self._next_name() in self._tried:
+            self._reactor.after(TURN_S, lambda: self._end_turn(turn))
         else:
-            self._hang_up()
+            self._disconnect()
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._owner is not None:
             self._reactor.close(self._owner.detach())
             self._owner = None
@@ -157,54 +144,56 @@ class Orphan:
         if self._owner is None:
             return
         if what & select.EPOLLOUT:
-            self._tell()
+            self._send()
         try:
-            data = self._owner.recv(LINE_LIMIT)
+            data = self._owner.recv(LINE_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        words = [_decode(line) for line in lines]
-        if any(word.retire for word in words) and self._challenge is not None and self._challenge.answered:
+        *lines, self._received = (self._received + data).split(b"\n")
+        requests = list(map(_decode, lines))
+        retires = any(isinstance(request, Retire) for request in requests)
+        if retires and self._challenge is not None and self._challenge.answered:
             self._end()
-        elif any(word.recall for word in words):
-            self._lines = _told(self._bindings())
-            self._tell()
-        elif not data or len(self._heard) > LINE_LIMIT or any(word.retire for word in words):
-            self._hang_up()
+        elif any(isinstance(request, Recall) for request in requests):
+            self._lines = _answer(self._bindings())
+            self._send()
+        elif not data or len(self._received) > LINE_BYTES or retires:
+            self._disconnect()
 
-    def _tell(self) -> None:
-        """Send as much as the socket takes; the rest when it is writable again."""
+    def _send(self) -> None:
+        """Send as much as fits; the rest when there is room."""
         if self._owner is None:
             return
         try:
-            self._unsaid = self._unsaid or next(self._lines, b"")
-            while self._unsaid:
-                sent = self._owner.send(self._unsaid)
-                self._unsaid = self._unsaid[sent:] or next(self._lines, b"")
+            self._unsent = self._unsent or next(self._lines, b"")
+            while self._unsent:
+                sent = self._owner.send(self._unsent)
+                self._unsent = self._unsent[sent:] or next(self._lines, b"")
         except BlockingIOError:
             pass
-        except (OSError, MemoryError):  # if the owner has closed, the socket reports that, too
-            self._unsaid, self._lines = b"", iter(())
-        self._reactor.watch(self._owner.fileno(), LEVEL | (select.EPOLLOUT if self._unsaid else 0))
+        except (OSError, MemoryError):  # recv reports the end of the connection
+            self._unsent, self._lines = b"", iter(())
+        self._reactor.watch(self._owner.fileno(), LEVEL | (select.EPOLLOUT if self._unsent else 0))
 
     def _end(self) -> None:
-        # The connection stays open until this process exits: its end shows the owner that the worker has finished.
+        # The connection stays open until this process ends: the owner waits for its end.
         retire, self._retire = self._retire, None
         if retire is not None:
             retire()
 
 
-def _told(bindings: Iterable[RestoreBindings | None]) -> Iterator[bytes]:
-    """The lines with the affinity bindings, and the last line."""
-    for remembered in filter(None, bindings):
-        yield msgspec.json.encode(Told(remembered)) + b"\n"
-    yield b'{"told": true}\n'
+def _answer(bindings: Iterable[RestoreBindings | None]) -> Iterator[bytes]:
+    """The lines of the answer to `Recall`."""
+    for part in filter(None, bindings):
+        yield encode(Bindings(part))
+    yield encode(Done("recall"))
 
 
-def _decode(line: bytes) -> Word:
+def _decode(line: bytes) -> Retire | Recall | None:
+    """The owner's request; None: another text, which is ignored."""
     try:
-        return msgspec.json.decode(line, type=Word)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Word()
+        return decode(line, FOR_ORPHANS)
+    except ValueError:
+        return None

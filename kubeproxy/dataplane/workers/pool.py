@@ -61,10 +61,9 @@ class WorkerDataPlane:
     ) -> None:
         """To be made inside a running event loop; the workers start at once.
 
-        `on_crash` is told of errors that ought not to be (see `TaskSet`). `owner_prefix`: how the names of the abstract
-        Unix sockets begin (without the leading NUL) at which they look for another owner when this process is gone, and
-        say that they are of this `run`; empty: they do not. `inherit`: descriptors that stay open in every worker as
-        long as it lives.
+        `on_crash` is called for internal errors (see `TaskSet`). `owner_prefix`: the prefix, without the leading NUL,
+        of the abstract Unix sockets at which an orphaned worker looks for a new owner and introduces itself as one of
+        this `run`; empty: it does not look. `inherit`: descriptors that stay open in every worker.
         """
         self._count = count
         self._budget = budget or DescriptorBudget.of_this_process()

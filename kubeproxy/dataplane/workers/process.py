@@ -20,10 +20,10 @@ from kubeproxy.dataplane.workers.protocol import (
     Drain,
     DrainReply,
     GarbledError,
+    Heartbeat,
     Reply,
     Report,
     Request,
-    Status,
 )
 from kubeproxy.model import FrontendName
 
@@ -52,7 +52,7 @@ def command(fd: int, *, number: int, run: str, owner_prefix: str) -> list[str]:
 class WorkerProcess:
     """A running worker process, started by the constructor.
 
-    `gone` is done when the worker has stopped serving, with the reason; `reaped` when its process has exited."""
+    `stopped` is done when the worker has stopped serving, with the reason; `reaped` when its process has exited."""
 
     def __init__(
         self, number: int, make_command: Callable[[int], Sequence[str]], *, inherit: Sequence[int] = ()
@@ -72,7 +72,7 @@ class WorkerProcess:
         self._forgotten: dict[FrontendName, int] = {}
         """Removed frontends, and the last request whose reply may still have their counters; ordered by that."""
         self._loop = asyncio.get_running_loop()
-        self.gone: asyncio.Future[str] = self._loop.create_future()
+        self.stopped: asyncio.Future[str] = self._loop.create_future()
         self.reaped: asyncio.Future[None] = self._loop.create_future()
         self._pending: dict[int, _Pending] = {}
         self._number = 0
@@ -174,7 +174,7 @@ class WorkerProcess:
             return
         try:
             for report, _ in self._channel.receive():
-                if not self.gone.done():
+                if not self.stopped.done():
                     self._take(report)
         except GarbledError as error:
             self.kill(f"invalid frame: {error}")
@@ -197,7 +197,7 @@ class WorkerProcess:
     def _take(self, report: Report) -> None:
         self._silent, self._has_reported = 0, True
         self.open = report.open
-        if isinstance(report, Status):
+        if isinstance(report, Heartbeat):
             return
         if isinstance(report, CountersReply):
             forgotten = self._forgotten
@@ -242,8 +242,8 @@ class WorkerProcess:
             return
         self.open = 0
         self.reaped.set_result(None)
-        if not self.gone.done():
-            self.gone.set_result(self._killed_for or _ending(status) or reason)
+        if not self.stopped.done():
+            self.stopped.set_result(self._killed_for or _ending(status) or reason)
 
 
 class _Pending:

@@ -2,7 +2,7 @@
 
 A frame is a header - length of the body, number of descriptors that travel beside it - and a body in MessagePack: one
 request or one reply. Requests are numbered, and each gets one reply with its number. A worker replies in the order of
-the requests, except to `Drain`, whose reply waits for connections. An unrequested `Status` has no number.
+the requests, except to `Drain`, whose reply waits for connections. An unrequested `Heartbeat` has no number.
 """
 
 from __future__ import annotations
@@ -114,8 +114,7 @@ class DoneReply(Struct, frozen=True, tag=True, array_like=True):
 class CountersReply(Struct, frozen=True, tag=True, array_like=True):
     """Counters that changed since the last report.
 
-    With `more`, another of the same number follows, and only the last completes the request. Number 0: sent without a
-    request by a worker that exits."""
+    With `more`, another of the same number follows, and only the last completes the request."""
 
     number: int
     open: int
@@ -124,7 +123,7 @@ class CountersReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class WorkerStatusReply(Struct, frozen=True, tag=True, array_like=True):
-    """The status of the worker."""
+    """Status of the serving process."""
 
     number: int
     open: int
@@ -173,8 +172,8 @@ class DrainReply(Struct, frozen=True, tag=True, array_like=True):
     left: int
 
 
-class Status(Struct, frozen=True, tag=True, array_like=True):
-    """Unasked: so many clients are being served or dialed for."""
+class Heartbeat(Struct, frozen=True, tag=True, array_like=True):
+    """Sent regularly without a request: the open connections, and that the worker is alive."""
 
     open: int
 
@@ -190,7 +189,7 @@ Reply = (
     | BindingsReply
     | DrainReply
 )
-Report = Reply | Status
+Report = Reply | Heartbeat
 Frame = Request | Report
 
 F = TypeVar("F", Request, Report)

@@ -1,10 +1,10 @@
-"""The system call filter of a worker: what it never needs, and what an attacker inside it would.
+"""System call filter of a worker: refuses calls that only an attacker would make.
 
-A worker meets clients' bytes, and may keep CAP_NET_RAW to dial from clients' addresses. With that capability alone it
-could read and forge every packet of the node by a packet or raw socket. The filter leaves it TCP, UDP and Unix sockets,
-and of netlink what lists sockets (sock_diag), by which an orphan looks for its next owner. It also refuses to execute
-programs, to signal or look into other processes, and the parts of the kernel in which most of its faults were found
-(bpf, io_uring, perf, user namespaces, mounts). A refused call gets EPERM; seccomp(2).
+A worker reads clients' bytes, and may keep CAP_NET_RAW to dial from clients' addresses. With that capability alone an
+attacker could read and forge every packet of the node by a packet or raw socket. The filter leaves TCP, UDP and Unix
+sockets, and of netlink the listing of sockets (sock_diag), by which an orphan looks for its next owner. It also refuses
+to execute programs, to signal or trace other processes, and the parts of the kernel with the most known faults (bpf,
+io_uring, perf, user namespaces, mounts). A refused call returns EPERM; see seccomp(2).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 
 class Machine(NamedTuple):
-    """One architecture: its audit name, the number of `socket`, of `tgkill`, and of the calls that are refused."""
+    """An architecture: its audit number, and the numbers of `socket`, `tgkill` and the refused calls."""
 
     arch: int
     socket: int
@@ -69,15 +69,15 @@ MACHINES: Final = {
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 """linux/bpf_common.h: BPF_LD|W|ABS, BPF_ALU|AND|K, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K."""
 _NUMBER, _ARCH, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
-"""Offsets in struct seccomp_data; of an argument, which has 64 bits, the low half on these machines."""
+"""Offsets in struct seccomp_data; an argument has 64 bits, and these are of its low half."""
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 """linux/seccomp.h."""
 _X32 = 0x40000000
-"""Numbers from here on are the same calls in another guise (x86_64 only; elsewhere there are none)."""
+"""Numbers from here on are the x32 ABI's numbers of the same calls (x86_64 only)."""
 _NETLINK_SOCK_DIAG = 4
 """linux/netlink.h."""
 _TYPE_MASK = 0xF
-"""linux/net.h: what is not a flag in the type of a socket."""
+"""linux/net.h: the bits of a socket's type that are not flags."""
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 
@@ -121,13 +121,13 @@ def program(machine: Machine, pid: int) -> bytes:
 
 
 def confine() -> str | None:
-    """Filter the system calls of this process from now on; None, or why that is not possible.
+    """Filter the system calls of this process; None, or the reason why that is not possible.
 
-    It takes no_new_privs (`privileges.drop`), and holds for threads that start later, not for those that run.
+    Requires no_new_privs (`privileges.drop`). Applies to this thread and to threads that it starts later.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
-        return f"no system call filter for this architecture ({platform.machine()})"
+        return f"no filter for this architecture ({platform.machine()})"
     code = program(machine, os.getpid())
     filters = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(filters)))
@@ -135,5 +135,5 @@ def confine() -> str | None:
     prctl = libc.prctl
     prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
     if prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(header), 0, 0) < 0:
-        return f"the kernel refuses a system call filter: {os.strerror(ctypes.get_errno())}"
+        return f"the kernel refuses the filter: {os.strerror(ctypes.get_errno())}"
     return None

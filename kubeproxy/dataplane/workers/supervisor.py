@@ -140,7 +140,7 @@ class Supervisor:
                 worker.kill(failure)
             elif worker.in_service:
                 self._serving.set()
-            return await asyncio.shield(worker.gone)
+            return await asyncio.shield(worker.stopped)
         finally:
             del self.workers[worker.number]
             self._leavers.add(worker)

@@ -1,10 +1,10 @@
-"""The listening sockets of an HTTP server: one address and port, several queues of waiting connections.
+"""The listening sockets of an HTTP server: one address and port, several accept queues.
 
-A flood fills the queue of waiting connections faster than a busy process empties it, and the kernel drops the packets
-of everybody else who comes; a client tries again only after a second, which is when a kubelet gives up. So clients of
-this host have a queue of their own, and those of other hosts are spread over some by their addresses: a flood from one
-address fills one of them. A classic BPF program chooses (SO_ATTACH_REUSEPORT_CBPF); where the kernel has none, it
-chooses by itself and the queues are no worse than one.
+A flood fills an accept queue faster than a busy process empties it, and the kernel drops the packets of all other
+clients. A client tries again only after a second, when a kubelet has given up. So clients of this host have their own
+queue, and clients of other hosts are spread over several by address: a flood from one address fills one of them. A
+classic BPF program chooses the queue (SO_ATTACH_REUSEPORT_CBPF); without it the kernel chooses, and the queues are no
+worse than one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Final
 OTHERS: Final = 4
 """Queues for clients of other hosts; a power of two."""
 BACKLOG: Final = 1024
-"""Connections that the kernel keeps ready in each."""
+"""Connections that wait in each queue."""
 
 SO_ATTACH_REUSEPORT_CBPF: Final = 51
-"""asm-generic/socket.h; Python has no name for it."""
+"""From asm-generic/socket.h; Python has no constant for it."""
 _HEADER: Final = 0x1_0000_0000 - 0x100000
 """SKF_NET_OFF (-0x100000): offsets from the start of the IP header."""
 _WORD, _BYTE, _TAX, _TXA = 0x20, 0x30, 0x07, 0x87
@@ -35,8 +35,11 @@ Step = tuple[int, int, int, int]
 
 
 def program() -> tuple[Step, ...]:
-    """Gives the number of the queue: 0 for clients of this host, whose address is a loopback address or the very one
-    that they ask; 1 to `OTHERS` for others, by the last byte of an IPv4 address or of an IPv6 network (/64)."""
+    """The BPF program that returns the number of the queue.
+
+    0 for clients of this host, whose address is a loopback address or equal to the destination; 1 to `OTHERS` for
+    others, by the last byte of the IPv4 address or of the IPv6 network (/64).
+    """
     ipv4: list[Step] = [
         (_WORD, 0, 0, _HEADER + 12),
         (_TAX, 0, 0, 0),
@@ -52,7 +55,7 @@ def program() -> tuple[Step, ...]:
     ipv6: list[Step] = []
     other = _spread(_HEADER + 15)  # 8 bytes into the source address, which begins at 8
     for word in range(4):
-        left = 4 * (3 - word) + 1  # what is left of the comparison, and its return
+        left = 4 * (3 - word) + 1  # remaining steps of the comparison, and its return
         ipv6 += [
             (_WORD, 0, 0, _HEADER + 8 + 4 * word),
             (_TAX, 0, 0, 0),
@@ -67,10 +70,10 @@ def _spread(byte: int) -> tuple[Step, ...]:
 
 
 def open_queues(host: str, port: int, *, dualstack: bool, alone: bool = False) -> list[socket.socket]:
-    """The listening sockets, the one for this host first; `alone`: just one for everybody, where there are many servers
-    and descriptors count. OSError when the address cannot be had.
+    """The listening sockets, the one for this host first; OSError if the address is not free.
 
-    The first is bound alone, so that another holder of the port is noticed, be it one that shares ports, too.
+    `alone`: one socket for all clients, which saves descriptors where there are many servers. The first socket is bound
+    without SO_REUSEPORT, so that the bind fails if another process listens on the port, even one that shares it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     queues: list[socket.socket] = []

@@ -1,8 +1,8 @@
-"""Which requests an HTTP server answers: by the page, the client's address, and the ``Host`` header. Pure.
+"""Decides which requests an HTTP server answers, by page, client address and ``Host`` header. Pure.
 
-Two attacks are kept out. A page that shows what every namespace runs must not be readable by the whole network only
-because Prometheus has to reach the metrics. And a browser on this host must not read it for a website whose name
-resolves to this host (DNS rebinding): such a request carries the website's name.
+It prevents two attacks. A page about all namespaces must not be readable by the whole network just because Prometheus
+needs the metrics. And a browser on this host must not read it for a website whose name resolves to this host (DNS
+rebinding): such a request carries the website's name.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from typing import Final
 
 OPEN_PAGES: Final = frozenset({"/metrics", "/metrics/slis", "/healthz", "/healthz/ping", "/proxyMode"})
-"""What other hosts may read of a metrics server that listens on more than loopback: what Prometheus scrapes, and what
-names nothing of the cluster."""
+"""Pages of the metrics server for other hosts: what Prometheus scrapes, and pages without names of the cluster."""
 
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The answer to a request that is not served."""
+    """The answer to a refused request."""
 
     status: int
     text: str
@@ -32,7 +31,7 @@ class Refusal:
 class Access:
     """The rules of one server.
 
-    `names`: the host names that stand for this node, in lower case. `public`: other hosts may read every page
+    `names`: the host names of this node, in lower case. `public`: other hosts may read every page
     (``kubeproxy.publicStatus``).
     """
 
@@ -40,11 +39,11 @@ class Access:
     public: bool = False
 
     def refusal(self, page: str | None, hosts: Sequence[str], *, from_loopback: bool) -> Refusal | None:
-        """Why a request is not answered; None if it is.
+        """The refusal of a request; None: the request is answered.
 
-        `page` is the pattern of the route, None where none matches; `hosts` are all values of the ``Host`` header.
-        A client without the header (HTTP/1.0) is no browser. The open pages take any name from other hosts, because
-        Prometheus may scrape by any DNS name; from loopback they do not, so that a loopback server answers no website.
+        `page`: the pattern of the route, None without a match; `hosts`: all values of the ``Host`` header. A client
+        without the header (HTTP/1.0) is no browser. Open pages accept any name from other hosts, because Prometheus may
+        scrape by any DNS name; from loopback they do not, so that a loopback server answers no website.
         """
         is_open = page in OPEN_PAGES
         if not (is_open or from_loopback or self.public):
@@ -59,10 +58,10 @@ class Access:
 
 _FORBIDDEN: Final = Refusal(
     403,
-    "This page is shown to this host only. Ask on the host, at its loopback address; or set kubeproxy.publicStatus.\n",
+    "This page is for this host only. Use its loopback address on the host, or set kubeproxy.publicStatus.\n",
 )
 _MISDIRECTED: Final = Refusal(
-    421, "The Host header names another host. Ask by an IP address, by localhost, or by the name of this node.\n"
+    421, "The Host header has another host. Use an IP address, localhost, or the name of this node.\n"
 )
 
 

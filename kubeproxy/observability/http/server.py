@@ -27,7 +27,7 @@ from aiohttp.typedefs import Handler, Middleware
 from kubeproxy.model.errors import KernelError
 from kubeproxy.observability.http.accept_queues import open_queues
 from kubeproxy.observability.http.access import Access, is_loopback
-from kubeproxy.observability.http.admission import Admission, Kept, sharer
+from kubeproxy.observability.http.admission import Admission, Kept, client_key
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.runtime.tasks import TaskSet
 
@@ -234,7 +234,7 @@ class HttpServer:
         self._queues = []
 
     def _accept(self, queue: socket.socket) -> None:
-        """Take those who wait, but not so many that other work waits."""
+        """Accept waiting connections, at most `ACCEPTED_AT_ONCE`."""
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 client, (address, *_) = queue.accept()
@@ -250,32 +250,32 @@ class HttpServer:
             self._take(client, address)
 
     def _take(self, client: socket.socket, address: str) -> None:
-        who = sharer(address)
+        key = client_key(address)
         try:
             local = is_loopback(address) or address == client.getsockname()[0]
-            if self._admission.admit(who, time.monotonic(), local=local):
+            if self._admission.admit(key, time.monotonic(), local=local):
                 client.setblocking(False)
-                self._tasks.start(self._serve(client, who, local), name=f"{self._name}: connection")
+                self._tasks.start(self._serve(client, key, local), name=f"{self._name}: connection")
                 return
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        except OSError:  # it has gone already
+        except OSError:  # the client has already disconnected
             client.close()
             return
         client.close()
         if self._on_refused is not None:
             self._on_refused()
-        self._limited.warning("connections refused: too many per second", key=who, server=self._name, client=who)
+        self._limited.warning("connections refused: too many per second", key=key, server=self._name, client=key)
 
-    async def _serve(self, client: socket.socket, who: str, local: bool) -> None:
+    async def _serve(self, client: socket.socket, key: str, local: bool) -> None:
         server = self._runner.server
         assert server is not None, "connections are accepted between setup and cleanup only"
-        connection = _Connection(server(), lambda it: self._open.remove(who, it), self._connection_s)
-        self._open.add(who, connection, local=local)
+        connection = _Connection(server(), lambda it: self._open.remove(key, it), self._connection_s)
+        self._open.add(key, connection, local=local)
         if (surplus := self._open.surplus()) is not None:
             surplus.abort()
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
-        except OSError:  # it has gone already
+        except OSError:  # the client has already disconnected
             connection.abort()
             client.close()
         except BaseException:
@@ -295,7 +295,7 @@ class _Connection(asyncio.Protocol):
     """aiohttp's protocol with a deadline around it."""
 
     def __init__(self, inner: asyncio.Protocol, on_end: Callable[[_Connection], None], lifetime_s: float) -> None:
-        """`on_end` is called when it counts no more, maybe more than once."""
+        """`on_end` is called when the connection ends, possibly more than once."""
         self._inner = inner
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
@@ -338,7 +338,7 @@ def _answer_out_of_memory(limited: RateLimitedLog) -> Middleware:
 
 
 def _only(access: Access) -> Middleware:
-    """Answer what `access` allows, and refuse the rest before any page sees it."""
+    """Refuse requests that `access` does not allow, before any page handles them."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -356,8 +356,8 @@ def _only(access: Access) -> Middleware:
 
 
 def from_loopback(request: web.Request) -> bool:
-    """Whether a client asks from this host, by its loopback address."""
-    if request.transport is None:  # it has gone
+    """Whether a client connects from a loopback address."""
+    if request.transport is None:  # the client has disconnected
         return False
     address, *_ = request.transport.get_extra_info("peername") or ("",)
     return is_loopback(address)

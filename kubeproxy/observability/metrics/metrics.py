@@ -163,7 +163,7 @@ class Metrics:
         )
         self._http_refused = Counter(
             "kubeproxy_http_connections_refused_total",
-            "Connections to the HTTP servers that were refused, because their address made too many per second",
+            "Refused connections to the HTTP servers, because their address made too many per second",
             ["server"],
             registry=registry,
         )
@@ -236,7 +236,7 @@ class Metrics:
         self._access_log_lost.inc(lines)
 
     def http_refused(self, server: str) -> None:
-        """An HTTP server (`health`, `metrics`) has refused a connection."""
+        """Count a refused connection of an HTTP server (`health`, `metrics`)."""
         self._http_refused.labels(server).inc()
 
     def healthz_answered(self, code: int) -> None:

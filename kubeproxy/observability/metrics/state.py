@@ -115,11 +115,11 @@ def _watches(watches: Sequence[WatchView]) -> Iterator[Metric]:
     )
     left_out = GaugeMetricFamily(
         "kubeproxy_watch_left_out_objects",
-        "Objects that are not served, because all together mean more than is kept; at most 10,000 are counted",
+        "Objects that are not served because of the memory limit; at most 10,000 are counted",
         labels=("resource",),
     )
     kept = GaugeMetricFamily(
-        "kubeproxy_watch_kept_bytes", "What is kept of all objects, in bytes of JSON", labels=("resource",)
+        "kubeproxy_watch_kept_bytes", "Size of all kept objects, in bytes of JSON", labels=("resource",)
     )
     lists = CounterMetricFamily("kubeproxy_watch_lists_total", "Full lists", labels=("resource",))
     starts = CounterMetricFamily("kubeproxy_watch_starts_total", "Started watches", labels=("resource",))

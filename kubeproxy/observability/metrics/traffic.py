@@ -36,7 +36,7 @@ FAMILIES: Final = (
         "kubeproxy_connections_failed_total",
         "counter",
         "Connections for which no endpoint answered: all refused, were silent (timeout), there was none (no_endpoint),"
-        " this node could not dial (local), or the client came through too many proxies (loop)",
+        " this node could not dial (local), or the connection loops through proxies (loop)",
         ("namespace", "service", "port", "reason"),
     ),
     Family("kubeproxy_dial_retries_total", "counter", "Further endpoints tried after one did not answer"),

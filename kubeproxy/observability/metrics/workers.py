@@ -44,7 +44,7 @@ class Workers(Collector):
         self.ports_exhausted = 0
         """Dials that failed because all ports of this host towards the endpoint were in use."""
         self.looped = 0
-        """Connections and datagrams that had come through too many proxies."""
+        """Connections and datagrams refused because they loop through proxies."""
 
     def see(self, worker_status: Sequence[WorkerStatus], *, restarts: int = 0, problem: str | None = None) -> None:
         """Record the present status of all workers. For the event loop's thread."""

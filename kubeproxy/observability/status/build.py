@@ -225,7 +225,7 @@ def _sources(observation: Observation) -> Iterator[SourceStatus]:
         failures = tuple(f"{cause}: failed {times} times" for cause, times in sorted(watch.failures.items()) if times)
         listed = watch.lists > 0
         if watch.left_out:
-            failures = (f"{watch.left_out} objects are left out: too many to keep", *failures)
+            failures = (f"{watch.left_out} objects left out because of the memory limit", *failures)
         yield SourceStatus(
             f"kubernetes {watch.resource}",
             listed,

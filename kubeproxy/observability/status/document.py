@@ -162,7 +162,7 @@ class SourceStatus:
     problems: tuple[str, ...] = ()
     """The faults, or failed lists and watches, one line each."""
     left_out: int = 0
-    """Objects that are not served, because all together mean more than is kept."""
+    """Objects that are not served because of the memory limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from uuid import uuid4
 from kubeproxy.daemon.takeover.instances import InstanceMarker
 
 
-def test_a_run_is_there_until_its_last_process_has_gone() -> None:
+def test_a_run_counts_until_its_last_process_has_ended() -> None:
     prefix = f"kubeproxy-test/{uuid4()}/"
     mine = InstanceMarker(prefix)
     assert not mine.others()

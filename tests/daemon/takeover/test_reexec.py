@@ -1,4 +1,4 @@
-"""What stands against a renewal; renewals themselves are in `tests/system/e2e/test_succession.py`."""
+"""Reasons to refuse a re-exec; `tests/system/e2e/test_succession.py` has re-execs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from kubeproxy.daemon.takeover import reexec
 
 
-def test_the_process_itself_may_stand_against_it() -> None:
+def test_a_process_refuses_to_reexec_when_connections_would_be_lost() -> None:
     assert reexec.obstacle(workers=True, settled=True) is None
     assert "every connection would be lost" in (reexec.obstacle(workers=False, settled=True) or "")
-    assert "taking over" in (reexec.obstacle(workers=True, settled=False) or "")
+    assert "takeover" in (reexec.obstacle(workers=True, settled=False) or "")
 
 
 @pytest.mark.parametrize(("words", "why"), [
@@ -21,11 +21,11 @@ def test_the_process_itself_may_stand_against_it() -> None:
     ([sys.executable, "-c", "import sys; sys.exit(3)"], "the new code ended with status 3"),
     ([sys.executable, "-c", ""], None),
 ])  # fmt: skip
-async def test_the_code_on_disk_may(words: list[str], why: str | None) -> None:
+async def test_code_that_does_not_start_is_refused(words: list[str], why: str | None) -> None:
     assert await reexec.why_not(words) == why
 
 
-async def test_code_that_does_not_answer_does(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_code_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reexec, "CHECK_S", 0.1)
     words = [sys.executable, "-c", "import time; time.sleep(600)"]
     assert await reexec.why_not(words) == "the new code did not answer within 0.1 s"

@@ -1,4 +1,4 @@
-"""Owners and successors, over real sockets in this process; names are each test's own."""
+"""Owners and new instances, over real sockets in this process; each test has names of its own."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
-import msgspec
 import pytest
 import uvloop
 
 from kubeproxy.daemon.takeover import predecessor as takeover_predecessor
-from kubeproxy.daemon.takeover import takeover as takeover
+from kubeproxy.daemon.takeover import server as takeover_server
+from kubeproxy.daemon.takeover import takeover as takeover_module
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
 from kubeproxy.daemon.takeover.predecessor import RETRY_S, Predecessor
-from kubeproxy.daemon.takeover.protocol import Message, receive_first, send_first, told
+from kubeproxy.daemon.takeover.protocol import HELLOS, PROOFS, Hello, Prove, receive_first, send_first, type_of
 from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
-from kubeproxy.daemon.takeover.takeover import OwnerCallbacks, Takeover
+from kubeproxy.daemon.takeover.server import OwnerCallbacks
+from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.balancing.affinity import pieces
 from kubeproxy.dataplane.messages import Binding, RestoreBindings
+from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL, Bindings, Done, OrphanHello, encode
 from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -35,7 +37,7 @@ from tests.support.doubles.netfilter import FakeNetfilter
 
 
 class Story:
-    """What an owner was asked to do, in order."""
+    """The callbacks of an owner, in the order of the calls."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -48,7 +50,7 @@ class Story:
         self.ponders = False
         """Whether its data plane has no answer."""
 
-    def duties(self) -> OwnerCallbacks:
+    def callbacks(self) -> OwnerCallbacks:
         async def hold(on: bool) -> None:
             self.words.append("hold" if on else "resume")
 
@@ -76,6 +78,7 @@ class Story:
             leads_here=leads_here,
             bindings=bindings,
             yield_all=yield_all,
+            grace_s=lambda: 5.0,
         )
 
 
@@ -109,11 +112,11 @@ async def dial(name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 
 @asynccontextmanager
 async def process(name: str, story: Story | None = None) -> AsyncIterator[tuple[Takeover, Predecessor | None]]:
-    """One in the line."""
-    takeover = Takeover((story or Story()).duties(), version="1", prefix=name)
+    """An instance that has looked for a predecessor."""
+    takeover = Takeover((story or Story()).callbacks(), version="1", prefix=name)
     try:
         found = await takeover.begin()
-        takeover.answer()
+        takeover.server.answer()
         yield takeover, found
     finally:
         await takeover.close()
@@ -125,12 +128,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_the_first_has_no_predecessor(name: str) -> None:
+async def test_the_first_instance_has_no_predecessor(name: str) -> None:
     async with process(name) as (_, predecessor):
         assert predecessor is None
 
 
-async def test_a_successor_takes_over_and_is_found_by_the_next(name: str) -> None:
+async def test_a_new_instance_takes_over_and_is_found_by_the_next(name: str) -> None:
     story = Story()
     async with process(name, story), process(name) as (second, predecessor):
         assert predecessor is not None
@@ -138,14 +141,14 @@ async def test_a_successor_takes_over_and_is_found_by_the_next(name: str) -> Non
         await predecessor.hold()
         await predecessor.take()
         assert story.words == ["share", "hold", "yield"]
-        second.own()
+        second.server.own()
         predecessor.close()
         async with process(name) as (_, next_one):
             assert next_one is not None
             next_one.close()
 
 
-async def test_an_owner_goes_on_when_its_successor_dies(name: str) -> None:
+async def test_an_owner_goes_on_when_the_new_instance_dies(name: str) -> None:
     story = Story()
     async with process(name, story):
         async with process(name) as (_, predecessor):
@@ -158,7 +161,7 @@ async def test_an_owner_goes_on_when_its_successor_dies(name: str) -> None:
             again.close()
 
 
-async def test_a_newcomer_owns_the_node_once_its_predecessor_has_died(name: str) -> None:
+async def test_a_new_instance_owns_the_node_after_the_predecessors_death(name: str) -> None:
     async with process(name) as (owner, _), process(name) as (_, predecessor):
         assert predecessor is not None
         await owner.close()
@@ -171,8 +174,8 @@ async def test_a_newcomer_owns_the_node_once_its_predecessor_has_died(name: str)
         predecessor.close()
 
 
-def test_a_predecessor_that_has_gone_is_no_obstacle_to_the_loop_that_we_run_on(name: str) -> None:
-    """Writing to whoever has gone raises errors of its own there."""
+def test_a_dead_predecessor_is_no_obstacle_on_uvloop(name: str) -> None:
+    """Writing to a closed connection raises other errors there."""
 
     async def story() -> None:
         async with process(name) as (owner, _), process(name) as (_, predecessor):
@@ -189,7 +192,7 @@ def test_a_predecessor_that_has_gone_is_no_obstacle_to_the_loop_that_we_run_on(n
         runner.run(story())
 
 
-async def test_two_newcomers_take_turns(name: str) -> None:
+async def test_two_new_instances_take_turns(name: str) -> None:
     story = Story()
     async with process(name, story), process(name) as (second, predecessor):
         assert predecessor is not None
@@ -204,16 +207,16 @@ async def test_two_newcomers_take_turns(name: str) -> None:
             await asyncio.sleep(0)
             assert not third.done()
             await predecessor.take()
-            second.own()
+            second.server.own()
             predecessor.close()
     assert story.words == ["share", "yield"]
 
 
-async def test_who_waits_for_its_turn_can_be_told_to_give_up(name: str) -> None:
+async def test_a_waiting_instance_can_give_up(name: str) -> None:
     stop = asyncio.Event()
     async with process(name), process(name) as (_, predecessor):
         assert predecessor is not None
-        third = Takeover(Story().duties(), version="1", prefix=name)
+        third = Takeover(Story().callbacks(), version="1", prefix=name)
         waiting = asyncio.ensure_future(third.begin(given_up=stop.is_set))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(3 * RETRY_S):
@@ -225,62 +228,62 @@ async def test_who_waits_for_its_turn_can_be_told_to_give_up(name: str) -> None:
         predecessor.close()
 
 
-async def test_of_several_that_come_at_once_one_owns_the_node_and_the_others_follow(name: str) -> None:
-    many = [Takeover(Story().duties(), version="1", prefix=name) for _ in range(4)]
+async def test_of_several_simultaneous_instances_one_owns_and_the_others_follow(name: str) -> None:
+    many = [Takeover(Story().callbacks(), version="1", prefix=name) for _ in range(4)]
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
 
         async def come(one: Takeover) -> None:
             predecessor = await one.begin()
-            one.answer()
+            one.server.answer()
             if predecessor is not None:
                 await predecessor.take()
-                one.own()
+                one.server.own()
                 predecessor.close()
 
         for one in many:
             group.create_task(come(one))
     assert sum(one.predecessor is None for one in many) == 1
-    assert sum(one.superseded.is_set() for one in many) == 3, "one after the other"
+    assert sum(one.server.superseded.is_set() for one in many) == 3, "one after the other"
     for one in many:
         await one.close()
 
 
-async def test_nothing_is_asked_of_an_owner_that_is_not_ready(name: str) -> None:
-    """Its duties are done by parts that it makes after it has begun."""
+async def test_an_owner_that_is_not_ready_is_busy(name: str) -> None:
+    """It accepts no request until `answer`."""
     story = Story()
-    owner, newcomer = (Takeover(story.duties(), version="1", prefix=name) for _ in range(2))
+    owner, new = (Takeover(story.callbacks(), version="1", prefix=name) for _ in range(2))
     assert await owner.begin() is None
-    waiting = asyncio.ensure_future(newcomer.begin())
+    waiting = asyncio.ensure_future(new.begin())
     await asyncio.sleep(3 * RETRY_S)
     assert not waiting.done()
     assert story.words == []
-    owner.answer()
+    owner.server.answer()
     async with asyncio.timeout(30):
         predecessor = await waiting
     assert predecessor is not None
     predecessor.close()
-    await newcomer.close()
+    await new.close()
     await owner.close()
 
 
-async def test_an_owner_that_hung_makes_way_when_it_answers_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_owner_that_hung_yields_when_it_answers_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover_predecessor, "ANSWER_S", 0.1)
-    monkeypatch.setattr(takeover, "ANSWER_S", 0.1)
+    monkeypatch.setattr(takeover_module, "ANSWER_S", 0.1)
     story, ours = Story(), Story()
-    hung = Takeover(story.duties(), version="1", prefix=name)
+    hung = Takeover(story.callbacks(), version="1", prefix=name)
     assert await hung.begin() is None
-    hung.answer()
-    asyncio.get_running_loop().remove_reader(hung._socket._sock.fileno())  # type: ignore[union-attr]  # nobody accepts
-    async with process(name, ours) as (newcomer, predecessor):
+    hung.server.answer()
+    asyncio.get_running_loop().remove_reader(hung._control._sock.fileno())  # type: ignore[union-attr]  # nothing accepts
+    async with process(name, ours) as (new, predecessor):
         assert predecessor is None
-        newcomer.in_force()
-        hung._socket._resume()
+        new.in_force()
+        hung._control._resume()
         await until(lambda: "resume" in ours.words)
         assert story.words[-3:] == ["share", "hold", "yield"]
     await hung.close()
 
 
-async def test_an_owner_does_not_leave_while_rules_lead_to_it(name: str) -> None:
+async def test_an_owner_refuses_take_while_rules_lead_to_it(name: str) -> None:
     story = Story()
     async with process(name, story) as (owner, _), process(name) as (_, predecessor):
         assert predecessor is not None
@@ -288,18 +291,16 @@ async def test_an_owner_does_not_leave_while_rules_lead_to_it(name: str) -> None
         for reason in (True, KernelError("no netlink")):
             story.leads_here = reason
             assert await predecessor.take() is not None
-        assert not owner.superseded.is_set()
+        assert not owner.server.superseded.is_set()
         story.leads_here = False
         assert await predecessor.take() is None
-        assert owner.superseded.is_set()
+        assert owner.server.superseded.is_set()
         assert story.words == ["share", "hold", "yield"]
         predecessor.close()
 
 
-async def test_a_successor_does_not_keep_the_owner_from_its_rules_for_ever(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(takeover, "HOLD_S", 0.1)
+async def test_hold_ends_after_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover_server, "HOLD_S", 0.1)
     story = Story()
     async with process(name, story), process(name) as (_, predecessor):
         assert predecessor is not None
@@ -308,33 +309,33 @@ async def test_a_successor_does_not_keep_the_owner_from_its_rules_for_ever(
         predecessor.close()
 
 
-async def test_the_older_of_two_that_cannot_speak_yields(name: str) -> None:
+async def test_the_older_of_two_without_a_connection_yields(name: str) -> None:
     stories = Story(), Story()
-    older, younger = (Takeover(story.duties(), version="1", prefix=name) for story in stories)
+    older, younger = (Takeover(story.callbacks(), version="1", prefix=name) for story in stories)
     await older.begin()
-    assert not older.rival_lives()
-    younger._search.passed_over.add(older._socket.name)
+    assert not older.server.rival_lives()
+    younger._search.passed_over.add(older._control.name)
     await younger.begin()
-    assert older.rival_lives()
-    assert not younger.rival_lives()
-    older.yield_to_rival()
-    older.yield_to_rival()
-    await asyncio.wait_for(older.superseded.wait(), 30)
+    assert older.server.rival_lives()
+    assert not younger.server.rival_lives()
+    older.server.yield_to_rival()
+    older.server.yield_to_rival()
+    await asyncio.wait_for(older.server.superseded.wait(), 30)
     assert stories[0].words == ["yield"]
     await older.close()
     await younger.close()
 
 
-async def test_an_owner_that_ends_says_so_without_complaint(name: str) -> None:
+async def test_an_owner_closes_its_connections_cleanly(name: str) -> None:
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
     story = Story()
-    owner = Takeover(story.duties(), version="1", prefix=name)
+    owner = Takeover(story.callbacks(), version="1", prefix=name)
     await owner.begin()
-    owner.answer()
+    owner.server.answer()
     reader, writer = await dial(name)
-    writer.write(json.dumps({"orphan": os.getpid(), "run": "x"}).encode() + b"\n")
-    await until(lambda: owner.orphans == 1)
+    writer.write(encode(OrphanHello(PROTOCOL, os.getpid(), "x")))
+    await until(lambda: owner.server.orphans == 1)
     async with process(name) as (_, predecessor):
         assert predecessor is not None
         await predecessor.hold()
@@ -347,13 +348,13 @@ async def test_an_owner_that_ends_says_so_without_complaint(name: str) -> None:
     assert complaints == []
 
 
-async def test_one_who_leaves_waits_while_its_successor_turns_the_rules(name: str) -> None:
+async def test_a_shutdown_waits_while_a_new_instance_turns_the_rules(name: str) -> None:
     async with process(name) as (owner, _), process(name) as (_, predecessor):
         assert predecessor is not None
         async with asyncio.timeout(1):
-            await owner.between()
+            await owner.server.between()
         await predecessor.hold()
-        leaving = asyncio.ensure_future(owner.between())
+        leaving = asyncio.ensure_future(owner.server.between())
         await asyncio.sleep(0.05)
         assert not leaving.done()
         await predecessor.take()
@@ -362,27 +363,27 @@ async def test_one_who_leaves_waits_while_its_successor_turns_the_rules(name: st
         predecessor.close()
 
 
-async def test_orphans_are_told_when_the_rules_are_in_force(name: str) -> None:
+async def test_orphans_retire_when_the_rules_are_in_force(name: str) -> None:
     async with process(name) as (owner, _):
 
         async def orphan() -> bytes:
             reader, writer = await dial(name)
-            writer.write(json.dumps({"orphan": os.getpid(), "run": "x"}).encode() + b"\n")
+            writer.write(encode(OrphanHello(PROTOCOL, os.getpid(), "x")))
             line = await reader.readline()
             writer.close()
             return line
 
         early = asyncio.create_task(orphan())
-        await until(lambda: owner.orphans == 1)
+        await until(lambda: owner.server.orphans == 1)
         assert not early.done()
         owner.in_force()
-        assert json.loads(await early) == {"retire": True}
-        assert json.loads(await orphan()) == {"retire": True}
-        await until(lambda: owner.orphans == 0)
+        assert json.loads(await early) == {"type": "retire"}
+        assert json.loads(await orphan()) == {"type": "retire"}
+        await until(lambda: owner.server.orphans == 0)
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\n", b"[]\n", b'{"do": "dance"}\n', b"x" * 10_000 + b"\n", b"\xff\n", b'{"orphan": "x"}\n']
+    "garbage", [b"\n", b"[]\n", b'{"type": "dance"}\n', b"x" * 10_000 + b"\n", b"\xff\n", b'{"type": "orphan"}\n']
 )
 async def test_garbage_ends_that_connection_only(name: str, garbage: bytes) -> None:
     async with process(name):
@@ -396,8 +397,8 @@ async def test_garbage_ends_that_connection_only(name: str, garbage: bytes) -> N
             predecessor.close()
 
 
-async def test_what_a_stranger_sends_along_is_not_kept(name: str) -> None:
-    """Descriptors that nobody asked for, and first words that nobody understands."""
+async def test_unexpected_descriptors_are_closed(name: str) -> None:
+    """With first messages that are unknown or incomplete."""
 
     def open_descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -405,8 +406,8 @@ async def test_what_a_stranger_sends_along_is_not_kept(name: str) -> None:
     async with process(name):
         (only,) = listening(name)
         before = open_descriptors()
-        for first in (b'{"do": "dance"}\n', b'{"orphan": "x"}\n', b'{"do": "hello"}\n', b"garbage\n"):
-            for then in (b"", b'{"proved": true}\n'):
+        for first in (b'{"type": "dance"}\n', b'{"type": "orphan"}\n', encode(Hello(PROTOCOL, 1, "x")), b"garbage\n"):
+            for then in (b"", b'{"type": "proof"}\n'):
                 with socket.socket(socket.AF_UNIX) as peer:
                     peer.connect(f"\0{only}")
                     read, write = os.pipe()
@@ -420,15 +421,15 @@ async def test_what_a_stranger_sends_along_is_not_kept(name: str) -> None:
         await until(lambda: open_descriptors() == before)
 
 
-async def test_the_first_transaction_and_its_flows_are_the_handover(name: str) -> None:
+async def test_the_first_transaction_and_its_flows_are_the_takeover(name: str) -> None:
     story, taken = Story(), asyncio.Event()
 
-    async def on_taken() -> None:
+    def on_taken() -> None:
         taken.set()
 
-    async with process(name, story), process(name) as (successor, _):
+    async with process(name, story), process(name) as (new, _):
         fake, conntrack = FakeNetfilter(), FakeConntrack()
-        rule_transfer = RuleTransfer(fake, conntrack, successor, FakeDataPlane(), on_taken=on_taken)
+        rule_transfer = RuleTransfer(fake, conntrack, new, FakeDataPlane(), on_taken=on_taken)
         fake.fail()
         with pytest.raises(KernelError):
             await rule_transfer.apply(RuleSet(), verify=True)
@@ -447,18 +448,16 @@ async def test_the_first_transaction_and_its_flows_are_the_handover(name: str) -
         assert len(conntrack.calls) == 2
 
 
-async def test_who_dies_before_the_flows_are_deleted_has_not_taken_over(name: str) -> None:
+async def test_an_instance_that_dies_before_the_flows_are_deleted_has_not_taken_over(name: str) -> None:
     story = Story()
 
-    async def on_taken() -> None:
+    def on_taken() -> None:
         raise AssertionError
 
     async with process(name, story):
-        async with process(name) as (successor, predecessor):
+        async with process(name) as (new, predecessor):
             assert predecessor is not None
-            rule_transfer = RuleTransfer(
-                FakeNetfilter(), FakeConntrack(), successor, FakeDataPlane(), on_taken=on_taken
-            )
+            rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), new, FakeDataPlane(), on_taken=on_taken)
             await rule_transfer.apply(RuleSet(), verify=True)
             predecessor.close()
         await until(lambda: story.words == ["share", "recall", "hold", "unshare", "resume"])
@@ -473,7 +472,7 @@ def clients(count: int) -> list[RestoreBindings]:
     return list(pieces(WEB, [Binding(f"10.1.{n // 250}.{n % 250}", POD, float(count - n)) for n in range(count)]))
 
 
-async def test_clients_are_known_before_the_rules_lead_them_here(name: str) -> None:
+async def test_bindings_are_restored_before_the_rules_change(name: str) -> None:
     story, plane, seen = Story(), FakeDataPlane(), 0
     story.bound = clients(10_000)
 
@@ -483,11 +482,11 @@ async def test_clients_are_known_before_the_rules_lead_them_here(name: str) -> N
             seen = len(plane.sent)
             return await super().apply(wanted, verify=verify)
 
-    async def on_taken() -> None:
+    def on_taken() -> None:
         pass
 
-    async with process(name, story), process(name) as (successor, _):
-        rule_transfer = RuleTransfer(Rules(), FakeConntrack(), successor, plane, on_taken=on_taken)
+    async with process(name, story), process(name) as (new, _):
+        rule_transfer = RuleTransfer(Rules(), FakeConntrack(), new, plane, on_taken=on_taken)
         await rule_transfer.apply(RuleSet(), verify=True)
         assert seen == len(plane.sent)
         assert plane.sent == story.bound
@@ -497,28 +496,28 @@ async def test_clients_are_known_before_the_rules_lead_them_here(name: str) -> N
 
 
 @pytest.mark.parametrize("forgets", [TimeoutError(), MemoryError(), KernelError("no"), ZeroDivisionError()])
-async def test_an_owner_that_cannot_tell_of_clients_is_followed_all_the_same(name: str, forgets: Exception) -> None:
+async def test_an_owner_that_cannot_send_bindings_does_not_stop_the_takeover(name: str, forgets: Exception) -> None:
     story, taken = Story(), asyncio.Event()
     story.forgets = forgets
 
-    async def on_taken() -> None:
+    def on_taken() -> None:
         taken.set()
 
-    async with process(name, story), process(name) as (successor, _):
-        rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), successor, FakeDataPlane(), on_taken=on_taken)
+    async with process(name, story), process(name) as (new, _):
+        rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), new, FakeDataPlane(), on_taken=on_taken)
         await rule_transfer.apply(RuleSet(), verify=True)
         await rule_transfer.reconcile(None, RuleSet())
         assert story.words == ["share", "recall", "hold", "yield"]
         assert taken.is_set()
 
 
-async def test_an_owner_does_not_keep_its_successor_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "RECALL_S", 0.05)
+async def test_an_owner_with_a_slow_data_plane_answers_in_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover_server, "RECALL_S", 0.05)
     story = Story()
     story.ponders = True
-    async with process(name, story), process(name) as (successor, found):
+    async with process(name, story), process(name) as (new, found):
         assert found is not None
-        assert await successor.recall() == []
+        assert await new.recall() == []
         await found.hold()
         await found.take()
         assert not found.silent
@@ -526,156 +525,212 @@ async def test_an_owner_does_not_keep_its_successor_waiting(name: str, monkeypat
         found.close()
 
 
-async def test_what_the_data_plane_does_not_take_is_no_obstacle(name: str) -> None:
+async def test_a_data_plane_that_refuses_bindings_does_not_stop_the_takeover(name: str) -> None:
     story, plane = Story(), FakeDataPlane()
     story.bound = clients(1)
 
-    async def on_taken() -> None:
+    def on_taken() -> None:
         pass
 
-    async with process(name, story), process(name) as (successor, _):
+    async with process(name, story), process(name) as (new, _):
         plane.broken = "no worker process is in service"
-        rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), successor, plane, on_taken=on_taken)
+        rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), new, plane, on_taken=on_taken)
         await rule_transfer.apply(RuleSet(), verify=True)
         await rule_transfer.reconcile(None, RuleSet())
         assert story.words == ["share", "recall", "hold", "yield"]
 
 
-def line(message: Message) -> bytes:
-    """As it is said."""
-    return msgspec.json.encode(message) + b"\n"
+class FakeOwner:
+    """An owner that sends given lines as its answer to each request."""
 
-
-class Older:
-    """An owner of another version, played: what it says to each word."""
-
-    def __init__(self, name: str, answers: dict[str, list[bytes]]) -> None:
+    def __init__(self, name: str, answers: dict[str, list[bytes]], *, protocol: int = PROTOCOL) -> None:
         self._name = name
         self._answers = answers
-        self.words: list[str] = []
+        self._protocol = protocol
+        self.requests: list[str] = []
 
-    async def __aenter__(self) -> Older:
+    async def __aenter__(self) -> FakeOwner:
         self._socket = ControlSocket(self._name)
         self._socket.listen(lambda sock: self._serving.append(asyncio.ensure_future(self._serve(sock))))
         self._serving: list[asyncio.Future[None]] = []
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._socket.close()
+        self.end()
         await asyncio.gather(*self._serving)
 
+    def end(self) -> None:
+        """Release the name."""
+        self._socket.close()
+
     async def _serve(self, sock: socket.socket) -> None:
-        hello, descriptors = await receive_first(sock)
-        assert hello is not None
+        hello, descriptors = await receive_first(sock, HELLOS)
         assert all(map(net_admin.answer, descriptors))
         challenge = net_admin.Challenge()
-        send_first(sock, {"prove": True}, [challenge.fileno()])
-        await receive_first(sock)
+        send_first(sock, Prove(self._protocol, 1, "another"), [challenge.fileno()])
+        await receive_first(sock, PROOFS)
         assert challenge.answered
         challenge.close()
         reader, writer = await asyncio.open_unix_connection(sock=sock)
-        self.words.append(hello["do"])
-        writer.writelines(self._answers["hello"])
+        self.requests.append(type_of(hello))
+        writer.write(b'{"type": "accepted"}\n')
         while line := await reader.readline():
-            self.words.append(json.loads(line)["do"])
-            writer.writelines(self._answers.get(self.words[-1], [b'{"done": "%s"}\n' % self.words[-1].encode()]))
+            self.requests.append(json.loads(line)["type"])
+            writer.writelines(self._answers.get(self.requests[-1], [encode(Done(self.requests[-1]))]))
         writer.close()
 
 
-async def test_one_that_does_not_know_the_word_is_not_asked(name: str) -> None:
-    async with Older(name, {"hello": [b'{"pid": 1, "version": "0"}\n']}) as older, process(name) as (successor, found):
-        assert found is not None
-        assert await successor.recall() == []
-        await found.hold()
-        await found.take()
-        found.close()
-        assert older.words == ["hello", "hold", "take"]
-
-
-async def test_what_is_not_understood_is_passed_over(name: str) -> None:
+async def test_a_predecessor_that_answers_nonsense_is_no_obstacle(name: str) -> None:
     (piece,) = clients(3)
-    strange = [b'{"bound": {"client": "10.0.0.9"}}\n', b'{"news": 1}\n', line(told(piece))]
-    answers = {
-        "hello": [b'{"pid": 1, "version": "9", "recalls": true}\n'],
-        "recall": [*strange, b'{"done": "recall"}\n'],
-        "hold": [*strange, b'{"done": "hold"}\n'],
-    }
-    async with Older(name, answers), process(name) as (successor, found):
+    answers = {"recall": [encode(Bindings(piece)), b'{"type": "bindings", "bound": 1}\n', encode(Done("recall"))]}
+    async with FakeOwner(name, answers), process(name) as (new, found):
         assert found is not None
-        assert await successor.recall() == [piece]
+        assert await new.recall() == [piece]
+        assert not found.silent
         await found.hold()
-        assert not found.gone
         found.close()
 
 
 class FakeOrphan:
     """A worker of a dead control process, played."""
 
-    def __init__(self, name: str, *, answers: list[bytes], recalls: bool = True) -> None:
+    def __init__(self, name: str, *, answers: list[bytes], protocol: int = PROTOCOL) -> None:
         self._name = name
         self._answers = answers
-        self._introduction = {"orphan": os.getpid(), "run": "x"} | ({"recalls": True} if recalls else {})
-        self.words: list[str] = []
+        self._hello = OrphanHello(protocol, os.getpid(), "x")
+        self.requests: list[str] = []
 
     async def live(self) -> None:
-        """Until it is sent away, or has no answer."""
+        """Until it is retired, or has no answer."""
         reader, writer = await dial(self._name)
-        writer.write(json.dumps(self._introduction).encode() + b"\n")
+        writer.write(encode(self._hello))
         while line := await reader.readline():
-            self.words.extend(json.loads(line))
-            if self.words[-1] == "retire" or not self._answers:
+            self.requests.append(json.loads(line)["type"])
+            if self.requests[-1] == "retire" or not self._answers:
                 break
             writer.writelines(self._answers)
         writer.close()
 
 
-def said(*pieces: RestoreBindings) -> list[bytes]:
-    """What an orphan answers that knows these."""
-    return [line(word) for word in (*map(told, pieces), {"told": True})]
+def answer_of(*pieces: RestoreBindings) -> list[bytes]:
+    """The answer to `Recall` of an orphan that knows these."""
+    return [*(encode(Bindings(piece)) for piece in pieces), encode(Done("recall"))]
 
 
-async def test_orphans_tell_what_they_know(name: str) -> None:
+async def test_orphans_send_their_bindings(name: str) -> None:
+    """One of another protocol version is not asked, and retires like the others."""
     first, second = RestoreBindings(WEB, (Binding("a", POD, 9.0),)), RestoreBindings(WEB, (Binding("b", POD, 5.0),))
     orphans = [
-        FakeOrphan(name, answers=[*said(first)[:1], b'{"bound": 1}\n', *said()]),
-        FakeOrphan(name, answers=said(second)),
-        FakeOrphan(name, answers=said(first), recalls=False),
+        FakeOrphan(name, answers=answer_of(first)),
+        FakeOrphan(name, answers=answer_of(second)),
+        FakeOrphan(name, answers=answer_of(first), protocol=PROTOCOL + 1),
         FakeOrphan(name, answers=[]),
     ]
-    others = Takeover(Story().duties(), version="1", prefix=name, others=lambda: True)
+    others = Takeover(Story().callbacks(), version="1", prefix=name, others=lambda: True)
     async with asyncio.TaskGroup() as group:
         assert await others.begin() is None
         for orphan in orphans:
             group.create_task(orphan.live())
         for _ in range(2):
             assert await others.recall() == [RestoreBindings(WEB, first.bindings + second.bindings)]
-        assert [orphan.words for orphan in orphans] == [["recall"] * 2, ["recall"] * 2, [], ["recall"]]
+        assert [orphan.requests for orphan in orphans] == [["recall"] * 2, ["recall"] * 2, [], ["recall"]]
         others.in_force()
-    assert orphans[2].words == ["retire"]
-    await until(lambda: others.orphans == 0)
+    assert orphans[2].requests == ["retire"]
+    await until(lambda: others.server.orphans == 0)
     assert await others.recall() == []
     await others.close()
 
 
-async def test_nobody_waits_for_orphans_where_nobody_lives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "GATHER_S", 3600)
+async def test_an_orphan_that_answers_nonsense_is_dropped(name: str) -> None:
+    async with process(name) as (owner, _):
+        reader, writer = await dial(name)
+        writer.write(encode(OrphanHello(PROTOCOL, os.getpid(), "x")))
+        await until(lambda: owner.server.orphans == 1)
+        writer.write(b'{"type": "bindings", "bound": 1}\n')
+        assert await reader.read() == b""
+        await until(lambda: owner.server.orphans == 0)
+        writer.close()
+
+
+async def test_an_owner_of_another_protocol_version_is_asked_to_stop(name: str) -> None:
+    """And waited for: then the node is ours."""
+    stopping = {"stop": [b'{"type": "stopping", "within_s": 30.0, "more": 1}\n']}
+    new = Takeover(Story().callbacks(), version="1", prefix=name)
+    async with FakeOwner(name, stopping, protocol=PROTOCOL + 1) as owner:
+        waiting = asyncio.ensure_future(new.begin())
+        await until(lambda: "stop" in owner.requests)
+        await asyncio.sleep(3 * RETRY_S)
+        assert not waiting.done()
+        owner.end()
+        async with asyncio.timeout(30):
+            assert await waiting is None
+        assert owner.requests == ["hello", "stop"]
+    await new.close()
+
+
+async def test_an_owner_of_another_protocol_version_that_does_not_stop_is_passed_over(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Because it refuses, or because it takes longer than it has announced."""
+    monkeypatch.setattr(takeover_predecessor, "STOP_MARGIN_S", 0.1)
+    for answer in (b'{"type": "done", "request": "stop"}\n', b"what?\n", b'{"type": "stopping", "within_s": 0.1}\n'):
+        new = Takeover(Story().callbacks(), version="1", prefix=name)
+        async with FakeOwner(name, {"stop": [answer]}, protocol=PROTOCOL + 1), asyncio.timeout(30):
+            assert await new.begin() is None
+        await new.close()
+
+
+async def test_a_new_instance_of_another_protocol_version_stops_the_owner(name: str) -> None:
+    story = Story()
+    async with process(name, story) as (owner, _):
+        (only,) = listening(name)
+        new = await takeover_predecessor.greet(only, Hello(PROTOCOL + 1, 1, "another"))
+        assert (new.protocol, new.same_protocol) == (PROTOCOL, False)
+        assert not owner.server.stop_requested.is_set()
+        assert await new.stop() == 5.0
+        new.close()
+        async with asyncio.timeout(30):
+            await owner.server.stop_requested.wait()
+        assert not owner.server.superseded.is_set()
+    assert story.words == []
+
+
+@pytest.mark.parametrize("protocol", [PROTOCOL, PROTOCOL + 1])
+async def test_a_request_of_the_wrong_protocol_version_is_not_obeyed(name: str, protocol: int) -> None:
+    """`Stop` is for other versions, the other requests are for the same one."""
+    story = Story()
+    async with process(name, story) as (owner, _):
+        (only,) = listening(name)
+        new = await takeover_predecessor.greet(only, Hello(protocol, 1, "another"))
+        if new.same_protocol:
+            with pytest.raises(OSError):
+                await new.stop()
+        else:
+            await new.take()
+        new.close()
+        assert not owner.server.stop_requested.is_set()
+        assert not owner.server.superseded.is_set()
+        assert "yield" not in story.words
+
+
+async def test_without_other_instances_there_is_no_wait_for_orphans(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover_module, "GATHER_S", 3600)
     async with process(name) as (owner, _), asyncio.timeout(30):
         assert await owner.recall() == []
 
 
-async def test_what_comes_too_late_is_not_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_answer_is_ignored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (piece,) = clients(3)
     answers = {
-        "hello": [b'{"pid": 1, "version": "9", "recalls": true}\n'],
-        "recall": [line(told(piece))],
-        "hold": [b'{"done": "recall"}\n', b'{"done": "hold"}\n'],
+        "recall": [encode(Bindings(piece))],
+        "hold": [encode(Done("recall")), encode(Done("hold"))],
     }
-    async with Older(name, answers) as older, process(name) as (successor, found):
+    async with FakeOwner(name, answers) as owner, process(name) as (new, found):
         assert found is not None
         with monkeypatch.context() as hasty:
             hasty.setattr(takeover_predecessor, "ANSWER_S", 0.1)
-            assert await successor.recall() == [piece]
+            assert await new.recall() == [piece]
         await found.hold()
         await found.take()
-        assert older.words == ["hello", "recall", "hold", "take"]
+        assert owner.requests == ["hello", "recall", "hold", "take"]
         found.close()

@@ -125,7 +125,7 @@ def test_a_client_of_a_removed_endpoint_is_bound_to_another(make: Make) -> None:
     assert balancer.pick("a", 2.0) == second
 
 
-def test_a_client_whose_endpoint_does_not_answer_is_bound_to_the_next(make: Make) -> None:
+def test_affinity_binds_to_the_next_endpoint_after_a_silent_one(make: Make) -> None:
     balancer = make(1, 2, 3, affinity_timeout_s=100)
     silent = balancer.pick("a", 0.0)
     assert silent is not None

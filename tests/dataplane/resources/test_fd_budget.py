@@ -47,7 +47,7 @@ def test_a_waiting_callback_is_called_once() -> None:
     assert called == [True]
 
 
-def test_a_flooded_frontend_gets_nothing_of_the_last_quarter_and_another_half_of_it() -> None:
+def test_a_flooded_frontend_gets_nothing_of_the_last_quarter_another_gets_half() -> None:
     budget = DescriptorBudget(10 + 100)
     assert budget.take(10)  # listeners and the like
     flooded, quiet, late = Share(), Share(), Share()
@@ -69,7 +69,7 @@ def test_a_flooded_frontend_gets_nothing_of_the_last_quarter_and_another_half_of
 
 @pytest.mark.parametrize("floods", [2, 3, 10, 40])
 def test_flooded_frontends_of_one_tenant_leave_room_for_another_tenant(floods: int) -> None:
-    """Each by itself would have taken its fair part; finding 8."""
+    """Finding 8: each alone would have taken its fair part."""
     budget = DescriptorBudget(1000)
     theirs = Tenant()
     crowd = [Share(theirs) for _ in range(floods)]

@@ -1,4 +1,4 @@
-"""Marks and hop limits of dials: what the kernel tells of a client, and what an endpoint sees of it."""
+"""Marks and hop limits of dials: the client's as the kernel reports it, and the dial's as the endpoint sees it."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_a_loop_ends_after_eight_proxies() -> None:
 @pytest.mark.parametrize(
     ("received", "left"), [(0, 56), (64, 56), (128, 56), (255, 56), (34, 26), (9, 1), (8, 0), (1, 0)]
 )
-def test_what_a_dial_may_do(received: int, left: int) -> None:
+def test_a_dial_has_fewer_hops_than_its_client(received: int, left: int) -> None:
     assert hops_left(received) == left
 
 
 @pytest.mark.parametrize("family", LOOPBACK)
-def test_what_is_known_of_a_client(family: socket.AddressFamily) -> None:
+def test_the_hop_limit_of_a_client_is_read_from_its_syn(family: socket.AddressFamily) -> None:
     with socket.socket(family) as listener, socket.socket(family) as client:
         save_syns(listener)
         listener.bind((LOOPBACK[family], 0))
@@ -55,12 +55,12 @@ def test_what_is_known_of_a_client(family: socket.AddressFamily) -> None:
         accepted, _ = listener.accept()
         with accepted:
             assert hops_of(accepted.fileno()) == 37
-            assert hops_of(accepted.fileno()) == 0, "the kernel tells it once"
+            assert hops_of(accepted.fileno()) == 0, "the kernel reports it once"
 
 
 @pytest.fixture
-def heard() -> Iterator[socket.socket]:
-    """An endpoint for datagrams that knows how many hops each had left."""
+def receiver() -> Iterator[socket.socket]:
+    """A UDP endpoint that reads the hop limit of each datagram."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setsockopt(socket.IPPROTO_IP, IP_RECVTTL, 1)
         sock.bind(("127.0.0.1", 0))
@@ -68,8 +68,8 @@ def heard() -> Iterator[socket.socket]:
         yield sock
 
 
-async def hear(sock: socket.socket) -> tuple[bytes, int]:
-    """The next datagram, and what it had left."""
+async def receive(sock: socket.socket) -> tuple[bytes, int]:
+    """The next datagram and its hop limit."""
     for _ in range(500):
         with contextlib.suppress(BlockingIOError):
             data, ancillary, _, _ = sock.recvmsg(100, 100)
@@ -78,22 +78,22 @@ async def hear(sock: socket.socket) -> tuple[bytes, int]:
     raise TimeoutError
 
 
-async def test_datagrams_lose_hops_and_never_gain_any(bench: Bench, heard: socket.socket) -> None:
+async def test_datagrams_lose_hops_and_never_gain_any(bench: Bench, receiver: socket.socket) -> None:
     """A session keeps the lowest hop limit that it has met: a ring of sessions ends, too."""
-    target = Target(Address("127.0.0.1"), heard.getsockname()[1])
+    target = Target(Address("127.0.0.1"), receiver.getsockname()[1])
     address = await bench.serve(target, protocol=Protocol.UDP)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.connect(address)
         for sent, arrives in ((64, 56), (40, 32), (60, 32)):
             limit_hops(client, sent)
             client.send(b"x")
-            assert await hear(heard) == (b"x", arrives)
+            assert await receive(receiver) == (b"x", arrives)
         limit_hops(client, 8)
         client.send(b"y")
         await eventually(lambda: bench.plane.engine.counters()[frontend()].looped == 1)
         limit_hops(client, 64)
         client.send(b"z")
-        assert await hear(heard) == (b"z", 32)
+        assert await receive(receiver) == (b"z", 32)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.connect(address)
         limit_hops(client, 1)
@@ -103,7 +103,7 @@ async def test_datagrams_lose_hops_and_never_gain_any(bench: Bench, heard: socke
         assert bench.plane.engine.counters()[frontend()].accepted == 1
 
 
-async def connect_and_hear(loop: asyncio.AbstractEventLoop, sock: socket.socket, address: tuple[str, int]) -> bytes:
+async def connect_and_read(loop: asyncio.AbstractEventLoop, sock: socket.socket, address: tuple[str, int]) -> bytes:
     """The first byte; OSError if there is none."""
     await loop.sock_connect(sock, address)
     return await loop.sock_recv(sock, 1)
@@ -117,7 +117,7 @@ async def test_a_connection_that_came_too_far_is_reset(bench: Bench) -> None:
         client.setblocking(False)
         loop = asyncio.get_running_loop()
         with client, pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(connect_and_hear(loop, client, address), 10)
+            await asyncio.wait_for(connect_and_read(loop, client, address), 10)
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
             server.accept()

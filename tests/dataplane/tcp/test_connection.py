@@ -11,13 +11,13 @@ import struct
 import pytest
 
 from kubeproxy.dataplane.messages import Retire, Tune
-from tests.dataplane.conftest import Bench, ask, echo, endpoint, eventually, frontend, says
+from tests.dataplane.conftest import Bench, ask, echo, endpoint, eventually, frontend, sends
 
 RESET = struct.pack("ii", 1, 0)
 
 
 async def test_the_endpoints_bytes_reach_the_client(bench: Bench) -> None:
-    async with endpoint(says("hello")) as target:
+    async with endpoint(sends("hello")) as target:
         address = await bench.serve(target)
         assert await ask(address) == "hello"
     await eventually(lambda: bench.plane.engine.counters()[frontend()].active == 0)
@@ -44,12 +44,12 @@ async def test_a_client_that_sent_fin_gets_its_answer(bench: Bench) -> None:
 async def test_an_endpoint_that_sent_fin_still_receives(bench: Bench) -> None:
     received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    async def says_then_listens(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def sends_then_reads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"go on")
         writer.write_eof()
         received.set_result(await reader.read())
 
-    async with endpoint(says_then_listens) as target:
+    async with endpoint(sends_then_reads) as target:
         reader, writer = await asyncio.open_connection(*await bench.serve(target))
         assert await reader.read() == b"go on"
         writer.write(b"I do")
@@ -292,7 +292,7 @@ async def test_a_half_closed_connection_without_an_answer_ends_sooner(bench: Ben
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(silent[0].read(), 10)
         await asyncio.sleep(0.6)
-        assert [told.reason for told in await bench.plane.ended()] == ["idle"]
+        assert [record.reason for record in await bench.plane.ended()] == ["idle"]
         assert bench.plane.engine.counters()[frontend()].active == 2
         over.set()
         for _, writer in (silent, begun, whole):
@@ -305,10 +305,10 @@ async def test_the_last_bytes_and_fin_arrive_complete(bench: Bench, size: int) -
     """An endpoint that sends and closes at once, and a client that reads late."""
     words = os.urandom(size)
 
-    async def says_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def sends_and_closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(words)
 
-    async with endpoint(says_all) as target:
+    async with endpoint(sends_and_closes) as target:
         address = await bench.serve(target)
         readers = [(await asyncio.open_connection(*address)) for _ in range(20)]
         for reader, writer in readers:

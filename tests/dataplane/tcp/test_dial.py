@@ -20,7 +20,7 @@ from tests.dataplane.conftest import (
     eventually,
     frontend,
     refusing_target,
-    says,
+    sends,
     silent_target,
 )
 
@@ -28,7 +28,7 @@ QUICK = Tune(dial_steps_s=(0.05, 0.1, 0.2, 0.4))
 
 
 async def test_round_robin_is_exact(bench: Bench) -> None:
-    async with endpoint(says("a")) as a, endpoint(says("b")) as b, endpoint(says("c")) as c:
+    async with endpoint(sends("a")) as a, endpoint(sends("b")) as b, endpoint(sends("c")) as c:
         address = await bench.serve(a, b, c)
         answers = Counter([await ask(address) for _ in range(30)])
     assert answers == {"a": 10, "b": 10, "c": 10}
@@ -36,7 +36,7 @@ async def test_round_robin_is_exact(bench: Bench) -> None:
 
 async def test_a_refusing_endpoint_is_never_seen_by_a_client(bench: Bench) -> None:
     with refusing_target() as dead:
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await bench.serve(dead, alive)
             assert [await ask(address) for _ in range(10)] == ["alive"] * 10
     counters = bench.plane.engine.counters()[frontend()]
@@ -47,7 +47,7 @@ async def test_a_refusing_endpoint_is_never_seen_by_a_client(bench: Bench) -> No
 async def test_a_silent_endpoint_is_skipped_after_its_step(bench: Bench) -> None:
     await bench.plane.send([QUICK])
     with silent_target() as dead:
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await bench.serve(dead, alive)
             assert await asyncio.gather(*(ask(address) for _ in range(20))) == ["alive"] * 20
     assert bench.plane.engine.counters()[frontend()].failed == 0
@@ -55,7 +55,7 @@ async def test_a_silent_endpoint_is_skipped_after_its_step(bench: Bench) -> None
 
 async def test_a_silent_endpoint_costs_its_step_once_and_then_nothing(bench: Bench) -> None:
     with silent_target() as dead:
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await bench.serve(dead, alive)
             for _ in range(10):
                 assert await ask(address) == "alive"
@@ -66,7 +66,7 @@ async def test_a_silent_endpoint_costs_its_step_once_and_then_nothing(bench: Ben
 async def test_a_silent_endpoint_delays_no_other_frontend(bench: Bench) -> None:
     """The old userspace proxy dialed inside accept: three clients waited 3.8, 7.5 and 11.3 s."""
     with silent_target() as dead:
-        async with endpoint(says("other")) as alive:
+        async with endpoint(sends("other")) as alive:
             stuck_address = await bench.serve(dead, name="stuck")
             address = await bench.serve(alive, name="fine")
             stuck = [asyncio.open_connection(*stuck_address) for _ in range(3)]
@@ -181,7 +181,7 @@ async def test_early_bytes_reach_the_endpoint_that_answers(bench: Bench, size: i
 
 
 async def test_endpoints_change_under_running_connections(bench: Bench) -> None:
-    async with endpoint(echo) as old, endpoint(says("new")) as new:
+    async with endpoint(echo) as old, endpoint(sends("new")) as new:
         address = await bench.serve(old)
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"1")
@@ -194,14 +194,14 @@ async def test_endpoints_change_under_running_connections(bench: Bench) -> None:
 
 
 async def test_a_client_stays_with_its_endpoint(bench: Bench) -> None:
-    async with endpoint(says("a")) as a, endpoint(says("b")) as b:
+    async with endpoint(sends("a")) as a, endpoint(sends("b")) as b:
         address = await bench.serve(a, b, affinity_timeout_s=600)
         assert len({await ask(address) for _ in range(6)}) == 1
 
 
 async def test_affinity_moves_the_client_to_an_endpoint_that_answers(bench: Bench) -> None:
     with refusing_target() as dead:
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await bench.serve(dead, alive, affinity_timeout_s=600)
             assert {await ask(address) for _ in range(6)} == {"alive"}
     assert bench.plane.engine.counters()[frontend()].dial_retries <= 1

@@ -11,7 +11,7 @@ from kubeproxy.dataplane.balancing import balancer
 from kubeproxy.dataplane.balancing.balancer import Ejection
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.model import Address, Target
-from tests.dataplane.conftest import Bench, ask, endpoint, eventually, frontend, refusing_target, says, silent_target
+from tests.dataplane.conftest import Bench, ask, endpoint, eventually, frontend, refusing_target, sends, silent_target
 
 EJECTION_S = 0.05
 
@@ -45,7 +45,7 @@ async def test_no_client_gets_an_endpoint_that_is_still_silent(bench: Bench) -> 
     await bench.plane.send([Tune(dial_steps_s=(0.05, 0.1))])
     context = bench.plane._context
     with silent_target() as dead:
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await until_ejected(bench, dead, alive)
             ejected = ejection(bench, dead)
             assert ejected is not None
@@ -66,7 +66,7 @@ async def test_an_endpoint_that_is_back_is_used_again(bench: Bench) -> None:
         sock.bind(("127.0.0.1", 0))
         sock.setblocking(False)
         back = Target(Address("127.0.0.1"), sock.getsockname()[1])
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await until_ejected(bench, back, alive)
             sock.listen()
             await until_due(bench, back)
@@ -86,7 +86,7 @@ async def test_an_endpoint_that_is_back_is_used_again(bench: Bench) -> None:
 
 async def test_an_endpoint_that_refuses_again_is_ejected_for_longer(bench: Bench) -> None:
     with refusing_target() as dead:
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await until_ejected(bench, dead, alive)
             await until_due(bench, dead)
             assert await ask(address) == "alive"
@@ -111,7 +111,7 @@ async def test_a_single_ejected_endpoint_is_still_dialed(bench: Bench) -> None:
 async def test_without_a_descriptor_the_probe_is_put_off_and_the_client_served(bench: Bench) -> None:
     context = bench.plane._context
     with refusing_target() as dead:
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await until_ejected(bench, dead, alive)
             await until_due(bench, dead)
             await eventually(lambda: not context.live)
@@ -128,7 +128,7 @@ async def test_without_a_descriptor_the_probe_is_put_off_and_the_client_served(b
 async def test_a_probe_ends_with_the_data_plane(bench: Bench) -> None:
     context = bench.plane._context
     with silent_target() as dead:
-        async with endpoint(says("alive")) as alive:
+        async with endpoint(sends("alive")) as alive:
             address = await until_ejected(bench, dead, alive)
             await until_due(bench, dead)
             assert await ask(address) == "alive"

@@ -1,4 +1,4 @@
-"""Batches of datagrams: complete, in order, with the right envelopes."""
+"""Batches of datagrams: complete, in order, with the right peers."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def clients_of(server: Server, count: int) -> Iterator[list[socket.socket]]:
         yield clients
 
 
-def put(departures: Departures, server: Server, datagram: bytes, envelope: bytes) -> None:
+def put(departures: Departures, server: Server, datagram: bytes, peer: bytes) -> None:
     departures.room(server)[: len(datagram)] = datagram
-    departures.add(len(datagram), envelope)
+    departures.add(len(datagram), peer)
 
 
 @FAMILIES
@@ -63,9 +63,9 @@ def test_more_than_a_batch_both_ways(family: socket.AddressFamily, host: str) ->
             client.send(b"%d" % number * number)
         batches = [arrivals.receive(server.fileno()) for _ in range(3)]
         assert [len(batch) for batch in batches] == [SLOTS, 5, 0]
-        for envelope, datagram in batches[0] + batches[1]:
-            assert host_of(envelope, family) == host
-            put(departures, server, datagram, reply_to(envelope, family))
+        for peer, datagram in batches[0] + batches[1]:
+            assert host_of(peer, family) == host
+            put(departures, server, datagram, reply_to(peer, family))
         departures.flush()
         departures.flush()
         assert [client.recv(1000) for client in clients] == [b"%d" % number * number for number in range(count)]
@@ -74,7 +74,7 @@ def test_more_than_a_batch_both_ways(family: socket.AddressFamily, host: str) ->
 
 
 @FAMILIES
-def test_a_client_has_the_same_envelope_in_every_slot(family: socket.AddressFamily, host: str) -> None:
+def test_a_client_has_the_same_peer_in_every_slot(family: socket.AddressFamily, host: str) -> None:
     with serving(family, host) as server, clients_of(server, 2) as (one, other):
         arrivals = Arrivals(family)
         for size in (1, 60_000, 0, 7):
@@ -83,9 +83,9 @@ def test_a_client_has_the_same_envelope_in_every_slot(family: socket.AddressFami
         one.send(bytes(3))
         arrived = arrivals.receive(server.fileno())
         assert [len(datagram) for _, datagram in arrived] == [1, 60_000, 0, 7, 1, 3]
-        envelopes = [envelope for envelope, _ in arrived]
-        assert len({*envelopes[:4], envelopes[5]}) == 1
-        assert envelopes[4] != envelopes[0]
+        peers = [peer for peer, _ in arrived]
+        assert len({*peers[:4], peers[5]}) == 1
+        assert peers[4] != peers[0]
 
 
 def test_an_answer_leaves_from_the_address_that_was_used() -> None:
@@ -93,9 +93,9 @@ def test_an_answer_leaves_from_the_address_that_was_used() -> None:
         client.settimeout(5)
         asked = ("127.0.0.77", server.sock.getsockname()[1])
         client.sendto(b"?", asked)
-        [(envelope, _)] = Arrivals(socket.AF_INET).receive(server.fileno())
+        [(peer, _)] = Arrivals(socket.AF_INET).receive(server.fileno())
         departures = Departures(socket.AF_INET)
-        put(departures, server, b"!", reply_to(envelope, socket.AF_INET))
+        put(departures, server, b"!", reply_to(peer, socket.AF_INET))
         departures.flush()
         assert client.recvfrom(10) == (b"!", asked)
 
@@ -103,8 +103,8 @@ def test_an_answer_leaves_from_the_address_that_was_used() -> None:
 def test_a_datagram_that_cannot_be_sent_is_dropped_alone() -> None:
     with serving(socket.AF_INET, "127.0.0.1") as server, clients_of(server, 1) as (client,):
         client.send(b"?")
-        [(envelope, _)] = Arrivals(socket.AF_INET).receive(server.fileno())
-        reply = reply_to(envelope, socket.AF_INET)
+        [(peer, _)] = Arrivals(socket.AF_INET).receive(server.fileno())
+        reply = reply_to(peer, socket.AF_INET)
         nowhere = reply[:2] + bytes(2) + reply[4:]  # port 0
         departures = Departures(socket.AF_INET)
         for datagram, to in ((b"a", reply), (b"lost", nowhere), (b"b", reply)):
@@ -120,8 +120,8 @@ def test_a_batch_has_one_sender() -> None:
         with clients_of(first, 1) as (one,), clients_of(second, 1) as (other,):
             for server, client in ((first, one), (second, other)):
                 client.send(b"?")
-                [(envelope, _)] = Arrivals(socket.AF_INET).receive(server.fileno())
-                put(departures, server, b"!", reply_to(envelope, socket.AF_INET))
+                [(peer, _)] = Arrivals(socket.AF_INET).receive(server.fileno())
+                put(departures, server, b"!", reply_to(peer, socket.AF_INET))
             assert first.batches == [(1, 0)]
             departures.forget(first)
             assert second.batches == []

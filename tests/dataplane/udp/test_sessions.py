@@ -73,7 +73,7 @@ def echo(data: bytes, _peer: Any) -> bytes:
     return data
 
 
-def says(text: bytes) -> Answer:
+def sends(text: bytes) -> Answer:
     return lambda data, peer: text
 
 
@@ -109,7 +109,7 @@ async def test_ipv6(bench: Bench) -> None:
 
 
 async def test_sessions_take_turns_over_the_endpoints_and_stay(bench: Bench) -> None:
-    async with endpoint(says(b"a")) as a, endpoint(says(b"b")) as b, contextlib.AsyncExitStack() as stack:
+    async with endpoint(sends(b"a")) as a, endpoint(sends(b"b")) as b, contextlib.AsyncExitStack() as stack:
         address = await bench.serve(a, b, protocol=Protocol.UDP)
         clients = [stack.enter_context(client(address)) for _ in range(6)]
         first = [await ask(sock, b"?") for sock in clients]
@@ -119,7 +119,7 @@ async def test_sessions_take_turns_over_the_endpoints_and_stay(bench: Bench) -> 
 
 
 async def test_affinity_holds_over_ports(bench: Bench) -> None:
-    async with endpoint(says(b"a")) as a, endpoint(says(b"b")) as b, contextlib.AsyncExitStack() as stack:
+    async with endpoint(sends(b"a")) as a, endpoint(sends(b"b")) as b, contextlib.AsyncExitStack() as stack:
         address = await bench.serve(a, b, protocol=Protocol.UDP, affinity_timeout_s=600)
         assert len({await ask(stack.enter_context(client(address)), b"?") for _ in range(6)}) == 1
 
@@ -138,7 +138,7 @@ async def test_an_endpoint_that_refuses_is_left_with_the_next_datagram(bench: Be
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as placeholder:
         placeholder.bind(("127.0.0.1", 0))
         dead = Target(LOOPBACK, placeholder.getsockname()[1])
-    async with endpoint(says(b"alive")) as alive:
+    async with endpoint(sends(b"alive")) as alive:
         address = await bench.serve(dead, alive, protocol=Protocol.UDP)
         for _ in range(4):
             with client(address) as sock:
@@ -151,7 +151,7 @@ async def test_an_endpoint_that_refuses_is_left_with_the_next_datagram(bench: Be
 
 
 async def test_a_removed_endpoint_gets_no_more_datagrams(bench: Bench) -> None:
-    async with endpoint(says(b"old")) as old, endpoint(says(b"new")) as new:
+    async with endpoint(sends(b"old")) as old, endpoint(sends(b"new")) as new:
         address = await bench.serve(old, protocol=Protocol.UDP)
         with client(address) as sock:
             assert await ask(sock, b"?") == b"old"
@@ -188,12 +188,12 @@ async def test_idle_sessions_end_and_active_ones_do_not(bench: Bench) -> None:
 async def test_a_slow_answer_reaches_the_client(bench: Bench) -> None:
     """A session timeout of 250 ms, as in kube-proxy's userspace mode, would lose this one."""
 
-    async with endpoint(says(b"42"), delay_s=1.0) as target:
+    async with endpoint(sends(b"42"), delay_s=1.0) as target:
         with client(await bench.serve(target, protocol=Protocol.UDP)) as sock:
             assert await ask(sock, b"think") == b"42"
 
 
-async def test_the_idlest_goes_when_there_is_no_room() -> None:
+async def test_without_room_the_idlest_session_is_evicted() -> None:
     plane = LocalDataPlane(budget=DescriptorBudget(1 + 4), rng=random.Random(1))
     bench = Bench(plane)
     async with endpoint(echo) as target, contextlib.AsyncExitStack() as stack:

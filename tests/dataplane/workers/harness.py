@@ -20,7 +20,7 @@ from tests.dataplane.conftest import LOOPBACK, eventually, frontend
 
 
 @dataclass
-class ParserPool:
+class WorkerPool:
     """A running data plane of workers, and the ends of workers that it reported."""
 
     plane: WorkerDataPlane
@@ -55,14 +55,14 @@ class ParserPool:
 
 
 @contextlib.asynccontextmanager
-async def crew(count: int, **options: Any) -> AsyncIterator[ParserPool]:
+async def worker_pool(count: int, **options: Any) -> AsyncIterator[WorkerPool]:
     """A data plane of `count` workers, all in service; at the end none has crashed, and no process remains."""
     crashes: list[tuple[str, BaseException]] = []
     ends: list[WorkerEnd] = []
     plane = WorkerDataPlane(count, on_end=ends.append, on_crash=lambda *crash: crashes.append(crash), **options)
     pids: set[int] = set()
     try:
-        it = ParserPool(plane, ends)
+        it = WorkerPool(plane, ends)
         await it.complete(count)
         yield it
         pids |= {worker.pid for worker in it.workers}

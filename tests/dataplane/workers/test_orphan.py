@@ -1,5 +1,4 @@
-"""Orphaned workers: they serve after their control process was killed, find a new owner, and exit at its order or when
-the grace period is over."""
+"""Orphaned workers: they serve on, find the new owner, and retire at its request or after their grace period."""
 
 from __future__ import annotations
 
@@ -19,11 +18,19 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
-from kubeproxy.daemon.takeover.protocol import heard, receive_first
+from kubeproxy.daemon.takeover.protocol import HELLOS, receive_first
 from kubeproxy.dataplane.messages import Binding
+from kubeproxy.dataplane.workers.takeover_messages import (
+    FROM_ORPHANS,
+    PROTOCOL,
+    Bindings,
+    Done,
+    OrphanHello,
+    decode,
+)
 from kubeproxy.model import Target
 from kubeproxy.runtime import net_admin
-from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, says
+from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, sends
 
 CONTROL = """if True:
     import asyncio, json, sys
@@ -83,10 +90,10 @@ async def orphans(
     arguments = json.dumps([count, owner, grace_s, shutdown_grace_s, target.port, affinity_timeout_s])
     control = await asyncio.create_subprocess_exec(sys.executable, "-c", CONTROL, arguments, stdout=subprocess.PIPE)
     assert control.stdout is not None
-    started = json.loads(await asyncio.wait_for(control.stdout.readline(), 30))
+    output = json.loads(await asyncio.wait_for(control.stdout.readline(), 30))
     control.kill()
     await control.wait()
-    left = Orphans(("127.0.0.1", started["port"]), started["pids"])
+    left = Orphans(("127.0.0.1", output["port"]), output["pids"])
     try:
         yield left
     finally:
@@ -97,24 +104,24 @@ async def orphans(
 
 @dataclass
 class Owner:
-    """A new owner's socket: the orphans that connected, and lines for them."""
+    """A fake owner, and the workers that have connected."""
 
     name: str
-    came: list[dict[str, object]]
+    came: list[OrphanHello]
     writers: list[asyncio.StreamWriter]
     readers: list[asyncio.StreamReader]
     tasks: list[asyncio.Future[None]]
     server: ControlSocket | None = None
     proves: bool = True
-    """Whether it proves that it may send them away."""
+    """Whether it proves CAP_NET_ADMIN."""
 
     async def listen(self) -> None:
         self.server = ControlSocket(self.name)
         self.server.listen(lambda sock: self.tasks.append(asyncio.ensure_future(self.welcome(sock))))
 
     async def welcome(self, sock: socket.socket) -> None:
-        message, descriptors = await receive_first(sock)
-        assert message is not None
+        message, descriptors = await receive_first(sock, HELLOS)
+        assert isinstance(message, OrphanHello)
         assert len(descriptors) == 1
         for descriptor in descriptors:
             if self.proves:
@@ -122,11 +129,11 @@ class Owner:
             else:
                 os.close(descriptor)
         reader, writer = await asyncio.open_unix_connection(sock=sock)
-        self.came.append(dict(message))
+        self.came.append(message)
         self.writers.append(writer)
         self.readers.append(reader)
 
-    def say(self, line: bytes) -> None:
+    def send(self, line: bytes) -> None:
         for writer in self.writers:
             writer.write(line)
 
@@ -174,8 +181,8 @@ async def connected(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asy
     return reader, writer
 
 
-async def test_orphans_serve_and_exit_after_the_grace_period() -> None:
-    async with endpoint(says("hello")) as target, orphans(target, grace_s=1.0) as left:
+async def test_they_serve_on_and_end_without_an_owner() -> None:
+    async with endpoint(sends("hello")) as target, orphans(target, grace_s=1.0) as left:
         for _ in range(10):
             assert await ask(left.address) == "hello"
         assert left.alive == left.pids
@@ -183,19 +190,19 @@ async def test_orphans_serve_and_exit_after_the_grace_period() -> None:
         assert await refused(left.address)
 
 
-async def test_a_new_owner_retires_orphans(owner: Owner) -> None:
+async def test_an_owner_retires_them(owner: Owner) -> None:
     async with endpoint(echo) as target, orphans(target, owner=owner.name) as left:
         reader, writer = await connected(left.address)
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
-        assert sorted(owner.came, key=lambda came: left.pids.index(int(str(came["orphan"])))) == [
-            {"orphan": pid, "run": "that run", "recalls": True} for pid in left.pids
+        assert sorted(owner.came, key=lambda came: left.pids.index(came.pid)) == [
+            OrphanHello(PROTOCOL, pid, "that run") for pid in left.pids
         ]
         others = await connected(left.address)
-        owner.say(b'{"retire": false, "hello": 1}\n{"ret')
+        owner.send(b'{"type": "another"}\n{"type": "ret')
         others[1].write(b"y")
-        assert await others[0].readexactly(1) == b"y", "they serve until the retire line is complete"
-        owner.say(b'ire": true}\n')
+        assert await others[0].readexactly(1) == b"y", "they serve on until they are retired"
+        owner.send(b'ire"}\n')
         await until_refused(left.address)
         writer.write(b"z")
         assert await reader.readexactly(1) == b"z", "open connections go on"
@@ -205,8 +212,8 @@ async def test_a_new_owner_retires_orphans(owner: Owner) -> None:
         await eventually(lambda: not left.alive)
 
 
-async def test_orphans_send_their_affinity_bindings(owner: Owner) -> None:
-    """More than fit into a socket buffer; meanwhile they serve clients and read further lines."""
+async def test_they_send_their_bindings(owner: Owner) -> None:
+    """More than fits into a socket at once; they serve meanwhile, and answer again."""
     clients = {f"127.2.{number // 250}.{number % 250 + 1}" for number in range(4000)}
 
     async def come(client: str) -> None:
@@ -214,30 +221,29 @@ async def test_orphans_send_their_affinity_bindings(owner: Owner) -> None:
         await reader.read()
         writer.close()
 
-    async def told(reader: asyncio.StreamReader) -> list[Binding]:
+    async def answer(reader: asyncio.StreamReader) -> list[Binding]:
         found: list[Binding] = []
-        while "told" not in (message := json.loads(await reader.readline())):
-            piece = heard(message)
-            assert piece is not None
-            assert piece.frontend == frontend("web")
-            found += piece.bindings
+        while (message := decode(await reader.readline(), FROM_ORPHANS)) != Done("recall"):
+            assert isinstance(message, Bindings)
+            assert message.bound.frontend == frontend("web")
+            found += message.bound.bindings
         return found
 
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name, affinity_timeout_s=600) as left:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name, affinity_timeout_s=600) as left:
         for some in chunked(sorted(clients), 100):
             await asyncio.gather(*map(come, some))
         await owner.listen()
         await eventually(lambda: len(owner.readers) == 2)
         for _ in range(2):
-            owner.say(b'{"recall": true}\n')
+            owner.send(b'{"type": "recall"}\n')
             await asyncio.wait_for(come("127.2.0.1"), 30)
-            found = [await asyncio.wait_for(told(reader), 30) for reader in owner.readers]
+            found = [await asyncio.wait_for(answer(reader), 30) for reader in owner.readers]
             assert sorted(binding.client for each in found for binding in each) == sorted(clients)
             for each in found:
                 assert each
                 assert {binding.target for binding in each} == {target}
                 assert [binding.age_s for binding in each] == sorted((b.age_s for b in each), reverse=True)
-        owner.say(b'{"retire": true}\n')
+        owner.send(b'{"type": "retire"}\n')
         await eventually(lambda: not left.alive)
 
 
@@ -247,12 +253,12 @@ def chunked(clients: list[str], size: int) -> Iterator[list[str]]:
         yield clients[at : at + size]
 
 
-async def test_a_retired_orphan_resets_connections_after_the_shutdown_grace(owner: Owner) -> None:
+async def test_a_retired_worker_ends_within_the_grace_period(owner: Owner) -> None:
     async with endpoint(echo) as target, orphans(target, owner=owner.name, shutdown_grace_s=0.5) as left:
         reader, writer = await connected(left.address)
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
-        owner.say(b'{"retire": true}\n')
+        owner.send(b'{"type": "retire"}\n')
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(), 30)
         writer.close()
@@ -260,21 +266,21 @@ async def test_a_retired_orphan_resets_connections_after_the_shutdown_grace(owne
 
 
 @pytest.mark.parametrize(
-    "end", [Owner.hang_up, lambda owner: owner.say(b"garbage\n" + b"x" * 5000)], ids=["closes", "sends garbage"]
+    "end", [Owner.hang_up, lambda owner: owner.send(b"garbage\n" + b"x" * 5000)], ids=["hangs up", "talks nonsense"]
 )
-async def test_orphans_leave_an_invalid_owner_and_look_again(owner: Owner, end: Callable[[Owner], None]) -> None:
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+async def test_a_broken_owner_is_left_and_another_searched(owner: Owner, end: Callable[[Owner], None]) -> None:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         end(owner)
         await eventually(lambda: len(owner.came) == 4)
         assert await ask(left.address) == "hello"
-        owner.say(b'{"retire": true}\n')
+        owner.send(b'{"type": "retire"}\n')
         await eventually(lambda: not left.alive)
 
 
-async def test_a_connected_owner_stops_the_grace_period_until_it_closes(owner: Owner) -> None:
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name, grace_s=1.0) as left:
+async def test_a_slow_owner_is_waited_for_while_it_lives(owner: Owner) -> None:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name, grace_s=1.0) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         async with orphans(target, grace_s=1.0) as lonely:
@@ -285,41 +291,41 @@ async def test_a_connected_owner_stops_the_grace_period_until_it_closes(owner: O
         await eventually(lambda: not left.alive)
 
 
-async def test_sigterm_ends_them() -> None:
-    async with endpoint(says("hello")) as target, orphans(target) as left:
+async def test_sigterm_ends_orphans() -> None:
+    async with endpoint(sends("hello")) as target, orphans(target) as left:
         for pid in left.pids:
             os.kill(pid, signal.SIGTERM)
         await eventually(lambda: not left.alive)
         assert await refused(left.address)
 
 
-async def test_an_owner_that_proves_nothing_does_not_send_them_away(owner: Owner) -> None:
+async def test_an_owner_without_a_proof_does_not_retire_them(owner: Owner) -> None:
     """Finding 3: a process of the same user without CAP_NET_ADMIN."""
     owner.proves = False
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
-        owner.say(b'{"retire": true}\n')
+        owner.send(b'{"type": "retire"}\n')
         await eventually(lambda: len(owner.came) == 4)
         assert await ask(left.address) == "hello"
         assert left.alive == left.pids
         owner.proves = True
         owner.hang_up()
         await eventually(lambda: len(owner.writers) == 2)
-        owner.say(b'{"retire": true}\n')
+        owner.send(b'{"type": "retire"}\n')
         await eventually(lambda: not left.alive)
 
 
-async def test_a_false_owner_does_not_keep_them_from_the_true_one(owner: Owner) -> None:
-    """It listens under an older name, and says nothing."""
+async def test_a_false_owner_does_not_hide_the_true_one(owner: Owner) -> None:
+    """It listens under an older name, and sends nothing."""
     false = ControlSocket(owner.name)
     false.listen(lambda sock: held.append(sock))
     held: list[socket.socket] = []
-    async with endpoint(says("hello")) as target, orphans(target, owner=owner.name) as left:
+    async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name) as left:
         await eventually(lambda: len(held) == 2)
         await owner.listen()
         await eventually(lambda: len(owner.writers) == 2)
-        owner.say(b'{"retire": true}\n')
+        owner.send(b'{"type": "retire"}\n')
         await eventually(lambda: not left.alive)
     false.close()
     for sock in held:
@@ -336,12 +342,12 @@ IMPOSTOR = """if True:
     while True:
         client, _ = listening.accept()
         with contextlib.suppress(BrokenPipeError):
-            client.sendall(b'{"retire": true}\\n')
+            client.sendall(b'{"type": "retire"}\\n')
 """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which takes root")
-async def test_another_users_retire_is_ignored() -> None:
+async def test_a_request_of_another_user_is_ignored() -> None:
     name = f"kubeproxy-test-{uuid.uuid4()}"
     impostor = await asyncio.create_subprocess_exec(
         *(sys.executable, "-S", "-c", IMPOSTOR, name), stdout=subprocess.PIPE
@@ -349,10 +355,10 @@ async def test_another_users_retire_is_ignored() -> None:
     assert impostor.stdout is not None
     try:
         await asyncio.wait_for(impostor.stdout.readline(), 30)
-        async with endpoint(says("hello")) as target, orphans(target, owner=name, grace_s=2.0) as left:
+        async with endpoint(sends("hello")) as target, orphans(target, owner=name, grace_s=2.0) as left:
             began = asyncio.get_running_loop().time()
             await eventually(lambda: not left.alive)
-            assert asyncio.get_running_loop().time() - began > 1.0, "they were sent away"
+            assert asyncio.get_running_loop().time() - began > 1.0, "they were retired"
     finally:
         impostor.kill()
         await impostor.wait()

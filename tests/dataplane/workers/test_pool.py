@@ -28,18 +28,18 @@ from kubeproxy.dataplane.workers.process import command
 from kubeproxy.dataplane.workers.protocol import Frame, Report
 from kubeproxy.model import Address, Protocol, Target
 from kubeproxy.model.errors import KernelError
-from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, refusing_target, says
-from tests.dataplane.workers.harness import ParserPool, crew, listening, status, udp_client, until
+from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, refusing_target, sends
+from tests.dataplane.workers.harness import WorkerPool, listening, status, udp_client, until, worker_pool
 
 WORKERS = 3
 
 
-async def accepted(crew: ParserPool, name: str = "web") -> int:
-    return (await crew.plane.counters())[frontend(name)].accepted
+async def accepted(worker_pool: WorkerPool, name: str = "web") -> int:
+    return (await worker_pool.plane.counters())[frontend(name)].accepted
 
 
 async def test_every_worker_serves() -> None:
-    async with crew(WORKERS) as it, endpoint(says("hello")) as target:
+    async with worker_pool(WORKERS) as it, endpoint(sends("hello")) as target:
         address = await it.serve(target)
         assert listening(address[1]) == WORKERS, "the reserved port does not listen"
         for _ in range(60):
@@ -54,7 +54,7 @@ async def test_every_worker_serves() -> None:
 
 
 async def test_only_changed_counters_are_reported_again() -> None:
-    async with crew(1) as it, endpoint(says("hello")) as target:
+    async with worker_pool(1) as it, endpoint(sends("hello")) as target:
         address = await it.serve(target)
         await it.serve(target, name="other")
         assert set(await it.plane.counters()) == {frontend(), frontend("other")}
@@ -65,13 +65,13 @@ async def test_only_changed_counters_are_reported_again() -> None:
         assert set(worker.counters) == {frontend()}
 
 
-async def _has_ended(it: ParserPool) -> bool:
+async def _has_ended(it: WorkerPool) -> bool:
     found = (await it.plane.counters())[frontend()]
     return (found.accepted, found.active) == (1, 0)
 
 
 async def test_a_frontend_is_added_changed_and_removed() -> None:
-    async with crew(WORKERS) as it, endpoint(says("one")) as one, endpoint(says("two")) as two:
+    async with worker_pool(WORKERS) as it, endpoint(sends("one")) as one, endpoint(sends("two")) as two:
         address = await it.serve(one)
         assert await ask(address) == "one"
         await it.plane.send([SetEndpoints(frontend(), (two,))])
@@ -87,7 +87,7 @@ async def test_a_frontend_is_added_changed_and_removed() -> None:
 
 
 async def test_an_unreserved_port_fails_and_other_frontends_are_served() -> None:
-    async with crew(WORKERS) as it, endpoint(says("hello")) as target:
+    async with worker_pool(WORKERS) as it, endpoint(sends("hello")) as target:
         held = it.plane.reserve(Protocol.TCP, LOOPBACK, 0)
         messages: list[Message] = [
             Listen(frontend("lost"), Protocol.TCP, LOOPBACK, 1),
@@ -102,7 +102,7 @@ async def test_an_unreserved_port_fails_and_other_frontends_are_served() -> None
 
 
 async def test_a_port_of_another_program_cannot_be_reserved() -> None:
-    async with crew(WORKERS) as it:
+    async with worker_pool(WORKERS) as it:
         with socket.socket() as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             other.bind(("127.0.0.1", 0))
@@ -112,7 +112,7 @@ async def test_a_port_of_another_program_cannot_be_reserved() -> None:
 
 @pytest.mark.parametrize("count", [1, WORKERS])
 async def test_a_worker_that_is_killed_is_replaced_and_its_neighbours_notice_nothing(count: int) -> None:
-    async with crew(count) as it, endpoint(echo) as target:
+    async with worker_pool(count) as it, endpoint(echo) as target:
         address = await it.serve(target)
         connections = [await asyncio.open_connection(*address) for _ in range(8 * count)]
         for _, writer in connections:
@@ -156,7 +156,7 @@ async def test_a_worker_that_is_killed_is_replaced_and_its_neighbours_notice_not
 
 
 async def test_new_clients_are_served_while_workers_are_killed() -> None:
-    async with crew(WORKERS) as it, endpoint(says("hello")) as target:
+    async with worker_pool(WORKERS) as it, endpoint(sends("hello")) as target:
         address = await it.serve(target)
         stop = False
         outcomes: Counter[str] = Counter()
@@ -184,7 +184,7 @@ async def test_new_clients_are_served_while_workers_are_killed() -> None:
 
 
 async def test_messages_sent_while_a_worker_dies_reach_all_workers() -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+    async with worker_pool(2) as it, endpoint(sends("hello")) as target:
         names = [f"s{number}" for number in range(40)]
         for number, name in enumerate(names):
             if number % 10 == 5:
@@ -212,7 +212,7 @@ def _link(path: Path) -> str:
 
 
 async def test_a_worker_that_keeps_dying_is_a_problem() -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+    async with worker_pool(2) as it, endpoint(sends("hello")) as target:
         address = await it.serve(target)
         for deaths in range(1, 4):
             await it.complete(2)
@@ -240,7 +240,7 @@ async def test_workers_that_cannot_start_are_an_error(monkeypatch: pytest.Monkey
 
 async def test_a_worker_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """With or without a pending request, which then ends without a reply."""
-    async with crew(2) as it, endpoint(says("here")) as target:
+    async with worker_pool(2) as it, endpoint(sends("here")) as target:
         await it.serve(target)
         await eventually(lambda: all(worker._has_reported for worker in it.workers))
         monkeypatch.setattr("kubeproxy.dataplane.workers.process.SILENT_BEATS", 1)
@@ -253,7 +253,7 @@ async def test_a_worker_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_an_idle_worker_reports_and_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubeproxy.dataplane.workers.process.BEAT_S", 0.6)
-    async with crew(1) as it:
+    async with worker_pool(1) as it:
         reported: list[int] = []
         take = it.workers[0]._take
 
@@ -269,7 +269,7 @@ async def test_an_idle_worker_reports_and_is_not_killed(monkeypatch: pytest.Monk
 async def test_a_stopped_control_process_does_not_kill_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubeproxy.dataplane.workers.process.BEAT_S", 0.1)
     monkeypatch.setattr("kubeproxy.dataplane.workers.process.SILENT_BEATS", 15)
-    async with crew(1) as it:
+    async with worker_pool(1) as it:
         asked = asyncio.ensure_future(it.plane.worker_status())
         await asyncio.sleep(0)
         time.sleep(2)  # as if stopped
@@ -281,7 +281,7 @@ async def test_a_control_process_without_memory_does_not_kill_a_worker(monkeypat
     monkeypatch.setattr("kubeproxy.dataplane.workers.process.BEAT_S", 100.0)
     receive, silent = Channel.receive, []
 
-    async with crew(1) as it:
+    async with worker_pool(1) as it:
         worker = it.workers[0]
 
         def receive_the_third_time(self: Channel[Report]) -> Iterator[tuple[Report, tuple[int, ...]]]:
@@ -315,7 +315,7 @@ async def test_a_worker_without_memory_reads_its_requests_later(monkeypatch: pyt
         return [python, isolated, "-c", script, *arguments]
 
     monkeypatch.setattr("kubeproxy.dataplane.workers.pool.command", poorly)
-    async with crew(1) as it:
+    async with worker_pool(1) as it:
         (worker_status,) = await it.plane.worker_status()
         assert worker_status.memory_shortages > 0
         assert it.ends == []
@@ -325,7 +325,7 @@ async def test_a_request_that_was_not_sent_for_lack_of_memory_is_not_pending(mon
     def encode(frame: Frame, descriptors: int = 0) -> bytes:
         raise MemoryError
 
-    async with crew(1) as it:
+    async with worker_pool(1) as it:
         worker = it.workers[0]
         with monkeypatch.context() as poor:
             poor.setattr("kubeproxy.dataplane.workers.channel.encode", encode)
@@ -336,7 +336,7 @@ async def test_a_request_that_was_not_sent_for_lack_of_memory_is_not_pending(mon
 
 
 async def test_a_worker_that_gets_garbage_is_replaced() -> None:
-    async with crew(2) as it:
+    async with worker_pool(2) as it:
         channel = it.workers[1]._channel
         assert channel is not None
         channel.sock.send(b"GET / HTTP/1.1\r\n\r\n")  # the worker closes its channel and exits, as it serves nothing
@@ -346,7 +346,7 @@ async def test_a_worker_that_gets_garbage_is_replaced() -> None:
 
 
 async def test_workers_ignore_signals_for_the_control_process() -> None:
-    async with crew(1) as it, endpoint(says("hello")) as target:
+    async with worker_pool(1) as it, endpoint(sends("hello")) as target:
         address = await it.serve(target)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             os.kill(it.workers[0].pid, number)
@@ -358,7 +358,7 @@ async def test_workers_ignore_signals_for_the_control_process() -> None:
 
 
 async def test_workers_have_no_privileges_but_to_dial() -> None:
-    async with crew(1) as it:
+    async with worker_pool(1) as it:
         said = status(it.workers[0].pid)
         ours = int(status(os.getpid())["CapPrm"], 16)
         kept = (1 << 13) & ours or (1 << 12) & ours
@@ -387,7 +387,7 @@ def test_workers_import_little() -> None:
 
 
 async def test_workers_are_small() -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+    async with worker_pool(2) as it, endpoint(sends("hello")) as target:
         for number in range(10):
             await it.serve(target, name=f"s{number}")
         for worker in it.workers:
@@ -401,13 +401,13 @@ async def test_workers_are_small() -> None:
 
 @pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UDP])
 async def test_pinned_clients_keep_their_worker_and_survive_its_death(protocol: Protocol) -> None:
-    async with crew(WORKERS) as it:
+    async with worker_pool(WORKERS) as it:
         with socket.socket(type=socket.SOCK_DGRAM) as pod, udp_client() as client:
             pod.bind(("127.0.0.1", 0))
             pod.setblocking(False)
             target = Target(LOOPBACK, pod.getsockname()[1])
             if protocol is Protocol.TCP:
-                async with endpoint(says("hello")) as tcp_target:
+                async with endpoint(sends("hello")) as tcp_target:
                     address = await it.serve(tcp_target, affinity_timeout_s=60)
                     for _ in range(20):
                         assert await ask(address) == "hello"
@@ -441,7 +441,7 @@ async def test_pinned_clients_keep_their_worker_and_survive_its_death(protocol: 
 
 
 async def test_affinity_can_be_turned_on_later() -> None:
-    async with crew(WORKERS) as it, endpoint(says("a")) as one, endpoint(says("b")) as two:
+    async with worker_pool(WORKERS) as it, endpoint(sends("a")) as one, endpoint(sends("b")) as two:
         address = await it.serve(one, two)
         assert {await ask(address) for _ in range(40)} == {"a", "b"}
         busy = True
@@ -500,8 +500,8 @@ async def paired(address: tuple[str, int]) -> dict[str, str]:
 @pytest.mark.parametrize("count", [1, WORKERS])
 async def test_clients_keep_their_endpoints_when_a_worker_dies(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "BINDINGS_S", 0.05)
-    async with crew(count) as it, AsyncExitStack() as stack:
-        pods = [await stack.enter_async_context(endpoint(says(name))) for name in "abcd"]
+    async with worker_pool(count) as it, AsyncExitStack() as stack:
+        pods = [await stack.enter_async_context(endpoint(sends(name))) for name in "abcd"]
         address = await it.serve(*pods, affinity_timeout_s=60)
         before = await paired(address)
         assert set(before.values()) == set("abcd")
@@ -518,7 +518,7 @@ async def test_clients_keep_their_endpoints_when_a_worker_dies(count: int, monke
         assert (await it.plane.counters())[frontend()].affinity_entries == len(CLIENTS), "each is bound in one worker"
 
 
-def known(it: ParserPool) -> set[str]:
+def known(it: WorkerPool) -> set[str]:
     """The clients whose bindings the control process has."""
     return {
         binding.client
@@ -530,10 +530,10 @@ def known(it: ParserPool) -> set[str]:
 
 
 @asynccontextmanager
-async def served_by(count: int) -> AsyncIterator[ParserPool | Bench]:
+async def served_by(count: int) -> AsyncIterator[WorkerPool | Bench]:
     """A data plane of `count` workers, or (0) in this process."""
     if count:
-        async with crew(count) as it:
+        async with worker_pool(count) as it:
             yield it
         return
     plane = LocalDataPlane()
@@ -544,7 +544,7 @@ async def served_by(count: int) -> AsyncIterator[ParserPool | Bench]:
 @pytest.mark.parametrize(("before", "after"), [(1, WORKERS), (WORKERS, 2), (0, 2), (2, 0)])
 async def test_clients_keep_their_endpoints_with_other_workers(before: int, after: int) -> None:
     async with AsyncExitStack() as stack:
-        pods = [await stack.enter_async_context(endpoint(says(name))) for name in "abcd"]
+        pods = [await stack.enter_async_context(endpoint(sends(name))) for name in "abcd"]
         first, second = [await stack.enter_async_context(served_by(count)) for count in (before, after)]
         old, new = [await each.serve(*pods, affinity_timeout_s=60) for each in (first, second)]
         seen = await paired(old)
@@ -566,7 +566,7 @@ async def test_clients_keep_their_endpoints_with_other_workers(before: int, afte
 
 
 async def test_ejected_endpoints_are_reported_by_worker() -> None:
-    async with crew(2) as it, endpoint(says("hello")) as target:
+    async with worker_pool(2) as it, endpoint(sends("hello")) as target:
         with refusing_target() as bad:
             address = await it.serve(bad, target)
             while len((await it.plane.ejected()).get(frontend(), ())) < 2:
@@ -582,7 +582,7 @@ async def test_ejected_endpoints_are_reported_by_worker() -> None:
 
 async def test_many_messages_do_not_stop_connections() -> None:
     """Ten thousand changes are applied in slices, between which connections are served."""
-    async with crew(1) as it, endpoint(echo) as target:
+    async with worker_pool(1) as it, endpoint(echo) as target:
         address = await it.serve(target)
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"x")
@@ -606,7 +606,7 @@ async def test_many_messages_do_not_stop_connections() -> None:
 
 
 async def test_drain_waits_for_open_connections_and_retire_stops_accepting() -> None:
-    async with crew(2) as it, endpoint(echo) as target:
+    async with worker_pool(2) as it, endpoint(echo) as target:
         address = await it.serve(target)
         connections = [await asyncio.open_connection(*address) for _ in range(6)]
         for reader, writer in connections:
@@ -632,7 +632,7 @@ async def test_drain_waits_for_open_connections_and_retire_stops_accepting() -> 
 
 
 async def test_close_resets_connections_and_leaves_nothing() -> None:
-    async with crew(2) as it, endpoint(echo) as target:
+    async with worker_pool(2) as it, endpoint(echo) as target:
         address = await it.serve(target)
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"x")

@@ -31,10 +31,10 @@ from kubeproxy.dataplane.workers.protocol import (
     Exit,
     Frame,
     GarbledError,
+    Heartbeat,
     Query,
     Report,
     Request,
-    Status,
     Topic,
     WorkerStatusReply,
     encode,
@@ -66,7 +66,7 @@ REPORTS: list[Report] = [
     WorkerStatusReply(3, 1, WorkerStatus(1, 0, 1.5, 2, 3, 4, 5, 6, 0.25, (1, 2), 0.5)),
     BindingsReply(4, 1, RestoreBindings(WEB, (Binding("fd00::9", POD, 12.5), Binding("fd00::a", POD, 0.25)))),
     BindingsReply(4, 1),
-    Status(9),
+    Heartbeat(9),
 ]
 
 

@@ -1,4 +1,4 @@
-"""What a worker may ask of the kernel (attack review, finding 10: a worker that keeps CAP_NET_RAW)."""
+"""The system call filter of a worker (attack review, finding 10: a worker that keeps CAP_NET_RAW)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PID = 4711
 
 
 def run(machine: Machine, number: int, *args: int, arch: int | None = None) -> int:
-    """What the filter says of a system call: classic BPF, carried out step by step."""
+    """The filter's verdict on a system call, by an interpreter of classic BPF."""
     data = struct.pack("<iIQ6Q", number, machine.arch if arch is None else arch, 0, *args, *[0] * (6 - len(args)))
     steps = list(struct.iter_unpack("=HBBI", program(machine, PID)))
     place = accumulator = 0
@@ -42,7 +42,7 @@ machines = pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 
 
 @machines
-def test_it_refuses_what_it_lists_and_nothing_else(machine: Machine) -> None:
+def test_the_filter_refuses_the_listed_calls_only(machine: Machine) -> None:
     for number in range(500):
         expected = EPERM if number in {*machine.refused, machine.socket, machine.tgkill} else ALLOW
         assert run(machine, number) == expected, number
@@ -69,18 +69,18 @@ def test_it_refuses_what_it_lists_and_nothing_else(machine: Machine) -> None:
         (40, 1, EPERM),  # AF_VSOCK
     ],
 )
-def test_it_leaves_tcp_udp_and_unix_sockets(machine: Machine, family: int, kind: int, answer: int) -> None:
+def test_the_filter_allows_tcp_udp_and_unix_sockets(machine: Machine, family: int, kind: int, answer: int) -> None:
     assert run(machine, machine.socket, family, kind) == answer
 
 
 @machines
-def test_of_netlink_it_leaves_what_lists_sockets(machine: Machine) -> None:
+def test_the_filter_allows_sock_diag_of_netlink_only(machine: Machine) -> None:
     for protocol in range(32):
         assert run(machine, machine.socket, 16, 3, protocol) == (ALLOW if protocol == 4 else EPERM), protocol
 
 
 @machines
-def test_it_may_signal_itself_and_no_other(machine: Machine) -> None:
+def test_the_filter_allows_signals_to_the_process_itself_only(machine: Machine) -> None:
     assert run(machine, machine.tgkill, PID, PID, 6) == ALLOW
     assert run(machine, machine.tgkill, PID + 1, PID + 1, 9) == EPERM
 
@@ -119,7 +119,7 @@ os.abort()
 
 
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason="no filter for this architecture")
-def test_the_kernel_holds_a_process_to_it() -> None:
+def test_the_kernel_enforces_the_filter() -> None:
     done = subprocess.run([sys.executable, "-c", _TRY], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "signalled\nconfined\n", done.stderr
     assert done.returncode == -6

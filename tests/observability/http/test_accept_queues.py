@@ -1,4 +1,4 @@
-"""Who waits in which queue: finding 19 (a flood starves probes) of the attack review."""
+"""The accept queue of each client: finding 19 (a flood starves probes) of the attack review."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kubeproxy.observability.http.accept_queues import BACKLOG, OTHERS, open_que
 
 
 def queue_of(source: str, destination: str) -> int:
-    """What the program says of a packet: classic BPF, carried out step by step."""
+    """The queue that the program chooses for a packet: an interpreter of classic BPF."""
     ends = ipaddress.ip_address(source), ipaddress.ip_address(destination)
     header = (b"\x60" + bytes(7) if ends[0].version == 6 else b"\x45" + bytes(11)) + ends[0].packed + ends[1].packed
     place = a = x = 0
@@ -61,7 +61,7 @@ def queue_of(source: str, destination: str) -> int:
         ("2001:db8::1", "2001:db8::1"),
     ],
 )
-def test_clients_of_this_host_have_a_queue_of_their_own(source: str, destination: str) -> None:
+def test_clients_of_this_host_have_their_own_queue(source: str, destination: str) -> None:
     assert queue_of(source, destination) == 0
 
 
@@ -81,7 +81,7 @@ def queues() -> Iterator[list[socket.socket]]:
         queue.close()
 
 
-def test_the_kernel_follows(queues: list[socket.socket]) -> None:
+def test_the_kernel_uses_the_program(queues: list[socket.socket]) -> None:
     with ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(closing(socket.create_connection(queues[0].getsockname())))
@@ -92,11 +92,11 @@ def test_the_kernel_follows(queues: list[socket.socket]) -> None:
             queue.accept()
 
 
-def test_a_holder_that_shares_is_noticed_too(queues: list[socket.socket]) -> None:
+def test_a_listener_that_shares_its_port_is_detected(queues: list[socket.socket]) -> None:
     with pytest.raises(OSError) as error:
         open_queues("127.0.0.1", queues[0].getsockname()[1], dualstack=False)
     assert error.value.errno == errno.EADDRINUSE
 
 
-def test_it_asks_for_no_more_than_linux_gives() -> None:
+def test_the_backlog_is_not_above_the_limit_of_linux() -> None:
     assert BACKLOG <= 4096

@@ -1,4 +1,4 @@
-"""Which requests are answered: findings 12 (pages open to the network) and 13 (DNS rebinding) of the attack review."""
+"""Requests that are answered: findings 12 (pages open to the network) and 13 (DNS rebinding) of the attack review."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ def status(access: Access, page: str | None, *hosts: str, from_loopback: bool = 
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_for_this_host(page: str | None) -> None:
+def test_a_page_is_served_to_this_host_only(page: str | None) -> None:
     assert status(NODE, page, "127.0.0.1:10249", from_loopback=True) == 200
     assert status(NODE, page, "192.0.2.1:10249") == 403
     assert status(PUBLIC, page, "192.0.2.1:10249") == 200
 
 
 @pytest.mark.parametrize("page", sorted(OPEN_PAGES))
-def test_metrics_are_for_other_hosts_by_any_name(page: str) -> None:
+def test_metrics_are_served_to_other_hosts_by_any_name(page: str) -> None:
     assert status(NODE, page, "metrics.example.com:10249") == 200
     assert status(NODE, page) == 200
 
 
 @pytest.mark.parametrize("page", [*PAGES, "/metrics", "/healthz"])
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:10249", "localhost.evil.example", "", "a b", "[::1"])
-def test_a_website_gets_nothing_of_this_host(page: str | None, host: str) -> None:
+def test_a_website_reads_no_page_of_this_host(page: str | None, host: str) -> None:
     assert status(NODE, page, host, from_loopback=True) == 421
     assert status(NODE, page, "localhost", host, from_loopback=True) == 421, "one of two is enough"
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_website_gets_no_public_page_either(page: str | None) -> None:
+def test_a_website_reads_no_public_page(page: str | None) -> None:
     assert status(PUBLIC, page, "evil.example") == 421
 
 
@@ -54,7 +54,7 @@ def test_a_website_gets_no_public_page_either(page: str | None) -> None:
         "10.0.0.9",
     ],
 )
-def test_this_node_has_these_names(host: str) -> None:
+def test_names_of_this_node(host: str) -> None:
     assert status(NODE, "/statusz", host, from_loopback=True) == 200
 
 
@@ -80,7 +80,7 @@ def test_a_client_without_the_header_is_no_browser() -> None:
         ("", None),
     ],
 )
-def test_the_name_in_the_header(value: str, name: str | None) -> None:
+def test_host_names_of_the_header(value: str, name: str | None) -> None:
     assert host_name(value) == name
 
 

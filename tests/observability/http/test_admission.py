@@ -1,4 +1,4 @@
-"""Whose connections an HTTP server keeps: finding 19 (a flood starves probes) of the attack review."""
+"""Connections that an HTTP server keeps: finding 19 (a flood starves probes) of the attack review."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.observability.http.admission import ADDRESSES, BURST_S, RATE, Admission, Kept, sharer
+from kubeproxy.observability.http.admission import ADDRESSES, BURST_S, RATE, Admission, Kept, client_key
 
 FLOODER, KUBELET, BALANCER = "192.0.2.66", "192.0.2.1", "192.0.2.9"
 
 
-def test_a_flood_of_one_address_is_cut_and_no_other() -> None:
+def test_a_flood_of_one_address_is_refused_and_others_are_served() -> None:
     admission = Admission()
     admitted = sum(admission.admit(FLOODER, 10 + n / 20_000, local=False) for n in range(20_000))
     assert admitted == pytest.approx(RATE * (BURST_S + 1), abs=2)
@@ -20,20 +20,20 @@ def test_a_flood_of_one_address_is_cut_and_no_other() -> None:
     assert admission.admit(FLOODER, 12.0, local=False), "it is served again when it slows down"
 
 
-def test_addresses_of_this_host_may_more() -> None:
+def test_addresses_of_this_host_have_a_higher_rate() -> None:
     admission = Admission(rate=1, local_rate=50)
     assert sum(admission.admit(KUBELET, 1.0, local=True) for _ in range(1000)) == 50 * BURST_S
     assert sum(admission.admit(FLOODER, 1.0, local=False) for _ in range(1000)) == 1 * BURST_S
 
 
-def test_what_it_remembers_is_bounded() -> None:
+def test_memory_is_bounded() -> None:
     admission = Admission()
     for number in range(3 * ADDRESSES):
         assert admission.admit(str(number), 0.0, local=False)
     assert len(admission._buckets) == ADDRESSES
 
 
-def test_the_address_with_the_most_gives_one_up_its_oldest_first() -> None:
+def test_the_address_with_most_connections_loses_its_oldest() -> None:
     kept: Kept[str] = Kept(limit=4)
     kept.add(KUBELET, "probe", local=True)
     for number in range(3):
@@ -46,7 +46,7 @@ def test_the_address_with_the_most_gives_one_up_its_oldest_first() -> None:
     assert (len(kept), kept.surplus()) == (4, None)
 
 
-def test_many_addresses_with_one_connection_each_do_not_push_this_hosts_probes_out() -> None:
+def test_many_addresses_do_not_displace_probes_of_this_host() -> None:
     kept: Kept[str] = Kept(limit=16)
     for number in range(4):
         kept.add(KUBELET, f"probe {number}", local=True)
@@ -58,7 +58,7 @@ def test_many_addresses_with_one_connection_each_do_not_push_this_hosts_probes_o
     assert len(kept) == 16
 
 
-def test_a_local_client_with_too_many_is_treated_like_any_other() -> None:
+def test_a_local_client_with_too_many_connections_has_no_preference() -> None:
     kept: Kept[str] = Kept(limit=8)
     for number in range(8):
         kept.add("127.0.0.1", f"local {number}", local=True)
@@ -77,12 +77,12 @@ def test_a_local_client_with_too_many_is_treated_like_any_other() -> None:
         ("?", "?"),
     ],
 )
-def test_whose_connections_count_together(address: str, name: str) -> None:
-    assert sharer(address) == name
+def test_client_keys(address: str, name: str) -> None:
+    assert client_key(address) == name
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 9)), max_size=200), st.integers(1, 8))
-def test_it_counts_right_whatever_comes_and_goes(moves: list[tuple[bool, int, int]], limit: int) -> None:
+def test_the_count_is_right_after_any_moves(moves: list[tuple[bool, int, int]], limit: int) -> None:
     kept: Kept[tuple[int, int]] = Kept(limit)
     known: set[tuple[int, int]] = set()
     for comes, who, number in moves:

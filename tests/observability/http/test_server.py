@@ -188,7 +188,7 @@ async def test_garbage_is_refused_and_not_logged(start: Start, caplog: pytest.Lo
     assert not caplog.records
 
 
-async def test_no_answer_tells_versions_or_lets_a_browser_guess_or_frame_it(start: Start) -> None:
+async def test_every_answer_has_security_headers_and_no_versions(start: Start) -> None:
     server = await start()
     for path, status in (("/", b"200"), ("/nowhere", b"404"), ("/broken", b"500"), ("/hungry", b"503")):
         head, _, _ = (await get(server.port, path)).partition(b"\r\n\r\n")
@@ -204,7 +204,7 @@ async def test_no_answer_tells_versions_or_lets_a_browser_guess_or_frame_it(star
     writer.close()
 
 
-async def test_a_page_is_answered_as_access_has_it(start: Start) -> None:
+async def test_access_decides_which_pages_are_answered(start: Start) -> None:
     server = await start(access=Access(names=frozenset({"x"})))
     assert (await get(server.port)).endswith(b"hello")
     for head in (b"Host: evil.example", b"Host: x\r\nHost: evil.example", b"Host: evil.example\r\nHost: x"):
@@ -216,7 +216,7 @@ async def test_a_page_is_answered_as_access_has_it(start: Start) -> None:
         writer.close()
 
 
-async def test_an_address_that_connects_too_often_is_refused_and_told_of_once(start: Start) -> None:
+async def test_an_address_that_connects_too_often_is_refused_and_logged_once(start: Start) -> None:
     refused: list[None] = []
     server = await start(admission=Admission(local_rate=5), on_refused=lambda: refused.append(None))
     with capture_logs() as logs:
@@ -235,7 +235,7 @@ async def test_an_address_that_connects_too_often_is_refused_and_told_of_once(st
     assert (await get(server.port)).endswith(b"hello")
 
 
-async def test_want_of_descriptors_is_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_accept_pauses_without_descriptors(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = await start()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with capture_logs() as logs, closing(socket.socket()) as client:

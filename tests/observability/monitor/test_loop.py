@@ -106,8 +106,8 @@ async def test_a_lack_of_memory_is_logged_once_a_minute() -> None:
     assert watched.metrics.registry.get_sample_value("kubeproxy_memory_shortages_total") == 6
 
 
-async def test_load_balancers_are_told_when_no_client_can_be_served_for_minutes() -> None:
-    """Finding 1: /healthz stayed green. While one process has room, clients are served."""
+async def test_the_node_is_unhealthy_when_no_client_can_be_served_for_minutes() -> None:
+    """Finding 1: /healthz stayed healthy. While one worker has descriptors, clients are served."""
     watched = Watched()
 
     async def look(*descriptors: int) -> bool:
@@ -123,7 +123,7 @@ async def test_load_balancers_are_told_when_no_client_can_be_served_for_minutes(
     state = watched.health.at(watched.now)
     assert state.exhausted is not None
     assert "descriptors" in state.exhausted
-    assert state.live, "a restart would cut those that are served"
+    assert state.live, "a restart would cut open connections"
     assert await look(1000, 900)
     watched.now += FULL_S
     assert await look(1000, 1000)

@@ -206,7 +206,7 @@ def test_sources_show_their_lag_and_faults() -> None:
     proxier = snapshot((), sources={"kubernetes": True, "manifests": False})
     found = [(it.name, words.source(it), it.problems) for it in whole(shop(proxier=proxier, watches=watches)).sources]
     assert found == [
-        ("kubernetes services", "up to date, 9 left out", ("9 objects are left out: too many to keep",)),
+        ("kubernetes services", "up to date, 9 left out", ("9 objects left out because of the memory limit",)),
         ("kubernetes endpointslices", "behind by 12s, 2 faulty", ("connection: failed 3 times",)),
         ("manifests", "not listed yet", ()),
     ]

@@ -29,7 +29,7 @@ ROWS = [
 
 def known() -> str:
     """The code that names metrics, with the one prefix that it abbreviates written out."""
-    sources = Path(kubeproxy.observability.__file__).parent.glob("*.py")
+    sources = Path(kubeproxy.observability.__file__).parent.rglob("*.py")
     text = "\n".join(source.read_text() for source in sources)
     return text.replace("{prefix}", "kubeproxy_sync_proxy_rules_")
 

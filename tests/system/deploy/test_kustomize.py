@@ -18,7 +18,7 @@ from kubeproxy.cli import main
 from kubeproxy.config.load import load
 from kubeproxy.config.reload import compare
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon.event_reason import Reason
+from kubeproxy.daemon.event_reporter import Reason
 from kubeproxy.kubernetes.events.recorder import EventRecorder
 from kubeproxy.model import Node
 from kubeproxy.sources.kubernetes.source import KubernetesSource

@@ -1,6 +1,6 @@
 """What a local process does to the takeover sockets. Started on the node, by itself: it imports nothing of ours.
 
-attacker.py take            say hello, hold and take to every listening name that begins with "kubeproxy/"
+attacker.py take            send hello, hold, take and stop to every listening name that begins with "kubeproxy/"
 attacker.py squat UID       as that user, bind the names that our processes could be looked for by, and say nothing
 attacker.py flood UID       as that user, fill the queue of every such name for as long as it runs
 """
@@ -34,22 +34,25 @@ def connect(name: str) -> socket.socket:
 
 def take() -> None:
     for name in names():
-        with (
-            contextlib.suppress(OSError),
-            connect(name) as sock,
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own,
-        ):
-            hello = {"do": "hello", "pid": os.getpid(), "version": "evil"}
-            socket.send_fds(sock, [json.dumps(hello).encode() + b"\n"], [own.fileno()])
-            answer, descriptors, _, _ = socket.recv_fds(sock, 4096, 1)
-            print(name, answer, flush=True)
-            if descriptors:
-                with contextlib.suppress(OSError), socket.socket(fileno=descriptors[0]) as challenge:
-                    challenge.setsockopt(socket.SOL_SOCKET, 61, TXTIME)
-                sock.sendall(b'{"proved": true}\n')
-            for word in ("hold", "take"):
-                sock.sendall(json.dumps({"do": word}).encode() + b"\n")
-                print(name, word, sock.recv(4096), flush=True)
+        for protocol, words in ((1, ("hold", "take")), (999, ("stop",))):
+            with contextlib.suppress(OSError):
+                send(name, protocol, words)
+
+
+def send(name: str, protocol: int, words: tuple[str, ...]) -> None:
+    with connect(name) as sock, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+        hello = {"type": "hello", "protocol": protocol, "pid": os.getpid(), "version": "evil"}
+        socket.send_fds(sock, [json.dumps(hello).encode() + b"\n"], [own.fileno()])
+        answer, descriptors, _, _ = socket.recv_fds(sock, 4096, 1)
+        print(name, answer, flush=True)
+        if descriptors:
+            with contextlib.suppress(OSError), socket.socket(fileno=descriptors[0]) as challenge:
+                challenge.setsockopt(socket.SOL_SOCKET, 61, TXTIME)
+            sock.sendall(b'{"type": "proof"}\n')
+            print(name, "proof", sock.recv(4096), flush=True)
+        for word in words:
+            sock.sendall(json.dumps({"type": word}).encode() + b"\n")
+            print(name, word, sock.recv(4096), flush=True)
 
 
 def squat() -> None:

@@ -1,4 +1,4 @@
-"""Who serves already, played: it says of every word of a successor's what could be seen when it came."""
+"""A fake predecessor: it records the state of the host at each request of a new instance."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from itertools import chain
 
 from kubeproxy.daemon.takeover.control_socket import PREFIX
 from kubeproxy.daemon.takeover.instances import InstanceMarker
+from kubeproxy.daemon.takeover.protocol import Accepted, Busy, Prove
+from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL, Done, TakeoverMessage, encode
 from kubeproxy.runtime import net_admin
 from tests.support.lab import Host
 from tests.system.e2e import kernel
@@ -19,7 +21,7 @@ from tests.system.e2e import kernel
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The host at the moment of a word."""
+    """The host at the moment of a request."""
 
     word: str
     listeners: int
@@ -30,7 +32,7 @@ class Observation:
 
 @dataclass(slots=True)
 class Incumbent:
-    """Owner of the host's name; to the first `busy` newcomers it says that it speaks with another."""
+    """The owner of the node; to the first `busy` hellos it answers busy."""
 
     host: Host
     busy: int
@@ -38,11 +40,11 @@ class Incumbent:
 
     @property
     def words(self) -> list[str]:
-        """What was said, in order."""
+        """The types of the requests, in order."""
         return [sight.word for sight in self.sights]
 
     def serve(self, listening: socket.socket) -> None:
-        """Until a successor has taken over, or `listening` is shut down."""
+        """Serve until a new instance has taken over, or `listening` is shut down."""
         before = kernel.listening(self.host)
         while True:
             try:
@@ -55,7 +57,7 @@ class Incumbent:
                     net_admin.answer(descriptor)
                 if self.words.count("hello") >= self.busy:
                     challenge = net_admin.Challenge()
-                    socket.send_fds(client, [b'{"prove": true}\n'], [challenge.fileno()])
+                    socket.send_fds(client, [encode(Prove(PROTOCOL, 1, "0"))], [challenge.fileno()])
                     client.recv(4096)
                     proven = challenge.answered
                     challenge.close()
@@ -66,24 +68,24 @@ class Incumbent:
     def _talk(self, client: socket.socket, hello: bytes, before: Set[kernel.Listening]) -> None:
         with client.makefile("rwb") as talk:
             for line in chain([hello], talk):
-                word = json.loads(line)["do"]
+                word = json.loads(line)["type"]
                 new = kernel.listening(self.host) - before
                 self.sights.append(Observation(word, len(new), len(kernel.ours(self.host))))
                 if word == "hello" and self.words.count("hello") <= self.busy:
-                    answer: dict[str, object] = {"busy": True}
+                    answer: TakeoverMessage = Busy(PROTOCOL)
                 elif word == "hello":
-                    answer = {"pid": 1, "version": "0"}
+                    answer = Accepted()
                 else:
-                    answer = {"done": word}
-                talk.write(json.dumps(answer).encode() + b"\n")
+                    answer = Done(word)
+                talk.write(encode(answer))
                 talk.flush()
-                if "busy" in answer or word == "take":
+                if isinstance(answer, Busy) or word == "take":
                     break
 
 
 @contextmanager
 def incumbent(host: Host, *, busy: int) -> Iterator[Incumbent]:
-    """One that serves on `host`."""
+    """A fake predecessor on `host`."""
     with host.entered():
         listening = socket.socket(socket.AF_UNIX)
         instance_marker = InstanceMarker()

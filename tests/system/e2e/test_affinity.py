@@ -74,11 +74,11 @@ def test_takeover(many: Stage, before: int, after: int) -> None:
     until(lambda: kernel.redirects(many.node)[VIP, 80] != port, "the rules lead to the successor")
     assert paired(many) == seen
     assert f"clients={len(CLIENTS)}" in many.running[1].log()
-    until(lambda: "a successor has taken over" in first.log(), "the first one makes way")
+    until(lambda: "new instance has taken over" in first.log(), "the first one makes way")
     assert first.wait(40) == 0
     assert paired(many) == seen
     many.daemon(QUICK, GRACE, f"--workers={before}")
-    until(lambda: "a successor has taken over" in many.running[1].log(), "and the next")
+    until(lambda: "new instance has taken over" in many.running[1].log(), "and the next")
     assert paired(many) == seen
 
 
@@ -93,7 +93,7 @@ def test_the_control_process_is_killed(many: Stage) -> None:
     second = many.daemon(QUICK, GRACE, "--workers=1")
     until(lambda: kernel.redirects(many.node)[VIP, 80] != port, "the rules lead to the next one")
     assert paired(many) == seen
-    until(lambda: second.log().count("a worker of an earlier run has ended") == 2, "the orphans have ended")
+    until(lambda: second.log().count("orphaned worker has ended") == 2, "the orphans have ended")
 
 
 def test_executed_anew(many: Stage) -> None:

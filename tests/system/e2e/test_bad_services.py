@@ -98,7 +98,7 @@ def test_two_services_want_the_same_node_port(served: Stage, daemon: Daemon) -> 
     assert {said.pod for said in answers(served, FIRST).values() if said} == {"pod-2"}
     served.remove(FIRST.name)
     await_all(served, FIRST, 3, cells=AT_NODE)
-    until(lambda: f"no problem any more service=default/{SECOND.name}" in daemon.log(), "it is said")
+    until(lambda: f"service problem resolved service=default/{SECOND.name}" in daemon.log(), "it is said")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

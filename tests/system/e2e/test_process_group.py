@@ -42,7 +42,7 @@ def test_open_connections_are_drained(stage: Stage, workers: str, number: signal
         sock.close()
     assert daemon.wait() == 0
     assert "cut off" not in daemon.log()
-    assert "a worker has ended" not in daemon.log()
+    assert "worker process has ended" not in daemon.log()
 
 
 @pytest.mark.parametrize("how", ["grace", "second signal"])
@@ -82,4 +82,4 @@ def test_one_worker_is_not_ended_by_sigterm(stage: Stage) -> None:
         assert echoes(held, b"after")
         stage.await_answers(0)
         assert echoes(held, b"later")
-    assert "a worker has ended" not in daemon.log()
+    assert "worker process has ended" not in daemon.log()

@@ -119,10 +119,10 @@ def test_a_faulty_file_is_refused_and_the_old_configuration_stays(stage: Stage, 
         for name, text in faults.items():
             head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
             config.write_text(head + text if name in ("value", "shape") else text)
-            reload(daemon, says="configuration is faulty; the old one stays")
+            reload(daemon, says="configuration rejected, old one stays")
             assert in_effect(daemon) == before, name
         config.unlink()
-        reload(daemon, says="configuration is faulty; the old one stays")
+        reload(daemon, says="configuration rejected, old one stays")
         traffic.more()
         write(config, iptables={"syncPeriod": "1m", "minSyncPeriod": "20ms"})
         reload(daemon)
@@ -138,7 +138,7 @@ def test_what_waits_for_a_restart_is_named(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config)
     before = kernel.redirects(stage.node)
     write(config, bindAddress="127.0.0.1")
-    reload(daemon, says="changed, but only after a restart")
+    reload(daemon, says="configuration change needs restart")
     assert "bindAddress" in daemon.log().splitlines()[-1]
     assert kernel.redirects(stage.node) == before
 

@@ -32,10 +32,11 @@ PEER = """if True:
     import asyncio, sys
     from kubeproxy.daemon.takeover.control_socket import ControlSocket
     from kubeproxy.daemon.takeover.predecessor import greet
+    from kubeproxy.daemon.takeover.protocol import hello
 
     async def main():
         (name,) = ControlSocket().others()
-        owner = await greet(name, {"do": "hello", "pid": 1, "version": "liar"})
+        owner = await greet(name, hello("liar"))
         await owner.hold()
         print(await owner.take(), flush=True)
 
@@ -45,13 +46,13 @@ PEER = """if True:
 
 DEAF = """if True:
     import sys
-    from kubeproxy.daemon.takeover import predecessor as incumbents
+    from kubeproxy.daemon.takeover import predecessor
     from kubeproxy.cli.main import main
 
     async def greet(name, hello):
         raise TimeoutError("it cannot be spoken with")
 
-    incumbents.greet = greet
+    predecessor.greet = greet
     sys.exit(main())
 """
 """The daemon, unable to speak with another."""
@@ -78,10 +79,11 @@ def test_finding_3_root_without_capabilities_is_not_obeyed(
     daemon = serve(stage, netfilter=netfilter)
     said = stage.node.run([*as_whom, *ATTACK, "take"], check=False).stdout
     assert "done" not in said
+    assert "stopping" not in said
     assert daemon.process.poll() is None
     stage.await_answers(0, 1, 2)
     assert "takeover refused" in daemon.log()
-    assert "a successor has taken over" not in daemon.log()
+    assert "new instance has taken over" not in daemon.log()
 
 
 @each_adapter
@@ -90,7 +92,7 @@ def test_finding_3_nobody_leaves_while_rules_lead_to_it(stage: Stage, netfilter:
     daemon = serve(stage, netfilter=netfilter)
     said = stage.node.run([sys.executable, "-c", PEER]).stdout
     assert "still lead" in said
-    until(lambda: "goes on as before" in daemon.log(), "it looks after its rules again")
+    until(lambda: "new instance left before takeover" in daemon.log(), "it looks after its rules again")
     stage.write_service([3])
     stage.await_answers(3)
     assert daemon.process.poll() is None
@@ -102,13 +104,13 @@ def test_finding_4_names_of_another_user_count_for_nothing(stage: Stage, netfilt
     squatter = attack(stage, "squat", NOBODY)
     first = serve(stage, netfilter=netfilter)
     second = stage.daemon(QUICK, "--workers=1", netfilter=netfilter)
-    until(lambda: "a successor has taken over" in first.log(), "the first one makes way")
+    until(lambda: "new instance has taken over" in first.log(), "the first one makes way")
     assert first.wait() == 0
     stage.await_answers(0, 1, 2)
     second.process.kill()
     second.process.wait()
     third = stage.daemon(QUICK, netfilter=netfilter)
-    until(lambda: "a worker of an earlier run has ended" in third.log(), "the orphan is relieved")
+    until(lambda: "orphaned worker has ended" in third.log(), "the orphan is relieved")
     stage.await_answers(0, 1, 2)
     assert "changed our packet filter" not in first.log() + third.log()
     end(squatter)
@@ -130,7 +132,7 @@ def test_finding_4_a_full_queue_does_not_hinder_a_takeover(stage: Stage, netfilt
     first = serve(stage, netfilter=netfilter)
     floods = [attack(stage, "flood", NOBODY) for _ in range(2)]
     second = stage.daemon(QUICK, netfilter=netfilter)
-    until(lambda: "a successor has taken over" in first.log(), "the first one makes way")
+    until(lambda: "new instance has taken over" in first.log(), "the first one makes way")
     assert "does not answer" not in second.log()
     assert first.wait() == 0
     for flood in floods:
@@ -186,7 +188,7 @@ def test_finding_15_started_by_root_it_keeps_what_it_needs(stage: Stage, netfilt
     look()
     daemon.process.send_signal(signal.SIGUSR2)
     until(lambda: daemon.log().count("kubeproxy starts") == 2, "it has begun anew")
-    until(lambda: "a worker of an earlier run has ended" in daemon.log(), "the orphan has ended")
+    until(lambda: "orphaned worker has ended" in daemon.log(), "the orphan has ended")
     look()
     stage.write_service([3])
     stage.await_answers(3)

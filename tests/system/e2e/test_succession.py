@@ -65,7 +65,7 @@ def test_takeover(stage: Stage, netfilter: str, workers: str) -> None:
         linger()
         second = stage.daemon(QUICK, GRACE, f"--workers={workers}", netfilter=netfilter)
         until(lambda: kernel.redirects(stage.node)[VIP, 80] != port, "the rules lead to the successor")
-        until(lambda: "a successor has taken over" in first.log(), "the first one makes way")
+        until(lambda: "new instance has taken over" in first.log(), "the first one makes way")
         linger()
     unhurt(crowd)
     crowd.show(f"takeover ({netfilter}, {workers} workers)")
@@ -84,7 +84,7 @@ def test_nothing_serves_before_whoever_serves_already_was_asked(stage: Stage, ne
     with incumbent(stage.node, busy=3) as owner:
         stage.daemon(QUICK, f"--workers={workers}", netfilter=netfilter)
         until(lambda: "take" in owner.words, "it takes over")
-    *asked, hold, take = owner.sights
+    *asked, hold, take = (sight for sight in owner.sights if sight.word != "recall")
     assert [(sight.word, sight.listeners, sight.rules) for sight in asked] == [("hello", 0, 0)] * 4
     assert (hold.word, hold.listeners > 0, hold.rules) == ("hold", True, 0)
     assert (take.word, take.rules > 0) == ("take", True)
@@ -99,11 +99,11 @@ def test_a_successor_told_to_stop_before_it_took_over(stage: Stage, tmp_path: Pa
     no_endpoint.write_text(NO_API_SERVER)
     with Crowd(stage.client, (VIP, 80), rate=100, long=5) as crowd:
         second = stage.daemon(QUICK, f"--kubeconfig={no_endpoint}", "--cleanup-on-exit", netfilter="nftables")
-        until(lambda: "a successor has come" in first.log(), "it has come")
+        until(lambda: "new instance connected" in first.log(), "it has come")
         until(lambda: "no API server yet" in second.log(), "it waits")
         assert second.terminate() == 0
         assert kernel.ours(stage.node) == rules
-        until(lambda: "goes on as before" in first.log(), "the first one goes on")
+        until(lambda: "new instance left before takeover" in first.log(), "the first one goes on")
     unhurt(crowd)
 
 
@@ -118,13 +118,13 @@ def test_orphans_serve_on_until_all_is_known(stage: Stage, tmp_path: Path) -> No
     port = kernel.redirects(stage.node)[VIP, 80]
     first.process.kill()
     first.process.wait()
-    until(lambda: second.log().count("a worker of an earlier run serves on") == 2, "orphans have reported")
+    until(lambda: second.log().count("orphaned worker serves on") == 2, "orphans have reported")
     stage.await_answers(0, 1, 2)
     assert kernel.redirects(stage.node)[VIP, 80] == port
-    assert "those who served before have gone" not in second.log()
+    assert "earlier instances have ended" not in second.log()
     for child in children:
         os.kill(int(child), signal.SIGKILL)
-    until(lambda: "those who served before have gone" in second.log(), "it notices")
+    until(lambda: "earlier instances have ended" in second.log(), "it notices")
     until(lambda: "still_listing=kubernetes" in second.log(), "it serves what it knows")
     stage.await_answers(0, 1, 2)
 
@@ -169,11 +169,11 @@ def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
         first.process.wait()
         linger()
         second = stage.daemon(QUICK, GRACE, "--workers=2", netfilter=netfilter)
-        until(lambda: "a worker of an earlier run serves on" in second.log(), "orphans have reported")
+        until(lambda: "orphaned worker serves on" in second.log(), "orphans have reported")
         linger(2.0)
     unhurt(crowd)
     crowd.show(f"control process killed ({netfilter})")
-    until(lambda: second.log().count("a worker of an earlier run has ended") == 2, "the orphans have ended")
+    until(lambda: second.log().count("orphaned worker has ended") == 2, "the orphans have ended")
     stage.await_answers(0, 1, 2)
 
 
@@ -186,13 +186,13 @@ def test_executed_anew(stage: Stage, netfilter: str) -> None:
         linger()
         daemon.process.send_signal(signal.SIGUSR2)
         until(lambda: daemon.log().count("kubeproxy starts") == 2, "it has begun anew")
-        until(lambda: "a worker of an earlier run serves on" in daemon.log(), "orphans have reported")
+        until(lambda: "orphaned worker serves on" in daemon.log(), "orphans have reported")
         linger(2.0)
     unhurt(crowd)
     crowd.show(f"executed anew ({netfilter})")
     assert daemon.process.pid == pid
     assert daemon.process.poll() is None
-    until(lambda: daemon.log().count("a worker of an earlier run has ended") == 2, "the orphans have ended")
+    until(lambda: daemon.log().count("orphaned worker has ended") == 2, "the orphans have ended")
     until(
         lambda: "defunct" not in stage.node.run(["ps", "--ppid", str(pid), "-o", "args="]).stdout, "no zombie remains"
     )
@@ -208,7 +208,7 @@ def test_not_executed_anew_by_code_that_refuses_the_configuration(stage: Stage, 
     daemon = serve(stage, f"--config={file}", netfilter="nftables")
     file.write_text(f"{head}kubeproxy: {{workers: many}}\n")
     daemon.process.send_signal(signal.SIGUSR2)
-    until(lambda: "cannot execute itself anew" in daemon.log(), "it refuses")
+    until(lambda: "re-exec refused" in daemon.log(), "it refuses")
     assert "kubeproxy.workers: found" in daemon.log()
     stage.await_answers(0, 1, 2)
 
@@ -241,7 +241,7 @@ def test_node_ports_are_not_kept_from_a_successors_successor(stage: Stage) -> No
         held.sendall(b"echo\nbefore")
         assert held.recv(100) == b"before"
         second = stage.daemon(QUICK, GRACE)
-        until(lambda: "a successor has taken over" in first.log(), "the first one makes way")
+        until(lambda: "new instance has taken over" in first.log(), "the first one makes way")
         second.process.kill()
         second.process.wait()
         third = stage.daemon(QUICK, GRACE)

@@ -40,7 +40,7 @@ def follow(stage: Stage, address: str, first: dict[str, Any], second: dict[str, 
     ):
         until(lambda: before.get("/healthz").status == 200, "the first is well")
         after = start(second)
-        until(lambda: "a successor has taken over" in before.log(), "the first one makes way")
+        until(lambda: "new instance has taken over" in before.log(), "the first one makes way")
         until(lambda: "serving" in after.log(), "the second serves")
         until(answered, f"{address} answers still")
     for crowd, whence in ((far, "a client"), (near, "the node itself")):

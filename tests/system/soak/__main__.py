@@ -1,5 +1,7 @@
-"""``python -m tests.system.soak [--seconds 1800] [--seed N] [--netfilter iptables]``: run it, print the report; status 1 when
-something is unexplained."""
+"""Run the soak and print its report; status 1 when something is unexplained.
+
+``python -m tests.system.soak [--seconds 1800] [--seed N] [--netfilter iptables]``
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ WORKERS = 2
 PATIENCE_S = 60.0
 """How long anything may take that has to come."""
 ROOT = Path(__file__).parents[3]
-MADE_WAY = "a successor has taken over"
+MADE_WAY = "new instance has taken over"
 BLOWS = {
     "nftables": {
         "delete table": "delete table inet kubeproxy",

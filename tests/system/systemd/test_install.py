@@ -72,6 +72,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 FILES = {
     "usr/bin/kubeproxy",
     "usr/bin/kube-proxy",
+    "usr/lib/systemd/system/kubeproxy-controllers.service",
     "usr/lib/systemd/system/kubeproxy.service",
     "usr/lib/sysusers.d/kubeproxy.conf",
     "usr/lib/tmpfiles.d/kubeproxy.conf",

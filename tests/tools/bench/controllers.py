@@ -89,6 +89,8 @@ async def _measure(plane: ControlPlane, process: str, user: str, arguments: argp
             group = "/api/v1" if resource == "pods" else "/apis/apps/v1"
             where = f"{group}/namespaces/{NAMESPACE}-{user}/{resource}"
             await ask(client, "DELETE", where, {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
+        while (await ask(client, "GET", f"/api/v1/namespaces/{NAMESPACE}-{user}/pods"))["items"]:
+            await asyncio.sleep(1)
         return {
             "create_s": created - begun,
             "create_cpu_s": cpu_created - cpu,

@@ -1,6 +1,7 @@
 """What a large list costs the control process: memory at its most and afterwards, and CPU until all is listed.
 
-``python -m tests.tools.bench.lists [SERVICES ...] [--kib N] [--endpoints N]``, as root. Each number of Services is listed by
+``python -m tests.tools.bench.lists [SERVICES ...] [--kib N] [--endpoints N]``, as root. Each number of Services is
+listed by
 a daemon of its own; `--kib` of annotations each, and one more Service with so many endpoints in slices of a hundred.
 """
 

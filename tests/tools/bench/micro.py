@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from kubeproxy.daemon.takeover.protocol import heard, told
 from kubeproxy.dataplane.balancing.affinity import AT_ONCE, freshest, merged, pieces
 from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.dataplane.messages import Binding
+from kubeproxy.dataplane.workers.takeover_messages import FROM_ORPHANS, Bindings, decode, encode
 from kubeproxy.kubernetes import objects
 from kubeproxy.kubernetes.client.decode import parse_event, parse_page
 from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
@@ -77,7 +77,7 @@ def test_pick_while_one_of_ten_is_aside(benchmark: BenchmarkFixture) -> None:
     assert benchmark(chooser.pick, "10.2.0.2", NOW) != TARGETS[3]
 
 
-# What a successor is told of clients.
+# Session affinity between processes.
 
 
 def test_tell_of_10_000_clients(benchmark: BenchmarkFixture) -> None:
@@ -87,18 +87,23 @@ def test_tell_of_10_000_clients(benchmark: BenchmarkFixture) -> None:
 
     def tell() -> list[bytes]:
         known = pieces(WEB, chooser.bindings(NOW, since=0.0))
-        return [msgspec.json.encode(told(piece)) for piece in freshest(known)]
+        return [encode(Bindings(piece)) for piece in freshest(known)]
 
     assert len(benchmark(tell)) * AT_ONCE >= len(CLIENTS)
 
 
 def test_hear_of_10_000_clients(benchmark: BenchmarkFixture) -> None:
     bindings = [Binding(client, TARGETS[i % len(TARGETS)], 60.0) for i, client in enumerate(CLIENTS)]
-    lines = [msgspec.json.encode(told(piece)) for piece in pieces(WEB, bindings)]
+    lines = [encode(Bindings(piece)) for piece in pieces(WEB, bindings)]
+
+    def parse(line: bytes) -> Bindings:
+        message = decode(line, FROM_ORPHANS)
+        assert isinstance(message, Bindings)
+        return message
 
     def hear() -> int:
         chooser = balancer(affinity_s=10800)
-        for piece in merged(filter(None, (heard(msgspec.json.decode(line)) for line in lines))):
+        for piece in merged(message.bound for message in map(parse, lines)):
             chooser.restore_bindings(piece.bindings, NOW)
         return chooser.affinity_entries
 

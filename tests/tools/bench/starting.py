@@ -1,7 +1,8 @@
 """How long a client waits for a start of ten Services: from exec to the first answer, beside what the log says on the
 way, and the CPU time that all processes of the start have taken by then.
 
-``python -m tests.tools.bench.starting [--runs N] [--api] [flags of kubeproxy run]``, as root; with `--api` the Services come
+``python -m tests.tools.bench.starting [--runs N] [--api] [flags of kubeproxy run]``, as root; with `--api` the
+Services come
 from an API server instead of manifests. Bytecode is compiled beforehand, as in a package. The best run is printed in
 full, for the machine may be busy otherwise.
 """

@@ -49,7 +49,13 @@ class Nodes:
     async def run(self) -> None:
         """Until cancelled."""
         contact = Connectivity(server=self._client.server, clock=time.time)
-        await self._pods.run(self._client, contact=contact)
+        try:
+            await self._pods.run(self._client, contact=contact)
+        finally:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def added(self, item: _Pod) -> None:
         self._do(self._start(item))

@@ -1,0 +1,227 @@
+"""Makes every part of the control process and connects them, before `lifecycle` starts any.
+
+What has to do with HTTP or the API server is imported later, by `admin` and `sources`: clients may be waiting, and
+imports take most of the time until the first answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import structlog
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.admin import AdminServers
+from kubeproxy.daemon.data_plane import make_data_plane
+from kubeproxy.daemon.event_reporter import Events, ProxierEvents
+from kubeproxy.daemon.host import HostState
+from kubeproxy.daemon.reload import Reloader
+from kubeproxy.daemon.sd_notify import Notifier
+from kubeproxy.daemon.settings import periods, port_range, restrictions, tune
+from kubeproxy.daemon.shutdown import Shutdown
+from kubeproxy.daemon.signals import Signals
+from kubeproxy.daemon.sources import Sources, source_names
+from kubeproxy.daemon.takeover.instances import InstanceMarker
+from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
+from kubeproxy.daemon.takeover.server import OwnerCallbacks
+from kubeproxy.daemon.takeover.takeover import Takeover
+from kubeproxy.dataplane.in_process import LocalDataPlane
+from kubeproxy.dataplane.workers.pool import WorkerDataPlane
+from kubeproxy.model.version import __version__
+from kubeproxy.netfilter.conntrack.kernel import KernelConntrack
+from kubeproxy.netfilter.conntrack.reconcile import NoConntrack
+from kubeproxy.netfilter.port_holders import Holders
+from kubeproxy.netfilter.select import select
+from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.logs import setup
+from kubeproxy.observability.logs.access_log import AccessLog
+from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.monitor.loop import Monitor
+from kubeproxy.proxier.proxier import Proxier
+from kubeproxy.proxier.tracker import Tracker
+from kubeproxy.runtime.tasks import TaskSet
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Every part of the control process, connected; nothing but the workers runs yet."""
+
+    signals: Signals
+    notifier: Notifier
+    tasks: TaskSet
+    host_state: HostState
+    instance_marker: InstanceMarker
+    takeover: Takeover
+    rule_transfer: RuleTransfer
+    """The `Netfilter` that the proxier uses."""
+    data_plane: LocalDataPlane | WorkerDataPlane
+    tracker: Tracker
+    proxier: Proxier
+    sources: Sources
+    events: Events
+    metrics: Metrics
+    health: ProxyHealth
+    monitor: Monitor
+    access_log: AccessLog
+    admin_servers: AdminServers
+    reloader: Reloader
+    shutdown: Shutdown
+
+
+async def build(
+    configuration: Configuration,
+    read_configuration: Callable[[], Configuration],
+    *,
+    signals: Signals,
+    notifier: Notifier,
+    closing: AsyncExitStack,
+) -> Parts:
+    """Make all parts: start the workers, choose the packet filter's adapter, and ask the kernel what it can do.
+
+    `closing` closes them in the opposite order. KernelError when no adapter works.
+    """
+    tasks = TaskSet(on_crash)
+    tracker = Tracker(source_names(configuration))
+    host_state = HostState(configuration, node=lambda: tracker.node)
+    instance_marker = InstanceMarker()
+    data_plane = make_data_plane(configuration, instance_marker=instance_marker, on_crash=on_crash)
+    closing.push_async_callback(data_plane.close)
+    # The workers start while the kernel is asked.
+    _, (netfilter, choice) = await asyncio.gather(
+        data_plane.send([tune(configuration)]), select(configuration.netfilter_order)
+    )
+    log.info("packet filter", choice=choice)
+    closing.push_async_callback(netfilter.close)
+    await host_state.look_whether_addresses_can_be_preserved(netfilter)
+    guard_sockets = await host_state.can_guard_sockets(netfilter)
+    await host_state.look_whether_dials_are_marked(netfilter)
+
+    # The callbacks find the parts that are made below: the control socket is bound only after this function.
+    takeover = Takeover(
+        OwnerCallbacks(
+            share=data_plane.share,
+            hold=lambda on: proxier.hold(on),
+            leads_here=lambda: proxier.leads_here(),
+            bindings=data_plane.bindings,
+            yield_all=lambda: admin_servers.give_away(),
+            grace_s=lambda: reloader.configuration.kubeproxy.shutdown_grace.seconds,
+        ),
+        version=__version__,
+        others=instance_marker.others,
+    )
+    # The name is released last: an instance that waits for it finds nothing else of this one.
+    closing.push_async_callback(takeover.close)
+    closing.callback(instance_marker.close)
+    rule_transfer = RuleTransfer(
+        netfilter,
+        KernelConntrack() if netfilter.name != "none" else NoConntrack(),
+        takeover,
+        data_plane,
+        on_taken=lambda: on_taken(),
+    )
+    closing.push_async_callback(tasks.close)
+
+    events = Events()
+    sources = Sources(configuration, node_name=host_state.node_name, tracker=tracker, events=events, tasks=tasks)
+    metrics = Metrics(families=host_state.families)
+    health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=host_state.families)
+    admin_servers = AdminServers(
+        lambda: reloader.configuration,
+        host_state=host_state,
+        data_plane=data_plane,
+        health=health,
+        metrics=metrics,
+        events=events,
+        taken=rule_transfer.taken,
+        tasks=tasks,
+    )
+    proxier = Proxier(
+        tracker=tracker,
+        data_plane=data_plane,
+        netfilter=rule_transfer,
+        reserver=data_plane,
+        port_range=port_range(configuration),
+        periods=periods(configuration),
+        families=host_state.families,
+        facts=host_state.facts(),
+        restrictions=restrictions(configuration),
+        find_holders=Holders(),
+        landing=host_state.landing,
+        bind=host_state.bind,
+        guard_sockets=guard_sockets,
+        conntrack=rule_transfer,
+        rival_lives=takeover.server.rival_lives,
+        on_rival=takeover.server.yield_to_rival,
+        observer=ProxierEvents(
+            health,
+            metrics,
+            adapter=netfilter.name,
+            events=events,
+            on_service_health=admin_servers.ask_after,
+        ),
+    )
+    events.owner_of = proxier.owner_of
+
+    def on_taken() -> None:
+        """The rules lead to us, and the predecessor has released everything."""
+        if netfilter.name != "none":
+            takeover.server.own()
+        takeover.in_force()
+        data_plane.share(False)
+        if takeover.predecessor is not None:
+            admin_servers.expect_ports()
+
+    access_log = AccessLog(data_plane.ended, on_lost=metrics.access_log_lost)
+    reloader = Reloader(
+        configuration,
+        read_configuration,
+        signals=signals,
+        proxier=proxier,
+        data_plane=data_plane,
+        health=health,
+        access_log=access_log,
+        sources=sources,
+    )
+    return Parts(
+        signals=signals,
+        notifier=notifier,
+        tasks=tasks,
+        host_state=host_state,
+        instance_marker=instance_marker,
+        takeover=takeover,
+        rule_transfer=rule_transfer,
+        data_plane=data_plane,
+        tracker=tracker,
+        proxier=proxier,
+        sources=sources,
+        events=events,
+        metrics=metrics,
+        health=health,
+        monitor=Monitor(
+            data_plane=data_plane,
+            health=health,
+            metrics=metrics,
+            checks={**host_state.complaints, "log": setup.writer_problem, "kubernetes": sources.complaint},
+        ),
+        access_log=access_log,
+        admin_servers=admin_servers,
+        reloader=reloader,
+        shutdown=Shutdown(
+            signals=signals,
+            takeover=takeover.server,
+            proxier=proxier,
+            data_plane=data_plane,
+            access_log=access_log,
+            tasks=tasks,
+        ),
+    )
+
+
+def on_crash(task: str, error: BaseException) -> None:
+    """Log a background task that ended by an exception."""
+    log.error("background task failed", task=task, exc_info=error)

@@ -1,0 +1,94 @@
+"""An orphaned worker, as the owner of the node sees it.
+
+A worker whose control process has died serves on until the owner's rules are in force. It has no privileges, so any
+process of our user may claim to be one: its answers are bounded, and count for our frontends and endpoints only
+(`RestoreBindings`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+
+from kubeproxy.daemon.takeover.protocol import close, receive, send
+from kubeproxy.dataplane.messages import RestoreBindings
+from kubeproxy.dataplane.workers.takeover_messages import (
+    FROM_ORPHANS,
+    PROTOCOL,
+    Bindings,
+    Done,
+    OrphanHello,
+    Recall,
+    Retire,
+)
+from kubeproxy.runtime import net_admin
+
+log = structlog.get_logger(__name__)
+
+RECALL_S = 5.0
+"""How long a worker may take to answer `Recall`."""
+BINDINGS = 65_536
+"""Clients that one process may name, in one answer."""
+
+
+class OrphanedWorker:
+    """The connection to one orphaned worker."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        hello: OrphanHello,
+        *,
+        challenge: int | None,
+    ) -> None:
+        """`challenge`: the descriptor to prove CAP_NET_ADMIN on, which this object closes."""
+        self.pid = hello.pid
+        self._same_protocol = hello.protocol == PROTOCOL
+        if not self._same_protocol:
+            log.warning("orphaned worker: other takeover protocol", pid=self.pid, its=hello.protocol, ours=PROTOCOL)
+        self._reader = reader
+        self._writer = writer
+        self._challenge = challenge
+        self._bindings: list[RestoreBindings] = []
+        self._answered = asyncio.Event()
+        """Set when an answer is complete, or the connection has ended."""
+        self._room = 0
+        """How many clients more the current answer may name."""
+
+    async def serve(self) -> None:
+        """Read its answers until it ends. OSError, ValueError: the connection breaks, or other text."""
+        try:
+            while (message := await receive(self._reader, FROM_ORPHANS)) is not None:
+                if isinstance(message, Done):
+                    self._answered.set()
+                elif isinstance(message, Bindings) and self._room > 0:
+                    self._room -= len(message.bound.bindings)
+                    self._bindings.append(message.bound)
+        finally:
+            self._answered.set()
+            close([self._challenge] if self._challenge is not None else [])
+            self._challenge = None
+
+    async def recall(self) -> list[RestoreBindings]:
+        """The clients of session affinity, as far as the answer comes in time; none from another protocol version."""
+        if self._same_protocol:
+            self._answered.clear()
+            self._bindings.clear()
+            self._room = BINDINGS
+            with contextlib.suppress(OSError):  # it may end, or hang, at any time
+                async with asyncio.timeout(RECALL_S):
+                    await send(self._writer, Recall())
+                    await self._answered.wait()
+            self._room = 0
+        return self._bindings
+
+    async def retire(self) -> None:
+        """Prove CAP_NET_ADMIN, and have it stop: the rules lead to us. Every protocol version understands this."""
+        if self._challenge is not None:
+            net_admin.answer(self._challenge)
+            self._challenge = None
+        with contextlib.suppress(OSError):  # it may end at any time
+            await send(self._writer, Retire())

@@ -1,0 +1,393 @@
+"""The owner's side of a takeover: it answers new instances and orphaned workers.
+
+An owner obeys a process of its own user that proves CAP_NET_ADMIN over this network namespace (`net_admin`): such a
+process could do the same harm without us. A process between the two may pass both proofs on, and then send requests in
+the new instance's name. So `Take` is refused while the kernel's rules still lead to the owner, and `Hold` ends after
+HOLD_S; with a false protocol version such a process can turn a takeover into stop and start, and no more.
+
+Orphaned workers have no privileges and are not trusted (`orphaned_worker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from kubeproxy.daemon.takeover.control_socket import ControlSocket
+from kubeproxy.daemon.takeover.orphaned_worker import OrphanedWorker
+from kubeproxy.daemon.takeover.predecessor import ANSWER_S, RETRY_S, Predecessor, UnprovenError
+from kubeproxy.daemon.takeover.protocol import (
+    HELLOS,
+    PROOFS,
+    REQUESTS,
+    Accepted,
+    Busy,
+    Hello,
+    Hold,
+    Prove,
+    Refused,
+    Request,
+    Resume,
+    Stop,
+    Stopping,
+    Take,
+    close,
+    receive,
+    receive_first,
+    send,
+    send_first,
+    type_of,
+)
+from kubeproxy.dataplane.balancing.affinity import freshest
+from kubeproxy.dataplane.messages import RestoreBindings
+from kubeproxy.dataplane.workers.takeover_messages import (
+    LINE_BYTES,
+    PROTOCOL,
+    Bindings,
+    Done,
+    OrphanHello,
+    Recall,
+)
+from kubeproxy.model.errors import KernelError
+from kubeproxy.runtime import net_admin
+from kubeproxy.runtime.tasks import TaskSet
+from kubeproxy.runtime.unix_names import pid_of
+
+log = structlog.get_logger(__name__)
+
+RECALL_S: Final = 1.0
+"""How long the data plane may take for `Recall`; less than ANSWER_S, so that the owner does not seem to hang."""
+HOLD_S: Final = 60.0
+"""How long a new instance may keep the owner from its rules without another request."""
+REAPS: Final = 50
+"""How often, RETRY_S apart, a worker that is about to end is looked at."""
+ORPHANS: Final = 256
+"""Orphaned workers at a time; they need prove nothing."""
+PEERS: Final = 256
+"""Connections at a time without a proof; one more ends the oldest."""
+REFUSALS_LOG_S: Final = 60.0
+"""How often a refused takeover is logged at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerCallbacks:
+    """What an owner does for a new instance."""
+
+    share: Callable[[bool], None]
+    """Let another process hold the same node ports, or no longer."""
+    hold: Callable[[bool], Awaitable[None]]
+    """Leave the rules alone from now on, or maintain them again."""
+    leads_here: Callable[[], Awaitable[bool]]
+    """Whether the rules in the kernel still lead to us. KernelError when they cannot be read."""
+    bindings: Callable[[], Awaitable[Sequence[RestoreBindings]]]
+    """The clients of session affinity."""
+    yield_all: Callable[[], Awaitable[None]]
+    """Release what only one process can have; the rules are another's."""
+    grace_s: Callable[[], float]
+    """The grace period of open connections."""
+
+
+class TakeoverServer:
+    """Answers on the control socket, for as long as the process lives."""
+
+    def __init__(self, control: ControlSocket, callbacks: OwnerCallbacks, *, version: str) -> None:
+        self._control = control
+        self._callbacks = callbacks
+        self._version = version
+        self._tasks = TaskSet(self._crashed)
+        self._unproven: dict[socket.socket, asyncio.Task[None]] = {}
+        """Connections without a proof, the oldest first."""
+        self._looking = True
+        """Whether the search for a predecessor goes on."""
+        self._predecessor: Predecessor | None = None
+        self._owns = False
+        self._answering = False
+        """Whether the callbacks can be called."""
+        self._has_new_instance = False
+        self._steady = asyncio.Event()
+        """Not set while a new instance turns the rules to itself."""
+        self._steady.set()
+        self.superseded = asyncio.Event()
+        """Set when the rules lead to another instance, and the HTTP ports and the name are released."""
+        self.stop_requested = asyncio.Event()
+        """Set when an instance of another protocol version waits for this process to stop."""
+        self._in_force = self._yielding = False
+        self._orphans: set[OrphanedWorker] = set()
+        self._refusals = 0
+        self._refusal_logged_at = -math.inf
+
+    # State
+
+    def listen(self) -> None:
+        """Bind the name. New instances get `Busy` until `answer`."""
+        self._control.listen(self._on_connection)
+
+    def found(self, predecessor: Predecessor | None) -> None:
+        """The search for a predecessor has ended."""
+        self._predecessor = predecessor
+        self._looking = False
+
+    def answer(self) -> None:
+        """Accept new instances: the callbacks can be called from now on."""
+        self._answering = True
+
+    def own(self) -> None:
+        """The node is ours, and no longer our predecessor's."""
+        self._owns = True
+
+    def in_force(self) -> None:
+        """Our rules lead clients to us: retire the orphaned workers, those that come later, too."""
+        self._in_force = True
+        for orphan in self._orphans:
+            self._tasks.start(orphan.retire(), name="takeover: retire")
+
+    @property
+    def orphans(self) -> int:
+        """Orphaned workers that are connected."""
+        return len(self._orphans)
+
+    async def recall_orphans(self) -> list[list[RestoreBindings]]:
+        """The clients of session affinity of each orphaned worker."""
+        return await asyncio.gather(*(orphan.recall() for orphan in self._orphans))
+
+    async def between(self) -> None:
+        """Wait while a new instance turns the rules to itself, but not for one that hangs."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                await self._steady.wait()
+
+    def rival_lives(self) -> bool:
+        """Whether a younger control process lives, and none is connected. OSError when the kernel cannot list them."""
+        return (
+            self._control.open
+            and not self._has_new_instance
+            and any(name > self._control.name for name in self._control.others())
+        )
+
+    def yield_to_rival(self) -> None:
+        """Yield to a younger process without a connection to it, because the rules lead there: as after `Take`."""
+        if not self._yielding and not self.superseded.is_set():
+            self._yielding = True
+            self._tasks.start(self._yield(), name="takeover: yield")
+
+    async def _yield(self) -> None:
+        log.warning("another kubeproxy's rules replaced ours", remedy="stop one of the two")
+        self.release()
+        await self._callbacks.yield_all()
+        self.superseded.set()
+
+    def release(self) -> None:
+        """Give the name up for good; connections stay."""
+        self._control.close()
+
+    async def close(self) -> None:
+        """End everything."""
+        self.release()
+        await self._tasks.close()
+
+    # Connections
+
+    @property
+    def _follows(self) -> bool:
+        """Whether the node is still our predecessor's."""
+        return self._predecessor is not None and not self._predecessor.gone and not self._owns
+
+    def _on_connection(self, sock: socket.socket) -> None:
+        while len(self._unproven) >= PEERS:
+            self._unproven.pop(next(iter(self._unproven))).cancel()
+        self._unproven[sock] = self._tasks.start(self._serve(sock), name="takeover: connection")
+
+    async def _serve(self, sock: socket.socket) -> None:
+        """One connection: an orphaned worker's, or a new instance's."""
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                hello, descriptors = await receive_first(sock, HELLOS)
+                challenge = descriptors.pop() if descriptors else None
+                takes_orphans = not self._looking and not self._follows and len(self._orphans) < ORPHANS
+                if isinstance(hello, OrphanHello) and takes_orphans:
+                    try:
+                        reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
+                    except BaseException:
+                        close([challenge] if challenge is not None else [])
+                        raise
+                elif isinstance(hello, Hello) and challenge is not None:
+                    net_admin.answer(challenge)
+                    if (busy := self._busy()) is not None:
+                        send_first(sock, busy)
+                        return
+                    reader, writer = await self._proven(sock, hello)
+                else:
+                    close([challenge] if challenge is not None else [])
+                    return
+            self._unproven.pop(sock, None)
+            if isinstance(hello, OrphanHello):
+                is_here = pid_of(sock) == hello.pid
+                await self._serve_orphan(OrphanedWorker(reader, writer, hello, challenge=challenge))
+                if is_here:
+                    self._tasks.start(_reap(hello.pid), name="takeover: reap")
+            elif (busy := self._busy()) is not None:  # another instance has proven itself first
+                await send(writer, busy)
+            elif hello.protocol != PROTOCOL:
+                await self._serve_other_protocol(hello, reader, writer)
+            else:
+                await self._serve_new_instance(hello, reader, writer)
+        except (OSError, ValueError, UnprovenError) as error:
+            log.debug("takeover connection ended", reason=str(error) or repr(error))
+        finally:
+            self._unproven.pop(sock, None)
+            if writer is not None:
+                writer.close()
+            else:
+                sock.close()
+
+    def _busy(self) -> Busy | None:
+        """The answer to a new instance that has to wait; None: it may follow us."""
+        if self._looking:
+            return Busy(PROTOCOL, looking=True)
+        if self._follows or not self._answering or self._has_new_instance or not self._control.open:
+            return Busy(PROTOCOL)
+        return None
+
+    async def _proven(self, sock: socket.socket, hello: Hello) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The stream of a new instance that has proven CAP_NET_ADMIN. UnprovenError for one that has not."""
+        challenge = net_admin.Challenge()
+        try:
+            send_first(sock, Prove(PROTOCOL, os.getpid(), self._version), [challenge.fileno()])
+            try:
+                _, surplus = await receive_first(sock, PROOFS)
+                close(surplus)
+            finally:
+                if not challenge.answered:
+                    self._refuse(hello)
+            if not challenge.answered:
+                raise UnprovenError("it has no CAP_NET_ADMIN")
+        finally:
+            challenge.close()
+        return await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
+
+    def _refuse(self, hello: Hello) -> None:
+        """Log it, once in REFUSALS_LOG_S."""
+        self._refusals += 1
+        now = asyncio.get_running_loop().time()
+        if now >= self._refusal_logged_at + REFUSALS_LOG_S:
+            self._refusal_logged_at = now
+            log.warning("takeover refused: no CAP_NET_ADMIN", pid=hello.pid, refusals=self._refusals)
+
+    async def _serve_orphan(self, orphan: OrphanedWorker) -> None:
+        log.info("orphaned worker serves on", pid=orphan.pid, until="our rules are in force")
+        self._orphans.add(orphan)
+        try:
+            with contextlib.suppress(OSError):
+                if self._in_force:
+                    await orphan.retire()
+                await orphan.serve()
+        finally:
+            self._orphans.remove(orphan)
+        log.info("orphaned worker has ended", pid=orphan.pid)
+
+    async def _serve_other_protocol(
+        self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """An instance of another protocol version can only have this process stop."""
+        async with asyncio.timeout(ANSWER_S):
+            await send(writer, Accepted())
+            request: Request | None = await receive(reader, REQUESTS)
+            if not isinstance(request, Stop):
+                return
+            log.warning(
+                "new instance: other takeover protocol, stopping",
+                pid=hello.pid,
+                version=hello.version,
+                its=hello.protocol,
+                ours=PROTOCOL,
+            )
+            await send(writer, Stopping(self._callbacks.grace_s()))
+        self.stop_requested.set()
+
+    async def _serve_new_instance(
+        self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        callbacks = self._callbacks
+        self._has_new_instance = True
+        held = taken = False
+        log.info("new instance connected", pid=hello.pid, version=hello.version)
+        try:
+            callbacks.share(True)
+            await send(writer, Accepted())
+            while (request := await self._next(reader, held=held and not taken)) is not None:
+                match request:
+                    case Recall():
+                        await self._send_bindings(writer)
+                    case Hold():
+                        held = True
+                        self._steady.clear()
+                        await callbacks.hold(True)
+                    case Resume():
+                        held = False
+                        await callbacks.hold(False)
+                        self._steady.set()
+                    case Take():
+                        if (reason := await self._obstacle()) is not None:
+                            log.warning("takeover refused: rules lead here", reason=reason, pid=hello.pid)
+                            await send(writer, Refused(type_of(request), reason))
+                            continue
+                        taken = True
+                        self.release()
+                        await callbacks.yield_all()
+                        self.superseded.set()
+                        self._steady.set()
+                    case Stop():
+                        raise ValueError("stop is for other protocol versions")
+                await send(writer, Done(type_of(request)))
+        finally:
+            self._has_new_instance = False
+            self._steady.set()
+            if not (taken or self._yielding or not self._control.open):
+                log.warning("new instance left before takeover", pid=hello.pid)
+                callbacks.share(False)
+                if held:
+                    await callbacks.hold(False)
+
+    async def _next(self, reader: asyncio.StreamReader, *, held: bool) -> Request | None:
+        """The next request. TimeoutError from a new instance that keeps us from our rules and asks nothing."""
+        async with asyncio.timeout(HOLD_S if held else None):
+            return await receive(reader, REQUESTS)
+
+    async def _obstacle(self) -> str | None:
+        """Why the rules do not allow `Take`; None: they do."""
+        try:
+            return "the kernel's rules still lead to this process" if await self._callbacks.leads_here() else None
+        except KernelError as error:
+            return f"the kernel's rules cannot be read: {error}"
+
+    async def _send_bindings(self, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(RECALL_S):
+                bindings = freshest(await self._callbacks.bindings())
+        except Exception as error:  # whatever it is, it must not stop the takeover
+            log.warning("session affinity not sent", reason=repr(error))
+            return
+        for part in bindings:
+            await send(writer, Bindings(part))
+            await asyncio.sleep(0)  # without workers this loop serves clients, too
+
+    def _crashed(self, task: str, error: BaseException) -> None:
+        log.error("background task failed", task=task, exc_info=error)
+
+
+async def _reap(pid: int) -> None:
+    """Wait for an orphaned worker: after a re-exec it is our child, and would stay as a zombie."""
+    with contextlib.suppress(ChildProcessError):
+        for _ in range(REAPS):
+            if os.waitpid(pid, os.WNOHANG) != (0, 0):  # noqa: ASYNC222 - does not wait
+                return
+            await asyncio.sleep(RETRY_S)
