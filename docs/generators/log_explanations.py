@@ -39,6 +39,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "An HTTP server got no descriptor or memory for a connection.",
         "[KubeproxyDescriptorsLow](operations.md#kubeproxydescriptorslow)",
     ),
+    "cannot change rules at exit": (
+        "At a stop the rules could not be replaced by a pause or removed.",
+        "`kubeproxy cleanup`, if no other instance starts.",
+    ),
     "cannot delete UDP flows": (
         "At a stop, old UDP flows could not be deleted.",
         "`conntrack -D -p udp` for the Services' addresses, if clients get no answer.",
@@ -63,9 +67,25 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Dials have no mark, so only the hop limit ends a loop.",
         "Linux 5.17, or CAP_NET_ADMIN; see [netfilter.md](netfilter.md#the-proxys-own-dials).",
     ),
+    "cannot notify service manager": (
+        "systemd's socket does not take notifications.",
+        "`reason`; systemd may restart the service by its watchdog.",
+    ),
+    "cannot preserve client addresses": (
+        "The kernel or the privileges do not allow it; `reason` says which.",
+        "What [netfilter.md](netfilter.md#needs) lists; or `--preserve-client-address=never`.",
+    ),
     "cannot read redirects": (
         "The rules cannot be read back, so a younger instance is not recognized by them. It is tried again.",
         "Repair what `reason` names.",
+    ),
+    "cannot remove earlier run's redirects": (
+        "At start the pause could not be set.",
+        "`reason` is the kernel's; clients may be refused until serving begins.",
+    ),
+    "cannot remove rules of predecessor": (
+        "After a takeover with another packet filter the old rules are still there.",
+        "`reason`; then `kubeproxy cleanup` of the old adapter's rules by hand.",
     ),
     "cannot start": (
         "Start failed for a reason outside of the configuration: the kernel, a port.",
@@ -78,6 +98,14 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "commit refused, reading the table again": (
         "Another program changed a legacy table at the same time.",
         "Nothing, unless it repeats.",
+    ),
+    "configuration change needs restart": (
+        "A reload changed fields that are read only at start.",
+        "Restart, or re-exec by SIGUSR2.",
+    ),
+    "configuration rejected, old one stays": (
+        "SIGHUP came, and the file has this fault. One line for each fault.",
+        "`kubeproxy check --config FILE`, then reload again.",
     ),
     "configuration: …": (
         "A field or flag without effect, unknown, or duplicate.",
@@ -106,6 +134,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "data plane metrics missing": (
         "Workers did not answer a scrape in time.",
         "[KubeproxyWorkerLag](operations.md#kubeproxyworkerlag)",
+    ),
+    "earlier instances have ended": (
+        "Predecessor and orphaned workers ended before all sources were complete.",
+        "Nothing; Services of the missing source follow.",
     ),
     "endpoint ejected": (
         "An endpoint failed twice in a row and gets no clients until a probe succeeds.",
@@ -155,6 +187,14 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "More faults than are logged at once.",
         "`kubeproxy check --manifests DIR` lists all.",
     ),
+    "new instance left before takeover": (
+        "A new instance ended before its rules were in force.",
+        "Look at its log.",
+    ),
+    "new instance: other takeover protocol, stopping": (
+        "A new instance with another version of the takeover protocol came; this one drains and ends for it.",
+        "[Versions side by side](upgrade.md#versions-side-by-side)",
+    ),
     "no API server yet": (
         "At start: no request has succeeded yet.",
         "The address and credentials of the API server; see [install.md](install.md#on-a-cluster).",
@@ -171,10 +211,22 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "There is no memory for more clients; new ones wait.",
         "[KubeproxyMemoryShortage](operations.md#kubeproxymemoryshortage)",
     ),
+    "not a kubeproxy: no CAP_NET_ADMIN": (
+        "A process with a name of a control process did not prove CAP_NET_ADMIN; it is ignored.",
+        "[A refused takeover](operations.md#a-refused-takeover)",
+    ),
+    "NOTIFY_SOCKET ignored: unknown address": (
+        "An environment without systemd's notification.",
+        "Remove the variable, or correct it.",
+    ),
     "objects left out; too many to keep": (
         "The objects of one kind exceed the memory bound; the largest namespace loses some.",
         "Delete objects of that namespace, or limit them by a ResourceQuota; see "
         "[reliability.md](reliability.md#the-api-server-goes-away).",
+    ),
+    "orphaned worker: other takeover protocol": (
+        "A worker of an earlier run has another version of the takeover protocol; its session affinity is not fetched.",
+        "[Versions side by side](upgrade.md#versions-side-by-side)",
     ),
     "part failed": (
         "A part stopped for a known reason and is started again.",
@@ -192,6 +244,31 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "An object of the API server has fields that cannot be served; `faults` lists them.",
         "Correct the object; the rest of it is served.",
     ),
+    "predecessor does not answer": (
+        "The predecessor stopped answering during a takeover; it goes on without.",
+        "Look whether that process (`pid`) hangs.",
+    ),
+    "predecessor does not stop in time": (
+        "The running instance accepted the request to stop and is still there after its grace period.",
+        "End it.",
+    ),
+    "predecessor has ended": (
+        "The predecessor ended during a takeover.",
+        "Nothing.",
+    ),
+    "predecessor: other protocol, cannot stop it": (
+        "The running instance has another version of the takeover protocol and did not accept the request to stop.",
+        "End it (`pid`).",
+    ),
+    "predecessor: other takeover protocol, stops first": (
+        "The running instance has another version of the takeover protocol; it was asked to stop, and this "
+        "one waits for it.",
+        "[Versions side by side](upgrade.md#versions-side-by-side)",
+    ),
+    "re-exec refused": (
+        "SIGUSR2 came, and the program on disk does not start with this configuration.",
+        "Repair what `reason` names, and send SIGUSR2 again.",
+    ),
     "rules changed by another process, restoring": (
         "Another program changed our rules; they are restored.",
         "[Rules change by themselves](troubleshooting.md#rules-change-by-themselves)",
@@ -203,6 +280,14 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "service has a problem": (
         "A Service is not served, or not completely.",
         "[KubeproxyServicesDegraded](operations.md#kubeproxyservicesdegraded)",
+    ),
+    "session affinity not restored": (
+        "The affinity of the predecessor could not be fetched.",
+        "Nothing; clients may change their endpoint once.",
+    ),
+    "session affinity not sent": (
+        "The affinity could not be sent to the new instance.",
+        "Nothing; clients may change their endpoint once.",
     ),
     "sync failed": (
         "A fault of a controller while it handled an object; a traceback follows. It is tried again.",
@@ -239,6 +324,14 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "update failed, retrying": (
         "`part` (data plane, netfilter, conntrack) refuses changes; `reason` is the kernel's or the worker's.",
         "[KubeproxySyncFailing](operations.md#kubeproxysyncfailing)",
+    ),
+    "WATCHDOG_USEC or WATCHDOG_PID ignored": (
+        "An environment with an invalid watchdog.",
+        "Correct `WatchdogSec=`.",
+    ),
+    "worker process has ended": (
+        "A worker process ended; `reason` has its signal or exit status.",
+        "[KubeproxyWorkerRestarts](operations.md#kubeproxyworkerrestarts)",
     ),
 }
 """Meaning and remedy of a message, by its text as it stands in the source."""
