@@ -6,26 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
-    "a background task ended by an internal error": (
-        "A fault of kubeproxy; a traceback follows. Everything else continues.",
-        "Report it with the traceback. Restart if something is missing.",
-    ),
-    "health check node port not served": (
-        "The port that a load balancer asks for a Service's health is taken, or reserved.",
-        "Free the port, or give the Service another `healthCheckNodePort`.",
-    ),
-    "watch broke": (
-        "A watch delivered something that is no Kubernetes object (a warning), or was cut (information). It "
-        "continues, or a list follows (`next`).",
-        "Nothing, unless it repeats: then look what stands between this node and the API server.",
-    ),
-    "a worker has ended; its connections are lost, another takes its place": (
-        "A worker process ended; `reason` has its signal or exit status.",
-        "[KubeproxyWorkerRestarts](operations.md#kubeproxyworkerrestarts)",
-    ),
-    "endpoint ejected": (
-        "An endpoint failed twice in a row and gets no clients until a probe succeeds.",
-        "[KubeproxyEndpointsEjected](operations.md#kubeproxyendpointsejected)",
+    "access log skipped connections": (
+        "More connections ended at once than the access log takes.",
+        "More workers, or no access log.",
     ),
     "another kubeproxy does not answer": (
         "A running instance does not speak with this new one.",
@@ -35,9 +18,17 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A younger instance has the rules; this one drains.",
         "[A refused takeover](operations.md#a-refused-takeover)",
     ),
+    "API server has no such node": (
+        "There is no Node object of this name.",
+        "`--hostname-override`; or watch `/livez` outside of a cluster.",
+    ),
     "API server lost, serving last state": (
         "No request succeeds; what is known is served.",
         "[KubeproxyWatchStale](operations.md#kubeproxywatchstale)",
+    ),
+    "API server refuses events": (
+        "The API server refuses Events of this kind.",
+        "RBAC: `deploy/base/cluster-role.yaml`.",
     ),
     "background task failed": (
         "A fault of kubeproxy in an HTTP server; a traceback follows.",
@@ -47,21 +38,17 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "An HTTP server got no descriptor or memory for a connection.",
         "[KubeproxyDescriptorsLow](operations.md#kubeproxydescriptorslow)",
     ),
+    "cannot change rules at exit": (
+        "At a stop the rules could not be replaced by a pause or removed.",
+        "`kubeproxy cleanup`, if no other instance starts.",
+    ),
     "cannot delete UDP flows": (
         "At a stop, old UDP flows could not be deleted.",
         "`conntrack -D -p udp` for the Services' addresses, if clients get no answer.",
     ),
-    "cannot dial endpoints from clients' addresses; they will see this node's": (
-        "The kernel or the privileges do not allow it; `reason` says which.",
-        "What [netfilter.md](netfilter.md#needs) lists; or `--preserve-client-address=never`.",
-    ),
     "cannot drop capabilities": (
         "The process keeps more capabilities than it needs.",
         "A seccomp or security module forbids it; allow `capset` and `prctl`.",
-    ),
-    "cannot execute itself anew; goes on as it is": (
-        "SIGUSR2 came, and the program on disk does not start with this configuration.",
-        "Repair what `reason` names, and send SIGUSR2 again.",
     ),
     "cannot fetch ended connections": (
         "A worker does not answer, so the access log has its connections later.",
@@ -71,19 +58,27 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Another process has the address of the health or metrics server.",
         "`ss -lntup`; stop that process (kube-proxy?), or change the setting in `setting`.",
     ),
-    "manifests cannot be checked now": (
-        "A directory or file cannot be read now; the last state is served.",
-        "Repair what `reason` names; it is retried.",
-    ),
     "cannot mark dials; loops end later": (
         "Dials have no mark, so only the hop limit ends a loop.",
         "Linux 5.17, or CAP_NET_ADMIN; see [netfilter.md](netfilter.md#the-proxys-own-dials).",
+    ),
+    "cannot notify service manager": (
+        "systemd's socket does not take notifications.",
+        "`reason`; systemd may restart the service by its watchdog.",
+    ),
+    "cannot preserve client addresses": (
+        "The kernel or the privileges do not allow it; `reason` says which.",
+        "What [netfilter.md](netfilter.md#needs) lists; or `--preserve-client-address=never`.",
     ),
     "cannot read redirects": (
         "The rules cannot be read back, so a younger instance is not recognized by them. It is tried again.",
         "Repair what `reason` names.",
     ),
-    "cannot remove the predecessor's rules": (
+    "cannot remove earlier run's redirects": (
+        "At start the pause could not be set.",
+        "`reason` is the kernel's; clients may be refused until serving begins.",
+    ),
+    "cannot remove rules of predecessor": (
         "After a takeover with another packet filter the old rules are still there.",
         "`reason`; then `kubeproxy cleanup` of the old adapter's rules by hand.",
     ),
@@ -91,23 +86,19 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Start failed for a reason outside of the configuration: the kernel, a port.",
         "Repair what `reason` names.",
     ),
-    "changed, but only after a restart": (
-        "A reload changed fields that are read only at start.",
-        "Restart, or re-exec by SIGUSR2.",
-    ),
-    "no descriptors for new clients": (
-        "The limit on open files is reached; new clients wait.",
-        "[KubeproxyAcceptPaused](operations.md#kubeproxyacceptpaused)",
-    ),
-    "no memory for new clients": (
-        "There is no memory for more clients; new ones wait.",
-        "[KubeproxyMemoryShortage](operations.md#kubeproxymemoryshortage)",
+    "cannot write the access log": (
+        "The file of the access log; `lines_lost` were not written.",
+        "Free the disk, or repair the path; later lines are tried again.",
     ),
     "commit refused, reading the table again": (
         "Another program changed a legacy table at the same time.",
         "Nothing, unless it repeats.",
     ),
-    "configuration is faulty; the old one stays": (
+    "configuration change needs restart": (
+        "A reload changed fields that are read only at start.",
+        "Restart, or re-exec by SIGUSR2.",
+    ),
+    "configuration rejected, old one stays": (
         "SIGHUP came, and the file has this fault. One line for each fault.",
         "`kubeproxy check --config FILE`, then reload again.",
     ),
@@ -121,7 +112,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "connections loop through proxies": (
         "An endpoint leads back to a proxy; the hop limit ended the connections.",
-        "Correct the EndpointSlice of the Service; [KubeproxyDialFailures](operations.md#kubeproxydialfailures).",
+        ("Correct the EndpointSlice of the Service; [KubeproxyDialFailures](operations.md#kubeproxydialfailures)."),
     ),
     "connections refused: too many per second": (
         "An address connects to the health or metrics server too often; `client` has it.",
@@ -131,51 +122,100 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Token, certificate or exec plugin failed; the old credentials are used.",
         "Repair what `error` names.",
     ),
-    "no ephemeral port for a dial": (
-        "No ephemeral port is free towards an endpoint.",
-        "[KubeproxyEphemeralPortsExhausted](operations.md#kubeproxyephemeralportsexhausted)",
+    "data plane degraded": (
+        "A worker dies again and again, or does not answer.",
+        "[KubeproxyDataPlaneDegraded](operations.md#kubeproxydataplanedegraded)",
     ),
-    "API server refuses events": (
-        "The API server refuses Events of this kind.",
-        "RBAC: `deploy/base/cluster-role.yaml`.",
+    "data plane metrics missing": (
+        "Workers did not answer a scrape in time.",
+        "[KubeproxyWorkerLag](operations.md#kubeproxyworkerlag)",
+    ),
+    "earlier instances have ended": (
+        "Predecessor and orphaned workers ended before all sources were complete.",
+        "Nothing; Services of the missing source follow.",
+    ),
+    "endpoint ejected": (
+        "An endpoint failed twice in a row and gets no clients until a probe succeeds.",
+        "[KubeproxyEndpointsEjected](operations.md#kubeproxyendpointsejected)",
+    ),
+    "health check node port not served": (
+        "The port that a load balancer asks for a Service's health is taken, or reserved.",
+        "Free the port, or give the Service another `healthCheckNodePort`.",
+    ),
+    "informer handler failed": (
+        "A fault of a controller's handler; a traceback follows. Other handlers got the change.",
+        "Report it with the traceback.",
+    ),
+    "leadership lost": (
+        "The controller manager could not renew its Lease in time, and stops its controllers.",
+        "See the messages before it; another instance leads, or this one does again.",
+    ),
+    "lease renewal got no answer": (
+        "The API server did not answer a renewal of the Lease in time; it is tried again until the deadline.",
+        "The API server, and the way to it.",
+    ),
+    "lease request failed": (
+        "The API server refused a request for the Lease; it is tried again.",
+        "`error`; RBAC for `leases` of `coordination.k8s.io`.",
     ),
     "manifest fault": (
         "A manifest has this fault; its last good version is served.",
         "[KubeproxyManifestsFaulty](operations.md#kubeproxymanifestsfaulty)",
     ),
+    "manifests cannot be checked now": (
+        "A directory or file cannot be read now; the last state is served.",
+        "Repair what `reason` names; it is retried.",
+    ),
     "manifests polled, not watched": (
         "The kernel cannot watch a directory; it is read at intervals.",
         "`fs.inotify.max_user_watches`, or nothing.",
     ),
-    "more endpoints ejected": (
-        "More endpoints were ejected than are logged at once.",
-        "`kubeproxy status` lists all.",
-    ),
-    "more manifest faults": (
-        "More faults than are logged at once.",
-        "`kubeproxy check --manifests DIR` lists all.",
+    "more endpoints ejected": ("More endpoints were ejected than are logged at once.", "`kubeproxy status` lists all."),
+    "more manifest faults": ("More faults than are logged at once.", "`kubeproxy check --manifests DIR` lists all."),
+    "new instance left before takeover": ("A new instance ended before its rules were in force.", "Look at its log."),
+    "new instance: other takeover protocol, stopping": (
+        "A new instance with another version of the takeover protocol came; this one drains and ends for it.",
+        "[Versions side by side](upgrade.md#versions-side-by-side)",
     ),
     "no API server yet": (
         "At start: no request has succeeded yet.",
         "The address and credentials of the API server; see [install.md](install.md#on-a-cluster).",
     ),
-    "not a kubeproxy: it has no CAP_NET_ADMIN": (
+    "no descriptors for new clients": (
+        "The limit on open files is reached; new clients wait.",
+        "[KubeproxyAcceptPaused](operations.md#kubeproxyacceptpaused)",
+    ),
+    "no ephemeral port for a dial": (
+        "No ephemeral port is free towards an endpoint.",
+        "[KubeproxyEphemeralPortsExhausted](operations.md#kubeproxyephemeralportsexhausted)",
+    ),
+    "no memory for new clients": (
+        "There is no memory for more clients; new ones wait.",
+        "[KubeproxyMemoryShortage](operations.md#kubeproxymemoryshortage)",
+    ),
+    "not a kubeproxy: no CAP_NET_ADMIN": (
         "A process with a name of a control process did not prove CAP_NET_ADMIN; it is ignored.",
         "[A refused takeover](operations.md#a-refused-takeover)",
     ),
-    "NOTIFY_SOCKET is no address that we know; the service manager is told nothing": (
+    "NOTIFY_SOCKET ignored: unknown address": (
         "An environment without systemd's notification.",
         "Remove the variable, or correct it.",
     ),
     "objects left out; too many to keep": (
         "The objects of one kind exceed the memory bound; the largest namespace loses some.",
-        "Delete objects of that namespace, or limit them by a ResourceQuota; see "
-        "[reliability.md](reliability.md#the-api-server-goes-away).",
+        (
+            "Delete objects of that namespace, or limit them by a ResourceQuota; see "
+            "[reliability.md](reliability.md#the-api-server-goes-away)."
+        ),
     ),
-    "part failed": (
-        "A part stopped for a known reason and is started again.",
-        "Repair what `reason` names.",
+    "orphaned worker: other takeover protocol": (
+        (
+            "A worker of an earlier run has another version of the takeover protocol; its session affinity is not"
+            " fetched."
+        ),
+        "[Versions side by side](upgrade.md#versions-side-by-side)",
     ),
+    "part failed": ("A part stopped for a known reason and is started again.", "Repair what `reason` names."),
     "part failed by internal error": (
         "A fault of kubeproxy; a traceback follows. The part is started again.",
         "Report it with the traceback.",
@@ -188,21 +228,62 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "An object of the API server has fields that cannot be served; `faults` lists them.",
         "Correct the object; the rest of it is served.",
     ),
+    "predecessor does not answer": (
+        "The predecessor stopped answering during a takeover; it goes on without.",
+        "Look whether that process (`pid`) hangs.",
+    ),
+    "predecessor does not stop in time": (
+        "The running instance accepted the request to stop and is still there after its grace period.",
+        "End it.",
+    ),
+    "predecessor has ended": ("The predecessor ended during a takeover.", "Nothing."),
+    "predecessor: other protocol, cannot stop it": (
+        ("The running instance has another version of the takeover protocol and did not accept the request to stop."),
+        "End it (`pid`).",
+    ),
+    "predecessor: other takeover protocol, stops first": (
+        (
+            "The running instance has another version of the takeover protocol; it was asked to stop, and this "
+            "one waits for it."
+        ),
+        "[Versions side by side](upgrade.md#versions-side-by-side)",
+    ),
+    "re-exec refused": (
+        "SIGUSR2 came, and the program on disk does not start with this configuration.",
+        "Repair what `reason` names, and send SIGUSR2 again.",
+    ),
+    "reading this node is forbidden": ("RBAC forbids reading the Node.", "RBAC: `deploy/base/cluster-role.yaml`."),
+    "reflector failed, listing again": (
+        "A fault of kubeproxy while reading from the API server; it lists anew.",
+        "Report it with the traceback.",
+    ),
     "rules changed by another process, restoring": (
         "Another program changed our rules; they are restored.",
         "[Rules change by themselves](troubleshooting.md#rules-change-by-themselves)",
     ),
-    "rules of an earlier run stay until ours are in force": (
-        "At start the pause could not be set.",
-        "`reason` is the kernel's; clients may be refused until serving begins.",
+    "selector is invalid": (
+        "The selector of an object cannot be evaluated; its controller leaves the object alone.",
+        "Correct the object's `spec.selector`.",
     ),
     "service has a problem": (
         "A Service is not served, or not completely.",
         "[KubeproxyServicesDegraded](operations.md#kubeproxyservicesdegraded)",
     ),
-    "session affinity begins anew": (
+    "session affinity not restored": (
         "The affinity of the predecessor could not be fetched.",
         "Nothing; clients may change their endpoint once.",
+    ),
+    "session affinity not sent": (
+        "The affinity could not be sent to the new instance.",
+        "Nothing; clients may change their endpoint once.",
+    ),
+    "sync failed": (
+        "A fault of a controller while it handled an object; a traceback follows. It is tried again.",
+        "Report it with the traceback.",
+    ),
+    "sync given up": (
+        "An object failed too often; it is handled again at its next change.",
+        "`error`; then change the object, or restart the controller manager.",
     ),
     "takeover refused: no CAP_NET_ADMIN": (
         "A process asked to take over and did not prove CAP_NET_ADMIN.",
@@ -212,62 +293,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A new instance claimed that its rules are in force; the kernel shows otherwise.",
         "[A refused takeover](operations.md#a-refused-takeover)",
     ),
-    "cannot write the access log": (
-        "The file of the access log; `lines_lost` were not written.",
-        "Free the disk, or repair the path; later lines are tried again.",
-    ),
-    "access log skipped connections": (
-        "More connections ended at once than the access log takes.",
-        "More workers, or no access log.",
-    ),
-    "API server has no such node": (
-        "There is no Node object of this name.",
-        "`--hostname-override`; or watch `/livez` outside of a cluster.",
-    ),
-    "data plane degraded": (
-        "A worker dies again and again, or does not answer.",
-        "[KubeproxyDataPlaneDegraded](operations.md#kubeproxydataplanedegraded)",
-    ),
-    "data plane metrics missing": (
-        "Workers did not answer a scrape in time.",
-        "[KubeproxyWorkerLag](operations.md#kubeproxyworkerlag)",
-    ),
-    "the packet filter's rules stay as they are": (
-        "At a stop the rules could not be replaced by a pause or removed.",
-        "`kubeproxy cleanup`, if no other instance starts.",
-    ),
-    "the process that served before does not answer": (
-        "The predecessor stopped answering during a takeover; it goes on without.",
-        "Look whether that process (`pid`) hangs.",
-    ),
-    "the process that served before has gone": (
-        "The predecessor ended during a takeover.",
-        "Nothing.",
-    ),
-    "reflector failed, listing again": (
-        "A fault of kubeproxy while reading from the API server; it lists anew.",
-        "Report it with the traceback.",
-    ),
-    "the service manager cannot be told how we are; of this no more is said": (
-        "systemd's socket does not take notifications.",
-        "`reason`; systemd may restart the service by its watchdog.",
-    ),
-    "the successor does not hear of session affinity: it begins anew": (
-        "The affinity could not be sent to the new instance.",
-        "Nothing; clients may change their endpoint once.",
-    ),
-    "the successor has gone before it took over; goes on as before": (
-        "A new instance ended before its rules were in force.",
-        "Look at its log.",
-    ),
-    "reading this node is forbidden": (
-        "RBAC forbids reading the Node.",
-        "RBAC: `deploy/base/cluster-role.yaml`.",
-    ),
-    "those who served before have gone; serves what is known": (
-        "Predecessor and orphaned workers ended before all sources were complete.",
-        "Nothing; Services of the missing source follow.",
-    ),
     "transaction refused, reading the kernel's rules": (
         "nft refused a change; the table is read and the change repeated.",
         "Nothing, unless it repeats.",
@@ -276,9 +301,17 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "`part` (data plane, netfilter, conntrack) refuses changes; `reason` is the kernel's or the worker's.",
         "[KubeproxySyncFailing](operations.md#kubeproxysyncfailing)",
     ),
-    "WATCHDOG_USEC or WATCHDOG_PID is no number greater than 0; no watchdog is fed": (
-        "An environment with an invalid watchdog.",
-        "Correct `WatchdogSec=`.",
+    "watch broke": (
+        (
+            "A watch delivered something that is no Kubernetes object (a warning), or was cut (information). It "
+            "continues, or a list follows (`next`)."
+        ),
+        "Nothing, unless it repeats: then look what stands between this node and the API server.",
+    ),
+    "WATCHDOG_USEC or WATCHDOG_PID ignored": ("An environment with an invalid watchdog.", "Correct `WatchdogSec=`."),
+    "worker process has ended": (
+        "A worker process ended; `reason` has its signal or exit status.",
+        "[KubeproxyWorkerRestarts](operations.md#kubeproxyworkerrestarts)",
     ),
 }
 """Meaning and remedy of a message, by its text as it stands in the source."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from docs.generators.log_explanations import EXPLANATIONS
@@ -69,14 +70,16 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
         yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))
 
 
-def messages() -> list[Message]:
+@cache
+def messages() -> tuple[Message, ...]:
     """All log calls whose text stands in the source."""
-    return sorted(
+    found = (
         Message(it.level, text, it.fields, file, it.line)
         for file, tree in sources()
         for it in log_calls(tree)
         for text in it.texts
     )
+    return tuple(sorted(found))
 
 
 def computed() -> list[str]:
@@ -176,8 +179,9 @@ def _texts(argument: ast.expr, constants: dict[str, ast.expr]) -> Iterator[str]:
             yield "…"
 
 
-def _most_severe(found: list[Message]) -> Iterator[Message]:
+def _most_severe(found: Iterable[Message]) -> Iterator[Message]:
     """A text that is logged at several levels is listed under the most severe one."""
+    found = list(found)
     severity = list(LEVELS.values()).index
     highest: dict[str, str] = {}
     for it in found:
