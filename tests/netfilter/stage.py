@@ -96,7 +96,7 @@ class Adapter:
 
 @contextlib.contextmanager
 def serving(host: Host, protocol: Protocol, port: int, family: Family, *, address: str | None = None) -> Iterator[None]:
-    """A server on a host that answers ``pong PORT`` on one port, from the address asked, as the data plane would."""
+    """A server that answers ``pong PORT``, from the address asked, as the data plane would."""
     inet = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
     kind = socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM
     sock = host.make_socket(inet, kind)

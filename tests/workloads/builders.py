@@ -30,7 +30,7 @@ def deployment(
     generation: int = 1,
     **spec: Any,
 ) -> Deployment:
-    """A Deployment."""
+    """A Deployment with defaults that a test can replace."""
     rolling = (
         {"rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}} if strategy == "RollingUpdate" else {}
     )

@@ -57,7 +57,7 @@ class Invariants:
         after = write.new["spec"]["replicas"] if write.new else 0
         total = sum(each["spec"]["replicas"] for each in owned)
         typed = msgspec.convert({**deployment, "spec": _raw_template(deployment["spec"])}, Deployment)
-        # A decision may have been made before an edit that nobody has seen yet: then the size was right a moment ago.
+        # A decision may have been made before an edit that no watch has shown: then the size was right a moment ago.
         seen = deployment["status"].get("observedGeneration", 0) >= deployment["metadata"]["generation"]
         if after > before and seen and total > surge.max_total(typed) and typed.rolling:
             self._violated(write, f"{total} wanted pods, allowed are {surge.max_total(typed)}")
@@ -71,7 +71,7 @@ class Invariants:
             self._violated(write, "a pod without a controller was created")
         gone = write.old is not None and (write.new is None or "deletionTimestamp" in write.new["metadata"])
         if gone and _controller(item) is None:
-            self._violated(write, "a pod of nobody was deleted")
+            self._violated(write, "a pod without a controller was deleted")
 
     def _deployment(self, write: Write) -> None:
         if write.old is None or write.new is None:

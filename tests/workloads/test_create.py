@@ -54,7 +54,7 @@ async def test_a_broken_document_costs_none_of_the_others(server: WriteServer, r
 
 
 @pytest.mark.parametrize("modern", [True, False])
-async def test_every_bad_object_is_told_with_its_place_and_the_others_are_created(
+async def test_bad_objects_are_reported_with_their_place_and_the_others_created(
     server: WriteServer, run: Run, modern: bool
 ) -> None:
     server.modern = modern
@@ -155,7 +155,7 @@ async def test_a_resource_defined_in_the_same_file_is_waited_for(server: WriteSe
     ]
 
 
-async def test_a_definition_that_never_gets_ready_is_told(
+async def test_a_definition_that_never_gets_ready_is_reported(
     server: WriteServer, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kubeproxy.workloads.create.established.WAIT_S", 0.3)
@@ -212,9 +212,7 @@ async def test_a_selector_leaves_the_others_out(server: WriteServer, run: Run) -
     assert 'the provided selector "app in" is not valid' in wrong.err
 
 
-async def test_all_wrong_arguments_are_told_before_anything_is_created(
-    server: WriteServer, run: Run, tmp_path: Path
-) -> None:
+async def test_wrong_arguments_are_reported_before_any_creation(server: WriteServer, run: Run, tmp_path: Path) -> None:
     good = tmp_path / "good.yaml"
     good.write_text(config_map("a"))
     done = await run(server, filenames=(str(good), "/nowhere/x.yaml", "-", "-"), selector="!!")
@@ -260,7 +258,7 @@ async def test_what_is_kept_in_annotations(server: WriteServer, run: Run) -> Non
     )
 
 
-async def test_warnings_are_told_once_and_may_count_as_errors(server: WriteServer, run: Run) -> None:
+async def test_warnings_are_printed_once_and_may_count_as_errors(server: WriteServer, run: Run) -> None:
     def warned(name: str) -> str:
         return config_map(name, metadata={"annotations": {"warn": 'old "version"'}})
 
@@ -437,7 +435,7 @@ async def test_errors_from_before_the_server_is_missed_are_printed_too(server: W
     assert second.startswith("The connection to the server ")
 
 
-async def test_no_server_at_all_is_told_as_kubectl_tells_it(server: WriteServer, run: Run) -> None:
+async def test_a_missing_server_is_reported_as_by_kubectl(server: WriteServer, run: Run) -> None:
     host = server.url.removeprefix("http://")
     await server.stop()
     done = await run(server, config_map("a"))
@@ -450,14 +448,14 @@ async def test_no_server_at_all_is_told_as_kubectl_tells_it(server: WriteServer,
 @pytest.mark.parametrize(
     ("body", "code"), [(b"<html>proxy</html>", 201), (b"{", 200), (b"[]", 200), (b"\xff\xfe", 201), (b"", 200)]
 )
-async def test_an_answer_that_makes_no_sense_is_told(server: WriteServer, run: Run, body: bytes, code: int) -> None:
+async def test_an_invalid_answer_is_reported(server: WriteServer, run: Run, body: bytes, code: int) -> None:
     server.faults.append(garbage_fault(body, code=code))
     done = await run(server, config_map("a") + config_map("b"))
     assert (done.status, done.lines) == (1, ["configmap/b created"])
     assert "answered" in done.err
 
 
-async def test_an_error_page_is_told_as_kubectl_tells_it(server: WriteServer, run: Run) -> None:
+async def test_an_error_page_is_reported_as_by_kubectl(server: WriteServer, run: Run) -> None:
     server.faults.append(garbage_fault(b"<html>bad gateway</html>", code=502))
     done = await run(server, config_map("a"))
     assert done.err == (

@@ -20,7 +20,7 @@ def test_the_new_replica_set_has_the_template() -> None:
     assert revisions.find_new(deployment(image="web:9"), sets) is None
 
 
-def test_equal_times_are_told_apart_by_name() -> None:
+def test_equal_times_are_ordered_by_name() -> None:
     sets = [replica_set("b", image="web:1"), replica_set("a", image="web:1")]
     assert revisions.find_new(deployment(), sets) == sets[1]
 

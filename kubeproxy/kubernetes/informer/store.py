@@ -17,7 +17,7 @@ ORPHANS = "orphans"
 
 
 def by_namespace(item: Object) -> Iterable[str]:
-    """By namespace."""
+    """The index function for lookups by namespace."""
     return (item.metadata.namespace,)
 
 

@@ -1,4 +1,4 @@
-"""Which server, and as whom: flags, files and their order, relative paths, what is wrong."""
+"""Server and identity: flags, files and their order, relative paths, what is wrong."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_paths_are_relative_to_their_file_and_data_stays_in_memory(tmp_path: Pat
     assert found.cert_file.startswith("/proc/self/fd/")
 
 
-def test_whom_to_act_as(tmp_path: Path) -> None:
+def test_impersonation(tmp_path: Path) -> None:
     path = written(tmp_path / "c", config(user={"token": "t", "as": "jane", "as-groups": ["dev"]}))
     assert load(Overrides(kubeconfig=path), {}).impersonate["user"] == "jane"
     found = load(Overrides(kubeconfig=path, impersonate="joe", impersonate_groups=("ops",)), {}).impersonate
@@ -132,7 +132,7 @@ def test_what_is_named_has_to_be_there(tmp_path: Path, flags: dict[str, str], ex
         ("\0", "error loading config file"),
     ],
 )
-def test_a_file_that_is_wrong_is_told(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_wrong_file_is_reported(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "c").write_text(text)
     if not expected:
         load(Overrides(kubeconfig=str(tmp_path / "c")), {})

@@ -60,7 +60,7 @@ async def cut(request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
-async def test_who_asks(server: Server) -> None:
+async def test_user_agent_and_identity(server: Server) -> None:
     server.handlers = [answer(200, {})]
     impersonate = {"user": "jane", "uid": "7", "groups": ["a", "b"], "extra": {"scopes/x": ["y"]}}
     async with RestClient(ClientConfig(host=server.url, token="t", impersonate=impersonate)) as client:
@@ -176,7 +176,7 @@ async def test_a_plugin_is_run_once_and_again_after_a_refusal(server: Server, tm
     ]
 
 
-async def test_a_plugin_that_fails_is_told(server: Server) -> None:
+async def test_a_failing_plugin_is_reported(server: Server) -> None:
     user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/nowhere/plugin"}}
     async with RestClient(ClientConfig(host=server.url, plugin=user)) as client:
         with pytest.raises(ConfigError, match="getting credentials: "):

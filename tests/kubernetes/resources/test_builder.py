@@ -78,7 +78,7 @@ async def test_every_error_is_kept(builder: Builder) -> None:
     ]
 
 
-async def test_an_unknown_type_is_told(builder: Builder) -> None:
+async def test_an_unknown_type_is_reported(builder: Builder) -> None:
     with pytest.raises(ConfigError, match='the server doesn\'t have a resource type "nope"'):
         await names(builder.types_or_names("nope", "x"))
 
@@ -138,7 +138,7 @@ async def test_one_document_is_visited_before_the_next_is_read(builder: Builder,
         ({"types": ["cm"], "selector": "a in"}, "the provided selector"),
     ],
 )
-def test_what_contradicts_itself_is_told_before_anything_is_asked(
+def test_contradictions_are_reported_before_any_request(
     steps: dict[str, list[str]], expected: str, tmp_path: Path
 ) -> None:
     (tmp_path / "x").write_text("")

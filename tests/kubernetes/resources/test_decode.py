@@ -84,11 +84,11 @@ def test_numbers_of_json_are_kept_as_kubectl_keeps_them() -> None:
         ("\0", "control characters are not allowed"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_its_place(text: str, expected: str) -> None:
+def test_faults_are_reported_with_their_place(text: str, expected: str) -> None:
     assert expected in fault(text)
 
 
-def test_keys_that_are_there_twice_are_told_and_the_last_counts() -> None:
+def test_duplicate_keys_are_reported_and_the_last_counts() -> None:
     splitter = Splitter("it")
     for text in ("apiVersion: v1\nkind: X\na: 1\na: 2\n", '{"apiVersion": "v1", "kind": "X", "a": 1, "a": 2}'):
         document = next(iter(splitter.feed(f"{text}\n---\n".encode())))

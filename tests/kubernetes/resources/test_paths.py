@@ -44,7 +44,7 @@ def test_patterns_lists_and_any_suffix(tree: Path) -> None:
     assert names(tree, f"b.yaml,{tree}/a.json") == ["b.yaml", "a.json"]
 
 
-def test_all_that_is_wrong_is_told(tree: Path) -> None:
+def test_every_fault_is_reported(tree: Path) -> None:
     sources, errors = expand(["nowhere", "-", "-", str(tree / "c"), "no*thing", ""], recursive=False)
     assert len(sources) == 2
     assert [str(error).replace(str(tree), "") for error in errors] == [
@@ -130,7 +130,7 @@ async def test_what_no_manifest_is_answered_with(
             await body(url)
 
 
-async def test_nobody_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_listener_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "URL_PAUSE_S", 0.01)
     with pytest.raises(SourceError, match="unable to read URL"):
         await body("http://127.0.0.1:1/x.yaml")

@@ -66,7 +66,7 @@ def test_a_document_that_is_too_long_ends_the_stream() -> None:
         documents(b'{"a": "' + b"x" * 2000, step=100, max_document=1000)
 
 
-def test_half_a_character_of_utf_16_is_told() -> None:
+def test_half_a_character_of_utf_16_is_reported() -> None:
     with pytest.raises(UnreadableError, match="not UTF-16"):
         documents(b"\xff\xfea")
 

@@ -49,7 +49,7 @@ def start(stage: Stage, package: Path | None, *options: str, netfilter: str) -> 
 def test_an_owner_of_another_version_stops_first(
     stage: Stage, other_version: Path, netfilter: str, upgrade: bool
 ) -> None:
-    """Clients wait, as they do for a stop and a start, and none fails; the rules are the new instance's, undisputed."""
+    """Clients wait as for a stop and a start. None fails, and the rules are the new instance's."""
     stage.write_service([0, 1, 2])
     first, second = (None, other_version) if upgrade else (other_version, None)
     before = start(stage, first, "--workers=1", "--cleanup-on-exit", netfilter=netfilter)

@@ -62,7 +62,7 @@ class Play:
         return sorted(found["items"], key=lambda item: str(item["metadata"]["name"]))
 
     async def replica_sets(self) -> list[Json]:
-        """The ReplicaSets."""
+        """All ReplicaSets of the namespace, as the server has them."""
         items: list[Json] = (await ask(self.client, "GET", f"{self._apps}/replicasets"))["items"]
         return items
 
@@ -96,7 +96,7 @@ class Play:
         raise AssertionError(f"{self.namespace} is not looked at")
 
     async def outcome(self) -> Json:
-        """Everything that must be the same, whoever the controllers are."""
+        """Everything that must be the same with every controller."""
         deployments = (await ask(self.client, "GET", f"{self._apps}/deployments"))["items"]
         replica_sets = await self.replica_sets()
         names = {

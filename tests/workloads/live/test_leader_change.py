@@ -114,7 +114,7 @@ def test_a_leader_that_was_stopped_for_longer_than_its_lease_writes_nothing_any_
     assert "leadership lost" in plane.log("first")
 
 
-def test_a_leader_that_is_told_to_end_gives_the_lease_up(plane: ControlPlane) -> None:
+def test_a_stopped_leader_releases_the_lease(plane: ControlPlane) -> None:
     plane.start_ours(*LEASE, name="first", user="first")
 
     async def disturb() -> None:
