@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
-    "a background task ended by an internal error": (
+    "background task failed": (
         "A fault of kubeproxy; a traceback follows. Everything else continues.",
         "Report it with the traceback. Restart if something is missing.",
     ),
@@ -23,7 +23,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "continues, or a list follows (`next`).",
         "Nothing, unless it repeats: then look what stands between this node and the API server.",
     ),
-    "a worker has ended; its connections are lost, another takes its place": (
+    "worker process has ended": (
         "A worker process ended; `reason` has its signal or exit status.",
         "[KubeproxyWorkerRestarts](operations.md#kubeproxyworkerrestarts)",
     ),
@@ -55,7 +55,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "At a stop, old UDP flows could not be deleted.",
         "`conntrack -D -p udp` for the Services' addresses, if clients get no answer.",
     ),
-    "cannot dial endpoints from clients' addresses; they will see this node's": (
+    "cannot preserve client addresses": (
         "The kernel or the privileges do not allow it; `reason` says which.",
         "What [netfilter.md](netfilter.md#needs) lists; or `--preserve-client-address=never`.",
     ),
@@ -63,7 +63,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The process keeps more capabilities than it needs.",
         "A seccomp or security module forbids it; allow `capset` and `prctl`.",
     ),
-    "cannot execute itself anew; goes on as it is": (
+    "re-exec refused": (
         "SIGUSR2 came, and the program on disk does not start with this configuration.",
         "Repair what `reason` names, and send SIGUSR2 again.",
     ),
@@ -87,7 +87,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The rules cannot be read back, so a younger instance is not recognized by them. It is tried again.",
         "Repair what `reason` names.",
     ),
-    "cannot remove the predecessor's rules": (
+    "cannot remove rules of predecessor": (
         "After a takeover with another packet filter the old rules are still there.",
         "`reason`; then `kubeproxy cleanup` of the old adapter's rules by hand.",
     ),
@@ -95,7 +95,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Start failed for a reason outside of the configuration: the kernel, a port.",
         "Repair what `reason` names.",
     ),
-    "changed, but only after a restart": (
+    "configuration change needs restart": (
         "A reload changed fields that are read only at start.",
         "Restart, or re-exec by SIGUSR2.",
     ),
@@ -111,7 +111,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Another program changed a legacy table at the same time.",
         "Nothing, unless it repeats.",
     ),
-    "configuration is faulty; the old one stays": (
+    "configuration rejected, old one stays": (
         "SIGHUP came, and the file has this fault. One line for each fault.",
         "`kubeproxy check --config FILE`, then reload again.",
     ),
@@ -167,11 +167,11 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "At start: no request has succeeded yet.",
         "The address and credentials of the API server; see [install.md](install.md#on-a-cluster).",
     ),
-    "not a kubeproxy: it has no CAP_NET_ADMIN": (
+    "not a kubeproxy: no CAP_NET_ADMIN": (
         "A process with a name of a control process did not prove CAP_NET_ADMIN; it is ignored.",
         "[A refused takeover](operations.md#a-refused-takeover)",
     ),
-    "NOTIFY_SOCKET is no address that we know; the service manager is told nothing": (
+    "NOTIFY_SOCKET ignored: unknown address": (
         "An environment without systemd's notification.",
         "Remove the variable, or correct it.",
     ),
@@ -200,7 +200,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Another program changed our rules; they are restored.",
         "[Rules change by themselves](troubleshooting.md#rules-change-by-themselves)",
     ),
-    "rules of an earlier run stay until ours are in force": (
+    "cannot remove earlier run's redirects": (
         "At start the pause could not be set.",
         "`reason` is the kernel's; clients may be refused until serving begins.",
     ),
@@ -208,7 +208,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A Service is not served, or not completely.",
         "[KubeproxyServicesDegraded](operations.md#kubeproxyservicesdegraded)",
     ),
-    "session affinity begins anew": (
+    "session affinity not restored": (
         "The affinity of the predecessor could not be fetched.",
         "Nothing; clients may change their endpoint once.",
     ),
@@ -240,15 +240,15 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Workers did not answer a scrape in time.",
         "[KubeproxyWorkerLag](operations.md#kubeproxyworkerlag)",
     ),
-    "the packet filter's rules stay as they are": (
+    "cannot change rules at exit": (
         "At a stop the rules could not be replaced by a pause or removed.",
         "`kubeproxy cleanup`, if no other instance starts.",
     ),
-    "the process that served before does not answer": (
+    "predecessor does not answer": (
         "The predecessor stopped answering during a takeover; it goes on without.",
         "Look whether that process (`pid`) hangs.",
     ),
-    "the process that served before has gone": (
+    "predecessor has ended": (
         "The predecessor ended during a takeover.",
         "Nothing.",
     ),
@@ -256,15 +256,15 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A fault of kubeproxy while reading from the API server; it lists anew.",
         "Report it with the traceback.",
     ),
-    "the service manager cannot be told how we are; of this no more is said": (
+    "cannot notify service manager": (
         "systemd's socket does not take notifications.",
         "`reason`; systemd may restart the service by its watchdog.",
     ),
-    "the successor does not hear of session affinity: it begins anew": (
+    "session affinity not sent": (
         "The affinity could not be sent to the new instance.",
         "Nothing; clients may change their endpoint once.",
     ),
-    "the successor has gone before it took over; goes on as before": (
+    "new instance left before takeover": (
         "A new instance ended before its rules were in force.",
         "Look at its log.",
     ),
@@ -272,7 +272,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "RBAC forbids reading the Node.",
         "RBAC: `deploy/base/cluster-role.yaml`.",
     ),
-    "those who served before have gone; serves what is known": (
+    "earlier instances have ended": (
         "Predecessor and orphaned workers ended before all sources were complete.",
         "Nothing; Services of the missing source follow.",
     ),
@@ -284,7 +284,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "`part` (data plane, netfilter, conntrack) refuses changes; `reason` is the kernel's or the worker's.",
         "[KubeproxySyncFailing](operations.md#kubeproxysyncfailing)",
     ),
-    "WATCHDOG_USEC or WATCHDOG_PID is no number greater than 0; no watchdog is fed": (
+    "WATCHDOG_USEC or WATCHDOG_PID ignored": (
         "An environment with an invalid watchdog.",
         "Correct `WatchdogSec=`.",
     ),
