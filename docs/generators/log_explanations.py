@@ -43,10 +43,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "No request succeeds; what is known is served.",
         "[KubeproxyWatchStale](operations.md#kubeproxywatchstale)",
     ),
-    "background task failed": (
-        "A fault of kubeproxy in an HTTP server; a traceback follows.",
-        "Report it with the traceback.",
-    ),
     "cannot accept connections": (
         "An HTTP server got no descriptor or memory for a connection.",
         "[KubeproxyDescriptorsLow](operations.md#kubeproxydescriptorslow)",
@@ -215,6 +211,26 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "takeover refused: no CAP_NET_ADMIN": (
         "A process asked to take over and did not prove CAP_NET_ADMIN.",
         "[A refused takeover](operations.md#a-refused-takeover)",
+    ),
+    "new instance: other takeover protocol, stopping": (
+        "A new instance with another version of the takeover protocol waits; this one drains and stops.",
+        "Nothing: clients wait as they do for a stop and a start.",
+    ),
+    "predecessor: other takeover protocol, stops first": (
+        "The running instance has another version of the takeover protocol (`its`, `ours`); it drains and stops.",
+        "Nothing: clients wait as they do for a stop and a start.",
+    ),
+    "predecessor: other protocol, cannot stop it": (
+        "The running instance has another version of the takeover protocol and did not stop.",
+        "End it (`pid`); it yields by itself when it sees the new rules.",
+    ),
+    "predecessor does not stop in time": (
+        "The running instance was asked to stop, and lives on long after its grace period.",
+        "End it.",
+    ),
+    "orphaned worker: other takeover protocol": (
+        "A worker of an earlier run with another protocol version; it retires as usual, without its session affinity.",
+        "Nothing.",
     ),
     "takeover refused: rules lead here": (
         "A new instance claimed that its rules are in force; the kernel shows otherwise.",
