@@ -20,7 +20,7 @@ NO_LIMIT: Final = 2_147_483_647
 
 
 def _detach(spec: ReplicaSetSpec | ReplicationControllerSpec | DeploymentSpec) -> None:
-    """Copy the template out of the answer that it was decoded from; a view would keep a whole list in memory."""
+    """Copy the template out of the answer that it was decoded from. A view would keep a whole list in memory."""
     msgspec.structs.force_setattr(spec, "template", spec.template.copy())
 
 
