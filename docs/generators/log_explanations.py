@@ -6,15 +6,6 @@ from collections.abc import Mapping
 from typing import Final
 
 EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
-    "a helper process that parses manifests was lost; what it had is parsed here": (
-        "A parser process ended; its texts are parsed again.",
-        "Nothing, unless it repeats.",
-    ),
-    "a watch broke": (
-        "A watch delivered something that is no Kubernetes object (a warning), or was cut (information). It "
-        "continues, or a list follows (`next`).",
-        "Nothing, unless it repeats: then look what stands between this node and the API server.",
-    ),
     "access log skipped connections": (
         "More connections ended at once than the access log takes.",
         "More workers, or no access log.",
@@ -27,9 +18,17 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A younger instance has the rules; this one drains.",
         "[A refused takeover](operations.md#a-refused-takeover)",
     ),
-    "API server lost; serving on with what is known": (
+    "API server has no such node": (
+        "There is no Node object of this name.",
+        "`--hostname-override`; or watch `/livez` outside of a cluster.",
+    ),
+    "API server lost, serving last state": (
         "No request succeeds; what is known is served.",
         "[KubeproxyWatchStale](operations.md#kubeproxywatchstale)",
+    ),
+    "API server refuses events": (
+        "The API server refuses Events of this kind.",
+        "RBAC: `deploy/base/cluster-role.yaml`.",
     ),
     "background task failed": (
         "A fault of kubeproxy in an HTTP server; a traceback follows.",
@@ -58,10 +57,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "cannot listen, trying again": (
         "Another process has the address of the health or metrics server.",
         "`ss -lntup`; stop that process (kube-proxy?), or change the setting in `setting`.",
-    ),
-    "cannot look at manifests now": (
-        "A directory or file cannot be read now; the last state is served.",
-        "Repair what `reason` names; it is retried.",
     ),
     "cannot mark dials; loops end later": (
         "Dials have no mark, so only the hop limit ends a loop.",
@@ -123,7 +118,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "An address connects to the health or metrics server too often; `client` has it.",
         "Find that client; the health of the node is still answered to loopback.",
     ),
-    "credentials could not be renewed": (
+    "credentials not renewed": (
         "Token, certificate or exec plugin failed; the old credentials are used.",
         "Repair what `error` names.",
     ),
@@ -142,14 +137,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "endpoint ejected": (
         "An endpoint failed twice in a row and gets no clients until a probe succeeds.",
         "[KubeproxyEndpointsEjected](operations.md#kubeproxyendpointsejected)",
-    ),
-    "events are not taken by the API server; of this reason no more is said": (
-        "The API server refuses Events of this kind.",
-        "RBAC: `deploy/base/cluster-role.yaml`.",
-    ),
-    "fault in a manifest": (
-        "A manifest has this fault; its last good version is served.",
-        "[KubeproxyManifestsFaulty](operations.md#kubeproxymanifestsfaulty)",
     ),
     "health check node port not served": (
         "The port that a load balancer asks for a Service's health is taken, or reserved.",
@@ -171,11 +158,15 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The API server refused a request for the Lease; it is tried again.",
         "`error`; RBAC for `leases` of `coordination.k8s.io`.",
     ),
-    "manifests are parsed more slowly: a helper process cannot be started": (
-        "No parser process could be started.",
-        "The limit on processes.",
+    "manifest fault": (
+        "A manifest has this fault; its last good version is served.",
+        "[KubeproxyManifestsFaulty](operations.md#kubeproxymanifestsfaulty)",
     ),
-    "manifests are polled, not watched": (
+    "manifests cannot be checked now": (
+        "A directory or file cannot be read now; the last state is served.",
+        "Repair what `reason` names; it is retried.",
+    ),
+    "manifests polled, not watched": (
         "The kernel cannot watch a directory; it is read at intervals.",
         "`fs.inotify.max_user_watches`, or nothing.",
     ),
@@ -183,7 +174,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "More endpoints were ejected than are logged at once.",
         "`kubeproxy status` lists all.",
     ),
-    "more faults in manifests": (
+    "more manifest faults": (
         "More faults than are logged at once.",
         "`kubeproxy check --manifests DIR` lists all.",
     ),
@@ -240,7 +231,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A part got no memory or thread and is started again.",
         "Raise the limit on memory or processes (`TasksMax=`, pids).",
     ),
-    "parts of an object cannot be served": (
+    "parts of object not served": (
         "An object of the API server has fields that cannot be served; `faults` lists them.",
         "Correct the object; the rest of it is served.",
     ),
@@ -268,6 +259,14 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "re-exec refused": (
         "SIGUSR2 came, and the program on disk does not start with this configuration.",
         "Repair what `reason` names, and send SIGUSR2 again.",
+    ),
+    "reading this node is forbidden": (
+        "RBAC forbids reading the Node.",
+        "RBAC: `deploy/base/cluster-role.yaml`.",
+    ),
+    "reflector failed, listing again": (
+        "A fault of kubeproxy while reading from the API server; it lists anew.",
+        "Report it with the traceback.",
     ),
     "rules changed by another process, restoring": (
         "Another program changed our rules; they are restored.",
@@ -305,18 +304,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A new instance claimed that its rules are in force; the kernel shows otherwise.",
         "[A refused takeover](operations.md#a-refused-takeover)",
     ),
-    "the API server has no such node; /healthz says 503, and Services are served all the same": (
-        "There is no Node object of this name.",
-        "`--hostname-override`; or watch `/livez` outside of a cluster.",
-    ),
-    "the reflector stumbled": (
-        "A fault of kubeproxy while reading from the API server; it lists anew.",
-        "Report it with the traceback.",
-    ),
-    "this node's object may not be read; its zone, addresses and taints stay unknown": (
-        "RBAC forbids reading the Node.",
-        "RBAC: `deploy/base/cluster-role.yaml`.",
-    ),
     "transaction refused, reading the kernel's rules": (
         "nft refused a change; the table is read and the change repeated.",
         "Nothing, unless it repeats.",
@@ -324,6 +311,11 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "update failed, retrying": (
         "`part` (data plane, netfilter, conntrack) refuses changes; `reason` is the kernel's or the worker's.",
         "[KubeproxySyncFailing](operations.md#kubeproxysyncfailing)",
+    ),
+    "watch broke": (
+        "A watch delivered something that is no Kubernetes object (a warning), or was cut (information). It "
+        "continues, or a list follows (`next`).",
+        "Nothing, unless it repeats: then look what stands between this node and the API server.",
     ),
     "WATCHDOG_USEC or WATCHDOG_PID ignored": (
         "An environment with an invalid watchdog.",

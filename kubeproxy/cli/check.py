@@ -19,7 +19,6 @@ def _check(given: FlagTexts) -> int:
         click.echo("configuration is valid")
         return 0
 
-    from kubeproxy.dataplane.workers.count import workers_for
     from kubeproxy.sources.manifests.check import check as check_manifests
 
     survey = check_manifests(
@@ -27,7 +26,6 @@ def _check(given: FlagTexts) -> int:
         recursive=manifests.recursive,
         default_namespace=manifests.default_namespace,
         enforced_namespace=manifests.namespace or None,
-        cpus=workers_for(None),
     )
     if survey.faults:
         raise ConfigError(*survey.faults)

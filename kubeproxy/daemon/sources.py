@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import uses_kubernetes
 from kubeproxy.daemon.event_reporter import Events
-from kubeproxy.dataplane.workers.count import workers_for
 from kubeproxy.observability.views import Picture
 from kubeproxy.proxier.snapshot import Snapshot
 from kubeproxy.proxier.tracker import Tracker
@@ -95,7 +94,6 @@ class Sources:
             enforced_namespace=str(manifests.namespace) or None,
             sink=self._tracker,
             on_report=lambda report: None,
-            cpus=workers_for(None),
         )
         self._tasks.start(kept_running("manifests", self._manifests.run), name="manifests")
 

@@ -1,4 +1,4 @@
-"""A fault in an object: the field, what was found, what is allowed. Pure."""
+"""A fault in an object: the field, the value found, the values allowed. Pure."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ MOST_FAULTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something in an object that is not served."""
+    """A part of an object that is not served, with the reason."""
 
     path: str
     """The field, like ``spec.ports[1].port``."""
     message: str
-    """What was found, what is allowed."""
+    """The value found, and the values allowed."""
     unsupported: bool = False
-    """An API server would have taken it, only this proxy does not serve it (SCTP, an address of a family that the
-    Service has no cluster IP of): no mistake of the object's author."""
+    """An API server accepts it, only this proxy does not serve it (SCTP, an address of a family in which the Service
+    has no cluster IP): not a mistake of the object's author."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
 
 
 class FaultList(list[Fault]):
-    """The faults of one object as they are found: the first `MOST_FAULTS`, and how many more there are. An object of a
-    million faulty ports is one mistake of somebody's, to be told in a few lines."""
+    """The faults of one object: the first `MOST_FAULTS` in full, the rest as a count.
+
+    An object with a million faulty ports has one cause, and is reported in a few lines.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._more = 0
 
     def append(self, fault: Fault) -> None:
-        """One more."""
+        """Add a fault, or count it beyond `MOST_FAULTS`."""
         if len(self) < MOST_FAULTS:
             super().append(fault)
             return
@@ -44,7 +46,7 @@ class FaultList(list[Fault]):
 
 
 def show(found: object) -> str:
-    """What was found, short enough for a log line."""
+    """The value found, short enough for a log line."""
     if found is None:
         return "missing"
     text = repr(found)

@@ -1,8 +1,8 @@
-"""Kubernetes objects as they come over the wire or out of a manifest: only the fields in use, decoded by msgspec.
+"""Kubernetes objects as msgspec structs, with only the fields in use.
 
-Lenient where real servers are: any field may be absent or null, unknown ones cost nothing (they are skipped, never
-built). Types are checked while decoding, values are not: that is `kubeproxy.sources.translate`. Labels and annotations
-are structs of the few keys in use, because a Service's annotations may carry a copy of the whole object.
+Any field may be absent or null, as with real servers. Unknown fields are skipped and cost nothing. Decoding checks
+types; `kubeproxy.sources.translate` checks values. Labels and annotations are structs of the few keys in use, because a
+Service's annotations may carry a copy of the whole object.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ import msgspec
 T = TypeVar("T")
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what was asked for: not JSON or of other types, not UTF-8, nested deeper
-than the interpreter's stack may grow."""
+"""Exceptions that msgspec raises for unusable bytes: not JSON, other types, not UTF-8, or nested deeper than the
+interpreter's stack allows."""
 
 
 SOURCE = "kubernetes"
-"""What comes from an API server is labelled so, in logs and metrics."""
+"""The label of API server data in logs and metrics."""
 
 
 class Wire(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Base of all wire objects. Outside the garbage collector's sight: decoded values hold no cycles, and a hundred
-    thousand of them would make every full collection a pause."""
+    """Base of all wire objects, untracked by the garbage collector.
+
+    Decoded values hold no cycles, and a hundred thousand of them would make every full collection a pause.
+    """
 
 
 class Labels(Wire, frozen=True):
-    """The labels that decide whose object this is, and where a node stands."""
+    """The labels that name the Service, the proxy and the zone."""
 
     service_name: str | None = msgspec.field(name="kubernetes.io/service-name", default=None)
     service_proxy_name: str | None = msgspec.field(name="service.kubernetes.io/service-proxy-name", default=None)
@@ -204,11 +206,11 @@ class Node(Wire, frozen=True):
     status: NodeStatus | None = None
 
 
-# What lists, watches and errors are wrapped in
+# Envelopes of lists, watches and errors
 
 
 class ListMeta(Wire, frozen=True):
-    """A list's version, and how to get its next page."""
+    """A list's version, and the token of its next page."""
 
     resource_version: str | None = None
     continue_: str | None = msgspec.field(name="continue", default=None)
@@ -230,7 +232,7 @@ class WatchEvent(Wire, frozen=True):
 
 
 class Hollow(Wire, frozen=True):
-    """Any object, of which only the identity and version matter: the one in a bookmark, the one in a deletion."""
+    """Identity and version of any object, for bookmarks and deletions."""
 
     kind: str | None = None
     metadata: ObjectMeta | None = None
@@ -246,11 +248,11 @@ class StatusDetails(Wire, frozen=True):
 
 
 class Status(Wire, frozen=True):
-    """A v1 Status: what the API server says when it says no, also as the object of an ERROR event."""
+    """A v1 Status: the body of an error answer, and the object of an ERROR event."""
 
     kind: str | None = None
     metadata: ListMeta | None = None
-    """On an expired continue token it carries a new one."""
+    """Carries a new continue token after the old one expired."""
     status: str | None = None
     message: str | None = None
     reason: str | None = None

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kubeproxy.runtime.backoff import DoublingBackoff
+
 QUICK_ROUNDS = 4
 """Transactions that need not wait for one another after a time of rest. A new Service is two to four changes some
 milliseconds apart: the Service, a slice of each family, and its first ready endpoint. kube-proxy had a burst
@@ -32,11 +34,11 @@ class Periods:
 
 
 class Backoff:
-    """Delays that double with every failure in a row: RETRY_FIRST_S to RETRY_LIMIT_S."""
+    """Time of the next try after failures in a row: delays double from RETRY_FIRST_S to RETRY_LIMIT_S."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
         self._jitter = jitter
-        self._delay_s = RETRY_FIRST_S
+        self._delays = DoublingBackoff(first_s=RETRY_FIRST_S, limit_s=RETRY_LIMIT_S)
         self.failures = 0
         self.retry_at = math.inf
         """When to try again; infinity when nothing failed."""
@@ -44,12 +46,11 @@ class Backoff:
     def failed(self, now: float) -> None:
         """Count a failure and set the time of the next attempt."""
         self.failures += 1
-        self.retry_at = now + self._delay_s * (1 + RETRY_JITTER * self._jitter())
-        self._delay_s = min(2 * self._delay_s, RETRY_LIMIT_S)
+        self.retry_at = now + self._delays.next() * (1 + RETRY_JITTER * self._jitter())
 
     def reset(self) -> None:
         """Forget the failures."""
-        self._delay_s = RETRY_FIRST_S
+        self._delays.reset()
         self.failures = 0
         self.retry_at = math.inf
 

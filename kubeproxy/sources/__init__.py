@@ -1,1 +1,1 @@
-"""Where Services and endpoints come from. Every source speaks through a `Sink` and knows nothing of who listens."""
+"""Sources of Services and endpoints. Each delivers to a `Sink` and does not know its implementation."""

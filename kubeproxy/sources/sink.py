@@ -1,7 +1,7 @@
-"""What a source says, and to whom.
+"""The interface through which a source delivers its objects.
 
-A source first says ``replace`` for each kind (its full list), then single changes. A source whose connection broke
-says ``replace`` again after its relist; nothing is withdrawn meanwhile. All calls are made from the event loop's thread
+A source first calls ``replace`` for each kind (its full list), then single changes. After a broken connection it calls
+``replace`` again with its new list; nothing is withdrawn in between. All calls are made from the event loop's thread
 and return at once.
 """
 
@@ -13,33 +13,33 @@ from typing import NewType, Protocol
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 
 SourceName = NewType("SourceName", str)
-"""As it appears in messages and labels: ``kubernetes``, ``manifests``."""
+"""The source's name in messages and labels: ``kubernetes``, ``manifests``."""
 
 
 class Sink(Protocol):
-    """The listener's side."""
+    """Takes the Services and EndpointSlices of all sources."""
 
     def replace_services(self, source: SourceName, services: Iterable[Service]) -> None:
-        """All Services of this source, as of now; those not named are gone."""
+        """Replace all Services of this source; others are removed."""
 
     def put_service(self, source: SourceName, service: Service) -> None:
-        """A Service is new or changed."""
+        """Add or change a Service."""
 
     def remove_service(self, source: SourceName, name: ServiceName) -> None:
-        """A Service is gone, or is no longer ours to serve. Unknown names are fine."""
+        """Remove a Service that is gone, or no longer served by this proxy. Ignores unknown names."""
 
     def replace_slices(self, source: SourceName, slices: Iterable[EndpointSlice]) -> None:
-        """All EndpointSlices of this source, as of now; those not named are gone."""
+        """Replace all EndpointSlices of this source; others are removed."""
 
     def put_slice(self, source: SourceName, endpoint_slice: EndpointSlice) -> None:
-        """An EndpointSlice is new or changed."""
+        """Add or change an EndpointSlice."""
 
     def remove_slice(self, source: SourceName, name: SliceName) -> None:
-        """An EndpointSlice is gone. Unknown names are fine."""
+        """Remove an EndpointSlice. Ignores unknown names."""
 
 
 class NodeSink(Protocol):
-    """Who wants to know of this node."""
+    """Takes the object of this node."""
 
     def set_node(self, node: Node | None) -> None:
-        """This node is so described now; None: there is no such node."""
+        """Set this node's object; None: there is no such node."""

@@ -1,4 +1,4 @@
-"""A sink that remembers, clients for servers on loopback, and waiting for what comes."""
+"""Test doubles: a recording sink, clients of servers on loopback, and waiting for conditions."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from kubeproxy.sources.kubernetes.source import KubernetesSource
 from kubeproxy.sources.sink import SourceName
 
 QUICK = Pace(watch_s=(30, 30), margin_s=5, settle_s=0.05, retry_s=(0.01, 0.05), relist_s=0.02, retry_after_s=0.2)
-"""The same life in small steps."""
+"""A pace with short time limits."""
 
 
 class Remembering:
-    """A `Sink` that holds what it was told, and what was told in which order."""
+    """A `Sink` that keeps its objects, and its calls in order."""
 
     def __init__(self) -> None:
         self.services: dict[ServiceName, Service] = {}
         self.slices: dict[SliceName, EndpointSlice] = {}
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.listed: set[str] = set()
 
     def replace_services(self, source: SourceName, services: Iterable[Service]) -> None:
         self.services = {service.name: service for service in services}
         self.listed.add("services")
-        self.told.append("replace services")
+        self.calls.append("replace services")
 
     def put_service(self, source: SourceName, service: Service) -> None:
         self.services[service.name] = service
-        self.told.append(f"put {service.name}")
+        self.calls.append(f"put {service.name}")
 
     def remove_service(self, source: SourceName, name: ServiceName) -> None:
         self.services.pop(name, None)
-        self.told.append(f"remove {name}")
+        self.calls.append(f"remove {name}")
 
     def replace_slices(self, source: SourceName, slices: Iterable[EndpointSlice]) -> None:
         self.slices = {endpoint_slice.name: endpoint_slice for endpoint_slice in slices}
         self.listed.add("slices")
-        self.told.append("replace slices")
+        self.calls.append("replace slices")
 
     def put_slice(self, source: SourceName, endpoint_slice: EndpointSlice) -> None:
         self.slices[endpoint_slice.name] = endpoint_slice
-        self.told.append(f"put slice {endpoint_slice.name}")
+        self.calls.append(f"put slice {endpoint_slice.name}")
 
     def remove_slice(self, source: SourceName, name: SliceName) -> None:
         self.slices.pop(name, None)
-        self.told.append(f"remove slice {name}")
+        self.calls.append(f"remove slice {name}")
 
     @property
     def complete(self) -> bool:
-        """Both full lists have come."""
+        """Whether both full lists have arrived."""
         return self.listed == {"services", "slices"}
 
     def addresses(self, number: int) -> set[str]:
@@ -73,7 +73,7 @@ class Remembering:
 
 
 async def until(condition: Callable[[], Any], *, within_s: float = 30.0) -> None:
-    """Wait for a condition; AssertionError when it does not come."""
+    """Wait for a condition; AssertionError after a time limit."""
     loop = asyncio.get_running_loop()
     end = loop.time() + within_s
     while not condition():
@@ -95,7 +95,7 @@ async def connected(url: str, **settings: Any) -> AsyncIterator[Client]:
 async def watching(
     client: Client, *, pace: Pace = QUICK, sink: Remembering | None = None
 ) -> AsyncIterator[tuple[KubernetesSource, Remembering]]:
-    """A source at work."""
+    """A running source."""
     sink = sink or Remembering()
     source = KubernetesSource(client=client, sink=sink, node_name="node-a", pace=pace, random=Random(7))
     task = asyncio.ensure_future(source.run())

@@ -1,4 +1,4 @@
-"""Requests to an API server and watches on it, with a deadline on everything and every failure an `ApiError`."""
+"""Client of an API server: requests and watches with deadlines; every failure is an `ApiError`."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from urllib.parse import urlsplit
 import aiohttp
 import structlog
 
-from kubeproxy.kubernetes.client.backoff import TokenBucket
 from kubeproxy.kubernetes.client.credentials import PLUGIN_S, Access, ClientSettings
 from kubeproxy.kubernetes.client.decode import LineSplitter, error_of, excerpt, parse_status, retry_after
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unauthorized, Unreachable
 from kubeproxy.kubernetes.client.request_metrics import Requests
+from kubeproxy.kubernetes.client.token_bucket import TokenBucket
 from kubeproxy.kubernetes.client.transport import Link, pieces, read, read_beginning
 from kubeproxy.model.errors import ConfigError
 
 log = structlog.get_logger(__name__)
 
 ANSWER_S = 75.0
-"""A whole answer. The server gives up after 60 s; its priority and fairness may first hold a request for 15 s."""
+"""Limit of a whole answer. The server's own is 60 s; its priority and fairness may first queue a request for 15 s."""
 MAX_ANSWER_BYTES = 32 << 20
-"""The longest body taken whole. Lists are read in pieces (`Client.pieces`), and have no such bound."""
+"""The longest body that is read whole. Lists are read in pieces (`Client.pieces`) and have no such bound."""
 _MAX_ERROR_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """What is asked, and for how long."""
+    """A request with its time limits."""
 
     path: str
     method: str = "GET"
@@ -46,7 +46,7 @@ class _Request:
 
 
 class Client:
-    """One API server. Build it with `connect`, then `close` it."""
+    """Client of one API server. Build it with `connect`, then `close` it."""
 
     def __init__(self, access: Access, link: Link, bucket: TokenBucket) -> None:
         self._access = access
@@ -61,13 +61,13 @@ class Client:
 
     @classmethod
     async def connect(cls, settings: ClientSettings) -> Self:
-        """Read configuration and credentials; no request is made yet. `ConfigError` when they are no good."""
+        """Read configuration and credentials, without a request. `ConfigError` if they are unusable."""
         access = await asyncio.to_thread(Access.load, settings)
         link = Link(await access.configuration())
         return cls(access, link, TokenBucket(qps=settings.qps, burst=settings.burst))
 
     async def close(self) -> None:
-        """Close the session; requests under way end with an error."""
+        """Close the session; running requests end with an error."""
         await self._link.close()
 
     @property
@@ -83,7 +83,7 @@ class Client:
         max_bytes: int = MAX_ANSWER_BYTES,
         head_s: float | None = None,
     ) -> bytearray:
-        """The body of a JSON answer; an `ApiError` for anything else, and where it does not begin within `head_s`."""
+        """The body of a JSON answer; an `ApiError` for anything else, and if it does not begin within `head_s`."""
         async with self._answer(_Request(path=path, query=query or {}, total_s=ANSWER_S, head_s=head_s)) as response:
             return await read(response, max_bytes=max_bytes)
 
@@ -100,8 +100,8 @@ class Client:
     async def send_json(
         self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
     ) -> bytearray:
-        """Write something (POST, PATCH); the body of the answer. An `ApiError` where it was not taken: after an
-        `Unreachable` it may have been all the same."""
+        """Write an object (POST, PATCH); returns the answer's body. An `ApiError` if the server refused it; after an
+        `Unreachable` the server may have accepted it."""
         request = _Request(method=method, path=path, body=body, content_type=content_type, total_s=ANSWER_S)
         async with self._answer(request) as response:
             return await read(response, max_bytes=MAX_ANSWER_BYTES)
@@ -110,11 +110,11 @@ class Client:
     async def stream(
         self, path: str, query: Mapping[str, str], *, silence_s: float, head_s: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a watch, without their ends, while it lasts; `silence_s` is how long it may say nothing, once it
-        has begun within `head_s`.
+        """The lines of a watch, without their line ends. It must begin within `head_s`; `silence_s` is its longest
+        silence after that.
 
-        The iterator ends where the stream ended in good order, and raises `Unreachable` where it was cut off: half a
-        line is never handed out.
+        The iterator ends with the stream, and raises `Unreachable` if the stream was cut off: it never yields half a
+        line.
         """
         request = _Request(path=path, query=query, encoding="identity", silence_s=silence_s, head_s=head_s)
         async with self._answer(request) as response:
@@ -122,8 +122,8 @@ class Client:
 
     @asynccontextmanager
     async def _answer(self, request: _Request) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A JSON response that means success. After a 401 or a TLS failure it is asked for once more, with credentials
-        and certificates read again."""
+        """A JSON response that means success. After a 401 or a TLS failure the client reads credentials and
+        certificates again and repeats the request once."""
         for last in (False, True):
             async with AsyncExitStack() as held:
                 link = self._link
@@ -174,20 +174,20 @@ class Client:
         raise _refusal(response, body, where=link.base + request.path)
 
     async def _authorization(self, link: Link) -> str:
-        """The header's value. A renewal that fails is said once: the credentials in hand may still be good."""
+        """The header's value. A failed renewal is logged once: the present credentials may still be good."""
         try:
             async with asyncio.timeout(PLUGIN_S):
                 key = await link.configuration.get_api_key_with_prefix("BearerToken")
             self._complaint = ""
-        except Exception as error:  # whatever a plugin, a YAML file or the library's asserts come up with
+        except Exception as error:  # plugins, YAML files and the library's asserts raise anything
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.warning("credentials could not be renewed", source="kubernetes", error=str(error))
+                log.warning("credentials not renewed", source="kubernetes", error=str(error))
             key = link.configuration.api_key.get("BearerToken")
-        return (key or "").strip()  # token files often end in a newline, which a header must not
+        return (key or "").strip()  # token files often end in a newline, which a header must not contain
 
     async def _renew(self, stale: Link, why: ApiError) -> bool:
-        """Read everything again because of `why`; whether there is now something new to try."""
+        """Read configuration and credentials again because of `why`; whether a new try makes sense."""
         async with self._renewing:
             if self._link is not stale:
                 return True
@@ -198,14 +198,14 @@ class Client:
             try:
                 self._link = Link(await self._access.configuration())
             except ConfigError as error:
-                log.warning("credentials could not be renewed", source="kubernetes", error=str(error), after=str(why))
+                log.warning("credentials not renewed", source="kubernetes", error=str(error), after=str(why))
                 return False
         await stale.retire()
         return True
 
 
 def _done_with(response: aiohttp.ClientResponse) -> None:
-    """A body read to its end leaves a connection that can be used again; any other is closed with it."""
+    """Release a connection whose body was read completely; close any other."""
     if response.content.at_eof():
         response.release()
     else:
@@ -214,7 +214,7 @@ def _done_with(response: aiohttp.ClientResponse) -> None:
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     splitter = LineSplitter()
-    where = str(response.url.with_query(None))  # the rest is the same for all watches, and longer than what went wrong
+    where = str(response.url.with_query(None))  # the query is the same for all watches, and longer than the error
     async for data in pieces(response, where=where):
         for line in splitter.feed(data):
             yield line
@@ -225,7 +225,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 def _refusal(response: aiohttp.ClientResponse, body: bytearray, *, where: str) -> ApiError:
     if response.status in (200, 201):
         return Garbage(
-            f"{where} answered {response.content_type} where JSON was expected; is this an API server? It said: "
+            f"{where} answered {response.content_type} where JSON was expected; is this an API server? The answer: "
             f"{excerpt(body)}",
             cause="not JSON",
             status=response.status,

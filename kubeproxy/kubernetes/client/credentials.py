@@ -1,4 +1,4 @@
-"""Which API server, and as whom: the only module that knows kubernetes_asyncio.
+"""Server address and credentials; the only module that imports kubernetes_asyncio.
 
 The library reads in-cluster configuration and kubeconfigs, runs exec plugins and keeps tokens fresh. That is a small
 part of it: its packages import some 700 models of API objects, which cost more time and memory than all of ours. So
@@ -20,12 +20,12 @@ from typing import Any, Self
 from kubeproxy.model.errors import ConfigError
 
 PLUGIN_S = 60.0
-"""An exec plugin's run, and whatever else reading credentials takes."""
+"""Time limit for reading credentials, including an exec plugin's run."""
 RENEW_S = 60.0
-"""How often credentials that work are read anew (client-go: token files every minute)."""
+"""Interval of reading working credentials again (client-go: token files every minute)."""
 FORCED_FILES_S = 1.0
 FORCED_PLUGIN_S = 10.0
-"""The shortest time between two renewals forced by a 401: files are soon read, but a plugin is a program to run."""
+"""The shortest time between two renewals forced by a 401: reading files is cheap, running a plugin is not."""
 MAX_MEMORY_FILES = 16
 """Certificates and keys of kubeconfigs held as files in memory; one configuration has three."""
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -33,21 +33,21 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """Where the API server is, who we are, and how often we may ask."""
+    """Address of the API server, source of the credentials, and rate limit."""
 
     kubeconfig: str = ""
     """Path; empty: in-cluster, unless `master` is given."""
     master: str = ""
-    """The server's URL; overrides the kubeconfig's. Alone it means: no credentials."""
+    """The server's URL; overrides the kubeconfig's. Without a kubeconfig there are no credentials."""
     qps: float = 5.0
     """Requests a second; 0 or less: no limit."""
     burst: int = 10
     service_account: Path = SERVICE_ACCOUNT
-    """The directory of the token and the CA, in-cluster."""
+    """The in-cluster directory of the token and the CA."""
 
 
 class Access:
-    """Reads the settings' configuration through kubernetes_asyncio, as often as needed."""
+    """Reads the settings' configuration with kubernetes_asyncio, as often as needed."""
 
     def __init__(self, settings: ClientSettings, *, client: Any, kube_config: Any, in_cluster: Any) -> None:
         self._settings = settings
@@ -90,7 +90,7 @@ class Access:
             self._in_cluster.InClusterConfigLoader(token_filename=token, cert_filename=ca).load_and_set(configuration)
         except (self._in_cluster.ConfigException, OSError) as error:
             raise ConfigError(
-                "no API server to talk to: neither --kubeconfig nor --master is given, and the in-cluster configuration"
+                "no API server configured: neither --kubeconfig nor --master is given, and the in-cluster configuration"
                 f" (KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT, {token}, {ca}) is not complete: {error}"
             ) from error
         return configuration
@@ -104,7 +104,7 @@ class Access:
                 loader = await self._kube_config.load_kube_config(
                     config_file=path, client_configuration=configuration, persist_config=False
                 )
-        except Exception as error:  # the library lets KeyError, TypeError and AssertionError through as well
+        except Exception as error:  # the library raises KeyError, TypeError and AssertionError, too
             raise ConfigError(f"kubeconfig {path}: {type(error).__name__}: {error}") from error
         if "://" not in configuration.host:
             raise ConfigError(f"kubeconfig {path}: server is {configuration.host!r}, not an http or https URL")
@@ -149,13 +149,13 @@ def _in_memory(_: object, content: str | bytes) -> str:
 
 
 class _Renewal:
-    """Reads a kubeconfig's credentials again, at most every `RENEW_S`: a tokenFile changes under a running client, and
-    a plugin's token expires. A plugin that names no expiry is asked again only after a 401, as client-go does."""
+    """Reads a kubeconfig's credentials again, at most every `RENEW_S`: tokenFiles change, and plugins' tokens expire. A
+    plugin that names no expiry runs again only after a 401, as with client-go."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._at = asyncio.get_running_loop().time()
-        user = loader._user  # the library's own refresh_token looks there too; there is no public name
+        user = loader._user  # private, but the library's own refresh_token reads it, too
         self.runs_program = user is not None and ("exec" in user or "auth-provider" in user)
         self._lasting = user is None or ("exec" in user and not hasattr(loader, "exec_plugin_expiry"))
 

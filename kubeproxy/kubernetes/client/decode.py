@@ -1,4 +1,4 @@
-"""What an API server says, from bytes to meaning: lines and events of a watch, pages of a list, errors. Pure."""
+"""Decodes answers of an API server: watch lines and events, list pages, errors. Pure."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from kubeproxy.kubernetes.client.errors import (
 )
 
 MAX_OBJECT_BYTES = 32 << 20
-"""The longest object taken, in bytes of JSON, so also the longest line of a watch. No tenant can write a longer one: a
-server takes requests of 3 MiB, etcd stores 1.5 MiB by default, and JSON makes six bytes of one at worst (a ``<``
+"""The longest object accepted, in bytes of JSON, and so the longest line of a watch. No tenant can write a longer one:
+a server accepts requests of 3 MiB, etcd stores 1.5 MiB by default, and JSON makes at most six bytes of one (a ``<``
 becomes ``\\u003c``), which is 18 MiB. A slice of 1000 endpoints makes 280 kB."""
 MAX_VERSION = 128
-"""The longest resourceVersion taken; real ones have up to 20 digits. It is sent back in a URL."""
+"""The longest resourceVersion accepted; real ones have up to 20 digits. It is sent back in a URL."""
 MAX_TOKEN = 4096
-"""The longest continue token taken: a key of etcd's in base64, and likewise part of a URL."""
+"""The longest continue token accepted: an etcd key in base64, also sent back in a URL."""
 MAX_RETRY_AFTER_S = 86_400
-"""Whatever a server asks for beyond this."""
+"""The longest Retry-After; longer ones are cut to it."""
 TOO_LARGE = "ResourceVersionTooLarge"
-"""The cause (in a Status's details) of a 504 for a resourceVersion that the server has not seen yet."""
+"""The cause (in a Status's details) of a 504 for a resourceVersion that the server has not reached yet."""
 _SHOWN = 500
 
 
 class LineSplitter:
-    """Cuts a stream into lines, however its pieces fall. Empty lines are dropped."""
+    """Cuts a stream into lines, whatever its pieces. Empty lines are dropped."""
 
     def __init__(self, *, max_line_bytes: int = MAX_OBJECT_BYTES) -> None:
         self._max = max_line_bytes
@@ -44,7 +44,7 @@ class LineSplitter:
         self._size = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes, without their ends; `Garbage` when one is longer than allowed."""
+        """The lines that `data` completes, without line ends; `Garbage` if one is too long."""
         end = data.find(b"\n")
         if end < 0:
             self._keep(data)
@@ -58,7 +58,7 @@ class LineSplitter:
 
     @property
     def rest(self) -> bytes:
-        """The beginning of a line whose end has not come."""
+        """The beginning of an incomplete line."""
         return b"".join(self._pieces)
 
     def _keep(self, piece: bytes) -> None:
@@ -70,7 +70,7 @@ class LineSplitter:
 
 
 class EventType(StrEnum):
-    """The types of event that reach the caller; an ERROR is raised instead."""
+    """The event types that the caller receives; an ERROR is raised instead."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -79,25 +79,25 @@ class EventType(StrEnum):
 
 
 class Event(NamedTuple):
-    """One event. A BOOKMARK's object is hollow: nothing in it but the resourceVersion is to be believed."""
+    """One event. In a BOOKMARK's object only the resourceVersion counts."""
 
     type: EventType
     kind: str
-    """Of the object; empty where it does not say."""
+    """The object's kind; empty if it states none."""
     metadata: objects.ObjectMeta
     resource_version: str
     object: msgspec.Raw
 
 
 class Page(NamedTuple):
-    """A list, or part of one: every page carries the resourceVersion of the first."""
+    """A list, or a part of one; every page carries the resourceVersion of the first."""
 
     kind: str
-    """Of the list: ``ServiceList``."""
+    """The list's kind: ``ServiceList``."""
     items: list[msgspec.Raw]
     resource_version: str
     token: str
-    """Where to go on; empty: this was the last page."""
+    """The continue token; empty on the last page."""
 
 
 _decode_event = msgspec.json.Decoder(objects.WatchEvent).decode
@@ -109,8 +109,8 @@ _decode_status = msgspec.json.Decoder(objects.Status).decode
 def parse_event(line: bytes) -> Event:
     """The event on one line.
 
-    Raises `Expired` for an ERROR of code 410, another `ApiError` for any other ERROR, and `Garbage` for what is no
-    event at all, an unknown type included: skipped, it could hide a change for ever.
+    Raises `Expired` for an ERROR of code 410, another `ApiError` for any other ERROR, and `Garbage` for anything that
+    is no event. An unknown type is garbage, too: skipping it could hide a change for ever.
     """
     try:
         envelope = _decode_event(line)
@@ -123,7 +123,7 @@ def parse_event(line: bytes) -> Event:
         event_type = EventType(envelope.type)
         hollow = _decode_hollow(envelope.object)
     except (ValueError, *objects.UNDECODABLE) as error:
-        raise Garbage(f"a watch event that makes no sense ({error}): {excerpt(line)}", cause="garbage") from error
+        raise Garbage(f"an invalid watch event ({error}): {excerpt(line)}", cause="garbage") from error
     metadata = hollow.metadata
     if metadata is None or not _is_version(metadata.resource_version):
         raise Garbage(f"a watch event without a resourceVersion: {excerpt(line)}", cause="garbage")
@@ -137,7 +137,7 @@ def parse_page(body: bytes | bytearray) -> Page:
     try:
         page = _decode_page(body)
     except objects.UNDECODABLE as error:
-        raise Garbage(f"a list that is none ({error}): {excerpt(body)}", cause="garbage") from error
+        raise Garbage(f"an answer that is no list ({error}): {excerpt(body)}", cause="garbage") from error
     kind = page.kind or ""
     if not kind.endswith("List") or page.metadata is None or not _is_version(page.metadata.resource_version):
         raise Garbage(f"a list without kind or resourceVersion: {excerpt(body)}", cause="garbage")
@@ -152,7 +152,7 @@ def _is_version(text: str | None) -> TypeGuard[str]:
 
 
 def identity(raw: msgspec.Raw) -> objects.ObjectMeta:
-    """An object's name and version, as far as they can be read."""
+    """An object's name and version, as far as they are readable."""
     try:
         return _decode_hollow(raw).metadata or objects.ObjectMeta()
     except objects.UNDECODABLE:
@@ -160,7 +160,7 @@ def identity(raw: msgspec.Raw) -> objects.ObjectMeta:
 
 
 def parse_status(body: bytes | bytearray) -> objects.Status:
-    """A Status as far as it can be read. Error bodies are often plain text, or HTML: then that is the message."""
+    """A Status, as far as it is readable. Error bodies are often plain text or HTML, which becomes the message."""
     try:
         status = _decode_status(body)
     except objects.UNDECODABLE:
@@ -169,7 +169,7 @@ def parse_status(body: bytes | bytearray) -> objects.Status:
 
 
 def error_of(status: objects.Status, *, code: int, seen: str, retry_after_s: float | None = None) -> ApiError:
-    """The error that an answer of status `code` stands for, said as "`seen`: ..."."""
+    """The error for an answer of status `code`; its message begins with `seen`."""
     error = _classified(status, code, seen, retry_after_s)
     error.server_text = _short(status.message or "")
     return error
@@ -202,8 +202,8 @@ def _classified(status: objects.Status, code: int, seen: str, retry_after_s: flo
 
 
 def retry_after(value: str | None, now: float) -> float | None:
-    """Seconds from a Retry-After header: a number, or an HTTP date (RFC 9110, 10.2.3); `now` in Unix seconds. None
-    where there is none, or nothing can be made of it."""
+    """Seconds from a Retry-After header: a number, or an HTTP date (RFC 9110, 10.2.3); `now` in Unix seconds. None if
+    it is missing or invalid."""
     if value is None:
         return None
     text = value.strip()
@@ -221,6 +221,6 @@ def _short(text: str) -> str:
 
 
 def excerpt(data: bytes | bytearray, limit: int = 200) -> str:
-    """The beginning of an answer, fit for a log line."""
+    """The beginning of an answer, for a log line."""
     text = " ".join(data[: limit + 1].decode("utf-8", "replace").split())
     return f"{text[:limit]}..." if len(data) > limit else text

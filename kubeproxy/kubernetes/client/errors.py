@@ -1,6 +1,6 @@
-"""What an API server can do to a client, each with what was seen.
+"""Errors of requests to an API server.
 
-``cause`` is a short, closed vocabulary for counters and logs; the message is for people.
+``cause`` is one of a short, closed list, for counters and logs; the message is for people.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ CAUSES: Final = frozenset(
         *(f"status {code}" for code in range(100, 600)),
     }
 )
-"""Every cause there is: who counts by it holds a bounded number of counters, whatever a server says."""
+"""All causes. The list is closed, so that a server cannot create unlimited counters."""
 
 
 class ApiError(ClusterError):
-    """A request failed, or its answer is no good. Base of all below; raised itself for a status without a meaning of
-    its own here (400, 404, 500, ...)."""
+    """A request failed, or its answer is unusable.
+
+    The base of all below; raised itself for a status without a class of its own (400, 404, 500, ...).
+    """
 
     def __init__(
         self,
@@ -38,11 +40,11 @@ class ApiError(ClusterError):
         super().__init__(message)
         self.cause = cause
         self.status = status
-        """The HTTP status, or the code of a Status object in a stream; None: there was no answer."""
+        """The HTTP status, or the code of a Status object in a stream; None: no answer."""
         self.reason = reason
-        """The Status object's reason (``Forbidden``, ``Expired``, ...); empty where the answer was none."""
+        """The Status object's reason (``Forbidden``, ``Expired``, ...); empty if the answer was no Status."""
         self.retry_after_s = retry_after_s
-        """What the server asked for (header Retry-After); None: nothing."""
+        """The server's Retry-After in seconds; None: it sent none."""
         self.causes = causes
         """Reasons among the details of the Status object (``NamespaceTerminating``, ...)."""
         self.server_text = ""
@@ -50,7 +52,7 @@ class ApiError(ClusterError):
 
 
 class Unreachable(ApiError):
-    """No answer, or only part of one: refused, timed out, cut off, TLS failure. Says nothing about the request."""
+    """No answer, or a part of one: refused, timed out, cut off, TLS failure. The request may have had effect."""
 
 
 class Unauthorized(ApiError):
@@ -58,25 +60,25 @@ class Unauthorized(ApiError):
 
 
 class Forbidden(ApiError):
-    """403. Also the answer for everything in a server's first seconds, before its RBAC rules are loaded."""
+    """403. In its first seconds, before its RBAC rules are loaded, a server answers everything with it."""
 
 
 class Expired(ApiError):
-    """410: the resourceVersion, or the list that a continue token belongs to, is no longer there."""
+    """410: the resourceVersion, or the list of a continue token, is no longer available."""
 
     def __init__(self, message: str, *, status: int | None = 410, reason: str = "Expired", token: str = "") -> None:
         super().__init__(message, cause="expired", status=status, reason=reason)
         self.token = token
-        """A continue token that goes on from the same key at the newest resourceVersion; empty: none was offered."""
+        """A continue token for the same key at the newest resourceVersion; empty: the server offered none."""
 
 
 class Ahead(ApiError):
-    """504: the server has not come to this resourceVersion yet. It lags, or its storage was restored from a backup."""
+    """504: the server has not reached this resourceVersion yet. It lags, or its storage was restored from a backup."""
 
 
 class Overloaded(ApiError):
-    """429 or 503: come back later, after ``retry_after_s`` where the server said so."""
+    """429 or 503: try again later, after ``retry_after_s`` if the server sent one."""
 
 
 class Garbage(ApiError):
-    """An answer that no API server gives: HTML, broken JSON, lines or bodies without an end."""
+    """An answer that no API server gives: HTML, broken JSON, endless lines or bodies."""

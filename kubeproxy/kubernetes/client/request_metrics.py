@@ -11,12 +11,12 @@ from kubeproxy.runtime.histogram import Histogram
 LATENCY_BUCKETS_S: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Upper bounds of client-go's request latency (component-base, metrics/prometheus/restclient)."""
 NO_ANSWER: Final = "<error>"
-"""What client-go calls the code of a request without an answer."""
+"""client-go's code of a request without an answer."""
 
 
 @dataclass(slots=True)
 class Requests:
-    """The requests to one server, from the sending to the head of the answer."""
+    """The requests to one server; times are from sending to the head of the answer."""
 
     host: str
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -1,7 +1,7 @@
-"""One HTTP session to one API server, and what went wrong on it in words.
+"""HTTP session to one API server, with readable network errors.
 
-kubernetes_asyncio's own session has neither timeouts nor keepalive on its sockets: a watch on a peer that died without
-a word would wait for ever. This one is opened from the library's configuration.
+kubernetes_asyncio's own session has neither timeouts nor keepalive on its sockets: a watch on a peer that died silently
+would wait for ever. This session is opened from the library's configuration.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
 
 TCP_CONNECT_S = 4.0
-"""One attempt's three-way handshake: short, because the kernel's own retries (after 1, 3, 7 s) grow too slowly for a
-server that comes back."""
+"""Time limit of one three-way handshake: short, because the kernel's own retries (after 1, 3, 7 s) find a returning
+server too late."""
 CONNECT_S = 10.0
-"""The same with name resolution and TLS."""
+"""The same, with name resolution and TLS."""
 PIECE_BYTES = 256 << 10
-"""The longest piece of a body handed out at once: a millisecond of unpacking."""
+"""The longest piece of a body that is returned at once: a millisecond of unpacking."""
 
-# Probes after 5 s of silence, given up 9 s after the peer's last sign of life: long before a read timeout. Through
-# outages shorter than that TCP's own retransmissions carry a stream, and arrive within seconds of their end.
+# Keepalive probes start after 5 s of silence; the connection ends 9 s after the peer's last packet, long before a read
+# timeout. During shorter outages TCP's retransmissions keep a stream alive, and arrive within seconds of the end.
 _SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -46,16 +46,16 @@ _SOCKET_OPTIONS = (
 
 
 class Link:
-    """A session, closed when it is retired and its last request has ended."""
+    """A session that closes once it is retired and its last request has ended."""
 
     def __init__(self, configuration: Any) -> None:
-        """Takes a ``kubernetes_asyncio.client.Configuration``; `ConfigError` when its certificates are unusable."""
+        """Takes a ``kubernetes_asyncio.client.Configuration``; `ConfigError` if its certificates are unusable."""
         self.configuration = configuration
         self.base: str = configuration.host.rstrip("/")
         try:
             tls = _tls(configuration)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"the CA or client certificate for {self.base} cannot be used: {error}") from error
+            raise ConfigError(f"the CA or client certificate for {self.base} is unusable: {error}") from error
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=tls, socket_factory=_open_socket, keepalive_timeout=60),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -78,8 +78,8 @@ class Link:
         silence_s: float | None = None,
         head_s: float | None = None,
     ) -> aiohttp.ClientResponse:
-        """A response, its body still to be read; redirects are answers like any other. `head_s`: how long the answer's
-        head may be in coming."""
+        """A response with its body unread; redirects are returned like any answer. `head_s`: time limit for the
+        answer's head."""
         limits = aiohttp.ClientTimeout(
             total=total_s, connect=CONNECT_S, sock_connect=TCP_CONNECT_S, sock_read=silence_s
         )
@@ -102,7 +102,7 @@ class Link:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[None]:
-        """Keep the session open meanwhile."""
+        """Keep the session open inside the block."""
         self._users += 1
         try:
             yield
@@ -112,18 +112,18 @@ class Link:
                 await self.close()
 
     async def retire(self) -> None:
-        """Close it as soon as nobody uses it."""
+        """Close the session after its last use."""
         self._retired = True
         if self._users == 0:
             await self.close()
 
     async def close(self) -> None:
-        """Close it now."""
+        """Close the session now."""
         await self._session.close()
 
 
 async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
-    """A whole body; `Garbage` when it is longer than `max_bytes`."""
+    """A whole body; `Garbage` if it is longer than `max_bytes`."""
     body = await read_beginning(response, max_bytes=max_bytes + 1)
     if len(body) > max_bytes:
         raise Garbage(f"{response.url} answered with more than {max_bytes} bytes", cause="endless answer")
@@ -131,7 +131,7 @@ async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray
 
 
 async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
-    """A body, or its first `max_bytes`. It grows in place: pieces that are joined at the end would be there twice."""
+    """A body, or its first `max_bytes`. It grows in place: joining pieces at the end would hold them twice."""
     body = bytearray()
     async with aclosing(pieces(response)) as found:
         async for data in found:
@@ -191,17 +191,17 @@ class _Gzip:
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turns what goes wrong on the wire inside the block into an `Unreachable` that says so."""
+    """Turns network errors inside the block into an `Unreachable` that names them."""
     try:
         yield
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         cause, what = _cause(error)
-        raise Unreachable(": ".join(filter(None, (where, what, _said(error)))), cause=cause) from error
+        raise Unreachable(": ".join(filter(None, (where, what, _text(error)))), cause=cause) from error
 
 
-def _said(error: BaseException) -> str:
-    """The error's own words, on one line; empty where they add nothing. Of an answer that ended too early the library
-    says "400", which nobody answered."""
+def _text(error: BaseException) -> str:
+    """The error's text on one line; empty if it adds nothing. For an answer that ended too early the library's text is
+    "400", which no server sent."""
     if isinstance(error, aiohttp.ClientPayloadError) and "not completed" in str(error):
         return str(error.__cause__) if isinstance(error.__cause__, OSError) else ""
     return " ".join(str(error).split()) or ("" if isinstance(error, TimeoutError) else type(error).__name__)
@@ -250,7 +250,7 @@ def _tls(configuration: Any) -> ssl.SSLContext | bool:
     if not configuration.host.startswith("https"):
         return True
     tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    # Python 3.13 rejects CAs without key usage or key identifier; Go, and so every other client here, takes them.
+    # Python 3.13 rejects CAs without key usage or key identifier; Go, and so every other client, accepts them.
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if configuration.cert_file:
         tls.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)

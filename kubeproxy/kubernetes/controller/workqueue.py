@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from kubeproxy.kubernetes.client.backoff import TokenBucket
+from kubeproxy.kubernetes.client.token_bucket import TokenBucket
 
 BASE_S: Final = 0.005
 CAP_S: Final = 1000.0

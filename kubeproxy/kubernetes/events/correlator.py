@@ -1,4 +1,4 @@
-"""Events that wait to be sent: the same ones counted together, chatty objects cut short. No clock, no network."""
+"""Queue of events to send: counts equal ones, limits each object. No clock, no network."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kubeproxy.kubernetes.client.backoff import TokenBucket
+from kubeproxy.kubernetes.client.token_bucket import TokenBucket
 
 CAPACITY = 256
-"""Different events that wait at once; beyond it new ones are dropped."""
+"""The most different events that wait; further ones are dropped."""
 OBJECTS = 1024
-"""Objects whose chattiness is remembered."""
+"""Objects with a rate limit in memory."""
 BURST = 25
 REFILL_S = 300.0
-"""For each object so many events at once, and one more every five minutes (client-go, tools/record)."""
+"""Per object 25 events at once, then one every five minutes (client-go, tools/record)."""
 
 
 SIMILAR = 10
@@ -23,16 +23,16 @@ SIMILAR_S = 600.0
 COMBINED = "(combined from similar events): "
 
 EventType = Literal["Normal", "Warning"]
-"""What the API knows."""
+"""The event types of the API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrence:
-    """What happened to which object. Equal ones are one event, counted."""
+    """An event of one object. Equal occurrences are one event with a count."""
 
     kind: str
     namespace: str
-    """Empty for objects of the cluster's own, such as nodes."""
+    """Empty for cluster-scoped objects, such as nodes."""
     name: str
     uid: str
     type: EventType
@@ -45,7 +45,7 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True)
 class CorrelatedEvent:
-    """How often something happened, first and last (Unix seconds)."""
+    """Count of an event, with its first and last time (Unix seconds)."""
 
     first: float
     last: float
@@ -54,7 +54,7 @@ class CorrelatedEvent:
     """The newest message of combined events; empty for others."""
 
     def again(self, later: CorrelatedEvent) -> CorrelatedEvent:
-        """Both together."""
+        """The sum of both."""
         return CorrelatedEvent(self.first, later.last, self.count + later.count, later.message)
 
 
@@ -83,7 +83,7 @@ class SimilarEvents:
 
 
 class EventCorrelator:
-    """A bounded queue in which an event stands once, however often it happens. `now` is in Unix seconds."""
+    """A bounded queue that holds each event once, with a count. `now` is in Unix seconds."""
 
     def __init__(self, *, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
@@ -92,7 +92,7 @@ class EventCorrelator:
         self._buckets: OrderedDict[tuple[str, str, str], TokenBucket] = OrderedDict()
 
     def put(self, what: Occurrence, now: float) -> bool:
-        """Something happened; False: it is dropped, for there is too much of it."""
+        """Add an occurrence; False: it was dropped by a limit."""
         if not self._bucket(what).try_take(now):
             return False
         message = ""
@@ -109,7 +109,7 @@ class EventCorrelator:
         return True
 
     def take(self) -> tuple[Occurrence, CorrelatedEvent] | None:
-        """The one that waits longest, which is then no longer here; None: nothing waits."""
+        """Remove and return the oldest event; None: the queue is empty."""
         return self._waiting.popitem(last=False) if self._waiting else None
 
     def __len__(self) -> int:

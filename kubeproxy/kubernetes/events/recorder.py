@@ -1,7 +1,7 @@
-"""Kubernetes Events: what operators should see where they look first, at the object itself.
+"""Records Kubernetes Events, which operators see at the object itself.
 
-Core v1 Events as kube-proxy sends them. They are told in the background, a little late and at worst not at all: nothing
-ever waits for one, and nothing fails with one.
+Core v1 Events, as kube-proxy sends them. A background task sends them, a little late and at worst not at all: no other
+part of the proxy waits for an event or fails with one.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from kubeproxy.kubernetes.client.backoff import Backoff
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError, Forbidden, Overloaded, Unauthorized, Unreachable
 from kubeproxy.kubernetes.events.correlator import CAPACITY, CorrelatedEvent, EventCorrelator, EventType, Occurrence
 from kubeproxy.kubernetes.objects import SOURCE
+from kubeproxy.runtime.backoff import DecorrelatedJitter
 
 log = structlog.get_logger(__name__)
 
 COMPONENT = "kube-proxy"
-"""Who reports, for whoever looks for a proxy's events by that name."""
+"""The reporting component; kube-proxy's name, because operators search for a proxy's events by it."""
 TRIES = 12
-"""How often an event is offered to a server that does not take it now (client-go, tools/record)."""
+"""Tries to send one event while the server refuses it (client-go, tools/record)."""
 RETRY_S = (1.0, 30.0)
 """Shortest and longest time between two tries."""
 REMEMBERED = 1024
-"""Sent events that can still be counted up."""
+"""The most sent events kept in memory, to raise their counts."""
 MAX_MESSAGE = 1024
 """The API's limit for notes, in characters."""
 _MAX_NAME = 253
 _LATER = (Unreachable, Overloaded, Unauthorized, Forbidden)
-"""What may pass. A server that just started forbids everything until its RBAC rules are loaded."""
+"""Errors that may pass. A server that just started forbids everything until its RBAC rules are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """An event that the server has."""
+    """An event that is on the server."""
 
     name: str
-    tally: CorrelatedEvent
+    counted: CorrelatedEvent
 
 
 class EventRecorder:
-    """Takes events from anybody at any time; `run` sends them. `clock` gives Unix seconds."""
+    """Queues events at any time; `run` sends them. `clock` gives Unix seconds."""
 
     def __init__(
         self,
@@ -68,17 +68,17 @@ class EventRecorder:
         self._node_name = node_name
         self._component = component
         self._clock = clock
-        self._backoff = Backoff(base_s=retry_s[0], cap_s=retry_s[1], random=random or Random())
+        self._backoff = DecorrelatedJitter(base_s=retry_s[0], cap_s=retry_s[1], random=random or Random())
         self._correlator = EventCorrelator(capacity=capacity)
         self._filled = asyncio.Event()
         self._sent: OrderedDict[Occurrence, _Sent] = OrderedDict()
         self._last_stamp = 0
         self._refused: set[str] = set()
-        """Causes of refusal that have been told."""
+        """Causes of refusal that have been logged."""
         self.sent = 0
-        """Events that the server has taken."""
+        """Events that the server accepted."""
         self.dropped = 0
-        """Events that were one too many, or that the server would not take."""
+        """Events beyond a limit, or refused by the server."""
 
     def record(
         self,
@@ -92,10 +92,10 @@ class EventRecorder:
         reason: str,
         message: str,
     ) -> None:
-        """Something happened to an object. Returns at once, and never fails.
+        """Queue an event of an object. Returns at once, and never fails.
 
-        A Node's uid is its name, as ``kubectl describe node`` looks for it. Too many events are dropped: beyond 25 for
-        one object only one in five minutes.
+        A Node's uid is its name, because ``kubectl describe node`` searches by it. Beyond 25 events of one object all
+        but one in five minutes are dropped.
         """
         happened = Occurrence(
             kind=kind,
@@ -111,20 +111,20 @@ class EventRecorder:
             self._filled.set()
         else:
             self.dropped += 1
-            log.debug("an event is one too many", source=SOURCE, kind=kind, name=name, reason=reason)
+            log.debug("event dropped by limit", source=SOURCE, kind=kind, name=name, reason=reason)
 
     async def run(self) -> None:
-        """Send what was recorded and is recorded, until cancelled."""
+        """Send queued and future events until cancelled."""
         while True:
             while (next_one := self._correlator.take()) is not None:
                 await self._deliver(*next_one)
             self._filled.clear()
             await self._filled.wait()
 
-    async def _deliver(self, happened: Occurrence, tally: CorrelatedEvent) -> None:
+    async def _deliver(self, happened: Occurrence, counted: CorrelatedEvent) -> None:
         for _ in range(TRIES):
             try:
-                await self._send(happened, tally)
+                await self._send(happened, counted)
             except ApiError as error:
                 refused = error
             else:
@@ -140,21 +140,21 @@ class EventRecorder:
         if refused.cause not in self._refused:
             self._refused.add(refused.cause)
             log.warning(
-                "events are not taken by the API server; of this reason no more is said",
+                "API server refuses events",
                 source=SOURCE,
                 event_reason=happened.reason,
                 seen=str(refused),
                 **({"hint": "bind system:node-proxier, which may create events"} if refused.status == 403 else {}),
             )
 
-    async def _send(self, happened: Occurrence, tally: CorrelatedEvent) -> None:
-        """Count up the event that the server has, or create one where it has none (any more)."""
+    async def _send(self, happened: Occurrence, counted: CorrelatedEvent) -> None:
+        """Raise the count of the event on the server, or create it."""
         path = f"/api/v1/namespaces/{quote(happened.namespace or 'default')}/events"
         if (sent := self._sent.get(happened)) is not None:
-            counted = sent.tally.again(tally)
-            patch: dict[str, Any] = {"count": counted.count, "lastTimestamp": _rfc3339(counted.last)}
-            if counted.message:
-                patch["message"] = counted.message[:MAX_MESSAGE]
+            total = sent.counted.again(counted)
+            patch: dict[str, Any] = {"count": total.count, "lastTimestamp": _rfc3339(total.last)}
+            if total.message:
+                patch["message"] = total.message[:MAX_MESSAGE]
             try:
                 await self._client.send_json(
                     "PATCH",
@@ -167,16 +167,16 @@ class EventRecorder:
                     raise
                 del self._sent[happened]
             else:
-                self._remember(happened, _Sent(sent.name, counted))
+                self._remember(happened, _Sent(sent.name, total))
                 return
-        event = self._event(happened, tally)
+        event = self._event(happened, counted)
         try:
             await self._client.send_json("POST", path, msgspec.json.encode(event))
         except Unreachable:
-            # It may have arrived: the next try counts up what is there, or creates it.
-            self._remember(happened, _Sent(event["metadata"]["name"], replace(tally, count=0)))
+            # It may have arrived: the next try raises its count, or creates it.
+            self._remember(happened, _Sent(event["metadata"]["name"], replace(counted, count=0)))
             raise
-        self._remember(happened, _Sent(event["metadata"]["name"], tally))
+        self._remember(happened, _Sent(event["metadata"]["name"], counted))
 
     def _remember(self, happened: Occurrence, sent: _Sent) -> None:
         self._sent[happened] = sent
@@ -184,8 +184,8 @@ class EventRecorder:
         if len(self._sent) > REMEMBERED:
             self._sent.popitem(last=False)
 
-    def _event(self, happened: Occurrence, tally: CorrelatedEvent) -> dict[str, Any]:
-        """A v1 Event. Those of objects without a namespace are kept in ``default``."""
+    def _event(self, happened: Occurrence, counted: CorrelatedEvent) -> dict[str, Any]:
+        """A v1 Event. Events of objects without a namespace belong to ``default``."""
         involved = {"kind": happened.kind, "namespace": happened.namespace, "name": happened.name, "uid": happened.uid}
         return {
             "kind": "Event",
@@ -194,18 +194,18 @@ class EventRecorder:
             "involvedObject": {key: value for key, value in involved.items() if value}
             | {"apiVersion": happened.api_version},
             "reason": happened.reason,
-            "message": tally.message[:MAX_MESSAGE] or happened.message,
+            "message": counted.message[:MAX_MESSAGE] or happened.message,
             "type": happened.type,
             "source": {"component": self._component, "host": self._node_name},
-            "firstTimestamp": _rfc3339(tally.first),
-            "lastTimestamp": _rfc3339(tally.last),
-            "count": tally.count,
+            "firstTimestamp": _rfc3339(counted.first),
+            "lastTimestamp": _rfc3339(counted.last),
+            "count": counted.count,
             "reportingComponent": self._component,
             "reportingInstance": self._node_name,
         }
 
     def _name(self, happened: Occurrence) -> str:
-        """The object's name and a time that no other event of ours has."""
+        """The object's name with a time that no other event of this process has."""
         self._last_stamp = max(self._last_stamp + 1, round(self._clock() * 1e9))
         stamp = f"{self._last_stamp:x}"
         return f"{happened.name[: _MAX_NAME - 1 - len(stamp)].rstrip('.-')}.{stamp}"

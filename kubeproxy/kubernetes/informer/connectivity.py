@@ -1,4 +1,4 @@
-"""Whether the API server is there for us: said once when it is lost, once when it is back."""
+"""Logs the loss of the API server once, and its return once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ log = structlog.get_logger(__name__)
 
 
 class Connectivity:
-    """What the reflectors of one source have to say about their server, made one story. `clock` gives Unix seconds."""
+    """Combines the failures of a source's reflectors into one outage. `clock` gives Unix seconds."""
 
     def __init__(self, *, server: str, clock: Callable[[], float], optional: str = "") -> None:
-        """`optional` names the resource without which all others can be served, if there is one."""
+        """`optional` names a resource without which the others can be served."""
         self._server = server
         self._clock = clock
         self._optional = optional
@@ -32,26 +32,30 @@ class Connectivity:
 
     @property
     def lost(self) -> bool:
-        """Whether some resource is out of reach."""
+        """Whether any resource is unreachable."""
         return bool(self._missing)
 
     def broke(self, resource: str) -> None:
-        """A watch ended that worked. Mostly the next one works."""
+        """Note the end of a watch that worked. Usually the next one works."""
         self._behind.add(resource)
 
     def failed(self, resource: str, error: ApiError, *, since: float, called: str = "") -> None:
-        """A request failed for a resource that has been behind since then (Unix seconds); `called` is its name in the
-        log, if that is another. The first of an outage is a warning; after it only another cause is worth a line. That
-        this node may not be read is a story of its own: all else can be served without. A server that was restarted no
-        longer knows what it said before: that is no outage, unless a list does not help."""
+        """Note a failed request for a resource that is behind since `since` (Unix seconds).
+
+        `called` is the resource's name in the log, if it differs. The first failure of an outage is a warning; later
+        ones are logged only with a new cause. A forbidden `optional` resource is logged separately, because the others
+        can be served without it. A restarted server no longer knows earlier versions: that is no outage unless the new
+        list fails, too.
+        """
         if resource == self._optional and isinstance(error, Forbidden):
             self._reached(resource)
-            # While others have no answer either, a server may forbid all because it has just started.
+            # If the others fail, too, the server may forbid everything because it has just started.
             if self._ever and not self._behind - {self._optional} and not self._node_forbidden:
                 self._node_forbidden = True
                 log.warning(
-                    "this node's object may not be read; its zone, addresses and taints stay unknown",
+                    "reading this node is forbidden",
                     source=SOURCE,
+                    unknown="zone, addresses, taints",
                     seen=str(error),
                     hint=_hint(error),
                 )
@@ -60,7 +64,7 @@ class Connectivity:
         called = called or resource
         if isinstance(error, Expired) and resource not in self._outdated:
             self._outdated.add(resource)
-            log.info("the server no longer knows what came last; all is listed anew", source=SOURCE, resource=called)
+            log.info("watch version expired, listing again", source=SOURCE, resource=called)
             return
         first = not self._missing
         if first:
@@ -77,24 +81,22 @@ class Connectivity:
         if hint := _hint(error):
             fields["hint"] = hint
         if first:
-            log.warning(
-                "API server lost; serving on with what is known" if self._ever else "no API server yet", **fields
-            )
+            log.warning("API server lost, serving last state" if self._ever else "no API server yet", **fields)
         else:
-            log.info("still not in step with the API server, for another reason", **fields)
+            log.info("API server still lost, new cause", **fields)
 
     def listed(self) -> None:
-        """Something is known from now on: whatever fails later, there is something to serve on with."""
+        """Note the first list: from now on there is a state to serve, whatever fails later."""
         self._ever = True
 
     def found(self, resource: str) -> None:
-        """A resource is in step with the server."""
+        """Note that a resource is in step with the server."""
         self._ever = True
         self._behind.discard(resource)
         self._outdated.discard(resource)
         if resource == self._optional and self._node_forbidden:
             self._node_forbidden = False
-            log.info("this node's object may be read now", source=SOURCE)
+            log.info("reading this node is allowed again", source=SOURCE)
         self._reached(resource)
 
     def _reached(self, resource: str) -> None:
@@ -109,14 +111,14 @@ class Connectivity:
 def _hint(error: ApiError) -> str:
     match error:
         case Forbidden() if "system:anonymous" in str(error):
-            return "the request carried no credentials: look at the kubeconfig's user, or at its token file"
+            return "the request carried no credentials: check the kubeconfig's user and its token file"
         case Ahead():
-            return "its storage is behind what it said before, perhaps restored from a backup; all is listed anew"
+            return "its storage is older than before, perhaps restored from a backup; everything is listed again"
         case Forbidden():
-            return "a server that just started says so until its RBAC rules are loaded; else bind system:node-proxier"
+            return "a server that just started refuses until its RBAC rules are loaded; else bind system:node-proxier"
         case Unauthorized():
-            return "the credentials were read again and are still refused: look at the token or client certificate"
+            return "the credentials were read again and are still refused: check the token or client certificate"
         case ApiError(cause="tls"):
-            return "look at the CA, and at the name or address in the server's URL"
+            return "check the CA, and the name or address in the server's URL"
         case _:
             return ""

@@ -1,4 +1,4 @@
-"""What objects meant when they were last seen, so that a new list of the same costs nothing twice. Pure."""
+"""Caches translated objects, so that an unchanged object in a new list is not decoded. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ _DIGEST_BYTES = 16
 
 
 class DecodeCache(Generic[T]):
-    """The meanings by name, each with a digest of the text that it was read from: an object whose text is the same is
-    not decoded again, and its meaning is not in memory twice. The text, not the resourceVersion: a server that was
-    restored from a backup gives versions a second time, to other objects."""
+    """Translated objects by name, each with a digest of its text.
+
+    An object with the same text is neither decoded again nor in memory twice. The key is the text and not the
+    resourceVersion: a server that was restored from a backup assigns versions a second time, to other objects.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[bytes, list[T]]] = {}
@@ -25,20 +27,20 @@ class DecodeCache(Generic[T]):
         return len(self._known)
 
     def meaning(self, name: str, raw: msgspec.Raw) -> list[T] | None:
-        """What this text meant; None where the object's last one was another."""
+        """The translation of this text; None if the object's last text differs."""
         digest, found = self._known.get(name, (b"", None))
         return found if digest == _digest(raw) else None
 
     def note(self, name: str, raw: msgspec.Raw, found: list[T]) -> None:
-        """From now on an object means this."""
+        """Store an object's translation."""
         self._known[name] = _digest(raw), found
 
     def forget(self, name: str) -> None:
-        """An object is gone, or unreadable."""
+        """Drop an object that is gone or unreadable."""
         self._known.pop(name, None)
 
     def keep(self, names: Collection[str]) -> None:
-        """A full list came: forget all others."""
+        """Drop all objects that a full list does not name."""
         for name in self._known.keys() - set(names):
             del self._known[name]
 

@@ -1,11 +1,10 @@
-"""List or watch, from where, and how soon: what a reflector does next. Pure."""
+"""Decides a reflector's next request: list or watch, from which version, how soon. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
 
-from kubeproxy.kubernetes.client.backoff import Backoff
 from kubeproxy.kubernetes.client.errors import (
     Ahead,
     ApiError,
@@ -16,34 +15,35 @@ from kubeproxy.kubernetes.client.errors import (
     Unauthorized,
     Unreachable,
 )
+from kubeproxy.runtime.backoff import DecorrelatedJitter
 
 MAX_BREAKS = 2
 """Lists in a row whose answer began and did not end, before pages are asked for, and shorter ones each time."""
 MAX_REFUSALS = 3
-"""Watches that the server refused in a row (not: that did not reach it) before there is a new list."""
+"""Watches that the server refused in a row before a new list; those that did not reach it do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast a reflector goes about its work; times in seconds."""
+    """The time limits and intervals of a reflector, in seconds."""
 
     watch_s: tuple[float, float] = (300.0, 600.0)
-    """The span from which a watch's timeoutSeconds is drawn (client-go's): reflectors must not end together."""
+    """The range of a watch's random timeoutSeconds (client-go's): watches must not end at the same time."""
     margin_s: float = 15.0
-    """How much longer than timeoutSeconds a watch may be silent before it is taken for dead."""
+    """Silence beyond timeoutSeconds after which a watch counts as dead."""
     patience_s: tuple[float, float, float] = (4.0, 20.0, 75.0)
-    """How long the head of an answer may be in coming: at first, at most for a watch (whose head comes at once, or
-    after 15 s in the queue of a server's priority and fairness), at most for a list. A server may take a connection and
-    say nothing on it for ever, and answer all others."""
+    """Limits for the head of an answer: the first one, the longest of a watch, the longest of a list. A watch's head
+    comes at once, or after 15 s in the queue of a server's priority and fairness. A server may accept a connection and
+    never answer on it while it answers all others."""
     settle_s: float = 1.0
-    """A watch without events counts as a success after this time: the server may still say ERROR at once."""
+    """Time after which a watch without events counts as a success: the server may still send ERROR at once."""
     retry_s: tuple[float, float] = (0.2, 3.0)
-    """Backoff: shortest delay, longest delay. The longest, and what is left of an attempt under way, bound how late a
+    """Back-off: shortest delay, longest delay. The longest, and the rest of a running attempt, bound how late a
     returning server is noticed."""
     retry_after_s: float = 30.0
-    """A Retry-After is honoured up to this."""
+    """The longest Retry-After that is honoured."""
     relist_s: float = 2.0
-    """A list after a 410 is put off by up to this: a restarted server sends one to every node at the same time."""
+    """The longest random delay of a list after a 410: a restarted server sends one to every node at the same time."""
     list_s: float = 300.0
     """A list with all its pages."""
     page: int = 500
@@ -51,36 +51,36 @@ class Pace:
     refill_s: float = 60.0
     """A list for the sake of objects that had been left out comes this long after the one before."""
     slice_s: float = 0.001
-    """How long objects and events are handled before others in the event loop get their turn."""
+    """Time for which objects and events are handled before other tasks of the event loop run."""
 
 
 class ListWatchPolicy:
-    """Where one reflector stands. Told what happened, it says what comes next."""
+    """The state of one reflector: takes outcomes, returns the next request and its delay."""
 
     def __init__(self, *, pace: Pace, random: Random) -> None:
         self._pace = pace
         self._random = random
-        self._backoff = Backoff(base_s=pace.retry_s[0], cap_s=pace.retry_s[1], random=random)
+        self._backoff = DecorrelatedJitter(base_s=pace.retry_s[0], cap_s=pace.retry_s[1], random=random)
         self._from_storage = False
         self._refusals = 0
         self._patience_s = pace.patience_s[0]
         self._page = pace.page
         self._breaks = 0
         self.version = ""
-        """The resourceVersion seen last; a watch goes on behind it. Empty before the first list."""
+        """The last resourceVersion seen; the next watch starts after it. Empty before the first list."""
         self.must_list = True
-        """A list comes next, not a watch."""
+        """The next request is a list, not a watch."""
         self.doubtful = False
-        """The server went away since `version` was seen. It may come back with storage restored from a backup, that is
-        with older versions; a watch from one of the future is not refused, but silent until that one is reached."""
+        """The server was lost after `version` was seen. It may return with storage restored from a backup and so with
+        older versions; it does not refuse a watch from a future version, but is silent until it reaches it."""
 
     def list_query(self) -> dict[str, str]:
-        """How to ask for the list.
+        """The query of a list.
 
-        The first one takes what the server's cache has (``resourceVersion=0``, as kube-proxy): a thousand nodes that
-        start together cost etcd nothing, and it works while etcd does not. Later ones ask the cache for nothing older
-        than what is known here. Both come in one piece (the server ignores the limit of the first; a limit on the
-        second would mean exactly that version, soon a 410). Where the cache fails, storage is asked, page by page.
+        The first list takes the contents of the server's cache (``resourceVersion=0``, as kube-proxy): a thousand nodes
+        that start together cost etcd nothing, and it works without etcd. Later lists ask the cache for nothing older
+        than the known version. Both come in one piece (the server ignores the limit of the first; a limit on the second
+        would mean exactly that version, soon a 410). If the cache fails, the list comes from storage, page by page.
         """
         if self._from_storage:
             return {"limit": str(self._page)}
@@ -89,20 +89,20 @@ class ListWatchPolicy:
         return {"resourceVersion": self.version}
 
     def next_page_query(self, token: str) -> dict[str, str]:
-        """How to ask for the page after the one that carried `token`."""
+        """The query of the page after the one with `token`."""
         return {"limit": str(self._page), "continue": token}
 
     def probe_query(self) -> dict[str, str]:
-        """How to ask, when `doubtful`, whether the server knows `version`: by one object from its cache. A server that
-        does not answers 504 (`Ahead`) after three seconds."""
+        """The query, if `doubtful`, for one object from the cache at `version` or newer. A server with an older version
+        answers 504 (`Ahead`) after three seconds."""
         return {"resourceVersion": self.version, "resourceVersionMatch": "NotOlderThan", "limit": "1"}
 
     def known(self) -> None:
-        """The server knows `version`."""
+        """Note that the server knows `version`."""
         self.doubtful = False
 
     def watch_query(self) -> tuple[dict[str, str], float]:
-        """How to watch on from here, and how long the stream may be silent, in seconds."""
+        """The query of the next watch, and the longest silence of its stream in seconds."""
         timeout_s = max(1, round(self._random.uniform(*self._pace.watch_s)))
         query = {
             "watch": "true",
@@ -113,12 +113,12 @@ class ListWatchPolicy:
         return query, timeout_s + self._pace.margin_s
 
     def patience_s(self) -> float:
-        """How long to wait for the head of the next answer, in seconds: longer each time that it was too short, so
-        that a slow server is not asked the same for ever without hearing its answer."""
+        """The time limit for the head of the next answer, in seconds. It doubles with each timeout, so that a slow
+        server can answer at last."""
         return min(self._patience_s, self._pace.patience_s[2 if self.must_list else 1])
 
     def listed(self, version: str) -> None:
-        """A whole list arrived."""
+        """Note that a whole list arrived."""
         self.version = version
         self.must_list = False
         self.doubtful = False
@@ -136,21 +136,21 @@ class ListWatchPolicy:
             self._from_storage = True
 
     def seen(self, version: str) -> None:
-        """An event or bookmark of that version arrived. `Garbage` when it is older than what was seen before: then it
-        comes from a server that does not know what we know, and its objects may be older than ours."""
+        """Note an event or bookmark of that version. `Garbage` if it is older than the last one: its server is behind,
+        and its objects may be older than the known ones."""
         if _is_older(version, self.version):
             raise Garbage(f"an event of version {version} after one of version {self.version}", cause="back in time")
         self.version = version
 
     def settled(self) -> None:
-        """A watch works."""
+        """Note that a watch works."""
         self._backoff.reset()
         self._refusals = 0
         self._patience_s = self._pace.patience_s[0]
 
     def list_failed(self, error: ApiError) -> float:
-        """The delay before the next try, in seconds. Where the cache cannot give a list storage may, and the other way
-        round; who could not be reached, or has no time for us, is asked again for the same."""
+        """The delay before the next try, in seconds. If the cache cannot give a list, storage may, and the reverse. An
+        unreachable or overloaded server gets the same request again."""
         if isinstance(error, Ahead):
             self._from_storage = True
         elif not isinstance(error, Unreachable | Overloaded | Unauthorized | Forbidden):
@@ -158,7 +158,7 @@ class ListWatchPolicy:
         return self._delay(error)
 
     def watch_failed(self, error: ApiError) -> float:
-        """The delay before the next try, in seconds, which is a watch from the same version where that makes sense."""
+        """The delay before the next try, in seconds: a watch from the same version if that can work."""
         delay_s = self._delay(error)
         match error:
             case Expired():
@@ -186,6 +186,6 @@ class ListWatchPolicy:
 
 
 def _is_older(version: str, known: str) -> bool:
-    """By number where both are numbers, as they are in every server so far; others cannot be compared."""
+    """Compares numbers, which every server so far uses; other versions cannot be compared."""
     numbers = version.isascii() and version.isdecimal() and known.isascii() and known.isdecimal()
     return numbers and int(version) < int(known)

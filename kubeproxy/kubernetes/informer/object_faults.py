@@ -1,4 +1,4 @@
-"""Objects with something wrong in them: said once, not at every event and every list."""
+"""Logs the faults of objects once, not at every event and every list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 
 class Faults:
-    """The faults that stand, by object, of one resource."""
+    """The present faults of one resource's objects."""
 
     def __init__(self, resource: str) -> None:
         self._resource = resource
@@ -23,7 +23,7 @@ class Faults:
         return len(self._standing)
 
     def note(self, name: str, faults: Iterable[Fault]) -> None:
-        """The faults that the object has now; none clears it. Logged where they differ from the ones before."""
+        """Store the object's present faults, which may be none; log them if they changed."""
         found = tuple(faults)
         if not found:
             self._standing.pop(name, None)
@@ -31,9 +31,9 @@ class Faults:
         texts = tuple(str(fault) for fault in found)
         if self._standing.get(name) != texts:
             self._standing[name] = texts
-            tell = log.info if all(fault.unsupported for fault in found) else log.warning
-            tell("parts of an object cannot be served", source=SOURCE, resource=self._resource, name=name, faults=texts)
+            write = log.info if all(fault.unsupported for fault in found) else log.warning
+            write("parts of object not served", source=SOURCE, resource=self._resource, name=name, faults=texts)
 
     def keep(self, names: set[str]) -> None:
-        """A full list came: forget objects that are gone."""
+        """Drop the faults of objects that a full list does not name."""
         self._standing = {name: texts for name, texts in self._standing.items() if name in names}

@@ -1,8 +1,8 @@
-"""List, then watch, for ever: one resource kept in step with the API server.
+"""Keeps one resource in step with the API server: lists, then watches, for ever.
 
-A list replaces everything at once, so nothing is withdrawn before a newer whole has arrived, and what was deleted
-unseen is noticed. A watch goes on from the last resourceVersion seen; only where the server no longer knows that one
-(410), or says things that make no sense, is there a new list.
+A list replaces everything at once, so nothing is withdrawn before the newer list is complete, and missed deletions are
+found. A watch continues from the last resourceVersion seen; a new list follows only if the server no longer knows that
+version (410) or sends garbage.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Phase(StrEnum):
-    """What a reflector is doing."""
+    """The activity of a reflector."""
 
     LISTING = "listing"
     WATCHING = "watching"
     WAITING = "waiting"
-    """Something failed; the next try comes."""
+    """A request failed; the next try follows after a delay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class ReflectorState:
     resource: str
     phase: Phase
     resource_version: str
-    """What was seen last; empty before the first list."""
+    """The last version seen; empty before the first list."""
     last_list: float | None
     last_event: float | None
     lists: int
@@ -68,13 +68,13 @@ class ReflectorState:
     """By cause."""
     last_error: str
     faulty: int
-    """Objects of which some part cannot be served."""
+    """Objects with a part that cannot be served."""
     left_out: int
-    """Objects that are not served, because all together mean more than is kept (see `allowance`)."""
+    """Objects that are not served, because all together exceed the memory limit (see `allowance`)."""
     kept_bytes: int
-    """What is kept of all objects, in bytes of JSON."""
+    """Size of all kept objects, in bytes of JSON."""
     behind_s: float
-    """For how long it may have missed something; 0 while a watch works."""
+    """Time for which changes may have been missed; 0 while a watch works."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class _ReflectorCounters:
 
 
 class Reflector:
-    """One resource. `choose` says before every list which one that is: servers change while a node lives."""
+    """Lists and watches one resource. `choose` names it before every list, because servers change."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Reflector:
         self._behind_since: float | None = monotonic()
 
     def state(self) -> ReflectorState:
-        """How it is going."""
+        """The reflector's state now."""
         tally = self._tally
         return ReflectorState(
             resource=self._called,
@@ -143,11 +143,11 @@ class Reflector:
 
     @property
     def _called(self) -> str:
-        """For people: Endpoints are not called slices where a server has no slices."""
+        """The resource's name in logs: ``endpoints`` if the server has no slices."""
         return self._resource.name if self._resource else self._name
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """List and watch until cancelled."""
         while True:
             try:
                 if self._resource is None or self._course.must_list or self._refill_due():
@@ -159,37 +159,37 @@ class Reflector:
                 continue
             except ApiError as error:
                 delay_s = self._failed(error)
-            except Exception as error:  # a fault of ours, or beyond the sink: said in full, then begun anew
-                log.exception("the reflector stumbled", source=SOURCE, resource=self._name)
+            except Exception as error:  # a bug here or in the sink: logged in full, then everything is listed again
+                log.exception("reflector failed, listing again", source=SOURCE, resource=self._name)
                 self._course.must_list = True
                 delay_s = self._failed(ApiError(f"internal error: {error!r}", cause="internal"))
             self._phase = Phase.WAITING
             await asyncio.sleep(delay_s)
 
     def _failed(self, error: ApiError) -> float:
-        """Take note of it; the delay before the next try, in seconds."""
+        """Note the failure; the delay before the next try, in seconds."""
         self._tally.failures[error.cause] += 1
         self._tally.last_error = str(error)
         listing = self._phase is Phase.LISTING
         delay_s = self._course.list_failed(error) if listing else self._course.watch_failed(error)
         if self._behind_since is None:
-            # A watch that broke is no outage yet: mostly the next one works.
+            # A broken watch is no outage yet: usually the next one works.
             self._behind_since = monotonic()
             self._contact.broke(self._name)
-            tell = log.warning if isinstance(error, Garbage) else log.info
+            write = log.warning if isinstance(error, Garbage) else log.info
             step = "list" if self._course.must_list else "watch"
-            tell("a watch broke", source=SOURCE, resource=self._called, seen=str(error), next=step)
+            write("watch broke", source=SOURCE, resource=self._called, seen=str(error), next=step)
         else:
             self._contact.failed(self._name, error, called=self._called, since=time() - self.state().behind_s)
         return delay_s
 
     def _in_step(self) -> None:
-        """The watch works: what was sent before is here, and what comes will be."""
+        """Note that the watch works, and that no change was missed."""
         self._behind_since = None
         self._contact.found(self._name)
 
     def _settled(self) -> None:
-        """It has worked for a while, so the next failure is a new story."""
+        """Note that the watch has worked for a while: the next failure starts a new outage."""
         self._course.settled()
         self._in_step()
 
@@ -245,8 +245,8 @@ class Reflector:
         )
 
     async def _pages(self, resource: Resource[Any]) -> tuple[list[Any], str]:
-        """Everything on the list that is kept, and its version. A page that is no longer to be had ends it: the token
-        that a 410 offers would go on, but leave out what changed meanwhile among the objects already here."""
+        """All kept objects of the list, and its version. An expired page ends the list: the token of a 410 would
+        continue it, but miss changes of the objects already read."""
         found: list[Any] = []
         names: set[str] = set()
         tokens: set[str] = set()
@@ -357,9 +357,9 @@ class Reflector:
         self._course.version = event.resource_version
 
     def _translate(self, resource: Resource[Any], name: str, raw: msgspec.Raw, *, listed: bool) -> list[Any] | None:
-        """What an object means; None when it is not even of the right shape: then a watch lets stand what it meant. It
-        is in the allowance afterwards, or it is not served. One of a list is recalled where an earlier list said the
-        same in the same words."""
+        """An object's translation; None if its types are wrong: a watch then keeps the earlier translation. Afterwards
+        the object is in the allowance, or is not served. The translation of a listed object comes from the cache if its
+        text is unchanged."""
         if listed and (known := self._recall.meaning(name, raw)) is not None:
             return known
         try:
@@ -380,5 +380,5 @@ class Reflector:
 
 
 def _name(metadata: objects.ObjectMeta) -> str:
-    """For people; objects of the cluster's own have no namespace."""
+    """The name in logs; cluster-scoped objects have no namespace."""
     return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else str(metadata.name)

@@ -1,4 +1,4 @@
-"""A watched resource: where a kind of object lives in the API, and what becomes of it. No network here."""
+"""A watched resource: its place in the API, and its way to the sink. No network here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Resource(ABC, Generic[T]):
-    """A kind of object, on its way from JSON to the sink. `T` is what the sink is told."""
+    """A kind of object, translated from JSON for the sink. `T` is the type that the sink takes."""
 
     name: str
     kind: str
@@ -24,16 +24,16 @@ class Resource(ABC, Generic[T]):
 
     @abstractmethod
     def translate(self, raw: msgspec.Raw) -> tuple[list[T], list[Fault]]:
-        """What one object means, and what is wrong with it. ``msgspec.ValidationError`` where a type is wrong."""
+        """One object's translation and faults. ``msgspec.ValidationError`` if a type is wrong."""
 
     @abstractmethod
     def replace(self, found: Iterable[T]) -> None:
-        """Everything there is."""
+        """Replace all objects of the sink."""
 
     @abstractmethod
     def put(self, metadata: objects.ObjectMeta, found: list[T]) -> None:
-        """An object is new or changed; `found` is what it now means, which may be nothing."""
+        """Add or change an object; `found` is its translation, which may be empty."""
 
     @abstractmethod
     def remove(self, metadata: objects.ObjectMeta) -> None:
-        """An object is gone, or left the selection."""
+        """Remove an object that was deleted or left the selection."""

@@ -1,4 +1,4 @@
-"""Manifest files and directories: which are there, what they hold, and when a change is complete."""
+"""Manifest files and directories: lists them, reads them, and detects complete changes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 SUFFIXES = (".yaml", ".yml", ".json")
-"""What counts as a manifest in a directory; a file that is named itself may be called anything."""
+"""Suffixes of manifests in a directory; a file that is named itself may have any name."""
 MAX_BYTES = 256 * 1024 * 1024
-"""A manifest larger than this is refused."""
+"""The largest manifest that is read."""
 SETTLE_S = 0.1
-"""A changed file is read once it has stayed the same for so long: writers write in pieces."""
+"""Time without a change after which a changed file is read: writers write in pieces."""
 SETTLE_GONE_S = 0.3
-"""The same for one that is gone or empty: editors move the old file away, or cut it, before they write the new one."""
+"""The same for a file that is gone or empty: editors move or truncate the old file before they write the new one."""
 SETTLE_AT_MOST_S = 5.0
-"""A file that never stays the same is read all the same."""
+"""Time after which a file that keeps changing is read."""
 REPLACED_AT_MOST_S = 0.5
-"""The same for one that is replaced by a whole new file again and again: the longer wait is for pieces, which there a
-writer does not leave behind."""
+"""The same for a file that is replaced by whole new files again and again: the longer wait is for files that are
+written in pieces."""
 
 
 class Signature(NamedTuple):
-    """What tells one state of a file from another without reading it."""
+    """Distinguishes states of a file without reading it."""
 
     device: int
     inode: int
@@ -35,7 +35,7 @@ class Signature(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What tells one directory from another in its place."""
+    """Distinguishes a directory from another one at the same path."""
 
     device: int
     inode: int
@@ -43,18 +43,18 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a named path holds at one moment."""
+    """The files of a named path at one moment."""
 
     files: Mapping[str, Signature] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
-    """By path, why it could not be looked at. What lies under it is as it was last seen."""
+    """By path, the reason why it could not be read. Files under it count as unchanged."""
     directory: Identity | None = None
-    """None: the path is a file, or is not there."""
+    """None: the path is a file, or does not exist."""
 
 
 def look(path: str, *, recursive: bool) -> Listing:
-    """What is there now. Never raises: what cannot be looked at is among the faults. A path that does not exist may be
-    a pattern (``app-*.yaml``) for files that do."""
+    """The files there now. Never raises: an unreadable path is among the faults. A path that does not exist may be a
+    pattern (``app-*.yaml``) of existing files."""
     try:
         found = os.stat(path)
     except OSError as error:
@@ -85,8 +85,8 @@ def _matching(pattern: str) -> Listing | None:
 def _look_into(
     directory: str, recursive: bool, files: dict[str, Signature], faults: dict[str, str], seen: set[Identity]
 ) -> None:
-    """Add a directory's manifests in the order of their names, then those of its subdirectories. Hidden ones are passed
-    over (a ConfigMap's ``..data`` among them), as are editors' backups, by their suffix."""
+    """Add a directory's manifests in the order of their names, then those of its subdirectories. Hidden files are
+    skipped (also a ConfigMap's ``..data``), and editors' backups, by their suffix."""
     try:
         names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
     except OSError as error:
@@ -107,7 +107,7 @@ def _look_into(
         if stat.S_ISREG(found.st_mode) and name.endswith(SUFFIXES):
             files[path] = _signature(found)
         elif recursive and stat.S_ISDIR(found.st_mode) and Identity(found.st_dev, found.st_ino) not in seen:
-            seen.add(Identity(found.st_dev, found.st_ino))  # links may lead in circles
+            seen.add(Identity(found.st_dev, found.st_ino))  # links may form a circle
             subdirectories.append(path)
     for path in subdirectories:
         _look_into(path, recursive, files, faults, seen)
@@ -122,24 +122,24 @@ def _reason(error: OSError) -> str:
 
 
 class ReadError(Exception):
-    """A manifest could not be read; says why."""
+    """A manifest could not be read, with the reason."""
 
 
 class Changing(Exception):
-    """A file changed or went while it was read: look again."""
+    """A file changed or disappeared during the read: look again."""
 
 
 def read_file(path: str) -> tuple[bytes, Signature]:
-    """A file's bytes, and the state that they are of. Raises ReadError and Changing."""
+    """A file's bytes with its state. Raises ReadError and Changing."""
     try:
-        # O_NONBLOCK: a pipe may have taken the file's place, and opening one waits for a writer.
+        # O_NONBLOCK: a pipe may have replaced the file, and opening one waits for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             before = os.fstat(file.fileno())
             if not stat.S_ISREG(before.st_mode):
                 raise ReadError("not a regular file")
             if before.st_size > MAX_BYTES:
                 raise ReadError(f"{before.st_size} bytes; allowed: up to {MAX_BYTES}")
-            data = file.read(before.st_size + 1)  # for so many bytes room is made at once
+            data = file.read(before.st_size + 1)  # allocates its buffer at once
             if _signature(os.fstat(file.fileno())) != _signature(before):
                 raise Changing
     except FileNotFoundError:
@@ -150,32 +150,32 @@ def read_file(path: str) -> tuple[bytes, Signature]:
 
 
 class PathMemory:
-    """What is known of one named path from one look to the next. Pure: looks and the time are handed in."""
+    """Remembers one named path from one look to the next. Pure: listings and time are arguments."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.directory: Identity | None = None
         self._loaded: dict[str, Signature] = {}
         self._unsettled: dict[str, tuple[Signature | None, float, float]] = {}
-        """By file: the state seen, since when it is that one, and since when it is not the loaded one."""
+        """By file: the present state, its first sighting, and the first sighting of any unloaded state."""
 
         self._looked = False
 
     @property
     def settling(self) -> bool:
-        """Something has changed that may go on changing: look again soon."""
+        """Whether a file has changed and may still be changing: look again soon."""
         return bool(self._unsettled)
 
     def compare(self, listing: Listing, now: float) -> tuple[list[str], list[str], dict[str, str]]:
-        """The files to read, the files that are gone, and what is wrong with the path.
+        """The files to read, the files that are gone, and the faults of the path.
 
-        A path that is not there at all, or a directory whose place an empty one has taken (a volume was unmounted),
-        takes nothing away: deleting a file withdraws what it says, losing the volume does not.
+        A missing path, or a directory replaced by an empty one (its volume was unmounted), removes nothing: deleting a
+        file withdraws its objects, losing the volume does not.
         """
         faults = dict(listing.faults)
         files = listing.files
         if self.path not in faults and self._loaded and not files and listing.directory != self.directory:
-            faults[self.path] = "an empty directory has taken its place"
+            faults[self.path] = "replaced by an empty directory"
         elif listing.directory is not None:
             self.directory = listing.directory
         lost = tuple(faults)
@@ -184,7 +184,7 @@ class PathMemory:
         for path in self._unsettled.keys() - {*missing, *differing}:
             del self._unsettled[path]
         gone = [path for path in missing if self._settled(path, None, SETTLE_GONE_S, now)]
-        # A file that appears beside one that goes is that one under a new name: both at once, or its objects flicker.
+        # A new file beside a disappearing one may be its new name: handle both at once, or its objects flicker.
         renaming = len(gone) < len(missing)
         changed = [
             path
@@ -203,7 +203,7 @@ class PathMemory:
         return changed, gone, faults
 
     def _settled(self, path: str, state: Signature | None, patience_s: float, now: float) -> bool:
-        """Whether a file's new state may be believed."""
+        """Whether a file's new state is stable."""
         before, since, first = self._unsettled.get(path, (state, now, now))
         if before != state:
             since = now
@@ -215,7 +215,7 @@ class PathMemory:
         return True
 
     def loaded(self, path: str, signature: Signature) -> None:
-        """A file has been read in this state."""
+        """Note the state in which a file was read."""
         self._loaded[path] = signature
 
     def forget(self) -> None:

@@ -1,6 +1,6 @@
-"""Manifests from a web server, asked again and again, at little cost while nothing changes.
+"""Fetches manifests from a web server; repeated requests are cheap while nothing changes.
 
-The client is imported when the first address is asked: who reads files alone is not to wait for it.
+The HTTP client is imported for the first request, so that a daemon that only reads files starts faster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 TOTAL_S, SILENT_S = 120.0, 10.0
-"""How long an answer may take, which is that of 50 MB over a slow link, and how long nothing may come."""
+"""Time limit of an answer (50 MB over a slow link), and of silence."""
 MAX_REDIRECTS = 5
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 """Statuses that lead to another address."""
@@ -30,7 +30,7 @@ _ACCEPT = "application/yaml, application/json, text/plain;q=0.9, */*;q=0.1"
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a server answered."""
+    """A server's answer."""
 
     data: bytes
     version: Version
@@ -38,20 +38,20 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """How to ask a server whether its answer has changed."""
+    """Validators of an answer, for conditional requests."""
 
     etag: str = ""
     last_modified: str = ""
 
 
 def is_url(path: str) -> bool:
-    """Whether a named path is a web address."""
+    """Whether a named path is a URL."""
     return path.startswith(("http://", "https://"))
 
 
 async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
-    """A manifest, or None where it is still of the `last` version. Raises ReadError for every other answer: an error
-    page is no manifest, and nor is an empty body, which would withdraw everything."""
+    """A manifest, or None if it is still the `last` version. Raises ReadError for every other answer: an error page is
+    no manifest, and an empty body would withdraw everything."""
     import aiohttp
 
     headers = {"Accept": _ACCEPT}
@@ -126,13 +126,13 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 
 class Session:
-    """One that honours the environment's proxies and keeps no cookies. A context manager; opened when first used."""
+    """An HTTP session with the environment's proxies and without cookies. A context manager; opened when first used."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> aiohttp.ClientSession:
-        """The client's own."""
+        """The open client session."""
         import aiohttp
 
         if self._session is None:

@@ -1,4 +1,4 @@
-"""A manifest's bytes, cut into documents, and a long YAML list into its items, before anything is parsed. Pure."""
+"""Cuts a manifest's bytes into documents, and YAML lists into items, before parsing. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def split(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The documents with the number of their first line, without those that are empty. A separator stands at the
-    beginning of a line, where neither YAML nor JSON can have it inside a string."""
+    """The documents that are not empty, each with the number of its first line. A separator is at the beginning of a
+    line, where neither YAML nor JSON allows it inside a string."""
     data = data.removeprefix(_BYTE_ORDER_MARK)
     line, start = 1, 0
     while start < len(data):
@@ -33,13 +33,13 @@ def body(text: bytes) -> bytes:
 
 
 def is_separated(data: bytes | bytearray, start: int = 0) -> bool:
-    """Whether a document separator stands here, not just a text that begins like one."""
+    """Whether a document separator begins here, and not a text with the same beginning."""
     end = start + len(_SEPARATOR)
     return data[start:end] == _SEPARATOR and (end == len(data) or data[end : end + 1].isspace())
 
 
 def is_empty(text: bytes) -> bool:
-    """Whether a document holds nothing but white space, comments, directives and end marks."""
+    """Whether a document has only white space, comments, directives and end marks."""
     position = len(_SEPARATOR) if is_separated(text) else 0
     while position < len(text):
         end = text.find(b"\n", position)
@@ -56,13 +56,13 @@ _FIRST_ITEM = re.compile(rb"(?:[ \t]*(?:#[^\n]*)?\r?\n)*( *)-(?=[ \r\n])")
 
 
 def split_list(text: bytes) -> tuple[bytes, list[tuple[int, bytes]]] | None:
-    """A YAML document whose top level has block-style ``items``: the rest of it, and the items, each a document of its
-    own, with the number of lines before it. None where it is written in another way.
+    """A YAML document with block-style ``items`` at its top level, cut apart: the rest of it, and the items, each as a
+    document of its own with the number of lines before it. None if it is written in another way.
 
     By YAML's rules nothing else can begin a line with a dash at that column. A parsed document takes thirty times the
-    room of its text, and a list may be all that a cluster holds; so it is parsed, and kept, item by item.
+    memory of its text, and a list may hold a whole cluster; so it is parsed and kept item by item.
     """
-    if b"items:" not in text:  # hardly a document has them, and a search by pattern takes thirty times as long
+    if b"items:" not in text:  # few documents have them, and a search by pattern takes thirty times as long
         return None
     key = _ITEMS.search(text)
     first = _FIRST_ITEM.match(text, key.end()) if key is not None else None
@@ -89,8 +89,8 @@ def split_list(text: bytes) -> tuple[bytes, list[tuple[int, bytes]]] | None:
 
 
 def _search(pattern: re.Pattern[bytes], text: bytes, start: int) -> Iterator[int]:
-    """Where the pattern is found, looked for piece by piece: one search through all of it would let no other thread
-    run for a third of a second."""
+    """The positions of the pattern, searched piece by piece: one search through the whole text would block all other
+    threads for a third of a second."""
     for piece in range(start, len(text), _PIECE):
         if found := pattern.search(text, piece, piece + _PIECE + _LONGEST):
             yield found.start()
@@ -98,4 +98,4 @@ def _search(pattern: re.Pattern[bytes], text: bytes, start: int) -> Iterator[int
 
 _PIECE = 1 << 20
 _LONGEST = 1 << 10
-"""More than the longest match, which may begin in one piece and end in the next."""
+"""More than the longest match. A match may begin in one piece and end in the next."""

@@ -1,6 +1,6 @@
-"""YAML and JSON texts to values, looked into as far as somebody asks. Pure.
+"""Parses YAML and JSON texts into values that are decoded on demand. Pure.
 
-Made for texts from anywhere: nested too deeply, or grown out of proportion by its aliases, a text is refused.
+Safe for untrusted texts: a text that is nested too deeply, or expands too much by its aliases, is refused.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kubeproxy.kubernetes.fault import Fault
 T = TypeVar("T")
 
 MAX_DEPTH = 100
-"""How deep a YAML document may be nested."""
+"""The deepest nesting of a YAML document."""
 MAX_EXPANSION = 10
-"""How many times larger than written a YAML document may become by its aliases, beyond `FREE_EXPANSION`."""
+"""The largest growth of a YAML document by its aliases, as a factor, beyond `FREE_EXPANSION`."""
 FREE_EXPANSION = 100_000
-"""YAML values that aliases may always expand to."""
+"""Number of YAML values to which aliases may always expand."""
 
 
 class SyntaxFault(Exception):
-    """The text is no YAML and no JSON; says where and why."""
+    """The text is neither YAML nor JSON; with the line and the reason."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
@@ -38,21 +38,21 @@ class Value(Protocol):
 
     @property
     def null(self) -> bool:
-        """It says nothing."""
+        """Whether the value is null."""
 
     def to(self, kind: type[T]) -> T:
-        """Decode; msgspec.MsgspecError where the types do not fit."""
+        """Decode; msgspec.MsgspecError if the types do not fit."""
 
     def fields(self) -> dict[str, Value]:
-        """The parts of a mapping."""
+        """The values of a mapping by key."""
 
     def elements(self) -> list[Value]:
-        """The parts of a list."""
+        """The elements of a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonValue:
-    """A value in a JSON text, still undecoded."""
+    """An undecoded value of a JSON text."""
 
     raw: msgspec.Raw | bytes
 
@@ -72,7 +72,7 @@ class JsonValue:
 
 @dataclass(frozen=True, slots=True)
 class YamlValue:
-    """A value from a YAML text, as plain Python data."""
+    """A value of a YAML text, as plain Python data."""
 
     value: object
 
@@ -94,12 +94,12 @@ _BRACE = re.compile(rb"\s*\{")
 
 
 def is_json(text: bytes) -> bool:
-    """Whether this looks like JSON; it may be YAML in braces all the same."""
+    """Whether this looks like JSON; it may still be YAML in braces."""
     return _BRACE.match(text) is not None
 
 
 def parse(text: bytes, line: int) -> list[Value]:
-    """One document's value; several where YAML's end mark divides it further. `line` is the number of its first line.
+    """One document's value; several if YAML's end mark divides it further. `line` is the number of its first line.
     Raises SyntaxFault."""
     decoded = text_of(text, line)
     if is_json(text):
@@ -107,7 +107,7 @@ def parse(text: bytes, line: int) -> list[Value]:
             msgspec.json.decode(text, type=dict[str, msgspec.Raw])
             return [JsonValue(text)]
         except (msgspec.MsgspecError, RecursionError):
-            pass  # YAML has mappings in braces too, and tells the line of what is wrong
+            pass  # YAML has mappings in braces, too, and its errors have a line number
     return [YamlValue(value) for value in compose_yaml(decoded, line)]
 
 
@@ -129,7 +129,7 @@ def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], C
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = error.problem or error.context or "not YAML"
-        last = text.rstrip().count("\n")  # what is missing at the end is missed on the line after it
+        last = text.rstrip().count("\n")  # an error at the end is reported on the line after it
         raise SyntaxFault(line + min(mark.line if mark else 0, last), what) from None
     except yaml.reader.ReaderError as error:
         raise SyntaxFault(line + text.count("\n", 0, error.position), error.reason) from None
@@ -157,11 +157,11 @@ _SequenceEnd = yaml.SequenceEndEvent
 
 
 class Composer:
-    """Plain data from a parser's events. PyYAML's own way, by nodes and then generators, takes three times as long,
-    thirty times the text's room, and the C stack.
+    """Builds plain data from a parser's events.
 
-    Plain scalars are read as YAML 1.2 does: null, true, false and decimal numbers; the rest is text, so that ``no``,
-    ``22:22`` and dates stay what was written. A subclass reads scalars, keys and repeated keys in another way.
+    PyYAML's own way, by nodes and then generators, takes three times as long, thirty times the text's memory, and the C
+    stack. Plain scalars are read as in YAML 1.2: null, true, false and decimal numbers; the rest is text, so that
+    ``no``, ``22:22`` and dates stay as written. A subclass reads scalars, keys and repeated keys in another way.
     """
 
     scalar: Callable[[Any], object]
@@ -173,12 +173,12 @@ class Composer:
         self.scalar = scalar
         self._next = next_event
         self._anchors: dict[str, tuple[object, int]] = {}
-        """By name: a value, and how many values it consists of."""
+        """By name: a value, and the number of values in it."""
         self._written = 0
         self._expanded = 0
 
     def documents(self) -> list[object]:
-        """The value of every document to the end of the text."""
+        """The value of every document of the text."""
         values = []
         self._next()
         while not isinstance(self._next(), yaml.StreamEndEvent):
@@ -207,9 +207,9 @@ class Composer:
         return value
 
     def _alias(self, event: Any) -> object:
-        """The value itself, not a copy; whoever decodes it meets it again and again, so it counts each time."""
+        """The value itself, not a copy. It counts each time, because the decoder reads it each time."""
         if event.anchor not in self._anchors:
-            raise refusal(event, f"nothing before is called {event.anchor!r}")
+            raise refusal(event, f"no anchor {event.anchor!r} before this alias")
         value, size = self._anchors[event.anchor]
         self._expanded += size
         if self._expanded > FREE_EXPANSION + MAX_EXPANSION * self._written:
@@ -238,15 +238,15 @@ class Composer:
             if key_of is not None and is_scalar:
                 key = key_of(event)
             if not isinstance(key, str):
-                raise refusal(event, "a key that is no text")
+                raise refusal(event, "a key that is not a text")
             if is_scalar and event.anchor is not None:
                 self._anchors[event.anchor] = key, 1
-            said = following()
-            if said.__class__ is _Scalar and said.anchor is None:
+            content = following()
+            if content.__class__ is _Scalar and content.anchor is None:
                 plain += 1
-                value = scalar_of(said)
+                value = scalar_of(content)
             else:
-                value = self._value(said, depth)
+                value = self._value(content, depth)
             if key == _MERGE and is_scalar and event.implicit[0]:
                 for part in value if isinstance(value, list) else [value]:
                     if not isinstance(part, dict):
@@ -261,7 +261,7 @@ class Composer:
         return merged | found if merged else found
 
     def _count(self, plain: int) -> None:
-        """Scalars without an anchor, of which most of a manifest consists, are counted together."""
+        """Count scalars without an anchor together, because most of a manifest consists of them."""
         self._written += plain
         self._expanded += plain
 
@@ -269,12 +269,12 @@ class Composer:
 
     def repeated(self, event: Any, key: str) -> None:
         """A mapping has this key a second time, whose value counts unless this raises."""
-        raise refusal(event, f"key {key!r} stands there twice")
+        raise refusal(event, f"duplicate key {key!r}")
 
     def collection(self, event: Any) -> None:
-        """A mapping or a list begins; raises for a tag that is not taken."""
+        """A mapping or a list begins; raises for a tag that is not supported."""
         if event.tag not in (None, "!", f"{TAG}map", f"{TAG}seq"):
-            raise refusal(event, f"tag {event.tag!r} is not taken")
+            raise refusal(event, f"tag {event.tag!r} is not supported")
 
 
 def scalar(event: Any) -> object:
@@ -287,9 +287,9 @@ def scalar(event: Any) -> object:
         return int(text) if text[0] in _INTEGER_BEGINS and _INTEGER.fullmatch(text) else text
     if quoted or event.tag in ("!", f"{TAG}str"):
         return text
-    raise refusal(event, f"tag {event.tag!r} is not taken")
+    raise refusal(event, f"tag {event.tag!r} is not supported")
 
 
 def refusal(event: Any, problem: str) -> yaml.MarkedYAMLError:
-    """The error of a text that is not taken, at an event's place."""
+    """The error of a refused text, at an event's place."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

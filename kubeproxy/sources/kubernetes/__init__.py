@@ -1,1 +1,1 @@
-"""Services and endpoints from a Kubernetes API server: a list-watch of our own, on sockets with deadlines."""
+"""Services and endpoints from a Kubernetes API server, by list-watch."""

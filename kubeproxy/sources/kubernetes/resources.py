@@ -1,4 +1,4 @@
-"""What is watched: where a kind of object lives in the API, and what becomes of it in the sink. No network here."""
+"""The watched resources: their places in the API, and their ways to the sink. No network here."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kubeproxy.sources.sink import NodeSink, Sink, SourceName
 SOURCE = SourceName(objects.SOURCE)
 
 SELECTOR = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
-"""kube-proxy's label selector. Newer ones ask for Services by the field selector ``spec.clusterIP!=None`` instead of
-the headless label; servers before that field existed refuse it with a 400. The labels work on every version, and
-headless Services that come along all the same become nothing in `translate`."""
+"""kube-proxy's label selector. Newer kube-proxies select Services by the field ``spec.clusterIP!=None`` instead of the
+headless label, which older servers refuse with a 400. The labels work with every version, and `translate` drops
+headless Services that they select."""
 
 log = structlog.get_logger(__name__)
 
 
 class Services(Resource[Service]):
-    """v1 Services."""
+    """v1 Services, each one Service of the model."""
 
     name = "services"
     kind = "Service"
@@ -54,7 +54,7 @@ class Services(Resource[Service]):
 
 
 class Slices(Resource[EndpointSlice]):
-    """discovery.k8s.io/v1 EndpointSlices."""
+    """discovery.k8s.io/v1 EndpointSlices, each one slice of the model."""
 
     name = "endpointslices"
     kind = "EndpointSlice"
@@ -83,8 +83,10 @@ class Slices(Resource[EndpointSlice]):
 
 
 class Endpoints(Resource[EndpointSlice]):
-    """v1 Endpoints, for servers without discovery.k8s.io/v1. One object becomes several slices, so those of each are
-    remembered by name: a change may leave fewer than there were."""
+    """v1 Endpoints, for servers without discovery.k8s.io/v1.
+
+    One object becomes several slices. Their names are kept, because a change may leave fewer of them.
+    """
 
     name = "endpoints"
     kind = "Endpoints"
@@ -123,8 +125,11 @@ class Endpoints(Resource[EndpointSlice]):
 
 
 class OwnNode(Resource[Node]):
-    """The one v1 Node that this proxy runs on. It is listed and watched rather than read, so that it may come, change
-    and go; kube-proxy's role allows all three."""
+    """The v1 Node that this proxy runs on.
+
+    It is listed and watched rather than read, so that it may appear, change and disappear; kube-proxy's role allows all
+    three.
+    """
 
     name = "nodes"
     kind = "Node"
@@ -135,7 +140,7 @@ class OwnNode(Resource[Node]):
         self._sink = sink
         self._decode = msgspec.json.Decoder(objects.Node).decode
         self._node_name = node_name
-        self._told = ""
+        self._logged = ""
         self.query = {"fieldSelector": f"metadata.name={node_name}"}
 
     def translate(self, raw: msgspec.Raw) -> tuple[list[Node], list[Fault]]:
@@ -144,7 +149,7 @@ class OwnNode(Resource[Node]):
 
     def replace(self, found: Iterable[Node]) -> None:
         node = next(iter(found), None)
-        self._tell(node)
+        self._log(node)
         self._sink.set_node(node)
 
     def put(self, metadata: objects.ObjectMeta, found: list[Node]) -> None:
@@ -153,19 +158,25 @@ class OwnNode(Resource[Node]):
     def remove(self, metadata: objects.ObjectMeta) -> None:
         self.replace(())
 
-    def _tell(self, node: Node | None) -> None:
-        """Why /healthz is about to say something else."""
+    def _log(self, node: Node | None) -> None:
+        """Log why /healthz is about to change."""
         standing = _ABSENT if node is None else "" if node.eligible else _LEAVING
-        if standing == self._told:
+        if standing == self._logged:
             return
-        self._told = standing
+        self._logged = standing
         if standing == _ABSENT:
             log.warning(
-                _ABSENT, source=SOURCE, node=self._node_name, hint="if its name is another, set --hostname-override"
+                _ABSENT,
+                source=SOURCE,
+                node=self._node_name,
+                healthz=503,
+                hint="Services are still served; if the node has another name, set --hostname-override",
             )
+        elif standing == _LEAVING:
+            log.info(_LEAVING, source=SOURCE, node=self._node_name, healthz=503)
         else:
-            log.info(standing or "this node may be counted on again", source=SOURCE, node=self._node_name)
+            log.info("this node is eligible again", source=SOURCE, node=self._node_name)
 
 
-_ABSENT = "the API server has no such node; /healthz says 503, and Services are served all the same"
-_LEAVING = "this node is about to be deleted; /healthz says 503, so that load balancers go elsewhere"
+_ABSENT = "API server has no such node"
+_LEAVING = "this node is about to be deleted"

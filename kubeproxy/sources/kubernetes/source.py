@@ -1,4 +1,4 @@
-"""The Kubernetes source: Services, their endpoints and this node from an API server, into sinks."""
+"""The Kubernetes source: delivers an API server's Services, endpoints and this node to sinks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Choice = Callable[[], Awaitable[Resource[Any]]]
 class KubernetesSource:
     """Watches Services, EndpointSlices or, where the server has none, Endpoints, and this node's own object.
 
-    Who may not read Nodes is served without: `node_sink` then hears nothing, which is told once in the log.
+    Without permission to read Nodes, `node_sink` gets no call; this is logged once, and the rest is served.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class KubernetesSource:
         )
 
     async def run(self) -> None:
-        """Until cancelled. Failures of the server are retried for ever, and never touch what the sink was told."""
+        """Watch until cancelled. The server's failures are retried for ever, and do not change the sink's contents."""
         async with asyncio.TaskGroup() as group:
             for reflector in self._reflectors:
                 group.create_task(reflector.run(), name=f"reflector of {reflector.state().resource}")
 
     def state(self) -> tuple[ReflectorState, ...]:
-        """How each reflector is faring."""
+        """The state of each reflector."""
         return tuple(reflector.state() for reflector in self._reflectors)
 
     def complaint(self) -> str | None:
@@ -86,9 +86,9 @@ class KubernetesSource:
         return LEFT_OUT if any(reflector.state().left_out for reflector in self._reflectors) else None
 
     async def _choose_slices(self) -> Resource[Any]:
-        """What the list of API groups says. It is looked up there, and not by trying the group's own path, because to
-        kube-proxy's role an unknown group is a 403 like any other. Who may not read even the list is taken to talk to
-        a server of this decade."""
+        """EndpointSlices if the list of API groups has them, else Endpoints. A request for the group's own path would
+        not show it: with kube-proxy's role an unknown group is a 403 like any other. If reading the list is forbidden,
+        the server is assumed to have EndpointSlices."""
         try:
             body = await self._client.get_json("/apis")
         except ApiError as error:

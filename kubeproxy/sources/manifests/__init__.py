@@ -1,5 +1,4 @@
-"""Services and endpoints from manifests: files, directories, web addresses, standard input.
+"""Services and endpoints from manifests: files, directories, URLs, standard input.
 
-`source` follows them, `check` says what is wrong with them. Nothing is imported here, because `helper`, a process of
-its own, wants none of it.
+`source` reads and watches them, `check` reports their faults.
 """

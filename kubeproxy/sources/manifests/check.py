@@ -1,4 +1,4 @@
-"""What is wrong with some manifests, without serving or watching them."""
+"""Checks manifests: reports their faults without serving or watching them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from dataclasses import dataclass
 
 from kubeproxy.kubernetes.manifests.files import Changing, Listing, ReadError, look, read_file
 from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
-from kubeproxy.sources.manifests.documents import Namespaces, Reading
+from kubeproxy.sources.manifests.documents import Namespaces, Reading, read
 from kubeproxy.sources.manifests.inventory import Inventory
-from kubeproxy.sources.manifests.reader import Reader
 from kubeproxy.sources.manifests.source import NO_MEMORY, STDIN, STDIN_ORIGIN
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What some manifests amount to."""
+    """The result of a check: faults and counts."""
 
     faults: tuple[str, ...]
-    """Each as a line ``FILE document N: PATH: MESSAGE``."""
+    """One line each: ``FILE document N: PATH: MESSAGE``."""
     manifests: int
-    """Files, web addresses and the like that could be read."""
+    """Files, URLs and streams that could be read."""
     services: int
     slices: int
     """EndpointSlices, and Endpoints by family."""
@@ -35,25 +34,19 @@ def check(
     recursive: bool = False,
     default_namespace: str = "default",
     enforced_namespace: str | None = None,
-    cpus: int = 1,
 ) -> Survey:
-    """Read the named manifests, large ones on so many CPUs. Not to be called from a running event loop."""
+    """Read the named manifests. Do not call it from a running event loop."""
     faults: list[str] = []
     listings = {
         path: look(os.path.normpath(path), recursive=recursive) for path in paths if path != STDIN and not is_url(path)
     }
-    reader = Reader(Namespaces(default=default_namespace, enforced=enforced_namespace), cpus)
+    namespaces = Namespaces(default=default_namespace, enforced=enforced_namespace)
     readings: dict[str, Reading | None] = {}
-    for origin, reading in reader.read_all(
-        _texts(paths, listings, faults),
-        size=sum(file.size for listing in listings.values() for file in listing.files.values()),
-        previous={},
-        urgent=False,
-    ):
-        if isinstance(reading, MemoryError):
+    for origin, data in _texts(paths, listings, faults):
+        try:
+            readings[origin] = read(data, namespaces)
+        except MemoryError:
             faults.append(f"{origin}: {NO_MEMORY}")
-        else:
-            readings[origin] = reading
     inventory = Inventory()
     inventory.update(readings)
     return Survey(
@@ -65,7 +58,7 @@ def check(
 
 
 def _texts(paths: Sequence[str], listings: Mapping[str, Listing], faults: list[str]) -> Iterator[tuple[str, bytes]]:
-    """The manifests by name, in their order; what is wrong with files and addresses is added to `faults`."""
+    """The manifests by name, in their order; adds the faults of files and URLs to `faults`."""
     for path in dict.fromkeys(paths):
         if path == STDIN:
             yield STDIN_ORIGIN, sys.stdin.buffer.read()
@@ -80,7 +73,7 @@ def _texts(paths: Sequence[str], listings: Mapping[str, Listing], faults: list[s
                 try:
                     yield file, read_file(file)[0]
                 except Changing:
-                    faults.append(f"{file}: changed while it was read")
+                    faults.append(f"{file}: changed during the read")
                 except ReadError as error:
                     faults.append(f"{file}: {error}")
 

@@ -1,6 +1,6 @@
-"""The text of a manifest to what it says: YAML or JSON, several documents, lists flattened. Pure.
+"""Reads a manifest's text into objects: YAML or JSON, several documents, flattened lists. Pure.
 
-Documents are parsed one by one, so that a broken one leaves the others alone, and a text that was read before is not
+Each document is parsed separately, so a broken one does not affect the others. A text that was read before is not
 parsed again: in a file of thousands of Services, a change of one costs the parsing of one.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -24,11 +24,11 @@ from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.sources import translate
 
 MAX_LIST_DEPTH = 5
-"""How deep lists may lie in lists."""
+"""The deepest nesting of lists in lists."""
 
 
 class ObjectKind(StrEnum):
-    """The kinds of object that are taken from manifests."""
+    """The kinds of object that manifests may define."""
 
     SERVICE = "Service"
     ENDPOINT_SLICE = "EndpointSlice"
@@ -36,7 +36,7 @@ class ObjectKind(StrEnum):
 
 
 _LISTS: dict[str, ObjectKind | None] = {"List": None} | {f"{kind}List": kind for kind in ObjectKind}
-"""The kinds of list that are opened, and what their items are where these do not say it."""
+"""The kinds of list that are flattened, and the kind of items that do not state one."""
 _API_VERSIONS = {"List": "v1"} | {
     kind: "discovery.k8s.io/v1" if kind.startswith(ObjectKind.ENDPOINT_SLICE) else "v1"
     for kind in [*ObjectKind, *(f"{kind}List" for kind in ObjectKind)]
@@ -56,7 +56,7 @@ class ObjectName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    """Where objects belong that do not say so, and where all have to belong."""
+    """The namespace of objects that state none, and the only one allowed if enforced."""
 
     default: str = "default"
     enforced: str | None = None
@@ -64,38 +64,38 @@ class Namespaces:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one object in a manifest says."""
+    """One object of a manifest, translated, with its faults."""
 
     name: ObjectName | None = None
-    """None: it could not even be told which object this is, or it is of another kind."""
+    """None: the object cannot be identified, or is of another kind."""
     service: Service | None = None
     slices: tuple[EndpointSlice, ...] = ()
     faults: tuple[Fault, ...] = ()
     skipped: str = ""
-    """The kind, where it is one that is not taken: ``apps/v1 Deployment``."""
+    """The kind, if it is not one of `ObjectKind`: ``apps/v1 Deployment``."""
 
     @property
     def broken(self) -> bool:
-        """Which object this was meant to be cannot be told."""
+        """Whether the object cannot be identified."""
         return self.name is None and not self.skipped
 
     @property
     def good(self) -> bool:
-        """An API server would have taken all of it."""
+        """Whether an API server would accept all of it."""
         return not self.broken and all(fault.unsupported for fault in self.faults)
 
     @property
     def useful(self) -> bool:
-        """There is something in it that can be served."""
+        """Whether any part of it can be served."""
         return self.service is not None or bool(self.slices)
 
 
 Items = tuple[tuple[str, Entry], ...]
-"""The objects of a document with their paths in it."""
+"""The objects of a document, each with its path in the document."""
 
 
 class Place(NamedTuple):
-    """Where in a manifest an object stands."""
+    """The position of an object in a manifest."""
 
     document: int
     """Counted from 1; empty documents do not count. 0: the manifest as a whole."""
@@ -109,74 +109,55 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A manifest, read."""
+    """The objects of one manifest."""
 
     entries: tuple[tuple[Place, Entry], ...] = ()
     texts: Mapping[bytes, Items] = field(default_factory=dict)
-    """By the digest of their text, documents and items of lists; what the next reading starts from."""
+    """Documents and items of lists by the digest of their text; the next reading reuses them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What is parsed by itself: a document, or an item of a list."""
+class _Part:
+    """A text that is parsed separately: a document, or an item of a list."""
 
     text: bytes
     line: int
     """The number of its first line."""
     digest: bytes
-    """Of the text, and of what kind of list it is an item."""
+    """Digest of the text and of the kind of its list."""
     of_list: ObjectKind | None = None
     path: str = ""
     """Within its document, like ``items[3]``."""
     refused: Fault | None = None
-    """Why nothing of this document is taken, which was seen without parsing it."""
-
-
-Parse = Callable[[Part], list[Value]]
-"""The values in a part; raises SyntaxFault."""
-
-
-def parse_here(part: Part) -> list[Value]:
-    """Parse a part, in this process and now."""
-    return parse(part.text, part.line)
+    """The fault for which the whole document is refused before it is parsed."""
 
 
 def read(data: bytes, namespaces: Namespaces, previous: Reading | None = None) -> Reading:
-    """What a manifest says. Never raises: whatever is wrong with the text is among the entries' faults.
+    """The objects of a manifest. Never raises: faults of the text are among the entries' faults.
 
-    Entries equal to those of the `previous` reading are the same objects, so that a comparison is cheap.
+    Only texts that the `previous` reading does not contain are parsed. Entries equal to those of the `previous` reading
+    are the same Python objects, so that a comparison is cheap.
     """
-    return compose(outline(data), namespaces, previous)
-
-
-def outline(data: bytes) -> Iterator[tuple[Part, ...]]:
-    """The parts of each document, in their order: read as commands read them (`kubernetes.resources.stream`)."""
-    for line, text in split(as_utf8(data)):
-        inside = body(text)
-        for row, value in json_values(inside, line) or ((line, inside),):
-            yield _parts(value, row) or (Part(value, row, _digest(value)),)
-
-
-def compose(
-    documents: Iterable[tuple[Part, ...]],
-    namespaces: Namespaces,
-    previous: Reading | None = None,
-    parse: Parse = parse_here,
-) -> Reading:
-    """What a manifest says that consists of these parts. Only those are parsed that the `previous` reading does not
-    know."""
-    reader = _Reader(namespaces, previous or Reading(), parse)
+    reader = _Reader(namespaces, previous or Reading())
     entries: list[tuple[Place, Entry]] = []
     index = 0
-    for parts in documents:
+    for parts in _outline(data):
         items = [item for part in parts for item in reader.items(part)]
         index += bool(items)
         entries.extend((Place(index, path), entry) for path, entry in items)
     return Reading(entries=tuple(entries), texts=reader.texts)
 
 
-def _parts(text: bytes, line: int) -> tuple[Part, ...]:
-    """The items of a list; none where the text is no list, or has to be parsed as a whole."""
+def _outline(data: bytes) -> Iterator[tuple[_Part, ...]]:
+    """The parts of each document, cut as by the commands (`kubernetes.resources.stream`)."""
+    for line, text in split(as_utf8(data)):
+        inside = body(text)
+        for row, value in json_values(inside, line) or ((line, inside),):
+            yield _parts(value, row) or (_Part(value, row, _digest(value)),)
+
+
+def _parts(text: bytes, line: int) -> tuple[_Part, ...]:
+    """The items of a list; empty if the text is not a list or must be parsed as a whole."""
     try:
         if is_json(text):
             fields = JsonValue(text).fields()
@@ -184,19 +165,19 @@ def _parts(text: bytes, line: int) -> tuple[Part, ...]:
             items = [(0, bytes(item.raw)) for item in _elements(fields.get("items")) if isinstance(item, JsonValue)]
         else:
             parts = split_list(text)
-            if parts is None or b"&" in text:  # an anchor in one item may be referred to by another
+            if parts is None or b"&" in text:  # an alias in one item may refer to an anchor in another
                 return ()
             head, items = parts
             (value,) = parse(head, line)
             kind = _list_kind(value.fields())
     except _Refused as refused:
-        return (Part(text, line, b"", refused=refused.fault),)
+        return (_Part(text, line, b"", refused=refused.fault),)
     except (SyntaxFault, ValueError, msgspec.MsgspecError, RecursionError):
         return ()
     if kind not in _LISTS:
         return ()
     return tuple(
-        Part(item, line + lines, _digest(item, kind), _LISTS[kind], f"items[{index}]")
+        _Part(item, line + lines, _digest(item, kind), _LISTS[kind], f"items[{index}]")
         for index, (lines, item) in enumerate(items)
     )
 
@@ -206,29 +187,28 @@ def _digest(text: bytes, kind: str = "") -> bytes:
 
 
 class _Reader:
-    """Reads parts, and does not parse again what was read before."""
+    """Reads parts; a part of the previous reading is not parsed again."""
 
-    def __init__(self, namespaces: Namespaces, previous: Reading, parse: Parse) -> None:
+    def __init__(self, namespaces: Namespaces, previous: Reading) -> None:
         self._namespaces = namespaces
-        self._parse = parse
         self._known = previous.texts
         self._standing = {entry.name: entry for _, entry in previous.entries}
         self.texts: dict[bytes, Items] = {}
 
-    def items(self, part: Part) -> Items:
-        """The objects of one part, with their paths in the document."""
+    def items(self, part: _Part) -> Items:
+        """The objects of one part, each with its path in the document."""
         if part.refused is not None:
             return (("", Entry(faults=(part.refused,))),)
         items = self._known.get(part.digest)
         if items is None:
             items = self._parsed(part)
-        if not any(entry.broken for _, entry in items):  # a broken one's faults tell line numbers, which may shift
+        if not any(entry.broken for _, entry in items):  # faults of a broken entry have line numbers, which may shift
             self.texts[part.digest] = items
         return tuple((_join(part.path, path), entry) for path, entry in items) if part.path else items
 
-    def _parsed(self, part: Part) -> Items:
+    def _parsed(self, part: _Part) -> Items:
         try:
-            values = self._parse(part)
+            values = parse(part.text, part.line)
         except SyntaxFault as error:
             return (("", Entry(faults=(error.fault,))),)
         found = (item for value in values for item in _objects(value, self._namespaces, of_list=part.of_list))
@@ -252,7 +232,7 @@ class _Headed(objects.Wire, frozen=True):
 
 
 class _Refused(Exception):
-    """An object cannot be taken."""
+    """An object is refused."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
@@ -262,7 +242,7 @@ class _Refused(Exception):
 def _objects(
     value: Value, namespaces: Namespaces, path: str = "", of_list: ObjectKind | None = None, depth: int = 0
 ) -> Iterator[tuple[str, Entry]]:
-    """The objects in a document: itself, or a list's items. Items of a typed list need not repeat its kind."""
+    """The objects in a document: itself, or a list's items. Items of a typed list need not state their kind."""
     if value.null:
         return
     try:
@@ -287,13 +267,13 @@ def _join(*paths: str) -> str:
 
 
 def _header(fields: Mapping[str, Value], of_list: ObjectKind | None) -> tuple[str, str]:
-    """The apiVersion and kind that an object says, or that the list around it says for it."""
+    """The apiVersion and kind that an object states, or that follow from its list."""
     api_version = _text(fields, "apiVersion") or (_API_VERSIONS[of_list] if of_list is not None else "")
     return api_version, _text(fields, "kind") or of_list or ""
 
 
 def _list_kind(fields: Mapping[str, Value]) -> str:
-    """The kind where it is that of a list that is opened, else empty."""
+    """The kind if it is one of `_LISTS`, else empty."""
     api_version, kind = _header(fields, None)
     if kind not in _LISTS:
         return ""
@@ -326,7 +306,7 @@ def _demand_version(found: str, kind: str) -> None:
 
 
 def _entry(value: Value, api_version: str, kind: str, namespaces: Namespaces) -> Entry:
-    """One object that is no list."""
+    """One object that is not a list."""
     name: ObjectName | None = None
     try:
         if not kind or not api_version:
@@ -369,11 +349,11 @@ def _translated(value: Value, name: ObjectName) -> Entry:
 
 
 def _placed(meta: objects.ObjectMeta | None, name: ObjectName) -> objects.ObjectMeta:
-    # Its name, too: decoded a second time, it would be in memory twice.
+    # The name, too: decoded a second time, it would be in memory twice.
     return msgspec.structs.replace(meta or objects.ObjectMeta(), name=name.name, namespace=name.namespace)
 
 
-# Faults in types, told as those in values are
+# Faults in types, worded like those in values
 
 
 _TYPE_ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$?(?P<path>.*)`)?", re.DOTALL)
@@ -388,7 +368,7 @@ def _fault(error: Exception, value: Value) -> Fault:
     if isinstance(error, RecursionError):
         return Fault("kind", "nested too deeply")
     parts = _TYPE_ERROR.fullmatch(str(error))
-    assert parts is not None  # it matches any text
+    assert parts is not None  # the pattern matches any text
     path = parts["path"] or ""
     mismatch = _MISMATCH.fullmatch(parts["what"])
     if mismatch is None:
@@ -398,7 +378,7 @@ def _fault(error: Exception, value: Value) -> Fault:
 
 
 def _found(value: Value, path: str, kind: str) -> str:
-    """What stands at a path; only its kind where it is no single value."""
+    """The value at a path; only its kind if it is a list or mapping."""
     try:
         found: Any = value.to(object)
         for key, index in _STEP.findall(path):

@@ -1,7 +1,7 @@
-"""What all manifests together say, and what changed since last time. Pure.
+"""Merges the objects of all manifests, and computes the changes of each update. Pure.
 
-Per manifest, each object's last good version is held; an object that several manifests define is served from the one
-that had it first. Faults stand as long as what causes them.
+The last good version of each object is kept per manifest. An object that several manifests define is served from the
+first of them. A fault lasts as long as its cause.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kubeproxy.sources.manifests.documents import Entry, ObjectName, Place, Read
 
 @dataclass(frozen=True, slots=True)
 class ManifestProblem:
-    """A fault that stands, or a kind that is skipped: where, and what."""
+    """A present fault, or a skipped kind, with its place."""
 
     origin: str
     """The file, directory or URL."""
@@ -24,13 +24,13 @@ class ManifestProblem:
     path: str
     message: str
     name: str = ""
-    """Which object, where that can be told: ``Service demo/web``."""
+    """The object, if it can be identified: ``Service demo/web``."""
     skipped: bool = False
-    """Only told: the object is of a kind that is not taken."""
+    """No fault: the object is of a kind that manifests may not define."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What makes it the same trouble as before, though documents were added in front of it."""
+        """Identifies the problem even after documents were added before it."""
         return self.origin, self.name, self.path, self.message
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class ManifestProblem:
 
 @dataclass(slots=True)
 class Difference:
-    """What a sink has to be told."""
+    """The changes for a sink."""
 
     services: list[Service] = field(default_factory=list)
     slices: list[EndpointSlice] = field(default_factory=list)
@@ -67,17 +67,17 @@ class _Manifest:
 
 
 class Inventory:
-    """All objects of all manifests."""
+    """All objects of all manifests, with the changes of each update."""
 
     def __init__(self) -> None:
         self._manifests: dict[str, _Manifest] = {}
         self._claims: dict[ObjectName, list[str]] = {}
-        """Per object the manifests that define it, in the order of their coming."""
+        """Per object the manifests that define it, in the order of their first definitions."""
         self._contested: dict[ObjectName, None] = {}
 
     def update(self, readings: Mapping[str, Reading | None]) -> Difference:
-        """Take in new versions of manifests (None: the manifest is gone), all at once: an object that moves from one
-        to another among them is not withdrawn in between."""
+        """Apply new versions of manifests (None: the manifest is gone) at once, so that an object that moves from one
+        to another is not withdrawn in between."""
         touched: dict[ObjectName, Entry | None] = {}
         for origin, reading in readings.items():
             before = self._manifests.pop(origin, _Manifest(held={}, problems=()))
@@ -109,7 +109,7 @@ class Inventory:
         return difference
 
     def _effective(self, name: ObjectName, origin: str, manifest: _Manifest) -> Entry | None:
-        """What is served for an object, while `origin`'s own manifest is out."""
+        """The served version of an object, where `manifest` is the former version of `origin`."""
         claims = self._claims.get(name)
         if not claims:
             return None
@@ -117,18 +117,18 @@ class Inventory:
         return held[name].entry
 
     def services(self) -> Iterator[Service]:
-        """All Services, as of now."""
+        """All served Services."""
         return (entry.service for entry in self._entries() if entry.service is not None)
 
     def slices(self) -> Iterator[EndpointSlice]:
-        """All EndpointSlices, as of now."""
+        """All served EndpointSlices."""
         return (endpoint_slice for entry in self._entries() for endpoint_slice in entry.slices)
 
     def _entries(self) -> Iterator[Entry]:
         return (self._manifests[claims[0]].held[name].entry for name, claims in self._claims.items())
 
     def problems(self) -> Iterator[ManifestProblem]:
-        """All faults that stand now, and all that is skipped."""
+        """All present faults, and all skipped objects."""
         for manifest in self._manifests.values():
             yield from manifest.problems
         for name in self._contested:
@@ -136,15 +136,15 @@ class Inventory:
             place = self._manifests[first].held[name].place
             for origin in others:
                 mine = self._manifests[origin].held[name].place
-                message = f"{name} is defined in {first} document {place.document} already, which is served"
+                message = f"{name} is already defined in {first} document {place.document}, which is served"
                 yield ManifestProblem(origin, mine.document, mine.path("metadata.name"), message, name=str(name))
 
     def origins(self) -> Iterator[str]:
-        """The manifests known."""
+        """The names of all manifests."""
         return iter(self._manifests)
 
     def objects_of(self, origin: str) -> int:
-        """How many objects a manifest holds."""
+        """The number of objects in a manifest."""
         manifest = self._manifests.get(origin)
         return len(manifest.held) if manifest is not None else 0
 
@@ -153,17 +153,17 @@ _NOTHING = Entry()
 
 
 def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> _Manifest:
-    """A manifest's new versions, the last good ones where the new are faulty.
+    """A manifest's new versions; the last good ones where the new ones are faulty.
 
-    While a document is too broken to tell which object it is, nothing is withdrawn that is missing from the others: it
-    may be that one.
+    While one document is too broken to identify its object, no missing object is withdrawn: the broken document may
+    define it.
     """
     held: dict[ObjectName, _Held] = {}
     problems: list[ManifestProblem] = []
     broken = False
     for place, entry in reading.entries:
         if entry.skipped:
-            message = f"{entry.skipped} is not taken; taken are Service, EndpointSlice and Endpoints"
+            message = f"{entry.skipped} is not supported; supported are Service, EndpointSlice and Endpoints"
             problems.append(ManifestProblem(origin, place.document, place.path("kind"), message, skipped=True))
             continue
         served = ""
@@ -171,7 +171,7 @@ def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> 
             broken = True
         elif entry.name in held:
             first = held[entry.name].place
-            message = f"{entry.name} is defined in document {first.document} already, which is served"
+            message = f"{entry.name} is already defined in document {first.document}, which is served"
             problems.append(
                 ManifestProblem(origin, place.document, place.path("metadata.name"), message, name=str(entry.name))
             )
@@ -180,7 +180,7 @@ def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> 
             version = _choose(entry, before.get(entry.name))
             held[entry.name] = _Held(place, version)
             if version is not entry:
-                served = "; the last good version goes on being served"
+                served = "; the last good version stays served"
         problems.extend(
             ManifestProblem(
                 origin, place.document, place.path(fault.path), fault.message + served, name=str(entry.name or "")
@@ -200,7 +200,7 @@ def _choose(new: Entry, before: _Held | None) -> Entry:
 
 
 def _compare(old: Entry, new: Entry, difference: Difference) -> None:
-    """Add what has to be told to get from the old version of one object to the new one."""
+    """Add the changes from the old version of one object to the new one."""
     if new.service is not None:
         if new.service != old.service:
             difference.services.append(new.service)

@@ -1,4 +1,4 @@
-"""The source ``manifests``: files, directories, web addresses and standard input, read, watched and kept."""
+"""The source ``manifests``: reads and watches files, directories, URLs and standard input."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from kubeproxy.kubernetes.manifests.files import SETTLE_S, Changing, PathMemory,
 from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.runtime.threads import NotBegun, in_thread
-from kubeproxy.sources.manifests.documents import Namespaces, Reading
+from kubeproxy.runtime.yielding import TimeSlice
+from kubeproxy.sources.manifests.documents import Namespaces, Reading, read
 from kubeproxy.sources.manifests.inventory import Difference, Inventory, ManifestProblem
-from kubeproxy.sources.manifests.reader import Reader
 from kubeproxy.sources.manifests.watch import Directories, Watcher, directories
 from kubeproxy.sources.sink import Sink, SourceName
 
@@ -32,21 +32,22 @@ NAME = SourceName("manifests")
 STDIN = "-"
 STDIN_ORIGIN = "standard input"
 POLL_S = 5.0
-"""How often files are looked at even though nothing seems to have changed: inotify sees no change on NFS, nor behind a
-link into another directory."""
+"""Interval of looks at files without a notification: inotify reports no change on NFS, nor behind a link into another
+directory."""
 UNWATCHED_POLL_S = 1.0
-"""The same where directories cannot be watched."""
+"""The same if directories cannot be watched."""
 URL_POLL_S = 10.0
-CHUNK = 200
-"""Changes handed to the sink before other tasks get their turn."""
+"""Interval of requests for each URL."""
+SLICE_S = 0.001
+"""Time for which changes go to the sink before other tasks run."""
 MAX_LINES = 20
-"""Faults logged one by one per change; the rest is counted."""
-NO_MEMORY = "there is not enough memory to read it"
+"""Faults that are logged individually per change; the rest is counted."""
+NO_MEMORY = "not enough memory to read it"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A fault has come up, or (`resolved`) is no more."""
+    """A new fault, or (`resolved`) the end of one."""
 
     problem: ManifestProblem
     resolved: bool = False
@@ -54,7 +55,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class PathState:
-    """One named path: how many manifests and objects it holds, and what is wrong with the path itself."""
+    """One named path: its manifests and objects, counted, and the fault of the path itself."""
 
     path: str
     manifests: int
@@ -64,7 +65,7 @@ class PathState:
 
 @dataclass(frozen=True, slots=True)
 class ManifestState:
-    """What the source holds. `last_change` is Unix time, 0 before the first."""
+    """The source's contents. `last_change` is Unix time, 0 before the first change."""
 
     loaded: bool = False
     paths: tuple[PathState, ...] = ()
@@ -75,13 +76,13 @@ class ManifestState:
 
 
 Answer = bytes | ReadError | None
-"""What came from elsewhere than a file; None: nothing new."""
+"""The content of a URL or standard input; None: unchanged."""
 _NO_ANSWERS: Mapping[str, Answer] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a look at the manifests brought; with all objects if that was asked for."""
+    """The result of one look at the manifests; with all objects on request."""
 
     difference: Difference
     state: ManifestState
@@ -90,7 +91,7 @@ class _Step:
 
 
 class _Look(NamedTuple):
-    """What a named path holds, and how that differs from what was read."""
+    """The files of a named path, and their difference from the last reading."""
 
     files: Mapping[str, Signature]
     changed: list[str]
@@ -99,8 +100,11 @@ class _Look(NamedTuple):
 
 
 class ManifestSource:
-    """Delivers what manifests say. Everything but the sink's and the report's calls happens in a thread, so that a
-    large manifest holds up nothing; one step at a time, under a lock."""
+    """Delivers the objects of manifests to a sink.
+
+    Reading happens in a thread, so that a large manifest does not block the event loop; a lock admits one step at a
+    time. Calls of the sink and of `on_report` are made from the event loop.
+    """
 
     def __init__(
         self,
@@ -111,12 +115,10 @@ class ManifestSource:
         enforced_namespace: str | None,
         sink: Sink,
         on_report: Callable[[Report], None],
-        cpus: int = 1,
     ) -> None:
-        """`cpus`: how many may be busy with a large reading."""
         self._paths = tuple(dict.fromkeys(path if _special(path) else os.path.normpath(path) for path in paths))
         self._recursive = recursive
-        self._reader = Reader(Namespaces(default=default_namespace, enforced=enforced_namespace), cpus)
+        self._namespaces = Namespaces(default=default_namespace, enforced=enforced_namespace)
         self._sink = sink
         self._on_report = on_report
         self._memories = {path: PathMemory(path) for path in self._paths if not _special(path)}
@@ -124,9 +126,9 @@ class ManifestSource:
         self._readings: dict[str, Reading] = {}
         self._versions = {path: Version() for path in self._paths if is_url(path)}
         self._faults: dict[str, dict[str, str]] = {}
-        """By named path: what is wrong with it, or with files and directories in it."""
+        """By named path: its faults, and those of files and directories in it."""
         self._unread: dict[str, str] = {}
-        """By file: why its newest version could not be read."""
+        """By file: the reason why its newest version could not be read."""
         self._directories: Directories = frozenset()
         self._trees: Directories = frozenset()
         self._state = ManifestState()
@@ -136,11 +138,11 @@ class ManifestSource:
         self._deep = Watcher(self._poke.set, recursive=True)
 
     def state(self) -> ManifestState:
-        """What the source holds now."""
+        """The source's contents now."""
         return self._state
 
     async def run(self) -> None:
-        """Read everything, tell the sink, then follow the changes until cancelled."""
+        """Read everything, deliver it to the sink, then follow changes until cancelled."""
         async with Session() as web:
             async with self._lock:
                 await self._start(web)
@@ -152,7 +154,7 @@ class ManifestSource:
                     group.create_task(self._follow_url(web, url), name=f"manifests: {url}")
 
     async def reload(self) -> None:
-        """Read all files and web addresses again, now. Nothing to do before the first reading."""
+        """Read all files and URLs again now. Does nothing before the first reading."""
         if not self._state.loaded:
             return
         async with self._lock:
@@ -165,15 +167,15 @@ class ManifestSource:
                 group.create_task(self._fetch(web, url))
 
     async def _start(self, web: Session) -> None:
-        """One reading of everything; not the first where an earlier run has failed. What is missing, and has never been
-        there, counts as empty, and is told."""
+        """One reading of everything; not the first if an earlier run failed. A missing path that was never there counts
+        as empty and is reported."""
         for memory in self._memories.values():
             memory.forget()
         self._versions = {url: Version() for url in self._versions}
         async with asyncio.TaskGroup() as group:
             tasks = {url: group.create_task(self._download(web, url)) for url in self._versions}
-            unheard = STDIN in self._paths and STDIN_ORIGIN not in self._readings
-            stdin = group.create_task(in_thread(sys.stdin.buffer.read)) if unheard else None
+            unread = STDIN in self._paths and STDIN_ORIGIN not in self._readings
+            stdin = group.create_task(in_thread(sys.stdin.buffer.read)) if unread else None
         answers = {url: task.result() for url, task in tasks.items()}
         if stdin is not None:
             answers[STDIN] = stdin.result()
@@ -197,7 +199,7 @@ class ManifestSource:
                 async with self._lock:
                     await self._look()
             except NotBegun as error:
-                log.warning("cannot look at manifests now", reason=str(error), retry_in_s=UNWATCHED_POLL_S)
+                log.warning("manifests cannot be checked now", reason=str(error), retry_in_s=UNWATCHED_POLL_S)
                 await asyncio.sleep(UNWATCHED_POLL_S)
                 self._poke.set()
 
@@ -209,7 +211,7 @@ class ManifestSource:
     async def _look(self, answers: Mapping[str, Answer] = _NO_ANSWERS) -> None:
         await self._deliver(await in_thread(lambda: self._step(answers)))
 
-    # Web addresses
+    # URLs
 
     async def _follow_url(self, web: Session, url: str) -> None:
         while True:
@@ -231,15 +233,15 @@ class ManifestSource:
         self._versions[url] = fetched.version
         return fetched.data
 
-    # One step: what is there now, against what was held. All of it in a thread, under the lock
+    # One step: compares the present files with the last reading. Runs in a thread, under the lock
 
     def _step(self, answers: Mapping[str, Answer], *, whole: bool = False) -> _Step:
-        """Look at all files, and take in what was answered elsewhere. `whole`: all objects are wanted."""
+        """Look at all files, and add `answers`. `whole`: return all objects."""
         faults = self._faults | {path: {} for path in answers}
         now = time.monotonic()
         looks = {path: self._look_at(memory, now) for path, memory in self._memories.items()}
         readings: dict[str, Reading | None] = {path: None for seen in looks.values() for path in seen.gone}
-        readings |= self._read(looks, answers, urgent=whole)
+        readings |= self._read(looks, answers)
         for path, seen in looks.items():
             unread = {file: reason for file, reason in self._unread.items() if file in seen.files}
             faults[path] = unread | seen.faults
@@ -273,22 +275,20 @@ class ManifestSource:
         changed, gone, faults = memory.compare(listing, now)
         return _Look(listing.files, changed, gone, faults)
 
-    def _read(self, looks: Mapping[str, _Look], answers: Mapping[str, Answer], *, urgent: bool) -> dict[str, Reading]:
-        """What has changed says, by manifest. Files that cannot be read are put down as such."""
+    def _read(self, looks: Mapping[str, _Look], answers: Mapping[str, Answer]) -> dict[str, Reading]:
+        """The readings of changed manifests. Notes the files that cannot be read."""
         states: dict[str, list[tuple[PathMemory, Signature]]] = {}
         readings = {}
-        size = sum(seen.files[path].size for seen in looks.values() for path in seen.changed)
-        size += sum(len(answer) for answer in answers.values() if isinstance(answer, bytes))
-        texts = self._texts(looks, answers, states)
-        for origin, reading in self._reader.read_all(texts, size=size, previous=self._readings, urgent=urgent):
-            if isinstance(reading, Reading):
-                readings[origin] = reading
-                for memory, signature in states.pop(origin, ()):
-                    memory.loaded(origin, signature)
-            elif origin in states:
+        for origin, data in self._texts(looks, answers, states):
+            try:
+                readings[origin] = read(data, self._namespaces, self._readings.get(origin))
+            except MemoryError:
+                if origin not in states:
+                    raise
                 self._unread[origin] = NO_MEMORY
             else:
-                raise reading
+                for memory, signature in states.pop(origin, ()):
+                    memory.loaded(origin, signature)
         return readings
 
     def _texts(
@@ -297,8 +297,8 @@ class ManifestSource:
         answers: Mapping[str, Answer],
         states: dict[str, list[tuple[PathMemory, Signature]]],
     ) -> Iterator[tuple[str, bytes]]:
-        """The manifests that have changed, in the order in which they were named; what state each file's text is of is
-        added to `states`."""
+        """The changed manifests, in the order of the named paths; adds the state of each file that was read to
+        `states`."""
         for path in self._paths:
             for file in looks[path].changed if path in looks else ():
                 self._unread.pop(file, None)
@@ -318,8 +318,8 @@ class ManifestSource:
                 yield _origin(path), answer
 
     def _watched(self) -> tuple[Directories, Directories]:
-        """Directories to watch as such, among them those in which the named paths themselves may be replaced; and those
-        with all that lies below."""
+        """The directories to watch alone, and those to watch recursively. The parents of the named paths are among the
+        first, because the paths themselves may be replaced."""
         own = [path for path, memory in self._memories.items() if memory.directory is not None]
         parents = [os.path.dirname(os.path.abspath(path)) for path in self._memories]
         if self._recursive:
@@ -330,9 +330,9 @@ class ManifestSource:
         for path, faults in self._faults.items():
             origin = _origin(path)
             for place, reason in faults.items():
-                # Some of what the path held may be kept; to say of which file exactly would take a search.
+                # Some manifests of the path may be kept; to name the exact file would take a search.
                 kept = any(_holds(origin, other) for other in self._inventory.origins())
-                message = f"{reason}; what it said last goes on being served" if kept else reason
+                message = f"{reason}; its last good version stays served" if kept else reason
                 yield ManifestProblem(_origin(place), 0, "", message)
 
     def _path_state(self, path: str) -> PathState:
@@ -341,10 +341,10 @@ class ManifestSource:
         objects = sum(self._inventory.objects_of(manifest) for manifest in manifests)
         return PathState(origin, len(manifests), objects, self._faults.get(path, {}).get(path, ""))
 
-    # What came of it
+    # Delivery
 
     async def _deliver(self, step: _Step) -> None:
-        """Tell the sink. Endpoints first, so that a new Service has them when it comes; removals last."""
+        """Pass the changes to the sink: endpoints before their new Services, removals last."""
         self._publish(step)
         calls: list[Callable[[], None]] = []
         difference = step.difference
@@ -354,13 +354,13 @@ class ManifestSource:
         calls += [
             partial(self._sink.remove_slice, NAME, endpoint_slice) for endpoint_slice in difference.removed_slices
         ]
-        for start in range(0, len(calls), CHUNK):
-            for call in calls[start : start + CHUNK]:
-                call()
-            await asyncio.sleep(0)
+        turns = TimeSlice(SLICE_S)
+        for call in calls:
+            call()
+            await turns.offer()
 
     def _publish(self, step: _Step) -> None:
-        """Make the new state the current one, and tell which troubles are new and which are over."""
+        """Make the new state the current one, and report new and resolved faults."""
         if step.state is self._state:
             return
         previous, self._state = self._state, step.state
@@ -371,7 +371,7 @@ class ManifestSource:
         for report in reports[:MAX_LINES]:
             _log(report)
         if len(reports) > MAX_LINES:
-            log.warning("more faults in manifests", count=len(reports) - MAX_LINES)
+            log.warning("more manifest faults", count=len(reports) - MAX_LINES)
         for report in reports:
             self._on_report(report)
         if len(step.difference) and previous.loaded:
@@ -397,8 +397,8 @@ def _log(report: Report) -> None:
     where = {"file": problem.origin, "document": problem.document, "path": problem.path, "object": problem.name}
     where = {key: value for key, value in where.items() if value}
     if report.resolved:
-        log.info("fault in a manifest resolved", **where, was=problem.message)
+        log.info("manifest fault resolved", **where, was=problem.message)
     elif problem.skipped:
-        log.info("object in a manifest skipped", **where, reason=problem.message)
+        log.info("manifest object skipped", **where, reason=problem.message)
     else:
-        log.warning("fault in a manifest", **where, reason=problem.message)
+        log.warning("manifest fault", **where, reason=problem.message)

@@ -1,4 +1,4 @@
-"""Tells that something in some directories changed; what, is for the looker to find out."""
+"""Reports that some directories changed; the source finds out which files."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kubeproxy.kubernetes.manifests.files import Identity
 log = structlog.get_logger(__name__)
 
 STEP_MS = 50
-"""How long watchfiles gathers changes before it tells them, and how fast it ends."""
+"""Time without a change after which watchfiles reports; also the time it needs to stop."""
 DEBOUNCE_MS = 200
-"""The longest that it gathers."""
+"""The longest time that watchfiles collects changes."""
 RETRY_S = 60.0
-"""After so long, watching is tried again where it failed."""
+"""Delay after which a failed watch is tried again."""
 
 Directories = frozenset[tuple[str, Identity]]
-"""With what they are, so that another directory in the same place is watched anew."""
+"""Paths with identities, so that a new directory at the same path is watched again."""
 
 
 def directories(paths: list[str]) -> Directories:
-    """Those that are there."""
+    """The directories that exist."""
     found = set()
     for path in paths:
         try:
@@ -38,7 +38,7 @@ def directories(paths: list[str]) -> Directories:
 
 
 class Watcher:
-    """Watches a changing set of directories, all of them with or all without what lies below."""
+    """Watches a changing set of directories, either all recursively or none."""
 
     def __init__(self, on_change: Callable[[], None], *, recursive: bool) -> None:
         self._on_change = on_change
@@ -46,22 +46,22 @@ class Watcher:
         self._directories: Directories = frozenset()
         self._moved = asyncio.Event()
         self.fault = ""
-        """Why nothing is watched, usually the kernel's limit on inotify watches; empty while all is well."""
+        """The reason why nothing is watched, usually the kernel's limit on inotify watches; empty while it works."""
 
     def watch(self, directories: Directories) -> None:
-        """From now on, watch these."""
+        """Watch these directories from now on."""
         if directories != self._directories:
             self._directories = directories
             self._moved.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         while True:
             self._moved.clear()
             paths = [path for path, _ in self._directories]
             try:
                 if paths:
-                    # What changed before the watch began is told too: the callback runs once it has begun.
+                    # Reports changes from before the watch, too: the callback runs after the watch has begun.
                     asyncio.get_running_loop().call_soon(self._on_change)
                     changes = watchfiles.awatch(
                         *paths,
@@ -78,7 +78,7 @@ class Watcher:
             except (OSError, RuntimeError) as error:
                 if str(error) != self.fault:
                     self.fault = str(error)
-                    log.warning("manifests are polled, not watched", reason=self.fault, directories=paths)
+                    log.warning("manifests polled, not watched", reason=self.fault, directories=paths)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S if self.fault else None):
                     await self._moved.wait()

@@ -1,7 +1,7 @@
-"""Wire objects to the model, with the API server's validation.
+"""Translates wire objects to the model, with the API server's validation. Pure.
 
-Pure. One wrong thing never takes the rest of an object with it: what is faulty is left out and named, what is useful
-is served. A fault says where (`path`) and what was found beside what is allowed (`message`).
+A fault does not affect the rest of its object: the faulty part is left out and reported, the rest is served. A fault
+has a `path`, and a `message` with the value found and the values allowed.
 """
 
 from kubeproxy.sources.translate.nodes import node

@@ -1,4 +1,4 @@
-"""Nodes: addresses, zone, and whether load balancers may count on one."""
+"""Translates Nodes: addresses, zone, and eligibility for load balancers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LEAVING = "ToBeDeletedByClusterAutoscaler"
 """The taint of a node that the cluster autoscaler is about to remove (KEP-3836), whatever its value or effect."""
 
 _TYPES = ("InternalIP", "ExternalIP")
-"""Of the addresses in a status, those that are IP addresses; the most trusted first."""
+"""The types of status addresses that are IP addresses; the most trusted first."""
 
 
 def node(raw: objects.Node) -> tuple[Node | None, list[Fault]]:
-    """A Node as the model has it; None and a fault where it has no name that a Node can have."""
+    """A Node of the model; None and a fault if its name is invalid."""
     faults: list[Fault] = FaultList()
     meta = raw.metadata or objects.ObjectMeta()
     name = meta.name or ""

@@ -1,4 +1,4 @@
-"""Services: addresses, ports and policies."""
+"""Translates Services: addresses, ports and policies."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _CIDR = re.compile(r"[0-9A-Fa-f.:]+/[0-9]{1,3}")
 
 
 def service(raw: objects.Service) -> tuple[Service | None, list[Fault]]:
-    """A Service as the model has it. None without faults: not ours to serve (headless, ExternalName, another proxy's);
-    None with faults: nothing in it could be served."""
+    """A Service of the model. None without faults: not for this proxy (headless, ExternalName, another proxy's); None
+    with faults: no part of it can be served."""
     faults: list[Fault] = FaultList()
     meta = raw.metadata or objects.ObjectMeta()
     spec = raw.spec or objects.ServiceSpec()
@@ -102,7 +102,7 @@ def _created(text: str | None, faults: list[Fault]) -> int:
 
 
 def _cluster_ips(spec: objects.ServiceSpec, faults: list[Fault]) -> tuple[Address, ...]:
-    """At most one address per family, in the Service's order. Older servers fill in clusterIP alone."""
+    """At most one address per family, in the Service's order. Older servers set only clusterIP."""
     if spec.cluster_ips:
         texts = [(f"spec.clusterIPs[{index}]", text) for index, text in indexed(spec.cluster_ips)]
     else:
@@ -128,7 +128,7 @@ def _cluster_ips(spec: objects.ServiceSpec, faults: list[Fault]) -> tuple[Addres
 def _service_addresses(
     path: str, texts: list[str | None] | None, families: set[Family], faults: list[Fault]
 ) -> tuple[Address, ...]:
-    """Addresses from outside the cluster; wrong and doubtful ones left out."""
+    """Addresses from outside the cluster, without invalid and doubtful ones."""
     found: dict[Address, None] = {}
     for index, text in indexed(texts):
         if address := _service_address(f"{path}[{index}]", text, families, faults):
@@ -153,7 +153,7 @@ def _service_address(path: str, text: str, families: set[Family], faults: list[F
 def _ingress_addresses(
     status: objects.ServiceStatus | None, families: set[Family], faults: list[Fault]
 ) -> tuple[Address, ...]:
-    """The load balancer's addresses that the node captures: those of mode VIP. Host names are for DNS."""
+    """The load balancer's addresses that the node captures: those of mode VIP. Host names belong to DNS."""
     if status is None or status.load_balancer is None or not status.load_balancer.ingress:
         return ()
     found: dict[Address, None] = {}
@@ -171,8 +171,8 @@ def _ingress_addresses(
 def _source_ranges(
     spec: objects.ServiceSpec, annotations: objects.Annotations | None, faults: list[Fault]
 ) -> tuple[tuple[str, ...], bool]:
-    """The canonical CIDRs, and whether ranges were given of which none is usable: then nobody may come in through the
-    load balancer, for an empty list would mean everybody. The field wins over the older annotation."""
+    """The canonical CIDRs, and whether all given ranges are invalid. In that case the load balancer's addresses are not
+    served, because an empty list would admit all clients. The field overrides the older annotation."""
     if spec.load_balancer_source_ranges:
         texts = [(f"spec.loadBalancerSourceRanges[{i}]", text) for i, text in indexed(spec.load_balancer_source_ranges)]
     elif annotations is not None and (annotations.source_ranges or "").strip():
@@ -192,7 +192,7 @@ def _source_ranges(
 
 
 def _service_ports(spec: objects.ServiceSpec, faults: list[Fault]) -> tuple[ServicePort, ...]:
-    """The ports that can be served. Of two that claim the same name, number or node port, the first has it."""
+    """The ports that can be served. Of two with the same name, number or node port, the first wins."""
     raw_ports = list(indexed(spec.ports))
     if not raw_ports:
         faults.append(Fault("spec.ports", "missing; allowed: at least one port"))

@@ -1,4 +1,4 @@
-"""EndpointSlices, and legacy Endpoints in their shape."""
+"""Translates EndpointSlices, and legacy Endpoints into slices."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from kubeproxy.sources.translate.validation import (
 
 
 def endpoint_slice(raw: objects.EndpointSlice) -> tuple[EndpointSlice | None, list[Fault]]:
-    """A slice as the model has it. None without faults: it belongs to no Service of ours (no service-name label,
-    headless, another proxy's) or holds names instead of addresses (FQDN); None with faults: nothing in it could be
+    """A slice of the model. None without faults: it belongs to no Service of this proxy (no service-name label,
+    headless, another proxy's) or has names instead of addresses (FQDN); None with faults: no part of it can be
     served."""
     faults: list[Fault] = FaultList()
     meta = raw.metadata or objects.ObjectMeta()
@@ -68,8 +68,11 @@ def endpoint_slice(raw: objects.EndpointSlice) -> tuple[EndpointSlice | None, li
 
 
 def endpoints(raw: objects.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]:
-    """A legacy Endpoints object as slices, one per subset and family, named ``NAME/SUBSET/FAMILY``: a name that no API
-    object can have. Empty for those of headless Services and of another proxy's."""
+    """A legacy Endpoints object as slices, one per subset and family.
+
+    Their names ``NAME/SUBSET/FAMILY`` cannot be those of API objects. Empty for Endpoints of headless Services and of
+    another proxy's.
+    """
     faults: list[Fault] = FaultList()
     meta = raw.metadata or objects.ObjectMeta()
     if meta.labels is not None and foreign(meta.labels):
@@ -103,8 +106,8 @@ def endpoints(raw: objects.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]
 def _endpoint_ports(
     path: str, raw_ports: list[objects.EndpointPort | None] | None, faults: list[Fault]
 ) -> tuple[EndpointPort, ...]:
-    """The ports that can be dialed. A null port means all ports, which no service port can be mapped to; SCTP is the
-    Service's fault to tell."""
+    """The ports that can be dialed. A null port means all ports, to which no service port maps; SCTP is reported at the
+    Service."""
     ports: dict[str, EndpointPort] = {}
     for index, raw in indexed(raw_ports):
         if raw.port is None:
@@ -123,8 +126,8 @@ def _endpoint_ports(
 
 
 def _endpoint_address(path: str, text: str | None, faults: list[Fault]) -> Address | None:
-    """An address to dial. A loopback address is taken though an API server refuses it: on a host without a cluster a
-    backend on the host itself is ordinary, and in a cluster none gets past the API server."""
+    """An address to dial. A loopback address is accepted although an API server refuses it: without a cluster, backends
+    on the host itself are ordinary, and in a cluster none passes the API server."""
     address = address_in(text)
     if address is None:
         faults.append(Fault(path, f"{show(text)} is no plain IP address; the endpoint is left out"))
@@ -139,7 +142,7 @@ def _slice_endpoints(
     raw_endpoints: list[objects.Endpoint | None] | None, family: Family, faults: list[Fault]
 ) -> Iterator[Endpoint]:
     for index, raw in indexed(raw_endpoints):
-        # Only the first address counts: the API gives the others no meaning, and kube-proxy never used them.
+        # Only the first address counts: the API gives the others no meaning, and kube-proxy does not use them.
         text = raw.addresses[0] if raw.addresses else None
         path = f"endpoints[{index}].addresses[0]"
         address = _endpoint_address(path, text, faults)
@@ -178,7 +181,7 @@ def _subset_endpoints(
     found: dict[Address, Endpoint],
     faults: list[Fault],
 ) -> None:
-    """Add a subset's addresses to those found; one that is listed as ready stays ready."""
+    """Add a subset's addresses to `found`; an address that is already ready stays ready."""
     for index, raw in indexed(raw_addresses):
         address = _endpoint_address(f"{path}[{index}].ip", raw.ip, faults)
         if address is not None and address not in found:

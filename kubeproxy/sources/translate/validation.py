@@ -1,4 +1,4 @@
-"""What both halves of the translation check, and how a fault is told."""
+"""Checks that translations share, with their fault messages."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _CANONICAL_IPV4 = re.compile(rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}")
 
 
 def foreign(labels: objects.Labels) -> bool:
-    """Whether endpoints with these labels belong to a headless Service, or to one of another proxy."""
+    """Whether endpoints with these labels belong to a headless Service or another proxy's."""
     return labels.headless is not None or labels.service_proxy_name is not None
 
 
 def indexed(items: list[T | None] | None) -> Iterator[tuple[int, T]]:
-    """The items with their indices, without the nulls: a null in a list says nothing."""
+    """The items with their indices, without nulls."""
     return ((index, item) for index, item in enumerate(items or ()) if item is not None)
 
 
 def allowed(values: Iterable[str]) -> str:
-    """The values that would have been right."""
+    """The allowed values, for a fault's message."""
     return f"allowed: {', '.join(values)}"
 
 
 def object_name(
     meta: objects.ObjectMeta, faults: list[Fault], pattern: re.Pattern[str], longest: int
 ) -> tuple[str, str] | None:
-    """Namespace and name; None and a fault where they cannot be an object's."""
+    """Namespace and name; None and a fault if they are invalid."""
     namespace, name = meta.namespace or "", meta.name or ""
     good = True
     if not LABEL.fullmatch(namespace):
@@ -56,10 +56,10 @@ def object_name(
 
 
 def address_in(text: str | None) -> Address | None:
-    """The canonical address, None where there is none in `text`."""
+    """The canonical address; None if `text` is not an address."""
     if text is None:
         return None
-    if _CANONICAL_IPV4.fullmatch(text):  # nearly all of them, and twenty times as fast as ipaddress
+    if _CANONICAL_IPV4.fullmatch(text):  # nearly all addresses; twenty times as fast as ipaddress
         return Address(text)
     try:
         return parse_address(text)
@@ -68,7 +68,7 @@ def address_in(text: str | None) -> Address | None:
 
 
 def reserved(address: Address, *, loopback: bool) -> str:
-    """Why traffic for this address can belong to no Service; empty if it can."""
+    """The reason why no Service can have this address; empty if it can."""
     if address.startswith(_ORDINARY_BEGINNINGS):
         return ""
     parsed = ipaddress.ip_address(address)
@@ -82,11 +82,11 @@ def reserved(address: Address, *, loopback: bool) -> str:
 
 
 _ORDINARY_BEGINNINGS = ("10.", "172.", "192.168.", "fd", "2001:")
-"""Most addresses in use; a shortcut only."""
+"""Prefixes of most addresses in use; only a shortcut."""
 
 
 def port_number(path: str, number: int | None, faults: list[Fault]) -> bool:
-    """Whether this is a port number; a fault if not."""
+    """Whether this is a valid port number; adds a fault if not."""
     if number is not None and 1 <= number <= 65535:
         return True
     faults.append(Fault(path, f"{show(number)}; allowed: 1 to 65535"))
@@ -94,7 +94,7 @@ def port_number(path: str, number: int | None, faults: list[Fault]) -> bool:
 
 
 def protocol_in(path: str, text: str | None, faults: list[Fault]) -> Protocol | None:
-    """The protocol, TCP where none is named; None and a fault where there is none of that name."""
+    """The protocol, by default TCP; None and a fault if it is unknown."""
     try:
         return Protocol(text or "TCP")
     except ValueError:
@@ -103,7 +103,7 @@ def protocol_in(path: str, text: str | None, faults: list[Fault]) -> Protocol | 
 
 
 def port_name(path: str, name: str, faults: list[Fault]) -> bool:
-    """Whether a port may be called so, or need not be called anything; a fault if not."""
+    """Whether this is a valid port name, or none; adds a fault if not."""
     if not name or LABEL.fullmatch(name):
         return True
     faults.append(Fault(path, f"{show(name)}; {LABEL_RULE}"))

@@ -1,4 +1,4 @@
-"""An API server whose packets vanish: no reset, no refusal, nothing."""
+"""An API server that drops all packets, without reset or refusal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ table inet hole {
 
 @contextmanager
 def black_hole(host: Host) -> Iterator[None]:
-    """Nothing comes in, nothing goes out."""
+    """Drop all packets inside the block."""
     host.run(["nft", "-f", "-"], input=_DROP_ALL)
     try:
         yield
@@ -37,8 +37,8 @@ def black_hole(host: Host) -> Iterator[None]:
 
 
 @pytest.mark.netns
-async def test_in_step_within_five_seconds_after_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though nothing happens on the watches: keepalive notices that their peer is gone, long before timeoutSeconds."""
+async def test_the_source_is_in_step_five_seconds_after_the_server_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even without events: keepalive detects the lost peer long before timeoutSeconds."""
     with make_network(pods=1) as network:
         server_host, address = network.pods[0], network.pod_v4(0)
         open_socket = transport._open_socket
@@ -54,14 +54,14 @@ async def test_in_step_within_five_seconds_after_it_returns(monkeypatch: pytest.
         await server.start(sock=server_host.listen((address, 6443)))
         async with connected(f"http://{address}:6443") as client, watching(client, pace=Pace()) as (source, sink):
             await until(lambda: sink.complete and all(state.behind_s == 0 for state in source.state()))
-            told = list(sink.told)
+            calls = list(sink.calls)
             with black_hole(server_host):
                 await until(lambda: all(state.phase is Phase.WAITING for state in source.state()), within_s=15)
-                # Not seen by a watch that hangs in there: only a new one tells it.
+                # A watch that hangs does not see this change; a new one does.
                 cluster.delete("services", "demo", "service-1")
                 cluster.put("services", service(7))
                 await until(lambda: all(sum(state.failures.values()) >= 2 for state in source.state()), within_s=15)
-                assert sink.told == told
+                assert sink.calls == calls
             await until(lambda: ServiceName("demo", "service-7") in sink.services, within_s=5)
             assert ServiceName("demo", "service-1") not in sink.services
             await until(lambda: all(state.behind_s == 0 for state in source.state()), within_s=5)

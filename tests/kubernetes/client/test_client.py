@@ -1,4 +1,4 @@
-"""The client against recorded answers, faults of every kind, and the ways to find and enter a server."""
+"""The client against recorded answers, faults, and all forms of configuration."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ async def lines_of(client: Client, path: str = "/watch") -> list[bytes]:
 
 
 @pytest.mark.parametrize("recorded", ANSWERED, ids=lambda recorded: recorded.name)
-async def test_recorded_answers_arrive_whole(recorded: Exchange) -> None:
+async def test_recorded_answers_are_read_completely(recorded: Exchange) -> None:
     async with ReplayServer([recorded]) as server, connected(server.url) as client:
         assert await client.get_json("/any") == recorded.body
 
 
 @pytest.mark.parametrize("recorded", REFUSED, ids=lambda recorded: recorded.name)
-async def test_recorded_refusals_say_what_and_where(recorded: Exchange) -> None:
+async def test_recorded_refusals_name_url_and_reason(recorded: Exchange) -> None:
     async with ReplayServer([recorded]) as server, connected(server.url) as client:
         with pytest.raises(ApiError) as caught:
             await client.get_json("/some/path")
@@ -89,7 +89,7 @@ async def test_recorded_streams_arrive_line_by_line(pieces: tuple[int, ...]) -> 
                 assert await lines_of(client) == recorded.lines
 
 
-async def test_a_watch_that_was_refused_says_so() -> None:
+async def test_a_refused_watch_raises() -> None:
     refused = stream("v1.20/watch/services-initial-events.ndjson")
     async with ReplayServer([refused]) as server, connected(server.url) as client:
         with pytest.raises(ApiError, match="422"):
@@ -112,7 +112,7 @@ async def test_plain_http_to_a_tls_port() -> None:
             await client.get_json("/api")
 
 
-async def test_a_connection_that_was_read_to_its_end_is_used_again() -> None:
+async def test_a_connection_is_reused_after_a_complete_answer() -> None:
     quiet = stream("v1.36/watch/services-timeout-5s.ndjson")
     async with ReplayServer([quiet]) as server, connected(server.url) as client:
         for _ in range(3):
@@ -124,7 +124,7 @@ async def test_a_connection_that_was_read_to_its_end_is_used_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "said"),
+    ("answer", "kind", "message"),
     [
         (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>Sign in</html>", Garbage, "text/html.*Sign in"),
         (b"HTTP/1.1 502 Bad\r\nContent-Type: text/html\r\n\r\n<h1>Bad gateway</h1>", ApiError, "502.*Bad gateway"),
@@ -134,15 +134,15 @@ async def test_a_connection_that_was_read_to_its_end_is_used_again() -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", Unreachable, "cut off"),
     ],
 )
-async def test_what_is_no_api_server(answer: bytes, kind: type[ApiError], said: str) -> None:
+async def test_answers_of_other_servers_are_garbage(answer: bytes, kind: type[ApiError], message: str) -> None:
     async with ReplayServer([answer]) as server, connected(server.url) as client:
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             await client.get_json("/apis")
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             await lines_of(client)
 
 
-async def test_nobody_listens() -> None:
+async def test_a_closed_port_is_unreachable() -> None:
     async with ReplayServer([b""]) as server:
         url = server.url
     async with connected(url) as client:
@@ -158,7 +158,7 @@ async def test_a_name_that_does_not_resolve() -> None:
         assert caught.value.cause == "name"
 
 
-async def test_silence_is_noticed() -> None:
+async def test_silence_is_a_timeout() -> None:
     async with ApiServer(Cluster()) as server, connected(server.url) as client:
         server.inject(Fault(kind="hang", times=-1))
         with pytest.raises(Unreachable, match="no answer in time"):
@@ -166,7 +166,7 @@ async def test_silence_is_noticed() -> None:
                 pass
 
 
-async def test_an_answer_without_an_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ApiServer(Cluster()) as server, connected(server.url) as client:
         server.inject(Fault(kind="endless", times=-1))
         with pytest.raises(Garbage, match="more than 100000 bytes"):
@@ -176,7 +176,7 @@ async def test_an_answer_without_an_end_is_bounded(monkeypatch: pytest.MonkeyPat
             await client.get_json("/api/v1/services")
 
 
-async def test_requests_say_who_asks_and_what_is_taken() -> None:
+async def test_requests_have_user_agent_and_accept_headers() -> None:
     async with ApiServer(Cluster()) as server, connected(server.url) as client:
         await client.get_json("/apis")
         headers = server.requests[0].headers
@@ -316,7 +316,7 @@ async def test_master_overrides_the_kubeconfig_s_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "kubeconfig"),
         ("{", "kubeconfig"),
@@ -326,14 +326,14 @@ async def test_master_overrides_the_kubeconfig_s_server(tmp_path: Path) -> None:
         ('{"current-context": "a", "contexts": [], "clusters": [], "users": []}', "name a"),
     ],
 )
-async def test_a_kubeconfig_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+async def test_an_invalid_kubeconfig_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         await Client.connect(ClientSettings(kubeconfig=str(path)))
 
 
-async def test_nothing_to_go_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_configuration_is_a_configuration_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         await Client.connect(ClientSettings(kubeconfig=str(tmp_path / "none")))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)

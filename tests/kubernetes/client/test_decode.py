@@ -1,4 +1,4 @@
-"""What a server says, understood: lines, events, pages, errors."""
+"""Decoding of answers: lines, events, pages, errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REFUSALS = [found for found in exchanges("v1.*/*/*") if found.status >= 400]
 
 
 @given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"")), max_size=20), st.data())
-def test_lines_come_out_however_the_stream_is_cut(lines: list[bytes], data: st.DataObject) -> None:
+def test_lines_are_independent_of_the_stream_s_pieces(lines: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(line + b"\n" for line in lines) + b"rest"
     splitter = LineSplitter()
     found = []
@@ -45,7 +45,7 @@ def test_lines_come_out_however_the_stream_is_cut(lines: list[bytes], data: st.D
     assert splitter.rest == b"rest"
 
 
-def test_a_line_without_an_end_is_refused_before_it_fills_the_memory() -> None:
+def test_an_endless_line_is_refused_early() -> None:
     splitter = LineSplitter(max_line_bytes=1000)
     splitter.feed(b"x" * 999)
     with pytest.raises(Garbage, match="more than 1000 bytes"):
@@ -53,7 +53,7 @@ def test_a_line_without_an_end_is_refused_before_it_fills_the_memory() -> None:
 
 
 @pytest.mark.parametrize("recorded", ALL_STREAMS, ids=lambda recorded: recorded.name)
-def test_every_recorded_event_is_understood(recorded: Stream) -> None:
+def test_every_recorded_event_is_decoded(recorded: Stream) -> None:
     for line in recorded.lines:
         spoken = json.loads(line)
         if spoken["type"] == "ERROR":
@@ -91,35 +91,35 @@ def test_every_recorded_event_is_understood(recorded: Stream) -> None:
         b'{"type":"","object":{"metadata":{"name":"a","resourceVersion":"1"}}}',
     ],
 )
-def test_what_is_no_event_is_garbage(line: bytes) -> None:
+def test_invalid_events_are_garbage(line: bytes) -> None:
     with pytest.raises(Garbage):
         parse_event(line)
 
 
 @given(st.binary(max_size=200))
-def test_no_line_does_worse_than_an_error(line: bytes) -> None:
+def test_any_line_gives_an_event_or_an_api_error(line: bytes) -> None:
     with contextlib.suppress(ApiError):
         parse_event(line)
 
 
-def test_an_error_event_without_sense_is_an_error_all_the_same() -> None:
+def test_an_unreadable_error_event_is_an_error() -> None:
     with pytest.raises(ApiError) as caught:
         parse_event(b'{"type":"ERROR","object":{"nothing":"known"}}')
     assert caught.value.status == 500
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.name)
-def test_every_recorded_refusal_becomes_an_error_that_says_it(refusal: Exchange) -> None:
+def test_every_recorded_refusal_becomes_an_error_with_its_message(refusal: Exchange) -> None:
     error = error_of(parse_status(refusal.body), code=refusal.status, seen="answered")
     assert error.status == refusal.status
     kinds = {401: Unauthorized, 403: Forbidden, 410: Expired, 429: Overloaded, 503: Overloaded}
     ahead = Ahead if "ResourceVersionTooLarge" in refusal.body.decode() else ApiError
     assert type(error) is kinds.get(refusal.status, ahead)
-    said = refusal.json.get("message") if refusal.body.startswith(b"{") else refusal.body.decode().strip()
-    assert " ".join(str(said).split())[:150] in " ".join(str(error).split())
+    message = refusal.json.get("message") if refusal.body.startswith(b"{") else refusal.body.decode().strip()
+    assert " ".join(str(message).split())[:150] in " ".join(str(error).split())
 
 
-def test_an_expired_token_comes_with_one_to_go_on() -> None:
+def test_an_expired_token_comes_with_a_new_one() -> None:
     refusal = next(found for found in REFUSALS if "410-expired-continue" in found.name)
     error = error_of(parse_status(refusal.body), code=410, seen="answered")
     assert isinstance(error, Expired)
@@ -136,6 +136,6 @@ def test_pages_carry_version_and_token() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"{}", b"[]", b'{"kind":"ServiceList","metadata":{}}', b'{"kind":"Status","metadata":{}}']
 )
-def test_what_is_no_list_is_garbage(body: bytes) -> None:
+def test_invalid_lists_are_garbage(body: bytes) -> None:
     with pytest.raises(Garbage):
         parse_page(body)

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kubeproxy.kubernetes.client.backoff import TokenBucket
+from kubeproxy.kubernetes.client.token_bucket import TokenBucket
 from kubeproxy.kubernetes.controller.workqueue import ItemBackoff, WorkQueue
 
 

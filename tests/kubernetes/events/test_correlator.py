@@ -1,4 +1,4 @@
-"""What waits to be sent: counted, bounded, and no object too loud."""
+"""The queue of events: counts, bounds and limits per object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFLICT = Occurrence(
 )
 
 
-def test_the_same_again_is_counted() -> None:
+def test_equal_events_are_counted() -> None:
     correlator = EventCorrelator()
     for now in (5.0, 6.0, 9.0):
         assert correlator.put(CONFLICT, now)
@@ -28,7 +28,7 @@ def test_the_same_again_is_counted() -> None:
     assert correlator.take() is None
 
 
-def test_different_ones_keep_their_order() -> None:
+def test_different_events_keep_their_order() -> None:
     correlator = EventCorrelator()
     others = [replace(CONFLICT, message=text) for text in "cab"]
     for one in [*others, others[0]]:
@@ -44,17 +44,17 @@ def test_an_object_has_a_burst_and_then_one_in_five_minutes() -> None:
     correlator = EventCorrelator()
     taken = [correlator.put(replace(CONFLICT, message=str(number)), 0.0) for number in range(BURST + 5)]
     assert taken == [True] * BURST + [False] * 5
-    assert correlator.put(replace(CONFLICT, name="api"), 0.0), "another object has its own"
+    assert correlator.put(replace(CONFLICT, name="api"), 0.0), "another object has its own limit"
     assert not correlator.put(CONFLICT, REFILL_S - 1)
     assert correlator.put(CONFLICT, REFILL_S)
     assert not correlator.put(CONFLICT, REFILL_S + 1)
 
 
-def test_it_is_bounded() -> None:
+def test_the_queue_is_bounded() -> None:
     correlator = EventCorrelator()
     taken = [correlator.put(replace(CONFLICT, name=f"a{number}"), 0.0) for number in range(CAPACITY + 10)]
     assert taken.count(True) == len(correlator) == CAPACITY
-    assert correlator.put(replace(CONFLICT, name="a0"), 1.0), "one that waits can still be counted"
+    assert correlator.put(replace(CONFLICT, name="a0"), 1.0), "a waiting event can still be counted"
     assert correlator.take() is not None
     assert correlator.put(replace(CONFLICT, name="new"), 1.0)
     for number in range(2 * OBJECTS):
@@ -62,7 +62,7 @@ def test_it_is_bounded() -> None:
     assert len(correlator._buckets) <= OBJECTS
 
 
-def test_tallies_add_up() -> None:
+def test_counts_add_up() -> None:
     assert CorrelatedEvent(1, 2, 3).again(CorrelatedEvent(5, 6, 7)) == CorrelatedEvent(1, 6, 10)
 
 

@@ -1,4 +1,4 @@
-"""Events, as the API server gets them: created, counted up, put off, and given up in silence."""
+"""Events on the API server: created, counted, sent again and dropped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EVENTS = "/api/v1/namespaces"
 
 @asynccontextmanager
 async def recording(server: ApiServer, clock: Clock | None = None) -> AsyncIterator[EventRecorder]:
-    """A recorder at work."""
+    """A running recorder."""
     async with connected(server.url) as client:
         recorder = EventRecorder(
             client=client, node_name="node-a", clock=clock or Clock(NOW), retry_s=(0.005, 0.01), random=Random(7)
@@ -79,7 +79,7 @@ async def test_an_event_of_a_node_as_kube_proxy_sends_it() -> None:
     }
 
 
-async def test_an_event_of_a_service_stands_in_its_namespace() -> None:
+async def test_an_event_of_a_service_is_in_its_namespace() -> None:
     async with ApiServer() as server, recording(server) as recorder:
         recorder.record(**CONFLICT, uid="1234")
         recorder.record(**{**CONFLICT, "message": "x" * 5000})
@@ -92,7 +92,7 @@ async def test_an_event_of_a_service_stands_in_its_namespace() -> None:
     assert second["message"] == "x" * MAX_MESSAGE
 
 
-async def test_a_name_as_long_as_a_name_may_be() -> None:
+async def test_the_longest_name_fits_into_an_event_name() -> None:
     name = "a" * 234 + "." + "b" * 18
     async with ApiServer() as server, recording(server) as recorder:
         recorder.record(**{**STARTING, "name": name})
@@ -100,7 +100,7 @@ async def test_a_name_as_long_as_a_name_may_be() -> None:
         assert events(server)[0]["involvedObject"]["name"] == name
 
 
-async def test_the_same_again_is_counted_on_the_server() -> None:
+async def test_equal_events_raise_the_count_on_the_server() -> None:
     clock = Clock(NOW)
     async with ApiServer() as server, recording(server, clock) as recorder:
         recorder.record(**CONFLICT)
@@ -114,7 +114,7 @@ async def test_the_same_again_is_counted_on_the_server() -> None:
         assert (server.counts["create events"], server.counts["patch events"]) == (1, 1)
 
 
-async def test_an_event_that_the_server_has_forgotten_begins_anew() -> None:
+async def test_an_event_that_the_server_deleted_is_created_again() -> None:
     async with ApiServer() as server, recording(server) as recorder:
         recorder.record(**CONFLICT)
         await until(lambda: events(server))
@@ -124,7 +124,7 @@ async def test_an_event_that_the_server_has_forgotten_begins_anew() -> None:
         assert events(server)[0]["count"] == 1
 
 
-async def test_different_events_of_one_moment_have_different_names() -> None:
+async def test_simultaneous_events_have_different_names() -> None:
     async with ApiServer() as server, recording(server) as recorder:
         for number in range(20):
             recorder.record(**{**CONFLICT, "reason": f"Reason{number}"})
@@ -147,7 +147,7 @@ async def test_similar_events_become_one_that_is_counted() -> None:
 
 
 @pytest.mark.parametrize("kind", ["drop", "reset", "cut", "status"])
-async def test_what_a_server_does_not_take_now_it_takes_later(kind: str) -> None:
+async def test_events_are_sent_again_after_temporary_errors(kind: str) -> None:
     async with ApiServer() as server, recording(server) as recorder:
         server.inject(Fault(kind=kind, path=EVENTS, times=3, status=503))
         recorder.record(**CONFLICT)
@@ -155,10 +155,10 @@ async def test_what_a_server_does_not_take_now_it_takes_later(kind: str) -> None
         recorder.record(**{**CONFLICT, "message": "another"})
         await until(lambda: any(event["message"] == "another" for event in events(server)))
         first = [event["count"] for event in events(server) if event["message"] == CONFLICT["message"]]
-        assert first == [1], "it is there once, however often it was sent"
+        assert first == [1], "the event exists once, however often it was sent"
 
 
-async def test_a_server_that_is_away_does_not_hold_anybody_up() -> None:
+async def test_an_unreachable_server_blocks_no_caller() -> None:
     server = ApiServer()
     await server.start()
     await server.stop()
@@ -173,29 +173,29 @@ async def test_a_server_that_is_away_does_not_hold_anybody_up() -> None:
     await server.stop()
 
 
-async def test_who_may_not_create_events_is_told_once() -> None:
+async def test_a_missing_permission_is_logged_once() -> None:
     with capture_logs() as logs:
         async with ApiServer(Cluster()) as server, recording(server) as recorder:
             server.inject(Fault(path=EVENTS, status=403, times=-1))
             recorder.record(**STARTING)
-            await until(lambda: told(logs))
+            await until(lambda: warnings(logs))
             assert server.counts["create events"] == TRIES
             for number in range(3):
                 recorder.record(**{**CONFLICT, "name": f"web-{number}"})
             await until(lambda: server.counts["create events"] >= TRIES + 3)
             await asyncio.sleep(0.1)
-            assert server.counts["create events"] == TRIES + 3, "one try each is enough by now"
-            assert len(told(logs)) == 1
-            assert "system:node-proxier" in told(logs)[0]["hint"]
+            assert server.counts["create events"] == TRIES + 3, "later events get one try each"
+            assert len(warnings(logs)) == 1
+            assert "system:node-proxier" in warnings(logs)[0]["hint"]
             server.clear_faults()
             recorder.record(**CONFLICT)
             await until(lambda: events(server))
             server.inject(Fault(path=EVENTS, status=403, times=-1))
             recorder.record(**STARTING)
-            await until(lambda: len(told(logs)) == 2)
+            await until(lambda: len(warnings(logs)) == 2)
 
 
-async def test_a_server_that_just_started_forbids_all_and_gets_the_event_a_moment_later() -> None:
+async def test_events_survive_a_server_that_forbids_everything_at_start() -> None:
     with capture_logs() as logs:
         async with ApiServer() as server, recording(server) as recorder:
             server.forbidden = True
@@ -203,19 +203,19 @@ async def test_a_server_that_just_started_forbids_all_and_gets_the_event_a_momen
             await until(lambda: server.counts["create events"] >= 3)
             server.forbidden = False
             await until(lambda: events(server))
-    assert told(logs) == []
+    assert warnings(logs) == []
 
 
-async def test_what_is_refused_for_good_is_not_sent_again() -> None:
+async def test_permanently_refused_events_are_not_sent_again() -> None:
     with capture_logs() as logs:
         async with ApiServer() as server, recording(server) as recorder:
             recorder.record(**{**STARTING, "name": "Not_A_Name"})
             recorder.record(**STARTING)
             await until(lambda: events(server))
             assert server.counts["create events"] == 2
-    assert len(told(logs)) == 1
-    assert "422" in told(logs)[0]["seen"]
+    assert len(warnings(logs)) == 1
+    assert "422" in warnings(logs)[0]["seen"]
 
 
-def told(logs: list[Any]) -> list[Any]:
-    return [line for line in logs if "events are not taken" in line["event"]]
+def warnings(logs: list[Any]) -> list[Any]:
+    return [line for line in logs if "API server refuses events" in line["event"]]

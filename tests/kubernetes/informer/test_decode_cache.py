@@ -1,4 +1,4 @@
-"""What is unchanged is recognized by its text."""
+"""The cache of translated objects, keyed by their text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.apiserver.generate import endpoint_slice, fill
 OLD, NEW = msgspec.Raw(b'{"a":1}'), msgspec.Raw(b'{"a":2}')
 
 
-def test_the_same_text_means_the_same_object() -> None:
+def test_the_same_text_gives_the_same_translation() -> None:
     recall: DecodeCache[str] = DecodeCache()
     found = ["web"]
     assert recall.meaning("default/web", OLD) is None
@@ -26,7 +26,7 @@ def test_the_same_text_means_the_same_object() -> None:
     assert recall.meaning("default/other", OLD) is None
 
 
-def test_another_text_has_to_be_read() -> None:
+def test_a_changed_text_is_not_in_the_cache() -> None:
     recall: DecodeCache[str] = DecodeCache()
     recall.note("default/web", OLD, ["old"])
     assert recall.meaning("default/web", NEW) is None
@@ -35,13 +35,13 @@ def test_another_text_has_to_be_read() -> None:
     assert recall.meaning("default/web", NEW) == ["new"]
 
 
-def test_an_object_may_mean_nothing() -> None:
+def test_an_empty_translation_is_cached() -> None:
     recall: DecodeCache[str] = DecodeCache()
     recall.note("default/headless", OLD, [])
     assert recall.meaning("default/headless", OLD) == []
 
 
-def test_what_is_gone_is_forgotten() -> None:
+def test_removed_objects_leave_the_cache() -> None:
     recall: DecodeCache[str] = DecodeCache()
     for name in ("a", "b", "c"):
         recall.note(name, OLD, [name])
@@ -53,7 +53,7 @@ def test_what_is_gone_is_forgotten() -> None:
     assert recall.meaning("c", OLD) is None
 
 
-async def test_a_new_list_decodes_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_list_decodes_only_changed_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(version=100)
     fill(cluster, services=20, endpoints_each=2)
     decoded = []

@@ -20,7 +20,7 @@ from kubeproxy.kubernetes.informer import memory_bound
 from kubeproxy.model import ServiceName
 from kubeproxy.sources.kubernetes.source import LEFT_OUT
 from tests.kubernetes.harness import QUICK, connected, until
-from tests.sources.kubernetes.test_source import at_work, in_step, state_of
+from tests.sources.kubernetes.test_source import in_step, running, state_of
 from tests.support.apiserver import ApiServer, Break, Cluster, Fault
 from tests.support.apiserver.generate import endpoint_slice, fill, service
 
@@ -47,7 +47,7 @@ VICTIM = ServiceName("victim", "service-9999")
 
 async def test_finding_2_260_services_of_256_kib_are_listed() -> None:
     """In one piece, as a server's cache gives them: 65 MiB."""
-    async with ApiServer(heavy_cluster(260, 256)) as server, at_work(server) as (source, sink):
+    async with ApiServer(heavy_cluster(260, 256)) as server, running(server) as (source, sink):
         assert len(sink.services) == 261
         assert VICTIM in sink.services
         assert state_of(source, "services").failures == {}
@@ -73,7 +73,7 @@ async def test_what_is_in_memory_of_a_page_is_a_piece_of_it(monkeypatch: pytest.
         return page
 
     monkeypatch.setattr(list_stream.ListSplitter, "feed", watched)
-    async with ApiServer(heavy_cluster(100, 256)) as server, at_work(server) as (_, sink):
+    async with ApiServer(heavy_cluster(100, 256)) as server, running(server) as (_, sink):
         assert len(sink.services) == 101
     assert longest < list_stream.PIECE_BYTES + 2 * PIECE_BYTES
 
@@ -87,7 +87,7 @@ async def test_an_object_as_long_as_a_tenant_can_make_it(by: str) -> None:
     cluster.put("services", service(9999, namespace="victim"))
     if by == "list":
         cluster.put("services", item)
-    async with ApiServer(cluster) as server, at_work(server) as (source, sink):
+    async with ApiServer(cluster) as server, running(server) as (source, sink):
         if by == "watch":
             server.cluster.put("services", item)
         await until(lambda: len(sink.services) == 2 and in_step(source))
@@ -103,7 +103,7 @@ async def test_a_namespace_that_fills_what_is_kept_leaves_out_its_own(monkeypatc
     for index in range(200, 203):
         cluster.put("services", service(index, namespace="victim"))
     with capture_logs() as logs:
-        async with ApiServer(cluster) as server, at_work(server, pace=REFILL) as (source, sink):
+        async with ApiServer(cluster) as server, running(server, pace=REFILL) as (source, sink):
             assert of(sink.services, "victim") == {"service-200", "service-201", "service-202"}
             kept = of(sink.services, "a-greedy")
             assert 20 < len(kept) < 60
@@ -145,7 +145,7 @@ async def test_100_000_endpoints_of_one_tenant() -> None:
         addresses = [f"10.{64 + (index >> 8)}.{index & 255}.{host}" for host in range(1, 101)]
         cluster.put("endpointslices", endpoint_slice(1, addresses, namespace="greedy", suffix=str(index)))
     fill(cluster, services=3, endpoints_each=2)
-    async with ApiServer(cluster) as server, at_work(server) as (source, sink):
+    async with ApiServer(cluster) as server, running(server) as (source, sink):
         assert sum(len(found.endpoints) for found in sink.slices.values()) == 100_006
         state = state_of(source, "endpointslices")
         assert (state.left_out, state.kept_bytes < memory_bound.MAX_KEPT_BYTES // 8) == (0, True)
@@ -161,7 +161,7 @@ async def test_100_000_endpoints_of_one_tenant() -> None:
 async def test_an_answer_cut_twice_is_asked_for_in_pages_that_shrink() -> None:
     async with ApiServer(heavy_cluster(10, 1)) as server:
         server.inject(Fault(kind="cut", path="/api/v1/services", watch=False, times=5))
-        async with at_work(server, pace=replace(QUICK, page=8)) as (source, sink):
+        async with running(server, pace=replace(QUICK, page=8)) as (source, sink):
             assert len(sink.services) == 11
             limits = [
                 (request.query.get("resourceVersion"), request.query.get("limit"))

@@ -1,4 +1,4 @@
-"""List or watch, from where, how soon."""
+"""The next request of a reflector: list or watch, version and delay."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from kubeproxy.kubernetes.client.backoff import Backoff, TokenBucket
 from kubeproxy.kubernetes.client.errors import Ahead, ApiError, Expired, Forbidden, Garbage, Overloaded, Unreachable
 from kubeproxy.kubernetes.informer.list_watch import MAX_REFUSALS, ListWatchPolicy, Pace
 
@@ -27,7 +26,7 @@ def listed(version: str = "100") -> ListWatchPolicy:
     return found
 
 
-def test_the_first_list_is_the_cache_s_later_ones_are_nothing_older_than_known() -> None:
+def test_the_first_list_is_from_the_cache_and_later_ones_are_not_older() -> None:
     found = course()
     assert found.list_query() == {"resourceVersion": "0", "limit": "500"}
     steps = [found.must_list]
@@ -38,7 +37,7 @@ def test_the_first_list_is_the_cache_s_later_ones_are_nothing_older_than_known()
     assert found.list_query() == {"resourceVersion": "100"}
 
 
-def test_where_the_cache_fails_storage_is_asked_and_the_other_way_round() -> None:
+def test_cache_and_storage_stand_in_for_each_other() -> None:
     found = listed()
     found.list_failed(EXPIRED)
     assert found.list_query() == {"limit": "500"}
@@ -50,7 +49,7 @@ def test_where_the_cache_fails_storage_is_asked_and_the_other_way_round() -> Non
 
 
 @pytest.mark.parametrize("error", [LOST, Forbidden("no", cause="forbidden"), Overloaded("busy", cause="x")])
-def test_who_was_not_reached_is_asked_the_same_again(error: ApiError) -> None:
+def test_an_unreachable_server_gets_the_same_request_again(error: ApiError) -> None:
     found = course()
     before = found.list_query()
     found.list_failed(error)
@@ -63,13 +62,13 @@ def test_who_was_not_reached_is_asked_the_same_again(error: ApiError) -> None:
 
 
 @pytest.mark.parametrize("error", [EXPIRED, GARBAGE, ApiError("gone", cause="status 404", status=404)])
-def test_these_end_a_watch_for_good(error: ApiError) -> None:
+def test_some_errors_require_a_new_list(error: ApiError) -> None:
     found = listed()
     found.watch_failed(error)
     assert found.must_list
 
 
-def test_a_watch_refused_again_and_again_is_given_up() -> None:
+def test_repeated_refusals_of_a_watch_lead_to_a_list() -> None:
     found = listed()
     for _ in range(MAX_REFUSALS - 1):
         found.watch_failed(ODD)
@@ -95,7 +94,7 @@ def test_watches_last_five_to_ten_minutes_and_may_be_silent_a_little_longer() ->
     assert len(lengths) > 50
 
 
-def test_delays_spread_grow_are_bounded_and_begin_anew() -> None:
+def test_delays_are_random_grow_to_a_bound_and_reset() -> None:
     firsts = {course().watch_failed(LOST) for _ in range(1)} | {
         ListWatchPolicy(pace=PACE, random=Random(seed)).watch_failed(LOST) for seed in range(50)
     }
@@ -122,25 +121,7 @@ def test_lists_after_a_410_are_spread() -> None:
     assert min(delays) < 0.5
 
 
-def test_backoff_stays_between_its_bounds() -> None:
-    backoff = Backoff(base_s=1, cap_s=10, random=Random(3))
-    delays = [backoff.next() for _ in range(1000)]
-    assert min(delays) >= 1
-    assert max(delays) <= 10
-    backoff.reset()
-    assert backoff.next() <= 3
-
-
-def test_the_bucket_lets_a_burst_through_and_then_a_rate() -> None:
-    bucket = TokenBucket(qps=5, burst=10)
-    assert [bucket.take(0.0) for _ in range(10)] == [0.0] * 10
-    assert [round(bucket.take(0.0), 3) for _ in range(3)] == [0.2, 0.4, 0.6]
-    assert bucket.take(100.0) == 0.0
-    unlimited = TokenBucket(qps=0, burst=0)
-    assert [unlimited.take(0.0) for _ in range(100)] == [0.0] * 100
-
-
-def test_patience_doubles_with_every_answer_that_does_not_come() -> None:
+def test_the_time_limit_doubles_with_each_timeout() -> None:
     silent = Unreachable("nothing", cause="timeout")
     found = course()
     waits = []
@@ -149,13 +130,13 @@ def test_patience_doubles_with_every_answer_that_does_not_come() -> None:
         found.list_failed(silent)
     assert waits == [4.0, 8.0, 16.0, 32.0, 64.0, 75.0, 75.0]
     found.listed("1")
-    assert found.patience_s() == 20.0, "the head of a watch comes at once, or never"
+    assert found.patience_s() == 20.0, "the head of a watch comes at once or never"
     found.watch_failed(LOST)
     found.settled()
     assert found.patience_s() == 4.0
 
 
-def test_a_server_that_went_away_is_asked_whether_it_knows_our_version() -> None:
+def test_a_probe_checks_the_version_after_an_outage() -> None:
     found = listed("100")
     doubts = [found.doubtful]
     found.watch_failed(LOST)
@@ -163,12 +144,12 @@ def test_a_server_that_went_away_is_asked_whether_it_knows_our_version() -> None
     assert found.probe_query() == {"resourceVersion": "100", "resourceVersionMatch": "NotOlderThan", "limit": "1"}
     found.watch_failed(Ahead("too large", cause="ahead", status=504))
     assert found.must_list
-    assert found.list_query() == {"limit": "500"}, "from storage: the cache would wait for a version that is no more"
+    assert found.list_query() == {"limit": "500"}, "from storage: the cache would wait for a lost version"
     found.listed("60")
     assert (found.doubtful, found.must_list, found.version) == (False, False, "60")
 
 
-def test_versions_do_not_run_backwards() -> None:
+def test_an_older_version_is_garbage() -> None:
     found = listed("100")
     for version in ("100", "101", "1000"):
         found.seen(version)

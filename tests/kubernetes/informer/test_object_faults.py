@@ -1,4 +1,4 @@
-"""An API server in every kind of trouble: what is known stays, nothing grows, and in step again soon after."""
+"""The reflector against faulty API servers: it keeps its state, stays bounded and recovers soon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from kubeproxy.kubernetes.client import credentials
-from kubeproxy.kubernetes.client.backoff import Backoff
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.client.decode import MAX_RETRY_AFTER_S, error_of, parse_event, parse_page, retry_after
@@ -22,10 +21,11 @@ from kubeproxy.kubernetes.fault import MOST_FAULTS
 from kubeproxy.kubernetes.informer.list_watch import ListWatchPolicy, Pace
 from kubeproxy.kubernetes.objects import Status
 from kubeproxy.model.errors import ConfigError
+from kubeproxy.runtime.backoff import DecorrelatedJitter
 from kubeproxy.runtime.yielding import TimeSlice
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from tests.kubernetes.harness import QUICK, connected, kubeconfig, until, watching
-from tests.sources.kubernetes.test_source import at_work, cluster, equal, in_step, state_of
+from tests.sources.kubernetes.test_source import cluster, equal, in_step, running, state_of
 from tests.support.apiserver import ApiServer, Break, Fault
 from tests.support.apiserver.generate import service
 
@@ -35,8 +35,8 @@ def failed(source: KubernetesSource, cause: str) -> int:
 
 
 async def test_storage_restored_from_a_backup_is_noticed() -> None:
-    """Its versions are older than ours, and a watch from one of the future is not refused: it is silent."""
-    async with ApiServer(cluster(), future_wait_s=0.05) as server, at_work(server) as (source, sink):
+    """The server's versions are older than the known ones; it is silent on a watch from a future version."""
+    async with ApiServer(cluster(), future_wait_s=0.05) as server, running(server) as (source, sink):
         backup = server.cluster.version
         server.cluster.put("services", service(8))
         server.cluster.delete("services", "demo", "service-0")
@@ -51,8 +51,8 @@ async def test_storage_restored_from_a_backup_is_noticed() -> None:
         await until(lambda: equal(server, sink))
 
 
-async def test_after_an_absence_one_small_question_replaces_the_list() -> None:
-    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+async def test_after_an_outage_one_small_request_replaces_the_list() -> None:
+    async with ApiServer(cluster()) as server, running(server) as (source, sink):
         for number in range(3):
             await server.stop()
             server.cluster.put("services", service(20 + number))
@@ -62,20 +62,20 @@ async def test_after_an_absence_one_small_question_replaces_the_list() -> None:
         assert server.counts["probe services"] >= 3
 
 
-async def test_an_event_from_the_past_changes_nothing_but_the_trust() -> None:
-    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+async def test_an_event_of_an_older_version_leads_to_a_new_list() -> None:
+    async with ApiServer(cluster()) as server, running(server) as (source, sink):
         before = dict(sink.services)
         server.break_watches(Break.OLD_EVENT, "services")
         await until(lambda: state_of(source, "services").lists == 2 and in_step(source))
         assert sink.services == before
         assert state_of(source, "services").failures == {"back in time": 1}
-        assert not [told for told in sink.told if told.startswith(("put demo", "remove demo"))]
+        assert not [call for call in sink.calls if call.startswith(("put demo", "remove demo"))]
 
 
 @pytest.mark.parametrize(("how", "cause"), [(Break.WRONG_KIND, "wrong kind"), (Break.DEEP, "garbage")])
-async def test_events_of_nonsense_mean_a_new_list(how: Break, cause: str) -> None:
+async def test_garbage_events_lead_to_a_new_list(how: Break, cause: str) -> None:
     with capture_logs() as logs:
-        async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+        async with ApiServer(cluster()) as server, running(server) as (source, sink):
             server.break_watches(how, "services")
             await until(lambda: state_of(source, "services").lists == 2 and in_step(source))
             assert equal(server, sink)
@@ -83,9 +83,9 @@ async def test_events_of_nonsense_mean_a_new_list(how: Break, cause: str) -> Non
     assert not [log for log in logs if "exc_info" in log]
 
 
-async def test_a_list_of_another_kind_is_not_taken_for_an_empty_one() -> None:
+async def test_a_list_of_another_kind_does_not_count_as_empty() -> None:
     pods = '{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"999"},"items":[]}'
-    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+    async with ApiServer(cluster()) as server, running(server) as (source, sink):
         server.inject(Fault(path="/api/v1/services", watch=False, status=200, body=pods, times=3))
         server.break_watches(Break.ERROR_410, "services")
         await until(lambda: failed(source, "wrong kind") == 3 and in_step(source))
@@ -94,9 +94,9 @@ async def test_a_list_of_another_kind_is_not_taken_for_an_empty_one() -> None:
 
 
 @pytest.mark.parametrize("kind", ["pages", "endless"])
-async def test_a_list_without_an_end_has_one(kind: str) -> None:
-    """The time ends it, or a bound on objects without a name; what is known stays."""
-    async with ApiServer(cluster()) as server, at_work(server, pace=replace(QUICK, list_s=0.5)) as (source, sink):
+async def test_an_endless_list_is_aborted(kind: str) -> None:
+    """A time limit ends it, or a bound on objects without a name; the known state stays."""
+    async with ApiServer(cluster()) as server, running(server, pace=replace(QUICK, list_s=0.5)) as (source, sink):
         server.keep_requests = False
         server.inject(Fault(path="/api/v1/services", watch=False, kind=kind, times=-1))
         server.break_watches(Break.ERROR_410, "services")
@@ -108,9 +108,9 @@ async def test_a_list_without_an_end_has_one(kind: str) -> None:
         await until(lambda: equal(server, sink) and in_step(source))
 
 
-async def test_a_storm_of_410_is_met_by_ever_rarer_lists() -> None:
-    """Every watch is too old: so lists are all there is, and each waits longer than the one before."""
-    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+async def test_repeated_410s_make_lists_rarer() -> None:
+    """Every watch expires, so there are only lists, and each delay is longer than the previous one."""
+    async with ApiServer(cluster()) as server, running(server) as (source, sink):
         server.inject(Fault(watch=True, status=410, times=-1))
         server.break_watches(Break.CUT)
         lists = server.counts["list services"]
@@ -125,7 +125,7 @@ async def test_a_storm_of_410_is_met_by_ever_rarer_lists() -> None:
         await until(lambda: in_step(source))
 
 
-async def test_watches_that_say_something_and_end_at_once_are_not_asked_for_in_a_hot_loop() -> None:
+async def test_watches_that_end_after_one_event_do_not_cause_a_hot_loop() -> None:
     pace = replace(QUICK, retry_s=(0.1, 0.5), settle_s=0.5)
     async with (
         ApiServer(cluster()) as server,
@@ -143,9 +143,7 @@ async def test_watches_that_say_something_and_end_at_once_are_not_asked_for_in_a
         assert server.counts["watch services"] - before < 12
 
 
-async def test_an_expired_token_that_is_renewed_in_its_file_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_renewed_token_file_replaces_an_expired_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credentials, "FORCED_FILES_S", 0.02)
     token = tmp_path / "token"
     token.write_text("first")
@@ -164,7 +162,7 @@ async def test_an_expired_token_that_is_renewed_in_its_file_is_found(
         await client.close()
 
 
-async def test_only_programs_make_forced_renewals_rare(tmp_path: Path) -> None:
+async def test_only_plugins_limit_forced_renewals(tmp_path: Path) -> None:
     user: dict[str, Any] = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/nonexistent"}}
     for given, pause_s in (({"token": "x"}, credentials.FORCED_FILES_S), (user, credentials.FORCED_PLUGIN_S)):
         path = kubeconfig(tmp_path, "http://127.0.0.1:1", given)
@@ -177,7 +175,7 @@ async def test_only_programs_make_forced_renewals_rare(tmp_path: Path) -> None:
         assert reading.forced_renewal_s == pause_s
 
 
-async def test_who_has_listed_does_not_say_that_there_was_no_server_yet() -> None:
+async def test_an_outage_after_the_first_list_counts_as_lost() -> None:
     with capture_logs() as logs:
         async with ApiServer(cluster()) as server, connected(server.url) as client:
             server.inject(Fault(watch=True, status=500, times=-1))
@@ -185,16 +183,16 @@ async def test_who_has_listed_does_not_say_that_there_was_no_server_yet() -> Non
                 await until(lambda: sink.complete and failed(source, "status 500") > 3)
                 server.clear_faults()
                 await until(lambda: in_step(source))
-    said = [log["event"] for log in logs if log["log_level"] == "warning"]
-    assert said == ["API server lost; serving on with what is known"]
+    events = [log["event"] for log in logs if log["log_level"] == "warning"]
+    assert events == ["API server lost, serving last state"]
 
 
-def test_a_thousand_nodes_do_not_come_back_together() -> None:
-    """All lose the server at the same instant, for 30 seconds; on its return no tenth of a second sees a tenth of
-    them, and all are there within the longest delay."""
+def test_a_thousand_nodes_do_not_return_together() -> None:
+    """All lose the server at the same instant, for 30 seconds; after its return less than a tenth of them come in any
+    tenth of a second, and all within the longest delay."""
     pace, returns, drawn = Pace(), Counter[int](), Counter[float]()
     for seed in range(1000):
-        backoff = Backoff(base_s=pace.retry_s[0], cap_s=pace.retry_s[1], random=Random(seed))
+        backoff = DecorrelatedJitter(base_s=pace.retry_s[0], cap_s=pace.retry_s[1], random=Random(seed))
         at = 0.0
         while at < 30.0:
             at += (delay_s := backoff.next())
@@ -203,7 +201,7 @@ def test_a_thousand_nodes_do_not_come_back_together() -> None:
         assert at - 30.0 <= pace.retry_s[1]
     assert max(returns.values()) < 100
     assert len(returns) > 20
-    assert max(drawn.values()) < 0.1 * drawn.total(), "no delay is everybody's"
+    assert max(drawn.values()) < 0.1 * drawn.total(), "no delay is common"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +227,7 @@ def test_retry_after_in_all_its_forms(text: str | None, seconds: float | None) -
     assert retry_after(text, 60.0) == seconds
 
 
-def test_what_a_status_claims_is_bounded() -> None:
+def test_the_values_of_a_status_are_bounded() -> None:
     from kubeproxy.kubernetes.client.decode import parse_status
 
     body = b'{"message":"%s","details":{"retryAfterSeconds":%s}}' % (b"x" * 100_000, b"9" * 400)
@@ -241,26 +239,26 @@ def test_what_a_status_claims_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("version", ["", "7" * 129, "7\\n", "7\\u0000", "é"])
-def test_versions_that_no_url_should_hold_are_garbage(version: str) -> None:
+def test_versions_that_are_unsafe_in_a_url_are_garbage(version: str) -> None:
     with pytest.raises(Garbage):
         parse_event(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"%s"}}}' % version.encode())
     with pytest.raises(Garbage):
         parse_page(b'{"kind":"ServiceList","metadata":{"resourceVersion":"%s"}}' % version.encode())
 
 
-async def test_an_object_of_a_hundred_thousand_mistakes_is_told_in_a_few_lines() -> None:
+async def test_an_object_with_a_hundred_thousand_faults_is_logged_in_a_few_lines() -> None:
     broken = service(6)
     broken["spec"]["ports"] = [{"name": "x", "port": 0}] * 100_000
     with capture_logs() as logs:
-        async with ApiServer(cluster()) as server, at_work(server) as (source, _):
+        async with ApiServer(cluster()) as server, running(server) as (source, _):
             server.cluster.put("services", broken)
             await until(lambda: state_of(source, "services").faulty == 1)
-    (told,) = [log for log in logs if log["event"] == "parts of an object cannot be served"]
-    assert len(told["faults"]) == MOST_FAULTS + 1
-    assert told["faults"][-1] == "object: and 99980 more faults"
+    (found,) = [log for log in logs if log["event"] == "parts of object not served"]
+    assert len(found["faults"]) == MOST_FAULTS + 1
+    assert found["faults"][-1] == "object: and 99980 more faults"
 
 
-async def test_others_get_their_turn_while_events_pour_in() -> None:
+async def test_other_tasks_run_during_a_flood_of_events() -> None:
     turns = TimeSlice(0.001)
     seen = 0
 

@@ -1,4 +1,4 @@
-"""What is looked at, and when a change is believed."""
+"""Listing of manifest files, and detection of complete changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def listing(directory: Identity | None = HERE, **versions: int) -> Listing:
 
 
 class Looker:
-    """A memory of ``/d``, with what was read marked as loaded."""
+    """A memory of ``/d`` that marks read files as loaded."""
 
     def __init__(self, first: Listing) -> None:
         self.memory = PathMemory("/d")
@@ -38,13 +38,13 @@ class Looker:
         return changed, gone
 
 
-def test_the_first_look_believes_everything_at_once() -> None:
+def test_the_first_look_reads_everything_at_once() -> None:
     looker = Looker(listing(a=1, b=1))
     assert looker.look(listing(a=1, b=1)) == ([], [])
     assert not looker.memory.settling
 
 
-def test_a_change_is_believed_once_it_stays() -> None:
+def test_a_change_is_read_once_it_is_stable() -> None:
     looker = Looker(listing(a=1))
     assert looker.look(listing(a=2)) == ([], [])
     assert looker.memory.settling
@@ -56,7 +56,7 @@ def test_a_change_is_believed_once_it_stays() -> None:
 @pytest.mark.parametrize(
     ("inode", "at_most_s"), [(7, files.SETTLE_AT_MOST_S), (None, files.REPLACED_AT_MOST_S)], ids=["written", "replaced"]
 )
-def test_a_file_that_never_stays_is_read_all_the_same(inode: int | None, at_most_s: float) -> None:
+def test_a_file_that_keeps_changing_is_read_after_a_limit(inode: int | None, at_most_s: float) -> None:
     looker = Looker(listing(a=1))
     version, read = 1, False
     while not read:
@@ -67,7 +67,7 @@ def test_a_file_that_never_stays_is_read_all_the_same(inode: int | None, at_most
     assert version > at_most_s / files.SETTLE_S
 
 
-def test_a_change_that_is_taken_back_is_none() -> None:
+def test_a_reverted_change_is_not_read() -> None:
     looker = Looker(listing(a=1))
     looker.look(listing(a=2))
     assert looker.look(listing(a=1), after=files.SETTLE_S) == ([], [])
@@ -81,7 +81,7 @@ def test_an_editor_that_moves_the_old_file_away_first() -> None:
     assert looker.look(listing(a=2), after=files.SETTLE_S) == (["/d/a"], [])
 
 
-def test_an_editor_that_cuts_the_old_file_first() -> None:
+def test_an_editor_that_truncates_the_old_file_first() -> None:
     looker = Looker(listing(a=1))
     cut = Listing(files={"/d/a": sign(2, size=0)}, directory=HERE)
     assert looker.look(cut) == ([], [])
@@ -89,14 +89,14 @@ def test_an_editor_that_cuts_the_old_file_first() -> None:
     assert looker.look(cut, after=files.SETTLE_GONE_S) == (["/d/a"], [])
 
 
-def test_a_deleted_file_is_gone_once_it_stays_so() -> None:
+def test_a_deletion_counts_once_it_is_stable() -> None:
     looker = Looker(listing(a=1, b=1))
     assert looker.look(listing(a=1)) == ([], [])
     assert looker.look(listing(a=1), after=files.SETTLE_GONE_S) == ([], ["/d/b"])
     assert looker.look(listing(a=1), after=1.0) == ([], [])
 
 
-def test_a_renamed_file_comes_and_goes_at_once() -> None:
+def test_a_renamed_file_is_replaced_at_once() -> None:
     looker = Looker(listing(a=1))
     assert looker.look(listing(b=1)) == ([], [])
     assert looker.look(listing(b=1), after=files.SETTLE_S) == ([], [])
@@ -108,10 +108,10 @@ def test_a_renamed_file_comes_and_goes_at_once() -> None:
     [
         (Listing(faults={"/d": "no such file or directory"}), "no such file or directory"),
         (Listing(faults={"/d": "input/output error"}, directory=Identity(9, 9)), "input/output error"),
-        (listing(Identity(9, 9)), "an empty directory has taken its place"),
+        (listing(Identity(9, 9)), "replaced by an empty directory"),
     ],
 )
-def test_a_directory_that_disappears_takes_nothing_away(lost: Listing, fault: str) -> None:
+def test_a_missing_directory_withdraws_nothing(lost: Listing, fault: str) -> None:
     looker = Looker(listing(a=1, b=1))
     for _ in range(5):
         assert looker.look(lost, after=10.0) == ([], [])
@@ -121,13 +121,13 @@ def test_a_directory_that_disappears_takes_nothing_away(lost: Listing, fault: st
     assert looker.faults == {}
 
 
-def test_emptying_a_directory_withdraws() -> None:
+def test_an_emptied_directory_withdraws_its_objects() -> None:
     looker = Looker(listing(a=1))
     looker.look(listing())
     assert looker.look(listing(), after=1.0) == ([], ["/d/a"])
 
 
-def test_a_subdirectory_that_cannot_be_read_takes_nothing_away() -> None:
+def test_an_unreadable_subdirectory_withdraws_nothing() -> None:
     looker = Looker(Listing(files={"/d/s/a": sign(1), "/d/sb": sign(1)}, directory=HERE))
     unreadable = Listing(files={}, faults={"/d/s": "permission denied"}, directory=HERE)
     looker.look(unreadable)
@@ -143,7 +143,7 @@ def test_forgetting_reads_everything_at_once() -> None:
 # Real files
 
 
-def test_which_files_count(tmp_path: Path) -> None:
+def test_manifest_suffixes_and_hidden_files(tmp_path: Path) -> None:
     for name in (
         "b.yaml", "a.yml", "c.json", ".hidden.yaml", "d.yaml~", ".d.yaml.swp", "e.txt", "README", "#f.yaml#", "4913",
         "sub/g.yaml", ".git/h.yaml", "sub/deep/i.json",
@@ -163,13 +163,13 @@ def test_which_files_count(tmp_path: Path) -> None:
     assert names(recursive=True) == ["a.yml", "b.yaml", "c.json", "sub/g.yaml", "sub/deep/i.json"]
 
 
-def test_a_named_file_may_be_called_anything(tmp_path: Path) -> None:
+def test_a_named_file_may_have_any_name(tmp_path: Path) -> None:
     path = tmp_path / ".services"
     path.write_text("x")
     assert list(look(str(path), recursive=False).files) == [str(path)]
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_other_than_regular_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert look(str(tmp_path / "pipe"), recursive=False).faults == {
         str(tmp_path / "pipe"): "neither a file nor a directory"
@@ -178,7 +178,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         read_file(str(tmp_path / "pipe"))
 
 
-def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
+def test_a_too_large_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "large.yaml"
     with path.open("wb") as file:
         file.truncate(files.MAX_BYTES + 1)

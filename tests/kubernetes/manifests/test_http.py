@@ -1,4 +1,4 @@
-"""Manifests from a real web server, with everything that one may answer."""
+"""Manifests from a real web server, with all kinds of answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kubeproxy.kubernetes.manifests.http import Session, Version, fetch
 
 
 class Server:
-    """A web server whose one page is `answer`."""
+    """A web server with `answer` as its only page."""
 
     def __init__(self) -> None:
         self.answer = web.Response(text="kind: List\n")
@@ -53,7 +53,7 @@ async def refusal(client: Session, url: str, last: Version | None = None) -> str
     return str(caught.value)
 
 
-async def test_an_answer_and_how_to_ask_again(server: Server, client: Session) -> None:
+async def test_an_unchanged_manifest_is_not_sent_again(server: Server, client: Session) -> None:
     server.answer = web.Response(
         text="kind: A\n", headers={"ETag": '"7"', "Last-Modified": "Sat, 01 Jan 2028 00:00:00 GMT"}
     )
@@ -68,7 +68,7 @@ async def test_an_answer_and_how_to_ask_again(server: Server, client: Session) -
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "reason"),
     [
         (lambda: web.Response(status=404), "the server answered 404 Not Found"),
         (lambda: web.Response(status=503, text="kind: List\n"), "the server answered 503"),
@@ -79,12 +79,14 @@ async def test_an_answer_and_how_to_ask_again(server: Server, client: Session) -
         (lambda: web.Response(text=" \n"), "the server answered nothing"),
     ],
 )
-async def test_what_is_no_manifest(server: Server, client: Session, answer: type[web.Response], told: str) -> None:
+async def test_other_answers_are_refused(
+    server: Server, client: Session, answer: type[web.Response], reason: str
+) -> None:
     server.answer = answer()
-    assert (await refusal(client, server.url)).startswith(told)
+    assert (await refusal(client, server.url)).startswith(reason)
 
 
-async def test_an_answer_that_is_too_large(server: Server, client: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_too_large_answer_is_refused(server: Server, client: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_BYTES", 1000)
     server.answer = web.Response(text="x" * 1001)
     assert "1001 bytes; allowed: up to 1000" in await refusal(client, server.url)
@@ -93,14 +95,14 @@ async def test_an_answer_that_is_too_large(server: Server, client: Session, monk
     assert "more than 1000 bytes" in await refusal(client, server.url)
 
 
-async def test_a_server_that_is_silent(client: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_server_is_a_read_error(client: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SILENT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         assert "in time" in await refusal(client, url)
 
 
-async def test_a_server_that_stops_half_way(client: Session) -> None:
+async def test_an_incomplete_answer_is_a_read_error(client: Session) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nkind: List\n")
@@ -113,7 +115,7 @@ async def test_a_server_that_stops_half_way(client: Session) -> None:
         assert await refusal(client, url)
 
 
-async def test_no_server(client: Session) -> None:
+async def test_an_unreachable_server_is_a_read_error(client: Session) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     assert str(port) in await refusal(client, f"http://127.0.0.1:{port}/")

@@ -1,4 +1,4 @@
-"""Manifests to test with."""
+"""Manifests for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node's own object: followed, missed, and not a reason to serve nothing where it may not be read."""
+"""This node's object: followed, logged, and optional for serving."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ FORBIDDEN = Fault(path="/api/v1/nodes", kind="status", status=403, times=-1)
 
 
 class NodeMemory:
-    """A `NodeSink` that holds what it was told."""
+    """A `NodeSink` that keeps all nodes it received."""
 
     def __init__(self) -> None:
-        self.told: list[Node | None] = []
+        self.nodes: list[Node | None] = []
 
     def set_node(self, node: Node | None) -> None:
-        self.told.append(node)
+        self.nodes.append(node)
 
     @property
     def last(self) -> Node | None:
-        return self.told[-1] if self.told else None
+        return self.nodes[-1] if self.nodes else None
 
 
 def recorded(version: Version = V1_36) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def cluster() -> Cluster:
 
 @asynccontextmanager
 async def following(server: ApiServer) -> AsyncIterator[tuple[KubernetesSource, Remembering, NodeMemory]]:
-    """A source at work that knows where it runs."""
+    """A running source with a node name."""
     sink, memory = Remembering(), NodeMemory()
     async with connected(server.url) as client:
         source = KubernetesSource(
@@ -76,10 +76,10 @@ async def following(server: ApiServer) -> AsyncIterator[tuple[KubernetesSource, 
 
 
 @pytest.mark.parametrize("version", [V1_36, V1_20], ids=lambda version: version.name)
-async def test_the_node_is_followed_from_coming_to_going(version: Version) -> None:
+async def test_the_node_is_followed_from_creation_to_deletion(version: Version) -> None:
     item = recorded(version)
     async with ApiServer(cluster(), version=version) as server, following(server) as (_, _, memory):
-        await until(lambda: memory.told == [None])
+        await until(lambda: memory.nodes == [None])
         server.cluster.put("nodes", item)
         await until(lambda: memory.last == NODE)
         server.cluster.put("nodes", changed(item, taints=[{"key": "ToBeDeletedByClusterAutoscaler"}]))
@@ -87,38 +87,38 @@ async def test_the_node_is_followed_from_coming_to_going(version: Version) -> No
         server.cluster.put("nodes", {"metadata": {"name": "node-c"}, "spec": {}, "status": {}})
         server.cluster.delete("nodes", "", "node-a")
         await until(lambda: memory.last is None)
-        assert [node.name for node in memory.told if node is not None] == ["node-a", "node-a"]
+        assert [node.name for node in memory.nodes if node is not None] == ["node-a", "node-a"]
 
 
-async def test_why_load_balancers_are_told_to_go_elsewhere_is_said_once() -> None:
+async def test_the_reason_for_a_failing_healthz_is_logged_once() -> None:
     item = recorded()
     with capture_logs() as logs:
         async with ApiServer(cluster()) as server, following(server) as (_, _, memory):
-            await until(lambda: told(logs, "no such node"))
+            await until(lambda: logged(logs, "no such node"))
             server.cluster.put("nodes", item)
-            await until(lambda: told(logs, "counted on again"))
+            await until(lambda: logged(logs, "eligible again"))
             leaving = changed(item, taints=[{"key": "ToBeDeletedByClusterAutoscaler"}])
             for zone in ("a", "b"):
                 leaving["metadata"] = {**item["metadata"], "labels": {"topology.kubernetes.io/zone": zone}}
                 server.cluster.put("nodes", leaving)
                 await until(lambda: memory.last is not None and memory.last.zone == zone)  # noqa: B023
             server.cluster.delete("nodes", "", "node-a")
-            await until(lambda: len(told(logs, "no such node")) == 2)
-    said = [(line["event"].split(";")[0], line["node"]) for line in logs if "/healthz" in line["event"]]
-    absent, leaves = "the API server has no such node", "this node is about to be deleted"
-    assert said == [(absent, "node-a"), (leaves, "node-a"), (absent, "node-a")]
-    assert "--hostname-override" in told(logs, "no such node")[0]["hint"]
+            await until(lambda: len(logged(logs, "no such node")) == 2)
+    events = [(line["event"], line["node"]) for line in logs if line.get("healthz") == 503]
+    absent, leaves = "API server has no such node", "this node is about to be deleted"
+    assert events == [(absent, "node-a"), (leaves, "node-a"), (absent, "node-a")]
+    assert "--hostname-override" in logged(logs, "no such node")[0]["hint"]
 
 
-async def test_asks_for_its_own_node_only() -> None:
+async def test_only_its_own_node_is_requested() -> None:
     async with ApiServer(cluster()) as server, following(server) as (source, _, memory):
-        await until(lambda: memory.told == [None] and server.counts["watch nodes"] == 1)
+        await until(lambda: memory.nodes == [None] and server.counts["watch nodes"] == 1)
         asked = [request.query for request in server.requests if request.path == "/api/v1/nodes"]
         assert [query["fieldSelector"] for query in asked] == ["metadata.name=node-a"] * 2
         assert [state.resource for state in source.state()] == ["services", "endpointslices", "nodes"]
 
 
-async def test_a_relist_finds_what_was_missed() -> None:
+async def test_a_new_list_finds_missed_changes() -> None:
     server = ApiServer(cluster())
     server.cluster.put("nodes", recorded())
     async with server, following(server) as (_, _, memory):
@@ -126,12 +126,12 @@ async def test_a_relist_finds_what_was_missed() -> None:
         await server.stop()
         server.cluster.delete("nodes", "", "node-a")
         server.cluster.expire()
-        assert memory.last == NODE, "an outage is no reason to forget"
+        assert memory.last == NODE, "an outage removes nothing"
         await server.start()
         await until(lambda: memory.last is None)
 
 
-async def test_a_wrong_address_is_told_and_the_rest_is_used() -> None:
+async def test_a_wrong_address_is_logged_and_the_rest_is_used() -> None:
     item = recorded()
     item = {**item, "status": {"addresses": [{"type": "InternalIP", "address": "x"}, *item["status"]["addresses"]]}}
     with capture_logs() as logs:
@@ -139,30 +139,30 @@ async def test_a_wrong_address_is_told_and_the_rest_is_used() -> None:
         server.cluster.put("nodes", item)
         async with server, following(server) as (_, _, memory):
             await until(lambda: memory.last == NODE)
-    faults = [line for line in logs if line["event"] == "parts of an object cannot be served"]
+    faults = [line for line in logs if line["event"] == "parts of object not served"]
     assert [line["name"] for line in faults] == ["node-a"]
     assert "status.addresses[0].address" in faults[0]["faults"][0]
 
 
-async def test_who_may_not_read_nodes_is_told_once_and_served_without() -> None:
+async def test_forbidden_nodes_are_logged_once_and_services_are_served() -> None:
     with capture_logs() as logs:
         server = ApiServer(cluster())
         server.cluster.put("nodes", recorded())
         server.inject(FORBIDDEN)
         async with server, following(server) as (source, sink, memory):
-            await until(lambda: server.counts["list nodes"] > 5 and told(logs, "may not be read"))
+            await until(lambda: server.counts["list nodes"] > 5 and logged(logs, "reading this node is forbidden"))
             assert len(sink.services) == 3
             refused = next(state for state in source.state() if state.resource == "nodes")
             assert set(refused.failures) == {"forbidden"}
-            assert memory.told == []
+            assert memory.nodes == []
             server.clear_faults()
             await until(lambda: memory.last == NODE)
-            await until(lambda: told(logs, "may be read now"))
-    assert len(told(logs, "may not be read")) == 1
+            await until(lambda: logged(logs, "reading this node is allowed again"))
+    assert len(logged(logs, "reading this node is forbidden")) == 1
     assert [line["log_level"] for line in logs].count("warning") == 1
 
 
-async def test_a_server_that_forbids_all_at_its_start_says_nothing_of_the_node() -> None:
+async def test_a_server_that_forbids_everything_at_start_causes_no_node_warning() -> None:
     with capture_logs() as logs:
         server = ApiServer(cluster())
         server.cluster.put("nodes", recorded())
@@ -171,9 +171,9 @@ async def test_a_server_that_forbids_all_at_its_start_says_nothing_of_the_node()
             asyncio.get_running_loop().call_later(0.2, setattr, server, "forbidden", False)
             async with following(server) as (_, _, memory):
                 await until(lambda: memory.last == NODE)
-                await until(lambda: told(logs, "API server back"))
-    assert not told(logs, "may not be read")
+                await until(lambda: logged(logs, "API server back"))
+    assert not logged(logs, "reading this node is forbidden")
 
 
-def told(logs: list[Any], words: str) -> list[Any]:
+def logged(logs: list[Any], words: str) -> list[Any]:
     return [line for line in logs if words in line["event"]]

@@ -1,4 +1,4 @@
-"""The whole source against the test API server: in step, and in step again after whatever happens."""
+"""The whole source against the test API server: it is in step, and again after every fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster(services: int = 3, each: int = 2) -> Cluster:
 
 
 @asynccontextmanager
-async def at_work(server: ApiServer, **settings: Any) -> AsyncIterator[tuple[KubernetesSource, Remembering]]:
+async def running(server: ApiServer, **settings: Any) -> AsyncIterator[tuple[KubernetesSource, Remembering]]:
     """A source in step with a server."""
     async with connected(server.url) as client, watching(client, **settings) as (source, sink):
         await until(lambda: sink.complete and in_step(source))
@@ -66,7 +66,7 @@ async def test_lists_then_follows(version: Version) -> None:
     if version is V1_20:
         for number in range(3):
             server.cluster.put("endpoints", endpoints(number, [f"10.0.0.{number * 2}", f"10.0.0.{number * 2 + 1}"]))
-    async with server, at_work(server) as (source, sink):
+    async with server, running(server) as (source, sink):
         assert equal(server, sink)
         assert sink.addresses(1) == {"10.0.0.2", "10.0.0.3"}
         server.cluster.put("services", service(7))
@@ -87,8 +87,8 @@ async def test_lists_then_follows(version: Version) -> None:
         assert all(state.lists == 1 and not state.failures for state in source.state())
 
 
-async def test_asks_as_kube_proxy_does() -> None:
-    async with ApiServer(cluster()) as server, at_work(server, pace=replace(QUICK, watch_s=(300, 600))):
+async def test_requests_are_those_of_kube_proxy() -> None:
+    async with ApiServer(cluster()) as server, running(server, pace=replace(QUICK, watch_s=(300, 600))):
         asked = [request for request in server.requests if request.path == "/api/v1/services"]
         selector = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
         assert asked[0].query == {"labelSelector": selector, "limit": "500", "resourceVersion": "0"}
@@ -103,8 +103,8 @@ async def test_asks_as_kube_proxy_does() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"clusterIP": "None", "clusterIPs": ["None"]}, {"type": "ExternalName"}])
-async def test_a_service_that_is_no_longer_ours_is_removed(changed: dict[str, Any]) -> None:
-    async with ApiServer(cluster()) as server, at_work(server) as (_, sink):
+async def test_a_service_of_another_proxy_is_removed(changed: dict[str, Any]) -> None:
+    async with ApiServer(cluster()) as server, running(server) as (_, sink):
         item = service(0)
         server.cluster.put("services", {**item, "spec": {**item["spec"], **changed}})
         await until(lambda: NAME not in sink.services)
@@ -113,7 +113,7 @@ async def test_a_service_that_is_no_longer_ours_is_removed(changed: dict[str, An
 
 
 async def test_a_label_takes_an_object_out_of_the_selection_and_back() -> None:
-    async with ApiServer(cluster()) as server, at_work(server) as (_, sink):
+    async with ApiServer(cluster()) as server, running(server) as (_, sink):
         item = service(0)
         item["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "other"}
         server.cluster.put("services", item)
@@ -126,8 +126,8 @@ async def test_a_label_takes_an_object_out_of_the_selection_and_back() -> None:
         await until(lambda: not sink.addresses(0))
 
 
-async def test_a_slice_that_moves_to_another_service_takes_its_endpoints_along() -> None:
-    async with ApiServer(cluster()) as server, at_work(server) as (_, sink):
+async def test_a_slice_moves_its_endpoints_to_another_service() -> None:
+    async with ApiServer(cluster()) as server, running(server) as (_, sink):
         moved = endpoint_slice(0, ["10.0.0.77"])
         moved["metadata"]["labels"]["kubernetes.io/service-name"] = "service-1"
         server.cluster.put("endpointslices", moved)
@@ -140,7 +140,7 @@ async def test_endpoints_that_lose_a_subset_lose_its_slices() -> None:
     two = endpoints(0, ["10.0.0.1"])
     two["subsets"].append({"addresses": [{"ip": "10.0.0.2"}], "ports": [{"name": "q", "port": 9, "protocol": "TCP"}]})
     server.cluster.put("endpoints", two)
-    async with server, at_work(server) as (_, sink):
+    async with server, running(server) as (_, sink):
         assert sink.addresses(0) == {"10.0.0.1", "10.0.0.2"}
         server.cluster.put("endpoints", endpoints(0, ["10.0.0.1"]))
         await until(lambda: sink.addresses(0) == {"10.0.0.1"})
@@ -150,7 +150,7 @@ async def test_endpoints_that_lose_a_subset_lose_its_slices() -> None:
 
 @pytest.mark.parametrize("name", ["v1.36/watch/services.ndjson", "v1.36/watch/endpointslices.ndjson"])
 async def test_the_recorded_hours_replayed_end_where_the_cluster_did(name: str) -> None:
-    """A recorded list, and then its recorded watch: the sink ends with what the events say."""
+    """A recorded list, then its recorded watch: the sink ends in the state of the events."""
     recorded = stream(name)
     slices = "slices" in name
     listed = exchange(f"v1.36/{'endpointslices' if slices else 'services'}/list-selector.json")
@@ -186,20 +186,20 @@ def source_resource(source: KubernetesSource, slices: bool) -> Any:
 
 
 async def test_a_slice_of_a_thousand_endpoints() -> None:
-    async with ApiServer(cluster()) as server, at_work(server) as (_, sink):
+    async with ApiServer(cluster()) as server, running(server) as (_, sink):
         addresses = [f"10.1.{index >> 8}.{index & 255}" for index in range(1000)]
         server.cluster.put("endpointslices", endpoint_slice(0, addresses))
         await until(lambda: sink.addresses(0) == set(addresses))
 
 
-# Pages
+# Pages of lists
 
 
-async def test_a_cache_that_fails_is_passed_over_for_pages_from_storage() -> None:
+async def test_a_failing_cache_leads_to_pages_from_storage() -> None:
     pace = replace(QUICK, page=4)
     async with ApiServer(cluster(30)) as server:
         server.inject(Fault(path="/api/v1/services", query="resourceVersion=0", status=500, times=1))
-        async with at_work(server, pace=pace) as (_, sink):
+        async with running(server, pace=pace) as (_, sink):
             assert equal(server, sink)
             asked = [request.query for request in server.requests if request.path == "/api/v1/services"]
             following = [query for query in asked if "continue" in query]
@@ -208,7 +208,7 @@ async def test_a_cache_that_fails_is_passed_over_for_pages_from_storage() -> Non
 
 
 @pytest.mark.parametrize("version", [V1_36, V1_20], ids=lambda version: version.name)
-async def test_a_list_that_grows_too_old_between_pages_is_begun_again(version: Version) -> None:
+async def test_a_list_that_expires_between_pages_starts_again(version: Version) -> None:
     server = ApiServer(cluster(30), version=version)
     async with server, connected(server.url) as client:
         server.inject(Fault(path="/api/v1/services", query="resourceVersion=0", status=500))
@@ -223,7 +223,7 @@ async def test_a_list_that_grows_too_old_between_pages_is_begun_again(version: V
             assert state_of(source, "services").failures["expired"] == 1
 
 
-async def test_recorded_pages_are_put_together() -> None:
+async def test_recorded_pages_are_joined() -> None:
     recorded = pages("v1.36/services/list-limit10-selector-pages.json")
     refused = exchange("v1.36/errors/504-list-timeout-3s.json")
     assert refused is not None
@@ -242,8 +242,8 @@ async def test_recorded_pages_are_put_together() -> None:
 
 
 @pytest.mark.parametrize("kind", ["endless", "cut"])
-async def test_a_list_that_goes_wrong_withdraws_nothing(kind: str) -> None:
-    async with ApiServer(cluster()) as server, at_work(server, pace=replace(QUICK, list_s=0.5)) as (source, sink):
+async def test_a_failed_list_withdraws_nothing(kind: str) -> None:
+    async with ApiServer(cluster()) as server, running(server, pace=replace(QUICK, list_s=0.5)) as (source, sink):
         server.inject(Fault(kind=kind, path="/api/v1/services", watch=False, times=3))
         server.cluster.expire()
         server.cluster.put("services", service(9))
@@ -253,11 +253,11 @@ async def test_a_list_that_goes_wrong_withdraws_nothing(kind: str) -> None:
         assert sum(state_of(source, "services").failures.values()) >= 4
 
 
-# Watches that end, break and lie
+# Watches that end, break and send garbage
 
 
 async def test_a_clean_end_is_followed_by_a_watch_not_by_a_list() -> None:
-    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+    async with ApiServer(cluster()) as server, running(server) as (source, sink):
         watches = server.counts["watch services"]
         server.break_watches(Break.END)
         await until(lambda: server.counts["watch services"] > watches)
@@ -277,8 +277,8 @@ async def test_a_clean_end_is_followed_by_a_watch_not_by_a_list() -> None:
         (Break.ERROR_500, "status 500"),
     ],
 )
-async def test_a_broken_watch_goes_on_where_it_broke(how: Break, cause: str | None) -> None:
-    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+async def test_a_broken_watch_resumes_at_its_last_version(how: Break, cause: str | None) -> None:
+    async with ApiServer(cluster()) as server, running(server) as (source, sink):
         server.break_watches(how)
         await until(lambda: not server.watches or state_of(source, "services").failures)
         server.cluster.put("services", service(8))
@@ -289,10 +289,10 @@ async def test_a_broken_watch_goes_on_where_it_broke(how: Break, cause: str | No
 
 
 @pytest.mark.parametrize("version", [V1_36, V1_20], ids=lambda version: version.name)
-async def test_too_old_to_go_on_means_a_new_list(version: Version) -> None:
-    """1.20 leaves the stream open and silent after its 410: nobody waits for its end."""
+async def test_an_expired_version_leads_to_a_new_list(version: Version) -> None:
+    """1.20 leaves the stream open and silent after its 410; the source does not wait for its end."""
     server = ApiServer(cluster(), version=version)
-    async with server, at_work(server) as (source, sink):
+    async with server, running(server) as (source, sink):
         await server.stop()
         server.cluster.delete("services", "demo", "service-1")
         server.cluster.put("services", service(8))
@@ -302,14 +302,14 @@ async def test_too_old_to_go_on_means_a_new_list(version: Version) -> None:
         await until(lambda: equal(server, sink) and in_step(source))
         assert server.counts["list services"] == lists + 1
         assert state_of(source, "services").failures["expired"] == 1
-        # Nothing was withdrawn on the way: one replacement, and no removal by name.
-        assert sink.told.count("replace services") == 2
-        assert not [told for told in sink.told if told.startswith("remove demo/")]
+        # Nothing was withdrawn in between: one replacement, and no removal by name.
+        assert sink.calls.count("replace services") == 2
+        assert not [call for call in sink.calls if call.startswith("remove demo/")]
 
 
 @pytest.mark.parametrize("how", [Break.GARBAGE, Break.UNKNOWN_TYPE, Break.ENDLESS_LINE])
-async def test_a_line_that_makes_no_sense_means_a_new_list(how: Break) -> None:
-    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+async def test_a_garbage_line_leads_to_a_new_list(how: Break) -> None:
+    async with ApiServer(cluster()) as server, running(server) as (source, sink):
         server.break_watches(how, "services")
         await until(lambda: state_of(source, "services").lists == 2 and in_step(source))
         assert state_of(source, "services").failures
@@ -317,17 +317,17 @@ async def test_a_line_that_makes_no_sense_means_a_new_list(how: Break) -> None:
         await until(lambda: equal(server, sink))
 
 
-async def test_empty_lines_mean_nothing() -> None:
-    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+async def test_empty_lines_are_ignored() -> None:
+    async with ApiServer(cluster()) as server, running(server) as (source, sink):
         server.break_watches(Break.EMPTY_LINES)
         server.cluster.put("services", service(8))
         await until(lambda: equal(server, sink))
         assert all(not state.failures and state.watches == 1 for state in source.state())
 
 
-async def test_a_silent_watch_is_given_up_and_resumed() -> None:
+async def test_a_silent_watch_times_out_and_resumes() -> None:
     pace = replace(QUICK, watch_s=(1, 1), margin_s=0.2)
-    async with ApiServer(cluster()) as server, at_work(server, pace=pace) as (source, sink):
+    async with ApiServer(cluster()) as server, running(server, pace=pace) as (source, sink):
         server.break_watches(Break.STALL)
         server.cluster.put("services", service(8))
         await until(lambda: equal(server, sink))
@@ -335,8 +335,8 @@ async def test_a_silent_watch_is_given_up_and_resumed() -> None:
         assert server.counts["list services"] == 1
 
 
-async def test_bookmarks_carry_a_watch_past_what_does_not_concern_it() -> None:
-    async with ApiServer(cluster(), bookmark_s=0.02) as server, at_work(server) as (source, sink):
+async def test_bookmarks_advance_the_version_of_a_quiet_watch() -> None:
+    async with ApiServer(cluster(), bookmark_s=0.02) as server, running(server) as (source, sink):
         foreign = service(9)
         foreign["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "other"}
         version = server.cluster.put("services", foreign)
@@ -345,7 +345,7 @@ async def test_bookmarks_carry_a_watch_past_what_does_not_concern_it() -> None:
         assert len(sink.services) == 3
 
 
-async def test_watches_that_end_at_once_are_not_asked_for_in_a_hot_loop() -> None:
+async def test_watches_that_end_at_once_do_not_cause_a_hot_loop() -> None:
     quiet = stream("v1.36/watch/services-timeout-5s.ndjson")
     listed = exchange("v1.36/services/list-selector.json")
     assert listed is not None
@@ -360,7 +360,7 @@ async def test_watches_that_end_at_once_are_not_asked_for_in_a_hot_loop() -> Non
         assert source.state()[0].failures["short watch"] >= 1
 
 
-async def test_watches_that_begin_well_and_fail_at_once_are_no_success() -> None:
+async def test_watches_that_fail_after_their_start_are_no_success() -> None:
     failing = stream("v1.36/watch/services-rv0.ndjson")
     assert b'"code":500' in failing.body
     listed = exchange("v1.36/services/list-selector.json")
@@ -381,11 +381,11 @@ async def test_watches_that_begin_well_and_fail_at_once_are_no_success() -> None
 # Objects with faults
 
 
-async def test_a_faulty_object_is_named_once_and_the_others_serve() -> None:
+async def test_a_faulty_object_is_logged_once_and_the_others_are_served() -> None:
     broken = service(1)
     broken["spec"]["ports"] = [{"name": "p", "protocol": "TCP", "port": 70000}]
     with capture_logs() as logs:
-        async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+        async with ApiServer(cluster()) as server, running(server) as (source, sink):
             server.cluster.put("services", broken)
             await until(lambda: state_of(source, "services").faulty == 1)
             broken["metadata"]["annotations"] = {"a": "b"}
@@ -394,12 +394,12 @@ async def test_a_faulty_object_is_named_once_and_the_others_serve() -> None:
             await until(lambda: ServiceName("demo", "service-8") in sink.services)
             server.cluster.delete("services", "demo", "service-1")
             await until(lambda: state_of(source, "services").faulty == 0)
-    named = [log for log in logs if "cannot be served" in log["event"]]
+    named = [log for log in logs if log["event"] == "parts of object not served"]
     assert [log["name"] for log in named] == ["demo/service-1"]
 
 
-async def test_an_object_of_the_wrong_shape_leaves_what_it_was_in_service() -> None:
-    async with ApiServer(cluster()) as server, at_work(server) as (source, sink):
+async def test_an_object_of_wrong_types_keeps_its_last_version() -> None:
+    async with ApiServer(cluster()) as server, running(server) as (source, sink):
         bent = service(0)
         bent["spec"]["ports"] = "eighty"
         server.cluster.put("services", bent)
@@ -410,18 +410,18 @@ async def test_an_object_of_the_wrong_shape_leaves_what_it_was_in_service() -> N
         assert server.counts["list services"] == 1
 
 
-# A server that is away, starting, busy, or none
+# A server that is lost, starting or overloaded, or none
 
 
-async def test_a_server_away_changes_nothing_and_what_was_deleted_meanwhile_is_noticed() -> None:
+async def test_an_outage_changes_nothing_and_missed_deletions_are_found() -> None:
     server = ApiServer(cluster())
     await server.start()
     with capture_logs() as logs:
-        async with at_work(server) as (source, sink):
-            told = list(sink.told)
+        async with running(server) as (source, sink):
+            calls = list(sink.calls)
             await server.stop()
             await until(lambda: state_of(source, "services").failures.get("refused", 0) >= 5)
-            assert sink.told == told
+            assert sink.calls == calls
             assert state_of(source, "services").behind_s > 0
             server.cluster.delete("services", "demo", "service-1")
             server.cluster.delete("endpointslices", "demo", "service-1-a")
@@ -437,10 +437,10 @@ async def test_a_server_away_changes_nothing_and_what_was_deleted_meanwhile_is_n
     assert lost[0]["log_level"] == "warning"
 
 
-async def test_a_short_absence_is_bridged_without_a_list() -> None:
+async def test_a_short_outage_needs_no_list() -> None:
     server = ApiServer(cluster())
     await server.start()
-    async with at_work(server) as (source, sink):
+    async with running(server) as (source, sink):
         await server.stop()
         server.cluster.delete("services", "demo", "service-1")
         await until(lambda: state_of(source, "services").failures.get("refused", 0) >= 1)
@@ -450,8 +450,8 @@ async def test_a_short_absence_is_bridged_without_a_list() -> None:
         await server.stop()
 
 
-async def test_a_server_that_starts() -> None:
-    """Refused, then 403 for everything (its RBAC rules are not loaded), then 503, then well; three log lines in all."""
+async def test_a_starting_server_is_retried_with_few_log_lines() -> None:
+    """Refused, then 403 for everything (its RBAC rules are not loaded), then 503, then good; three log lines in all."""
     server = ApiServer(cluster())
     await server.start()
     await server.stop()
@@ -467,12 +467,12 @@ async def test_a_server_that_starts() -> None:
             assert equal(server, sink)
             assert sum(state.failures.get("unavailable", 0) for state in source.state()) >= 2
             await server.stop()
-    said = [log for log in logs if "API server" in log["event"]]
-    assert said[0]["log_level"] == "warning"
-    assert [log["log_level"] for log in said].count("warning") == 1
-    assert said[-1]["event"] == "API server back"
-    assert any("RBAC" in log.get("hint", "") for log in said)
-    assert len(said) <= 5
+    events = [log for log in logs if "API server" in log["event"]]
+    assert events[0]["log_level"] == "warning"
+    assert [log["log_level"] for log in events].count("warning") == 1
+    assert events[-1]["event"] == "API server back"
+    assert any("RBAC" in log.get("hint", "") for log in events)
+    assert len(events) <= 5
 
 
 async def test_retry_after_is_waited_for() -> None:
@@ -503,22 +503,22 @@ async def test_retry_after_is_waited_for() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_bad_start_is_got_over(fault: Fault, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_faults_of_the_first_list_are_retried(fault: Fault, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from kubeproxy.kubernetes.client import client as client_module
 
     monkeypatch.setattr(client_module, "ANSWER_S", 0.5)
     async with ApiServer(cluster()) as server:
         server.inject(fault)
-        async with at_work(server) as (source, sink):
+        async with running(server) as (source, sink):
             assert equal(server, sink)
             causes = set().union(*(state.failures for state in source.state()))
             assert (cause or "timeout") in causes
 
 
-async def test_a_server_that_learns_endpointslices_is_asked_for_them() -> None:
+async def test_endpointslices_are_used_once_the_server_has_them() -> None:
     server = ApiServer(cluster(1), version=V1_20)
     server.cluster.put("endpoints", endpoints(0, ["10.0.0.1"]))
-    async with server, at_work(server) as (source, sink):
+    async with server, running(server) as (source, sink):
         assert sink.addresses(0) == {"10.0.0.1"}
         assert state_of(source, "endpoints").lists == 1
         server.version = V1_36
@@ -537,26 +537,26 @@ async def test_recorded_discovery_decides_between_slices_and_endpoints() -> None
             assert (await source._choose_slices()).name == wanted
 
 
-async def test_endpoints_are_called_endpoints() -> None:
+async def test_endpoints_have_their_own_name_in_logs() -> None:
     with capture_logs() as logs:
-        async with ApiServer(cluster(), version=V1_20) as server, at_work(server) as (source, _):
+        async with ApiServer(cluster(), version=V1_20) as server, running(server) as (source, _):
             server.break_watches(Break.CUT)
             await until(lambda: all(state.failures for state in source.state()))
-    assert {log["resource"] for log in logs if log["event"] == "a watch broke"} == {"services", "endpoints"}
+    assert {log["resource"] for log in logs if log["event"] == "watch broke"} == {"services", "endpoints"}
 
 
-async def test_who_may_not_read_the_api_groups_asks_for_slices() -> None:
+async def test_forbidden_api_groups_lead_to_slices() -> None:
     refused = exchanges("v1.36/startup/403-discovery.json")[0]
     async with ReplayServer([refused]) as server, connected(server.url) as client:
         source = KubernetesSource(client=client, sink=Remembering(), node_name="node-a")
         assert (await source._choose_slices()).name == "endpointslices"
 
 
-# Many
+# Many events
 
 
-async def test_ten_thousand_events_leave_the_loop_to_others() -> None:
-    async with ApiServer(cluster(1)) as server, at_work(server) as (source, sink):
+async def test_other_tasks_run_during_ten_thousand_events() -> None:
+    async with ApiServer(cluster(1)) as server, running(server) as (source, sink):
         server.keep_requests = False
         pauses: list[float] = []
 
@@ -568,7 +568,7 @@ async def test_ten_thousand_events_leave_the_loop_to_others() -> None:
                 pauses.append(loop.time() - last)
                 last = loop.time()
 
-        # Stopped meanwhile, so that everything arrives in one burst.
+        # Stopped in between, so that everything arrives in one burst.
         server.break_watches(Break.END)
         for number in range(1, 5001):
             server.cluster.put("services", service(number))
@@ -580,11 +580,11 @@ async def test_ten_thousand_events_leave_the_loop_to_others() -> None:
         assert all(state.lists == 1 for state in source.state())
 
 
-async def test_random_life_ends_in_step() -> None:
+async def test_the_source_is_in_step_after_random_changes_and_faults() -> None:
     random = Random(20)
     server = ApiServer(cluster(5), bookmark_s=0.02)
     await server.start()
-    async with at_work(server) as (source, sink):
+    async with running(server) as (source, sink):
         for _ in range(120):
             match random.randrange(12):
                 case 0:
@@ -616,12 +616,12 @@ async def test_random_life_ends_in_step() -> None:
         await server.stop()
 
 
-# A real one
+# A real server
 
 
 @pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="KUBECONFIG is not set: no real API server to ask")
 async def test_a_real_server() -> None:
-    """Reads only: what a list says, a source says; and its watches hold."""
+    """Only reads: the source equals a list, and its watches last."""
     from kubeproxy.kubernetes.client.client import Client
     from kubeproxy.kubernetes.client.credentials import ClientSettings
 

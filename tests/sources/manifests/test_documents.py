@@ -1,4 +1,4 @@
-"""Texts to objects: formats, lists, every way of being wrong, and what is left of the rest."""
+"""Reading of texts: formats, lists, faults, and the objects beside them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_several_documents() -> None:
         "apiVersion: v1\nkind: List\n",
     ],
 )
-def test_nothing_at_all(text: str) -> None:
+def test_an_empty_text_has_no_objects(text: str) -> None:
     assert entries(text) == []
 
 
@@ -66,12 +66,12 @@ def test_empty_documents_do_not_count(start: str, newline: str) -> None:
     assert [(place.document, entry.name and entry.name.name) for place, entry in entries(text)] == [(1, "a"), (2, "b")]
 
 
-def test_a_separator_in_a_text_block_separates_nothing() -> None:
+def test_a_separator_in_a_text_block_is_text() -> None:
     text = service("a") + "status:\n  note: |\n    ---\n    x\n  more: a---b\n"
     assert names(text) == ["a"]
 
 
-def test_yaml_end_marks_separate_too() -> None:
+def test_yaml_end_marks_separate_documents() -> None:
     assert names(service("a") + "...\n" + "---\n" + service("b")) == ["a", "b"]
 
 
@@ -81,7 +81,7 @@ def as_json(text: str) -> dict[str, object]:
     return loaded
 
 
-def test_json_says_the_same_as_yaml() -> None:
+def test_json_equals_yaml() -> None:
     for text in (service("a"), endpoint_slice("a", "10.1.0.1", "10.1.0.2")):
         assert [e for _, e in entries(json.dumps(as_json(text)))] == [e for _, e in entries(text)]
         assert [e for _, e in entries(json.dumps(as_json(text), indent=2))] == [e for _, e in entries(text)]
@@ -125,7 +125,7 @@ def lists() -> list[str]:
 
 
 @pytest.mark.parametrize("text", lists())
-def test_lists_however_written(text: str) -> None:
+def test_lists_of_every_style_are_flattened(text: str) -> None:
     single = [
         entry for one in (service("a"), endpoint_slice("a", "10.1.0.1"), service("b")) for _, entry in entries(one)
     ]
@@ -147,7 +147,7 @@ def test_aliases_between_the_items_of_a_list() -> None:
     [("services-1.36", 30), ("endpointslices-1.36", 22), ("endpoints-1.36", 9), ("services-1.20", 22)],
 )
 def test_recorded_lists_whose_items_do_not_repeat_the_kind(name: str, count: int) -> None:
-    """As JSON, and as YAML the way kubectl prints it."""
+    """As JSON, and as YAML in kubectl's style."""
     found = entries(recording(name))
     assert len(found) == count
     assert [str(fault) for _, entry in found for fault in entry.faults if not fault.unsupported] == []
@@ -228,11 +228,11 @@ def test_namespaces() -> None:
         ("a: [1\n", "line 12: "),
         ("a: b: c\n", "line 12: mapping values are not allowed"),
         ("a: 1\n\tb: 2\n", "line 13: "),
-        ("a: 1\nb: 2\na: 3\n", "line 14: key 'a' stands there twice"),
-        ("a: *nowhere\n", "line 12: nothing before is called 'nowhere'"),
-        ("a: &a [*a]\n", "line 12: nothing before is called 'a'"),
+        ("a: 1\nb: 2\na: 3\n", "line 14: duplicate key 'a'"),
+        ("a: *nowhere\n", "line 12: no anchor 'nowhere' before this alias"),
+        ("a: &a [*a]\n", "line 12: no anchor 'a' before this alias"),
         ("a: !!python/object:os.system x\n", "line 12: tag "),
-        ("? [a]\n: b\n", "line 12: a key that is no text"),
+        ("? [a]\n: b\n", "line 12: a key that is not a text"),
         ("a: {<<: 3}\n", "line 12: only mappings can be merged"),
         ('{"apiVersion": "v1", "kind": "Service",\n "metadata": ]}\n', "line 13: "),
         ('{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "b"}\n', "line "),
@@ -244,27 +244,27 @@ def test_namespaces() -> None:
         ("9" * 5000 + "\n", "document: '9999"),
     ],
 )
-def test_a_faulty_document_leaves_the_others(text: str, expected: str) -> None:
-    """The faulty one is the second of three; the first is ten lines long, with its separator."""
+def test_a_faulty_document_does_not_affect_the_others(text: str, expected: str) -> None:
+    """The faulty document is the second of three; the first has ten lines with its separator."""
     manifest = join(service("a") + "status: {}\n" * 1 + "x: 1\ny: 2\n", text, service("c"))
     (first, *middle, last) = entries(manifest)
     assert first[1].useful
     assert last[1].useful
     assert last[0].document == 3
-    told = [f"{place.path(fault.path)}: {fault.message}" for place, entry in middle for fault in entry.faults]
-    assert len(told) == 1
-    assert told[0].startswith(expected)
-    assert len(told[0]) < 400
+    texts = [f"{place.path(fault.path)}: {fault.message}" for place, entry in middle for fault in entry.faults]
+    assert len(texts) == 1
+    assert texts[0].startswith(expected)
+    assert len(texts[0]) < 400
 
 
-def test_bytes_that_are_no_text() -> None:
+def test_bytes_that_are_not_utf_8_are_a_fault() -> None:
     manifest = join(service("a"), "x: 1\ny: \xff\n", service("c")).encode("latin-1")
     assert names(manifest) == ["a", "?", "c"]
     assert faults(manifest) == ["2 line 10: byte 0xff is not UTF-8"]
 
 
 @pytest.mark.parametrize("form", ["[{}]", "{{<<: [{}]}}"])
-def test_a_bomb_of_aliases(form: str) -> None:
+def test_an_alias_bomb_is_refused(form: str) -> None:
     lines = ["a0: &a0 {x: 1}"]
     for level in range(1, 30):
         aliases = ", ".join([f"*a{level - 1}"] * 9)
@@ -282,8 +282,8 @@ def test_ordinary_aliases_and_merges() -> None:
     assert [(port.name, port.protocol, port.port) for port in entry.service.ports] == [("http", "TCP", 80)]
 
 
-def test_words_stay_words() -> None:
-    """Norway, times and dates are what was written."""
+def test_plain_words_stay_text() -> None:
+    """``no``, times and dates stay text."""
     text = endpoint_slice("a", "10.1.0.1").replace(
         "- addresses: [10.1.0.1]", "- {addresses: [10.1.0.1], zone: no, nodeName: 22:22}"
     )
@@ -301,17 +301,17 @@ def test_a_partly_faulty_object_is_useful_but_not_good() -> None:
     assert entry.name == ObjectName(ObjectKind.ENDPOINT_SLICE, "default", "a")
 
 
-def test_sctp_is_no_mistake() -> None:
+def test_sctp_is_no_fault_of_the_author() -> None:
     text = service("a") + "    name: x\n  - {name: y, port: 81, protocol: SCTP}\n"
     ((_, entry),) = entries(text)
     assert (entry.useful, entry.good) == (True, True)
     assert "SCTP is not served" in entry.faults[0].message
 
 
-# Reading again
+# Second readings
 
 
-def test_what_has_not_changed_is_the_same_object() -> None:
+def test_unchanged_entries_are_the_same_objects() -> None:
     before = read(join(service("a"), service("b")).encode(), ANY)
     after = read(join("# moved\n" + service("a"), service("b", "10.0.0.9"), service("c")).encode(), ANY, before)
     assert after.entries[0][1] is before.entries[0][1]
@@ -320,27 +320,27 @@ def test_what_has_not_changed_is_the_same_object() -> None:
 
 
 @pytest.mark.parametrize("text", lists())
-def test_reading_again_says_the_same(text: str) -> None:
+def test_a_second_reading_equals_the_first(text: str) -> None:
     before = read(text.encode(), ANY)
     again = read(text.encode(), ANY, before)
     assert again == before
     assert all(new is old for (_, new), (_, old) in zip(again.entries, before.entries, strict=True))
 
 
-def test_the_same_items_in_another_kind_of_list_are_read_anew() -> None:
+def test_equal_items_in_another_kind_of_list_are_read_again() -> None:
     item = "- metadata: {name: a}\n  spec: {clusterIP: 10.0.0.1, ports: [{port: 80}]}\n"
     before = read(f"kind: ServiceList\napiVersion: v1\nitems:\n{item}".encode(), ANY)
     after = read(f"kind: EndpointsList\napiVersion: v1\nitems:\n{item}".encode(), ANY, before)
     assert [entry.name.kind for _, entry in after.entries if entry.name] == [ObjectKind.ENDPOINTS]
 
 
-def test_a_broken_document_that_moves_tells_its_new_line() -> None:
+def test_a_moved_broken_document_reports_its_new_line() -> None:
     before = read(join(service("a"), "a: [1\n").encode(), ANY)
     after = read(join("\n\n" + service("a"), "a: [1\n").encode(), ANY, before)
     assert [entry.faults[0].path for _, entry in (before.entries[1], after.entries[1])] == ["line 9", "line 11"]
 
 
-# Whatever the bytes
+# Arbitrary bytes
 
 
 FRAGMENTS = [
@@ -375,7 +375,7 @@ FRAGMENTS = [
 
 
 @given(st.one_of(st.binary(max_size=300), st.lists(st.sampled_from(FRAGMENTS), max_size=25).map(b"".join)))
-def test_no_bytes_raise_or_take_other_documents_with_them(garbage: bytes) -> None:
+def test_no_bytes_raise_or_affect_other_documents(garbage: bytes) -> None:
     before, after = service("before").encode(), service("after").encode()
     found = read(before + b"\n---\n" + garbage + b"\n---\n" + after, ANY)
     good = [entry.name.name for _, entry in found.entries if entry.name is not None and entry.useful]
@@ -408,5 +408,5 @@ def test_no_value_raises(value: object, kind: ObjectKind, as_yaml: bool) -> None
     assert len(entries(text)) == 1
 
 
-def test_an_empty_reading_is_where_everything_starts() -> None:
+def test_a_reading_is_empty_by_default() -> None:
     assert read(b"", ANY) == Reading()

@@ -1,4 +1,4 @@
-"""Several manifests' objects as one: last good versions, conflicts, differences."""
+"""Merging of several manifests: last good versions, conflicts, differences."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PARTLY = service("a") + "    name: x\n  - {name: y, port: 0}\n"
 """One port of two is served."""
 
 
-class Told:
-    """What a sink knows by the differences alone."""
+class Merged:
+    """The objects that follow from the differences alone."""
 
     def __init__(self) -> None:
         self.inventory = Inventory()
         self.services: dict[ServiceName, Service] = {}
         self.slices: dict[SliceName, EndpointSlice] = {}
 
-    def say(self, **texts: str | None) -> Difference:
+    def update(self, **texts: str | None) -> Difference:
         """New texts of manifests, None for one that is gone."""
         readings = {name: None if text is None else read(text.encode(), Namespaces()) for name, text in texts.items()}
         difference = self.inventory.update(readings)
@@ -46,152 +46,151 @@ class Told:
         return [str(problem) for problem in self.inventory.problems()]
 
 
-def test_new_changed_unchanged_gone() -> None:
-    told = Told()
-    assert len(told.say(m=join(service("a"), service("b"), endpoint_slice("a", "10.1.0.1")))) == 3
-    assert len(told.say(m=join(service("a"), service("b"), endpoint_slice("a", "10.1.0.1")))) == 0
-    difference = told.say(m=join(service("a", "10.0.0.9"), endpoint_slice("a", "10.1.0.1")))
+def test_new_changed_unchanged_and_removed_objects() -> None:
+    merged = Merged()
+    assert len(merged.update(m=join(service("a"), service("b"), endpoint_slice("a", "10.1.0.1")))) == 3
+    assert len(merged.update(m=join(service("a"), service("b"), endpoint_slice("a", "10.1.0.1")))) == 0
+    difference = merged.update(m=join(service("a", "10.0.0.9"), endpoint_slice("a", "10.1.0.1")))
     assert [service.name.name for service in difference.services] == ["a"]
     assert difference.removed_services == [ServiceName("default", "b")]
     assert len(difference) == 2
-    assert len(told.say(m=None)) == 2
-    assert told.services == {}
-    assert told.slices == {}
+    assert len(merged.update(m=None)) == 2
+    assert merged.services == {}
+    assert merged.slices == {}
 
 
 def test_a_faulty_document_keeps_its_last_good_version() -> None:
-    told = Told()
-    told.say(m=join(service("a"), service("b")))
-    told.say(m=join(service("a", port="http"), service("b", "10.0.0.9"), service("c")))
-    assert told.addresses == {"a": "10.0.0.1", "b": "10.0.0.9", "c": "10.0.0.1"}
-    assert told.problems == [
-        "m document 1: spec.ports[0].port: 'http'; allowed: a number; the last good version goes on being served"
+    merged = Merged()
+    merged.update(m=join(service("a"), service("b")))
+    merged.update(m=join(service("a", port="http"), service("b", "10.0.0.9"), service("c")))
+    assert merged.addresses == {"a": "10.0.0.1", "b": "10.0.0.9", "c": "10.0.0.1"}
+    assert merged.problems == [
+        "m document 1: spec.ports[0].port: 'http'; allowed: a number; the last good version stays served"
     ]
-    told.say(m=join(service("a", "10.0.0.8"), service("b", "10.0.0.9")))
-    assert told.addresses == {"a": "10.0.0.8", "b": "10.0.0.9"}
-    assert told.problems == []
+    merged.update(m=join(service("a", "10.0.0.8"), service("b", "10.0.0.9")))
+    assert merged.addresses == {"a": "10.0.0.8", "b": "10.0.0.9"}
+    assert merged.problems == []
 
 
-def test_what_is_faulty_from_the_start_is_served_as_far_as_it_goes() -> None:
-    told = Told()
-    told.say(m=PARTLY)
-    assert [port.name for port in told.services[ServiceName("default", "a")].ports] == ["x"]
-    told.say(m=PARTLY.replace("10.0.0.1", "10.0.0.2"))
-    assert told.addresses == {"a": "10.0.0.2"}
-    told.say(m=service("a", address="nowhere"))
-    assert told.addresses == {"a": "10.0.0.2"}
+def test_the_valid_parts_of_a_new_faulty_object_are_served() -> None:
+    merged = Merged()
+    merged.update(m=PARTLY)
+    assert [port.name for port in merged.services[ServiceName("default", "a")].ports] == ["x"]
+    merged.update(m=PARTLY.replace("10.0.0.1", "10.0.0.2"))
+    assert merged.addresses == {"a": "10.0.0.2"}
+    merged.update(m=service("a", address="nowhere"))
+    assert merged.addresses == {"a": "10.0.0.2"}
 
 
 def test_a_partly_faulty_version_does_not_replace_a_good_one() -> None:
-    told = Told()
-    told.say(m=service("a", "10.0.0.7"))
-    told.say(m=PARTLY)
-    assert told.addresses == {"a": "10.0.0.7"}
+    merged = Merged()
+    merged.update(m=service("a", "10.0.0.7"))
+    merged.update(m=PARTLY)
+    assert merged.addresses == {"a": "10.0.0.7"}
 
 
-def test_what_an_api_server_would_take_is_taken() -> None:
-    told = Told()
-    told.say(m=service("a"))
-    told.say(m=service("a", "10.0.0.2") + "    name: x\n  - {name: y, port: 81, protocol: SCTP}\n")
-    assert told.addresses == {"a": "10.0.0.2"}
-    assert "SCTP is not served" in told.problems[0]
+def test_a_version_that_an_api_server_accepts_replaces_a_good_one() -> None:
+    merged = Merged()
+    merged.update(m=service("a"))
+    merged.update(m=service("a", "10.0.0.2") + "    name: x\n  - {name: y, port: 81, protocol: SCTP}\n")
+    assert merged.addresses == {"a": "10.0.0.2"}
+    assert "SCTP is not served" in merged.problems[0]
 
 
-def test_becoming_headless_withdraws() -> None:
-    told = Told()
-    told.say(m=service("a"))
-    told.say(m=service("a", address="None"))
-    assert told.services == {}
-    assert told.problems == []
-    told.say(m=service("a", port=0))
-    assert told.services == {}
-    told.say(m=PARTLY)
-    assert told.addresses == {"a": "10.0.0.1"}
+def test_a_service_that_becomes_headless_is_withdrawn() -> None:
+    merged = Merged()
+    merged.update(m=service("a"))
+    merged.update(m=service("a", address="None"))
+    assert merged.services == {}
+    assert merged.problems == []
+    merged.update(m=service("a", port=0))
+    assert merged.services == {}
+    merged.update(m=PARTLY)
+    assert merged.addresses == {"a": "10.0.0.1"}
 
 
 def test_while_a_document_is_broken_nothing_is_withdrawn() -> None:
-    """The missing object may be that document."""
-    told = Told()
-    told.say(m=join(service("a"), service("b")))
-    told.say(m=join(service("a", "10.0.0.9"), "kind: Service\nmeta data: [\n"))
-    assert told.addresses == {"a": "10.0.0.9", "b": "10.0.0.1"}
-    told.say(m="this is no manifest")
-    assert told.addresses == {"a": "10.0.0.9", "b": "10.0.0.1"}
-    told.say(m=service("a"))
-    assert told.addresses == {"a": "10.0.0.1"}
+    """The broken document may define the missing object."""
+    merged = Merged()
+    merged.update(m=join(service("a"), service("b")))
+    merged.update(m=join(service("a", "10.0.0.9"), "kind: Service\nmeta data: [\n"))
+    assert merged.addresses == {"a": "10.0.0.9", "b": "10.0.0.1"}
+    merged.update(m="this is no manifest")
+    assert merged.addresses == {"a": "10.0.0.9", "b": "10.0.0.1"}
+    merged.update(m=service("a"))
+    assert merged.addresses == {"a": "10.0.0.1"}
 
 
-def test_an_empty_manifest_withdraws() -> None:
-    told = Told()
-    told.say(m=service("a"))
-    told.say(m="# nothing any more\n")
-    assert told.services == {}
+def test_an_empty_manifest_withdraws_its_objects() -> None:
+    merged = Merged()
+    merged.update(m=service("a"))
+    merged.update(m="# nothing any more\n")
+    assert merged.services == {}
 
 
 def test_the_same_object_twice_in_a_manifest() -> None:
-    told = Told()
-    told.say(m=join(service("b"), service("a"), service("a", "10.0.0.2")))
-    assert told.addresses == {"b": "10.0.0.1", "a": "10.0.0.1"}
-    assert told.problems == [
-        "m document 3: metadata.name: Service default/a is defined in document 2 already, which is served"
+    merged = Merged()
+    merged.update(m=join(service("b"), service("a"), service("a", "10.0.0.2")))
+    assert merged.addresses == {"b": "10.0.0.1", "a": "10.0.0.1"}
+    assert merged.problems == [
+        "m document 3: metadata.name: Service default/a is already defined in document 2, which is served"
     ]
 
 
 def test_the_same_object_in_two_manifests() -> None:
-    told = Told()
-    told.say(one=join(service("x"), service("a", "10.0.0.1")))
-    assert len(told.say(two=service("a", "10.0.0.2"))) == 0
-    assert told.problems == [
-        "two document 1: metadata.name: Service default/a is defined in one document 2 already, which is served"
+    merged = Merged()
+    merged.update(one=join(service("x"), service("a", "10.0.0.1")))
+    assert len(merged.update(two=service("a", "10.0.0.2"))) == 0
+    assert merged.problems == [
+        "two document 1: metadata.name: Service default/a is already defined in one document 2, which is served"
     ]
-    assert len(told.say(two=service("a", "10.0.0.3"))) == 0
-    difference = told.say(one=service("x"))
+    assert len(merged.update(two=service("a", "10.0.0.3"))) == 0
+    difference = merged.update(one=service("x"))
     assert [service.cluster_ips for service in difference.services] == [("10.0.0.3",)]
     assert difference.removed_services == []
-    assert told.problems == []
-    told.say(one=join(service("x"), service("a", "10.0.0.1")))
-    assert told.addresses["a"] == "10.0.0.3"
-    assert told.problems[0].startswith("one document 2")
+    assert merged.problems == []
+    merged.update(one=join(service("x"), service("a", "10.0.0.1")))
+    assert merged.addresses["a"] == "10.0.0.3"
+    assert merged.problems[0].startswith("one document 2")
 
 
 def test_an_object_that_moves_is_not_withdrawn_in_between() -> None:
-    told = Told()
-    told.say(one=join(service("a"), endpoint_slice("a", "10.1.0.1")))
-    assert len(told.say(one=None, two=join(service("a"), endpoint_slice("a", "10.1.0.1")))) == 0
-    assert len(told.say(one=join(service("a"), endpoint_slice("a", "10.1.0.1")), two="")) == 0
-    assert told.problems == []
+    merged = Merged()
+    merged.update(one=join(service("a"), endpoint_slice("a", "10.1.0.1")))
+    assert len(merged.update(one=None, two=join(service("a"), endpoint_slice("a", "10.1.0.1")))) == 0
+    assert len(merged.update(one=join(service("a"), endpoint_slice("a", "10.1.0.1")), two="")) == 0
+    assert merged.problems == []
 
 
-def test_other_kinds_are_told_and_are_no_fault() -> None:
-    told = Told()
-    told.say(m=join("apiVersion: v1\nkind: ConfigMap\n", service("a")))
-    (problem,) = told.inventory.problems()
+def test_other_kinds_are_reported_without_a_fault() -> None:
+    merged = Merged()
+    merged.update(m=join("apiVersion: v1\nkind: ConfigMap\n", service("a")))
+    (problem,) = merged.inventory.problems()
     assert problem.skipped
-    assert (
-        str(problem) == "m document 1: kind: v1 ConfigMap is not taken; taken are Service, EndpointSlice and Endpoints"
-    )
+    text = "v1 ConfigMap is not supported; supported are Service, EndpointSlice and Endpoints"
+    assert str(problem) == f"m document 1: kind: {text}"
 
 
 def test_endpoints_whose_subsets_change() -> None:
-    told = Told()
+    merged = Merged()
     text = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\nsubsets:\n"
     one, two = (
         "- addresses: [{ip: 10.1.0.1}]\n  ports: [{port: 1}]\n",
         "- addresses: [{ip: 10.1.0.2}]\n  ports: [{port: 2}]\n",
     )
-    told.say(m=text + one + two)
-    assert len(told.slices) == 2
-    difference = told.say(m=text + one)
+    merged.update(m=text + one + two)
+    assert len(merged.slices) == 2
+    difference = merged.update(m=text + one)
     assert len(difference.removed_slices) == len(difference) == 1
-    assert told.say(m=text + one + "---\n" + service("b")).slices == []
+    assert merged.update(m=text + one + "---\n" + service("b")).slices == []
 
 
-def test_a_trouble_keeps_its_key_when_documents_come_before_it() -> None:
-    told = Told()
-    told.say(m=service("a", port=0))
-    (before,) = told.inventory.problems()
-    told.say(m=join(service("b"), service("a", port=0)))
-    (after,) = told.inventory.problems()
+def test_a_problem_keeps_its_key_after_documents_before_it() -> None:
+    merged = Merged()
+    merged.update(m=service("a", port=0))
+    (before,) = merged.inventory.problems()
+    merged.update(m=join(service("b"), service("a", port=0)))
+    (after,) = merged.inventory.problems()
     assert before.key == after.key
     assert (before.document, after.document) == (1, 2)
 
@@ -206,15 +205,15 @@ TEXTS = st.none() | st.lists(st.sampled_from(DOCUMENTS), max_size=4).map(lambda 
 
 @settings(deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["one", "two", "three"]), TEXTS, min_size=1, max_size=3), max_size=8))
-def test_differences_add_up(steps: list[dict[str, str | None]]) -> None:
-    """`Told` compares the sum of all differences with the whole, after each step."""
-    told = Told()
+def test_the_sum_of_differences_is_the_inventory(steps: list[dict[str, str | None]]) -> None:
+    """`Merged` compares the sum of all differences with the inventory after each step."""
+    merged = Merged()
     for step in steps:
-        told.say(**step)
-    healthy = Told()
+        merged.update(**step)
+    healthy = Merged()
     last: dict[str, str | None] = {}
     for step in steps:
         last |= step
-    told.say(**dict.fromkeys(last))
-    assert told.services == healthy.services == {}
-    assert told.problems == []
+    merged.update(**dict.fromkeys(last))
+    assert merged.services == healthy.services == {}
+    assert merged.problems == []

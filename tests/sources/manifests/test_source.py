@@ -1,4 +1,4 @@
-"""The whole source on real files, watched, and on a real web server."""
+"""The whole source with real files, watches and web servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiohttp import web
 
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
 from kubeproxy.runtime.threads import NotBegun
-from kubeproxy.sources.manifests import reader, source
+from kubeproxy.sources.manifests import source
 from kubeproxy.sources.manifests.check import check
 from kubeproxy.sources.manifests.source import ManifestSource, Report
 from kubeproxy.sources.sink import SourceName
@@ -27,7 +27,7 @@ DEADLINE_S = 40.0
 
 
 class Listener:
-    """A sink that remembers, and the reports."""
+    """A sink that keeps its objects, its calls and the reports."""
 
     def __init__(self) -> None:
         self.services: dict[ServiceName, Service] = {}
@@ -63,11 +63,11 @@ class Listener:
     def addresses(self) -> dict[str, str]:
         return {name.name: service.cluster_ips[0] for name, service in self.services.items()}
 
-    def told(self, text: str, *, resolved: bool = False) -> int:
+    def reported(self, text: str, *, resolved: bool = False) -> int:
         return sum(text in str(report.problem) for report in self.reports if report.resolved is resolved)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for it, at most until the deadline."""
+        """Wait for a condition, at most until the deadline."""
         deadline = time.monotonic() + DEADLINE_S
         while not condition():
             assert time.monotonic() < deadline, (self.addresses, self.calls, self.reports)
@@ -79,7 +79,7 @@ class Listener:
 
 @contextlib.asynccontextmanager
 async def following(
-    *paths: Path | str, recursive: bool = False, enforced: str | None = None, cpus: int = 1
+    *paths: Path | str, recursive: bool = False, enforced: str | None = None
 ) -> AsyncIterator[tuple[Listener, ManifestSource]]:
     listener = Listener()
     followed = ManifestSource(
@@ -89,7 +89,6 @@ async def following(
         enforced_namespace=enforced,
         sink=listener,
         on_report=listener.reports.append,
-        cpus=cpus,
     )
     task = asyncio.create_task(followed.run())
     try:
@@ -110,7 +109,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _watched_not_polled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a change is seen because it was watched, or not at all."""
+    """Only watches detect changes."""
     monkeypatch.setattr(source, "POLL_S", 3600.0)
 
 
@@ -145,7 +144,7 @@ async def test_a_pattern(directory: Path) -> None:
         await listener.serves(b="10.0.0.1")
         assert followed.state().paths[0].manifests == 1
         (directory / "app-b.yaml").unlink()  # what no longer matches anything takes nothing away
-        await listener.until(lambda: listener.told("no such file or directory") == 1)
+        await listener.until(lambda: listener.reported("no such file or directory") == 1)
         assert listener.addresses == {"b": "10.0.0.1"}
 
 
@@ -161,7 +160,7 @@ async def test_a_file_replaced_by_rename(directory: Path) -> None:
 
 
 async def test_a_config_map_volume(directory: Path) -> None:
-    """As the kubelet writes it: the files are links through ``..data``, which is swapped as a whole."""
+    """As the kubelet writes it: the files are links through ``..data``, which is replaced as a whole."""
 
     def version(name: str, text: str) -> None:
         (directory / name).mkdir()
@@ -213,17 +212,17 @@ async def test_a_directory_that_disappears_and_returns(directory: Path) -> None:
     (directory / "a.yaml").write_text(service("a"))
     (directory / "b.yaml").write_text(service("b"))
     async with following(directory) as (listener, followed):
-        ejected = directory.with_name("aside")
-        os.rename(directory, ejected)
-        await listener.until(lambda: listener.told("no such file or directory; what it said last") == 1)
+        elsewhere = directory.with_name("elsewhere")
+        os.rename(directory, elsewhere)
+        await listener.until(lambda: listener.reported("no such file or directory; its last good version") == 1)
         assert followed.state().paths[0].fault == "no such file or directory"
         directory.mkdir()
-        await listener.until(lambda: listener.told("an empty directory has taken its place") == 1)
+        await listener.until(lambda: listener.reported("replaced by an empty directory") == 1)
         assert listener.addresses == {"a": "10.0.0.1", "b": "10.0.0.1"}
         directory.rmdir()
-        (ejected / "a.yaml").unlink()
-        (ejected / "b.yaml").write_text(service("b", "10.0.0.2"))
-        os.rename(ejected, directory)
+        (elsewhere / "a.yaml").unlink()
+        (elsewhere / "b.yaml").write_text(service("b", "10.0.0.2"))
+        os.rename(elsewhere, directory)
         await listener.serves(b="10.0.0.2")
         assert followed.state().problems == ()
         (directory / "c.yaml").write_text(service("c"))
@@ -241,21 +240,21 @@ async def test_paths_that_are_missing_at_first(tmp_path: Path) -> None:
         (directory / "a.yaml").write_text(service("a"))
         await listener.serves(a="10.0.0.1", b="10.0.0.1")
         assert followed.state().problems == ()
-        assert listener.told("no such file", resolved=True) == 2
+        assert listener.reported("no such file", resolved=True) == 2
 
 
-async def test_a_named_file_that_is_deleted_goes_on_being_served(directory: Path) -> None:
+async def test_a_deleted_named_file_stays_served(directory: Path) -> None:
     path = directory / "a.yaml"
     path.write_text(service("a"))
     async with following(path) as (listener, _):
         path.unlink()
-        await listener.until(lambda: listener.told("what it said last goes on being served") == 1)
+        await listener.until(lambda: listener.reported("its last good version stays served") == 1)
         assert listener.addresses == {"a": "10.0.0.1"}
         path.write_text(service("a", "10.0.0.2"))
         await listener.serves(a="10.0.0.2")
 
 
-async def test_a_fault_is_told_once_and_once_when_it_is_over(directory: Path) -> None:
+async def test_a_fault_is_reported_once_and_its_end_once(directory: Path) -> None:
     path = directory / "a.yaml"
     path.write_text(service("a"))
     async with following(directory) as (listener, followed):
@@ -263,11 +262,11 @@ async def test_a_fault_is_told_once_and_once_when_it_is_over(directory: Path) ->
         await listener.serves(a="10.0.0.1", b="10.0.0.1")
         path.write_text(join("# moved\n", service("b", "10.0.0.2"), service("a", port="http")))
         await listener.serves(a="10.0.0.1", b="10.0.0.2")
-        assert listener.told("a.yaml document 1: spec.ports[0].port: 'http'") == len(listener.reports) == 1
+        assert listener.reported("a.yaml document 1: spec.ports[0].port: 'http'") == len(listener.reports) == 1
         assert followed.state().problems[0].document == 2
         path.write_text(service("a", "10.0.0.3"))
         await listener.serves(a="10.0.0.3")
-        assert listener.told("'http'", resolved=True) == 1
+        assert listener.reported("'http'", resolved=True) == 1
 
 
 async def test_two_files_with_the_same_object(directory: Path) -> None:
@@ -275,15 +274,14 @@ async def test_two_files_with_the_same_object(directory: Path) -> None:
     (directory / "b.yaml").write_text(service("a", "10.0.0.2"))
     async with following(directory) as (listener, _):
         assert listener.addresses == {"a": "10.0.0.1"}
-        assert (
-            listener.told(f"b.yaml document 1: metadata.name: Service default/a is defined in {directory}/a.yaml") == 1
-        )
+        fault = f"b.yaml document 1: metadata.name: Service default/a is already defined in {directory}/a.yaml"
+        assert listener.reported(fault) == 1
         (directory / "a.yaml").unlink()
         await listener.serves(a="10.0.0.2")
         assert "remove a" not in listener.calls
 
 
-async def test_recursively(directory: Path) -> None:
+async def test_subdirectories_are_followed_recursively(directory: Path) -> None:
     (directory / "one" / "two").mkdir(parents=True)
     (directory / "one" / "two" / "a.yaml").write_text(service("a"))
     async with following(directory, recursive=True) as (listener, _):
@@ -296,13 +294,13 @@ async def test_recursively(directory: Path) -> None:
 
 
 async def test_a_file_that_becomes_unreadable(directory: Path) -> None:
-    """A directory in its place stands for any reason; root may read everything."""
+    """A directory in its place represents any reason; root may read every file."""
     path = directory / "a.yaml"
     path.write_text(service("a"))
     async with following(path) as (listener, followed):
         os.rename(path, directory / "aside")
         os.mkfifo(path)
-        await listener.until(lambda: listener.told("neither a file nor a directory; what it said last") == 1)
+        await listener.until(lambda: listener.reported("neither a file nor a directory; its last good version") == 1)
         assert listener.addresses == {"a": "10.0.0.1"}
         os.rename(directory / "aside", path)
         await listener.until(lambda: followed.state().problems == ())
@@ -312,10 +310,10 @@ async def test_an_enforced_namespace(directory: Path) -> None:
     (directory / "a.yaml").write_text(join(service("a"), service("b", namespace="other")))
     async with following(directory, enforced="mine") as (listener, _):
         assert list(listener.services) == [ServiceName("mine", "a")]
-        assert listener.told("document 2: metadata.namespace: 'other'; allowed: only 'mine'") == 1
+        assert listener.reported("document 2: metadata.namespace: 'other'; allowed: only 'mine'") == 1
 
 
-async def test_reload_reads_what_no_look_could_tell_from_before(directory: Path) -> None:
+async def test_reload_reads_files_with_an_unchanged_signature(directory: Path) -> None:
     path = directory / "a.yaml"
     path.write_text(service("a", "10.0.0.1"))
     status = path.stat()
@@ -330,7 +328,7 @@ async def test_reload_reads_what_no_look_could_tell_from_before(directory: Path)
 
 
 async def run_until_loaded(followed: ManifestSource, listener: Listener) -> None:
-    """A run that ends as one does that fails."""
+    """Run the source until it has loaded, then cancel it as a failure does."""
     calls = len(listener.calls)
     task = asyncio.create_task(followed.run())
     await listener.until(lambda: "replace services" in listener.calls[calls:])
@@ -339,20 +337,20 @@ async def run_until_loaded(followed: ManifestSource, listener: Listener) -> None
         await task
 
 
-async def test_started_again_it_withdraws_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever an earlier run failed of: what it had read may have been lost on the way, or is all there."""
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(service("said").encode())))
+async def test_a_second_run_withdraws_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After any failure of the earlier run: its readings may be lost or delivered."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(service("stdin").encode())))
     (directory / "a.yaml").write_text(service("a"))
     async with following(directory, "-") as (listener, followed):
-        assert listener.addresses == {"a": "10.0.0.1", "said": "10.0.0.1"}
+        assert listener.addresses == {"a": "10.0.0.1", "stdin": "10.0.0.1"}
     await run_until_loaded(followed, listener)
-    assert listener.addresses == {"a": "10.0.0.1", "said": "10.0.0.1"}
+    assert listener.addresses == {"a": "10.0.0.1", "stdin": "10.0.0.1"}
     (directory / "a.yaml").write_text(service("a", "10.0.0.2"))
     await run_until_loaded(followed, listener)
-    assert listener.addresses == {"a": "10.0.0.2", "said": "10.0.0.1"}
+    assert listener.addresses == {"a": "10.0.0.2", "stdin": "10.0.0.1"}
 
 
-async def test_one_that_failed_at_first_begins_anew(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_after_a_failed_first_run_starts_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (directory / "a.yaml").write_text(service("a"))
     listener = Listener()
     followed = ManifestSource(
@@ -372,7 +370,7 @@ async def test_one_that_failed_at_first_begins_anew(directory: Path, monkeypatch
     assert listener.addresses == {"a": "10.0.0.1"}
 
 
-async def test_want_of_memory_is_told_and_tried_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lack_of_memory_is_reported_and_retried(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise MemoryError
 
@@ -380,15 +378,17 @@ async def test_want_of_memory_is_told_and_tried_again(directory: Path, monkeypat
     (directory / "a.yaml").write_text(service("a"))
     async with following(directory) as (listener, _):
         with monkeypatch.context() as patched:
-            patched.setattr(reader, "read", refuse)
+            patched.setattr(source, "read", refuse)
             (directory / "a.yaml").write_text(service("a", "10.0.0.2"))
-            await listener.until(lambda: listener.told("not enough memory to read it; what it said last goes on") == 1)
+            await listener.until(
+                lambda: listener.reported("not enough memory to read it; its last good version stays") == 1
+            )
             assert listener.addresses == {"a": "10.0.0.1"}
         await listener.serves(a="10.0.0.2")
-        await listener.until(lambda: listener.told("not enough memory", resolved=True) == 1)
+        await listener.until(lambda: listener.reported("not enough memory", resolved=True) == 1)
 
 
-async def test_want_of_memory_for_a_thread_is_waited_out(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lack_of_threads_is_retried(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = 0
 
     async def refuse(work: object) -> None:
@@ -408,7 +408,7 @@ async def test_want_of_memory_for_a_thread_is_waited_out(directory: Path, monkey
         await listener.serves(a="10.0.0.2")
 
 
-async def test_polling_where_nothing_can_be_watched(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_are_polled_if_nothing_can_be_watched(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*paths: str, **options: object) -> None:
         raise OSError("OS file watch limit reached")
 
@@ -420,8 +420,8 @@ async def test_polling_where_nothing_can_be_watched(directory: Path, monkeypatch
         await listener.serves(a="10.0.0.2")
 
 
-async def test_polling_what_cannot_be_watched(tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link into another directory, of which the watched one hears nothing."""
+async def test_linked_files_are_polled(tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links into another directory, whose changes the watched one does not report."""
     monkeypatch.setattr(source, "POLL_S", 0.05)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "a").write_text(service("a"))
@@ -435,13 +435,13 @@ async def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(join(service("a"), "x: [").encode())))
     async with following("-") as (listener, followed):
         assert listener.addresses == {"a": "10.0.0.1"}
-        assert listener.told("standard input document 2: line 9") == 1
+        assert listener.reported("standard input document 2: line 9") == 1
         assert followed.state().paths[0].path == "standard input"
         await followed.reload()
         assert listener.addresses == {"a": "10.0.0.1"}
 
 
-async def test_a_web_address(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_url_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "URL_POLL_S", 0.02)
     answers: list[web.Response] = []
     asked = 0
@@ -470,9 +470,9 @@ async def test_a_web_address(monkeypatch: pytest.MonkeyPatch) -> None:
             page(service("a", "10.0.0.2"), headers={"ETag": '"2"'})
             await listener.serves(a="10.0.0.2")
             page("<html>gateway</html>", content_type="text/html")
-            await listener.until(lambda: listener.told("the server answered HTML") == 1)
+            await listener.until(lambda: listener.reported("the server answered HTML") == 1)
             page("gone", status=500)
-            await listener.until(lambda: listener.told("the server answered 500") == 1)
+            await listener.until(lambda: listener.reported("the server answered 500") == 1)
             assert listener.addresses == {"a": "10.0.0.2"}
             assert followed.state().paths[0].fault == "the server answered 500 Internal Server Error"
             page("# nothing any more\n")
@@ -486,7 +486,7 @@ async def test_a_web_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_manifest_of_fifty_megabytes(directory: Path) -> None:
-    """A list, with an annotation to give it its size. Others get their turn all the while."""
+    """A list, large by its annotations. Other tasks run during the reading."""
     text = json.dumps(
         {
             "apiVersion": "v1",
@@ -533,8 +533,8 @@ def test_check(directory: Path) -> None:
         f"{missing}: no such file or directory",
         f"{directory}/a.yaml document 3: spec.ports[0].port: 0; allowed: 1 to 65535",
         f"{directory}/b.yaml document 2: line 9: did not find expected node content",
-        f"{directory}/b.yaml document 1: metadata.name: Service default/a is defined in {directory}/a.yaml document 1"
-        " already, which is served",
+        f"{directory}/b.yaml document 1: metadata.name: Service default/a is already defined in {directory}/a.yaml"
+        " document 1, which is served",
     ]
     good = check([str(directory / "c.yaml")])
     assert (good.faults, good.manifests, good.services + good.slices) == ((), 1, 1)

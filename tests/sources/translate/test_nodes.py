@@ -1,4 +1,4 @@
-"""This node, from the wire to the model: as recorded, and with every wrong value."""
+"""Translation of Nodes: recorded ones, and every wrong value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_recorded_node(version: str) -> None:
     assert translated(item) == (Node(name="node-a", addresses=ADDRESSES, zone="zone-a"), [])
 
 
-def test_a_recorded_node_that_is_about_to_go() -> None:
+def test_a_recorded_node_with_a_deletion_taint() -> None:
     recorded = exchange("v1.36/node/get-tainted-deleting.json")
     assert recorded is not None
     assert translated(recorded.json) == (Node(name="node-a", addresses=MOVED, zone="zone-b", eligible=False), [])
@@ -84,7 +84,7 @@ def test_internal_addresses_come_first_and_each_once() -> None:
         ("169.254.0.1", "169.254.0.1 is a link-local address, no InternalIP"),
     ],
 )
-def test_a_wrong_address_leaves_the_others(address: str | None, message: str) -> None:
+def test_a_wrong_address_does_not_affect_the_others(address: str | None, message: str) -> None:
     item = node(("InternalIP", address), ("InternalIP", "192.0.2.1"))
     assert translated(item) == (
         Node(name="node-a", addresses=(Address("192.0.2.1"),)),
@@ -112,11 +112,11 @@ def test_a_node_that_is_being_deleted_is_not_eligible() -> None:
 
 
 @pytest.mark.parametrize("item", [{}, {"metadata": None, "spec": None, "status": None}, {"metadata": {"name": "Ö"}}])
-def test_a_node_without_a_name_is_none(item: object) -> None:
+def test_a_node_without_a_name_is_refused(item: object) -> None:
     found, faults = translated(item)
     assert found is None
     assert [fault.path for fault in faults] == ["metadata.name"]
 
 
-def test_nothing_but_a_name() -> None:
+def test_a_node_with_only_a_name() -> None:
     assert translated({"metadata": {"name": "node-a.example", "labels": None}}) == (Node(name="node-a.example"), [])

@@ -1,4 +1,4 @@
-"""Wire to model: recorded objects by table, and every wrong value with what is left of the object."""
+"""Translation of Services and endpoints: recorded ones, and every wrong value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def recorded_endpoints(version: str) -> dict[str, tuple[list[EndpointSlice], lis
     return {raw.metadata.name or "": translate.endpoints(raw) for raw in decoded.items or [] if raw.metadata}
 
 
-# What a real server sends
+# Recorded objects
 
 
 HTTP = ServicePort(name="http", protocol=Protocol.TCP, port=80)
@@ -134,7 +134,7 @@ def test_recorded_services() -> None:
 
 
 def test_recorded_services_of_an_old_server() -> None:
-    """No ipFamilies, no ipMode, no internalTrafficPolicy; node ports were allocated anew."""
+    """No ipFamilies, no ipMode, no internalTrafficPolicy; node ports were allocated again."""
     found = recorded_services("1.20")
     old = {name: service for name, (service, _) in found.items() if service is not None}
     assert {name for name, (_, faults) in found.items() if faults} == {"sctp"}
@@ -171,7 +171,7 @@ def one(name: str) -> EndpointSlice:
 
 
 def test_conditions() -> None:
-    """Ready and serving unless said otherwise, terminating only if said so."""
+    """Ready and serving by default, terminating only if set."""
     assert [(e.ready, e.serving, e.terminating) for e in one("conditions-empty").endpoints] == [(True, True, False)] * 3
     assert [(e.address, e.ready, e.serving, e.terminating) for e in one("web-7k2xp").endpoints] == [
         ("10.1.0.11", True, True, False),
@@ -238,7 +238,7 @@ def test_recorded_endpoints(version: str) -> None:
     assert found["unnamed-port"][0][0].ports == (EndpointPort("", Protocol.TCP, 8080),)
 
 
-# Wrong values in a Service: (what is changed, the fault's path, a part of its message, what is left)
+# Wrong values in a Service: (the change, the fault's path, a part of its message, the rest)
 
 
 def service_with(
@@ -272,7 +272,7 @@ PORT = {"name": "b", "port": 81}
         ({"protocol": "SCTP"}, "protocol", "SCTP is not served; port 81 (b)"),
     ],
 )
-def test_a_wrong_port_leaves_the_others(port: dict[str, Any], path: str, message: str) -> None:
+def test_a_wrong_port_does_not_affect_the_others(port: dict[str, Any], path: str, message: str) -> None:
     found, faults = service_with({"ports": [{"name": "a", "port": 80}, PORT | port]})
     assert found is not None
     assert [port.name for port in found.ports] == ["a"]
@@ -368,7 +368,9 @@ def test_the_same_number_for_tcp_and_udp_is_no_fault() -> None:
         ),
     ],
 )
-def test_a_wrong_value_leaves_the_rest(spec: dict[str, Any], path: str, message: str, left: dict[str, Any]) -> None:
+def test_a_wrong_value_does_not_affect_the_rest(
+    spec: dict[str, Any], path: str, message: str, left: dict[str, Any]
+) -> None:
     found, faults = service_with(spec)
     assert found is not None
     assert [fault.path for fault in faults] == [path]
@@ -394,13 +396,13 @@ def test_a_wrong_value_leaves_the_rest(spec: dict[str, Any], path: str, message:
         ({}, {"namespace": "N"}, "metadata.namespace"),
     ],
 )
-def test_nothing_useful_is_left(spec: dict[str, Any], meta: dict[str, Any], path: str) -> None:
+def test_a_service_without_any_valid_part_is_refused(spec: dict[str, Any], meta: dict[str, Any], path: str) -> None:
     found, faults = service_with(spec, **meta)
     assert found is None
     assert [fault.path for fault in faults] == [path]
 
 
-def test_a_long_value_is_shown_short() -> None:
+def test_a_long_value_is_shortened() -> None:
     _, faults = service_with(name="n" * 100_000)
     assert len(faults[0].message) < 300
     assert "100000 characters" in faults[0].message
@@ -435,8 +437,8 @@ def test_source_ranges_become_canonical(ranges: list[str], expected: tuple[str, 
 
 
 @pytest.mark.parametrize("wrong", ["10.0.0.1", "10.0.0.0/255.0.0.0", "10.0.0/8", "", "all"])
-def test_if_no_source_range_is_usable_nobody_comes_in(wrong: str) -> None:
-    """An empty list would let everybody in."""
+def test_without_a_valid_source_range_the_load_balancer_address_is_not_served(wrong: str) -> None:
+    """An empty list would admit all clients."""
     found, faults = service_with(
         {"type": "LoadBalancer", "loadBalancerSourceRanges": [wrong]}, {"ingress": [{"ip": "192.0.2.1"}]}
     )
@@ -445,7 +447,7 @@ def test_if_no_source_range_is_usable_nobody_comes_in(wrong: str) -> None:
     assert found.load_balancer_ips == ()
 
 
-def test_the_field_wins_over_the_annotation() -> None:
+def test_the_field_overrides_the_annotation() -> None:
     annotations = {"service.beta.kubernetes.io/load-balancer-source-ranges": "192.0.2.0/24"}
     found, _ = service_with({"loadBalancerSourceRanges": ["10.0.0.0/8"]}, annotations=annotations)
     assert found is not None
@@ -470,7 +472,7 @@ def test_ingress(ingress: dict[str, Any], ips: tuple[str, ...], path: str | None
     assert [fault.path for fault in faults] == ([path] if path else [])
 
 
-def test_not_ours_is_no_fault_however_wrong_the_rest() -> None:
+def test_services_of_other_proxies_have_no_faults() -> None:
     assert service_with({"clusterIP": "None", "ports": [{"port": 0}]}) == (None, [])
     assert service_with({"clusterIP": None, "clusterIPs": ["None"]}) == (None, [])
     assert service_with({"type": "ExternalName", "clusterIP": "x"}) == (None, [])
@@ -503,7 +505,7 @@ def slice_with(**fields: Any) -> tuple[EndpointSlice | None, list[Fault]]:
         ({"addresses": ["255.255.255.255"]}, "broadcast"),
     ],
 )
-def test_a_wrong_endpoint_leaves_the_others(endpoint: dict[str, Any], message: str) -> None:
+def test_a_wrong_endpoint_does_not_affect_the_others(endpoint: dict[str, Any], message: str) -> None:
     found, faults = slice_with(endpoints=[{"addresses": ["10.0.0.1"]}, endpoint, {"addresses": ["10.0.0.3"]}])
     assert found is not None
     assert [endpoint.address for endpoint in found.endpoints] == ["10.0.0.1", "10.0.0.3"]
@@ -522,7 +524,7 @@ def test_a_wrong_endpoint_leaves_the_others(endpoint: dict[str, Any], message: s
         ({"name": "b", "port": 81, "protocol": "ICMP"}, "ports[1].protocol"),
     ],
 )
-def test_a_wrong_endpoint_port_leaves_the_others(port: dict[str, Any], path: str) -> None:
+def test_a_wrong_endpoint_port_does_not_affect_the_others(port: dict[str, Any], path: str) -> None:
     found, faults = slice_with(ports=[{"name": "a", "port": 80}, port])
     assert found is not None
     assert found.ports == (EndpointPort("a", Protocol.TCP, 80),)
@@ -541,7 +543,7 @@ def test_a_wrong_endpoint_port_leaves_the_others(port: dict[str, Any], path: str
         ),
     ],
 )
-def test_a_slice_of_which_nothing_is_left(fields: dict[str, Any], path: str) -> None:
+def test_a_slice_without_any_valid_part_is_refused(fields: dict[str, Any], path: str) -> None:
     found, faults = slice_with(**fields)
     assert found is None
     assert [fault.path for fault in faults] == [path]
@@ -563,14 +565,14 @@ def test_a_thousand_endpoints() -> None:
     assert [endpoint.address for endpoint in found.endpoints] == addresses
 
 
-def test_nulls_in_lists_say_nothing() -> None:
+def test_nulls_in_lists_are_ignored() -> None:
     found, faults = slice_with(endpoints=[None, {"addresses": ["10.0.0.1"]}], ports=[None, {"port": 80}])
     assert faults == []
     assert found is not None
     assert len(found.endpoints) == len(found.ports) == 1
 
 
-def test_a_loopback_endpoint_is_taken() -> None:
+def test_a_loopback_endpoint_is_accepted() -> None:
     found, faults = slice_with(endpoints=[{"addresses": ["127.0.0.1"]}])
     assert faults == []
     assert found is not None

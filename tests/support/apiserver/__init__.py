@@ -1,8 +1,8 @@
-"""A Kubernetes API server for tests: small, in memory, and held against recordings of real ones.
+"""A Kubernetes API server for tests: small, in memory, and compared with recordings of real ones.
 
-It lists, pages, watches, forgets and fails as kube-apiserver 1.36 or 1.20 does, as far as a service proxy can tell.
-`ApiServer` runs inside a test; ``python -m tests.support.apiserver`` runs it as a program with a control endpoint.
-"""
+Lists, pages, watches, expired versions and errors are those of kube-apiserver 1.36 or 1.20, as far as a proxy uses
+them. `ApiServer` runs inside a test; ``python -m tests.support.apiserver`` runs it as a program with a control
+endpoint."""
 
 from tests.support.apiserver.cluster import Cluster
 from tests.support.apiserver.faults import Break, Fault

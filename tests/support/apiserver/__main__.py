@@ -37,7 +37,7 @@ def load(cluster: Cluster, path: Path) -> None:
 
 
 async def serve(arguments: argparse.Namespace) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT."""
     cluster = Cluster()
     if arguments.generate:
         services, _, each = arguments.generate.partition("x")
@@ -61,14 +61,14 @@ async def serve(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Prints its URL as soon as it listens."""
+    """Run the server; print its URL once it listens."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.apiserver", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any")
     parser.add_argument("--version", choices=sorted(VERSIONS), default="v1.36")
     parser.add_argument("--objects", type=Path, action="append", default=[], metavar="FILE")
     parser.add_argument("--generate", metavar="SERVICESxENDPOINTS", help="such as 10000x10")
-    parser.add_argument("--token", action="append", default=[], help="let in only who shows one of these")
+    parser.add_argument("--token", action="append", default=[], help="admit only requests with one of these")
     parser.add_argument("--bookmark-seconds", type=float, default=60.0)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(parser.parse_args()))

@@ -1,4 +1,4 @@
-"""How an API server words its answers."""
+"""The answers of an API server, with its headers and messages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from aiohttp import web
 from tests.support.apiserver.version import Version
 
 GZIP_OVER = 131072
-"""Larger bodies are compressed for who accepts it; one of exactly this size is not."""
+"""Bodies above this size are compressed if the client accepts that."""
 CHUNKED_OVER = 2048
-"""About where a Content-Length gives way to chunks."""
+"""The approximate size above which answers are chunked, without Content-Length."""
 
 _REASONS = {
     400: "BadRequest",
@@ -63,7 +63,7 @@ def status(
     details: Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A Status object; `reason` follows from the code unless given ("": none)."""
+    """A Status object; the default `reason` follows from the code ("": none)."""
     found: dict[str, Any] = {
         "kind": "Status",
         "apiVersion": "v1",
@@ -80,12 +80,12 @@ def status(
 
 
 def not_found() -> Refusal:
-    """For a group, version or resource that is not served."""
+    """The answer for a group, version or resource that is not served."""
     return Refusal(404, "the server could not find the requested resource", details={})
 
 
 def common_headers(version: Version) -> dict[str, str]:
-    """What every JSON answer carries."""
+    """The headers of every JSON answer."""
     headers = {
         "Cache-Control": "no-cache, private",
         "X-Kubernetes-Pf-Flowschema-Uid": "00000000-0000-4000-8000-000000000001",
@@ -99,7 +99,7 @@ def common_headers(version: Version) -> dict[str, str]:
 def json_answer(
     request: web.Request, version: Version, body: Any, *, code: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """A body (JSON text, or what becomes it) as the server sends it: compressed or chunked by its size."""
+    """An answer with a JSON body, compressed or chunked according to its size."""
     text = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode() + b"\n"
     all_headers = {**common_headers(version), **(headers or {}), "Content-Type": "application/json"}
     if len(text) > GZIP_OVER and "gzip" in request.headers.get("Accept-Encoding", ""):

@@ -1,4 +1,4 @@
-"""The objects of a cluster with their history: what etcd and the watch cache hold. No network."""
+"""The objects of a cluster with their history, as in etcd and the watch cache. No network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Kind:
 
     @property
     def path(self) -> str:
-        """Where it is listed."""
+        """The path of its lists."""
         prefix = "/apis/" if "/" in self.group_version else "/api/"
         return f"{prefix}{self.group_version}/{self.resource}"
 
@@ -50,11 +50,11 @@ class Stored(NamedTuple):
     object: Mapping[str, Any]
     version: int
     json: bytes
-    """Without kind and apiVersion, as lists have it."""
+    """Without kind and apiVersion, as in lists."""
 
 
 class Change(NamedTuple):
-    """What one write did."""
+    """The change of one write."""
 
     version: int
     key: str
@@ -76,8 +76,8 @@ class Cluster:
         self._listeners: list[Callable[[], None]] = []
 
     def put(self, resource: str, item: Mapping[str, Any], *, version: int | None = None) -> int:
-        """Create or change an object; its new resourceVersion. An identical one is not written. With `version` it is
-        stored as it stands, as if written then."""
+        """Create or change an object; returns its new resourceVersion. An identical one is not written. With `version`
+        the object is stored unchanged at that version."""
         metadata = dict(item.get("metadata") or {})
         key = _key(resource, metadata.get("namespace", ""), metadata["name"])
         before = self._now[resource].get(key)
@@ -99,33 +99,33 @@ class Cluster:
         return version
 
     def delete(self, resource: str, namespace: str, name: str) -> int:
-        """Delete an object (KeyError: there is none); the resourceVersion of the deletion."""
+        """Delete an object (KeyError: there is none); returns the resourceVersion of the deletion."""
         before = self._now[resource].pop(_key(resource, namespace, name))
         self.version += 1
         self._record(resource, Change(self.version, _key(resource, namespace, name), before, None))
         return self.version
 
     def get(self, resource: str, namespace: str, name: str) -> Mapping[str, Any] | None:
-        """An object as it is now."""
+        """The present version of an object."""
         stored = self._now[resource].get(_key(resource, namespace, name))
         return stored.object if stored else None
 
     def compact(self) -> None:
-        """Forget history up to now, as etcd's compaction; the watch cache keeps its own."""
+        """Drop the history, like etcd's compaction; the watch cache keeps its own."""
         self.compacted = self.version
 
     def restart(self) -> None:
-        """The server's watch cache begins anew."""
+        """Empty the server's watch cache."""
         self.cached_from = self.version
 
     def expire(self) -> None:
-        """Make everything up to now too old: a write, a compaction and a restart."""
+        """Expire all versions so far: a write, a compaction and a restart."""
         self.version += 1
         self.compact()
         self.restart()
 
     def restore(self, version: int) -> None:
-        """Put everything back to what it was at a version, and forget what came after: storage from a backup."""
+        """Restore the state of a version, and drop all later ones: storage from a backup."""
         for resource, objects in self._now.items():
             objects_then = self.at(resource, version)
             objects.clear()
@@ -135,7 +135,7 @@ class Cluster:
         self.version = self.compacted = self.cached_from = version
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` after every write; the returned function ends that."""
+        """Call `listener` after every write, until the returned function is called."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -152,7 +152,7 @@ class Cluster:
         return state
 
     def events(self, resource: str, after: int, selected: Selector) -> Iterator[tuple[int, str, bytes]]:
-        """What a watch behind version `after` is told: version, type and the object's JSON."""
+        """The events of a watch after version `after`: version, type and the object's JSON."""
         history = self._history[resource]
         for change in history[bisect_right(history, after, key=lambda change: change.version) :]:
             was = change.before is not None and selected(change.before.object)
@@ -176,7 +176,7 @@ class Cluster:
 
 
 class ContinueToken(NamedTuple):
-    """Where a list goes on. Version -1: at whatever is newest."""
+    """The position of a list's next page. Version -1: the newest version."""
 
     version: int
     after: str
@@ -189,13 +189,13 @@ class ContinueToken(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ContinueToken:
-        """ValueError when it is none."""
+        """Parse a token; ValueError if it is invalid."""
         found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         return cls(int(found["rv"]), str(found["start"]).rstrip("\0"))
 
 
 def event_json(resource: str, stored: Stored) -> bytes:
-    """An object's JSON with kind and apiVersion, as watches have it."""
+    """An object's JSON with kind and apiVersion, as in watches."""
     kind = KINDS[resource]
     return b'{"kind":"%s","apiVersion":"%s",' % (kind.kind.encode(), kind.group_version.encode()) + stored.json[1:]
 

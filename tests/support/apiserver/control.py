@@ -1,4 +1,4 @@
-"""The control endpoint: what a test tells a server that runs as a program. JSON in, JSON out."""
+"""The control endpoint of a server that runs as a program. JSON in, JSON out."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Delete(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BreakWatches(msgspec.Struct, forbid_unknown_fields=True):
-    """Watches to disturb."""
+    """Watches to break."""
 
     how: Break
     resource: str = ""
 
 
 def add_control(app: web.Application, server: ApiServer) -> None:
-    """``POST /_control/{put,delete,fault,clear-faults,break,expire,forbid,allow}``, ``GET /_control/state``."""
+    """Add ``POST /_control/{put,delete,fault,clear-faults,break,expire,forbid,allow}``, ``GET /_control/state``."""
 
     def state() -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""Writing v1 Events, the one thing that a service proxy writes: created by POST, counted up by PATCH."""
+"""Writes of v1 Events, a proxy's only writes: POST creates them, PATCH raises their count."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MERGE = ("application/merge-patch+json", "application/strategic-merge-patch+jso
 
 
 def verb_of(method: str, path: str) -> str:
-    """``create`` or ``patch``; empty where that can be done to no event."""
+    """``create`` or ``patch``; empty for other methods."""
     match = _PATH.fullmatch(path)
     return _VERBS.get(method, "") if match and (method == "PATCH") is (match[2] is not None) else ""
 
 
 def forbidden(user: str, method: str, path: str) -> Refusal:
-    """What who may not write is told."""
+    """The answer to a client without permission to write."""
     match = _PATH.fullmatch(path)
     assert match is not None
     return Refusal(
@@ -35,7 +35,7 @@ def forbidden(user: str, method: str, path: str) -> Refusal:
 
 
 def write(cluster: Cluster, method: str, path: str, content_type: str, body: bytes) -> tuple[int, bytes]:
-    """Do it; status and object. `Refusal` where a real server would."""
+    """Apply a write; returns status and object. `Refusal` where a real server refuses."""
     match = _PATH.fullmatch(path)
     assert match is not None
     namespace, name = match[1], match[2]

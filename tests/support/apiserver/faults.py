@@ -1,4 +1,4 @@
-"""What can be made to go wrong."""
+"""Faults that a test can inject."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import msgspec
 
 
 class Break(StrEnum):
-    """How an open watch is disturbed."""
+    """The ways to break an open watch."""
 
     END = "end"
-    """It ends in good order."""
+    """The watch ends normally."""
     CUT = "cut"
     """The connection is closed without a terminating chunk, as by a killed server."""
     RESET = "reset"
@@ -19,45 +19,44 @@ class Break(StrEnum):
     HALF_LINE = "half-line"
     """Half an event, then cut."""
     HALF_LINE_END = "half-line-end"
-    """Half an event, then an end in good order."""
+    """Half an event, then a normal end."""
     GARBAGE = "garbage"
-    """A line that is no JSON; the watch goes on."""
+    """A line that is not JSON; the watch continues."""
     EMPTY_LINES = "empty-lines"
-    """Lines with nothing in them; the watch goes on."""
+    """Empty lines; the watch continues."""
     UNKNOWN_TYPE = "unknown-type"
-    """An event of a type that nobody knows; the watch goes on."""
+    """An event of an unknown type; the watch continues."""
     OLD_EVENT = "old-event"
-    """A change of the first object, with a version from before everything; the watch goes on."""
+    """A change of the first object, with an older version than all others; the watch continues."""
     WRONG_KIND = "wrong-kind"
-    """An event of another kind of object; the watch goes on."""
+    """An event of another kind of object; the watch continues."""
     DEEP = "deep"
-    """An event nested a hundred thousand levels deep; the watch goes on."""
+    """An event nested a hundred thousand levels deep; the watch continues."""
     ERROR_410 = "error-410"
     ERROR_500 = "error-500"
     STALL = "stall"
-    """Nothing more is sent, though the connection stays open."""
+    """The server sends nothing more, and keeps the connection open."""
     FLOOD = "flood"
-    """The first object changes to and fro, ten thousand times a second for five seconds; the watch goes on."""
+    """The first object changes ten thousand times a second for five seconds; the watch continues."""
     ENDLESS_LINE = "endless-line"
-    """A line that does not end."""
+    """An endless line."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happens to the requests that match, instead of an answer."""
+    """The answer to matching requests, instead of the true one."""
 
     kind: str = "status"
     """``status``: answer `status`; ``drop``: close without an answer; ``reset``: the same with a RST; ``hang``: never
-    answer; ``endless``: a list whose items go on for ever; ``pages``: a list of one page after
-    another, for ever; ``cut``: half the answer, then close; ``slow``: the true
-    answer after `delay_s`."""
+    answer; ``endless``: a list with endless items; ``pages``: a list with endless pages; ``cut``: half the answer, then
+    close; ``slow``: the true answer after `delay_s`."""
     path: str = ""
-    """Begin of the path."""
+    """The beginning of the path."""
     watch: bool | None = None
-    """Only watches, only others; None: both."""
+    """True: only watches; False: only others; None: both."""
     query: str = ""
-    """Part of the query string."""
+    """A part of the query string."""
     times: int = 1
-    """How often; -1: until the faults are cleared."""
+    """Number of times; -1: until the faults are cleared."""
     status: int = 500
     body: str = ""
     """Empty: a Status object of that code."""
@@ -70,5 +69,5 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"unknown fault {self.kind!r}")
 
     def hits(self, path: str, query: str, watch: bool) -> bool:
-        """Whether a request is concerned."""
+        """Whether a request matches."""
         return path.startswith(self.path) and self.query in query and self.watch in (None, watch) and self.times != 0

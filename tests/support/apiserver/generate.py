@@ -1,4 +1,4 @@
-"""Clusters of any size."""
+"""Generates clusters of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real API servers said: exchanges and watch streams recorded from kube-apiserver 1.36.2 and 1.20.2.
+"""Recorded exchanges and watch streams of kube-apiserver 1.36.2 and 1.20.2.
 
 Under ``data/``: ``NAME.json`` is an exchange (or its ``pages``), managedFields left out; ``NAME.ndjson`` the body of a
 watch, byte for byte, with ``NAME.meta.json`` beside it. The key under ``data/tls`` was made for these tests alone.
@@ -45,16 +45,16 @@ class Stream:
     headers: Mapping[str, str]
     body: bytes
     cut: bool
-    """It did not end in good order."""
+    """Whether the stream was cut off."""
 
     @property
     def lines(self) -> list[bytes]:
-        """Its lines, without their ends."""
+        """The lines, without line ends."""
         return self.body.splitlines()
 
 
 def exchanges(pattern: str) -> list[Exchange]:
-    """The single exchanges whose file matches."""
+    """The single exchanges in matching files."""
     files = sorted(path for path in DATA.glob(pattern) if ".json" in path.name and ".meta." not in path.name)
     found = [exchange(str(path.relative_to(DATA))) for path in files]
     return [one for one in found if one is not None]
@@ -62,7 +62,7 @@ def exchanges(pattern: str) -> list[Exchange]:
 
 @cache
 def exchange(name: str) -> Exchange | None:
-    """The exchange in a file; None where it holds several, or something that is no HTTP exchange."""
+    """The exchange in a file; None if it holds several, or no HTTP exchange."""
     loaded = _load(name)
     return _exchange(name, loaded) if "status" in loaded else None
 
@@ -73,7 +73,7 @@ def pages(name: str) -> list[Exchange]:
 
 
 def streams(pattern: str) -> list[Stream]:
-    """The watches whose file matches."""
+    """The watches in matching files."""
     return [stream(str(path.relative_to(DATA))) for path in sorted(DATA.glob(pattern)) if ".ndjson" in path.name]
 
 

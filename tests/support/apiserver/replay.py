@@ -1,4 +1,4 @@
-"""A server that says what was recorded, byte for byte, whatever it is asked."""
+"""A server that replays recorded answers byte for byte, for any request."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Self
 from tests.support.apiserver.recordings import Exchange, Stream
 
 Answer = Exchange | Stream | bytes
-"""Raw bytes are sent as they are, and the connection is closed after them."""
+"""A recorded exchange, or raw bytes that are sent before the connection is closed."""
 
 
 class ReplayServer:
-    """Gives `answers` in order, then the last one again and again. `pieces`: how a watch's body is cut up on the wire
-    (sizes, repeated); empty: one chunk per line, as the real server does."""
+    """Sends `answers` in order, then repeats the last one. `pieces`: sizes of a watch's chunks on the wire, repeated;
+    empty: one chunk per line, like the real server."""
 
     def __init__(self, answers: Sequence[Answer], *, pieces: Sequence[int] = ()) -> None:
         self._answers = list(answers)
@@ -30,7 +30,7 @@ class ReplayServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The server's URL."""
         return f"http://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
@@ -81,7 +81,7 @@ class ReplayServer:
                 return await self._stream(writer, answer)
 
     async def _stream(self, writer: asyncio.StreamWriter, answer: Stream) -> bool:
-        if "Transfer-Encoding" not in answer.headers:  # a watch that was refused
+        if "Transfer-Encoding" not in answer.headers:  # a refused watch
             writer.write(_head(answer.status, answer.headers) + answer.body)
             return True
         writer.write(_head(answer.status, answer.headers))
@@ -89,7 +89,7 @@ class ReplayServer:
             writer.write(_chunk(chunk))
             await writer.drain()
             if self._pieces:
-                await asyncio.sleep(0)  # so that a piece is more likely to be a read of its own
+                await asyncio.sleep(0)  # makes one read per piece more likely
         if answer.cut:
             return False
         writer.write(b"0\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Label and field selectors, as far as a service proxy uses them."""
+"""Label and field selectors: the subset that a service proxy uses."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _TERM = re.compile(r"^(!?)([A-Za-z0-9_./-]+)(?:(=|==|!=)([A-Za-z0-9_.:-]*))?$")
 
 
 class BadSelector(ValueError):
-    """What a server answers 400 to; the text is its message."""
+    """An invalid selector: the server answers 400 with this message."""
 
 
 def everything(item: Object) -> bool:
-    """Selects all."""
+    """A selector of all objects."""
     return True
 
 
 def label_selector(text: str) -> Selector:
-    """``!a,b,c=d,e!=f``."""
+    """Parses ``!a,b,c=d,e!=f``."""
     terms = [_label_term(part) for part in text.split(",") if part]
     return lambda item: all(term((item.get("metadata") or {}).get("labels") or {}) for term in terms)
 
@@ -42,7 +42,7 @@ def _label_term(text: str) -> Callable[[Mapping[str, str]], bool]:
 
 
 def field_selector(text: str, fields: frozenset[str]) -> Selector:
-    """``metadata.name=web,spec.clusterIP!=None``; `fields` are the ones that the server knows."""
+    """Parses ``metadata.name=web,spec.clusterIP!=None``; `fields` are the server's known fields."""
     terms = [_field_term(part, fields) for part in text.split(",") if part]
     return lambda item: all(term(item) for term in terms)
 

@@ -26,7 +26,7 @@ _GROUPLESS = {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientC
 
 
 class Request(NamedTuple):
-    """A request that came, for tests to look at."""
+    """A received request, for tests."""
 
     path: str
     query: Mapping[str, str]
@@ -34,8 +34,10 @@ class Request(NamedTuple):
 
 
 class ApiServer:
-    """Use it as an async context manager, or `start` and `stop` it; stopped, its port refuses connections, and a
-    later `start` listens on the same one."""
+    """The test API server: an async context manager, or `start` and `stop` it.
+
+    A stopped server's port refuses connections; a later `start` listens on the same port.
+    """
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class ApiServer:
         bookmark_s: float = 60.0,
         future_wait_s: float = 3.0,
     ) -> None:
-        """`tokens`: bearer tokens that are let in; None: anybody is."""
+        """`tokens`: the valid bearer tokens; None: no authentication."""
         self.cluster = cluster or Cluster()
         self.version = version
         self.tokens = tokens
@@ -78,13 +80,13 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The server's URL."""
         return f"{'https' if self._tls else 'http'}://{self.host}:{self.port}"
 
     async def start(
         self, host: str | None = None, port: int | None = None, *, sock: socket.socket | None = None
     ) -> None:
-        """Listen; by default on 127.0.0.1, and on the port of the time before; or take a socket that listens."""
+        """Listen, by default on 127.0.0.1 and on the previous port, or use a listening socket."""
         self.host = host or self.host
         app = web.Application(client_max_size=1 << 30)
         add_control(app, self)
@@ -101,7 +103,7 @@ class ApiServer:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Cut everything off and refuse connections, as a killed server."""
+        """Cut all connections and refuse new ones, like a killed server."""
         for watch in list(self.watches):
             watch.disturb(Break.CUT)
         if self._runner is not None:
@@ -109,15 +111,15 @@ class ApiServer:
             self._runner = None
 
     def inject(self, fault: Fault) -> None:
-        """Let it happen to the next requests that match. Earlier ones are used up first."""
+        """Apply a fault to the next matching requests. Earlier faults apply first."""
         self._faults.append(fault)
 
     def clear_faults(self) -> None:
-        """From now on all is well."""
+        """Remove all faults."""
         self._faults.clear()
 
     def break_watches(self, how: Break, resource: str = "") -> int:
-        """Disturb the open watches (of one resource); how many there were."""
+        """Break the open watches (of one resource); returns their number."""
         concerned = [watch for watch in self.watches if resource in ("", watch.resource)]
         for watch in concerned:
             watch.disturb(how)
@@ -282,7 +284,7 @@ class ApiServer:
         return json_answer(request, self.version, text, headers=self._warning(kind))
 
     async def _where(self, kind: Kind, query: Mapping[str, str]) -> tuple[int, str, int]:
-        """A list's version, the key that it goes on behind, and its limit (0: none)."""
+        """A list's version, the key after which it continues, and its limit (0: none)."""
         limit = _number(query.get("limit", "0"), "limit")
         if text := query.get("continue"):
             if query.get("resourceVersion", "") not in ("", "0"):

@@ -1,4 +1,4 @@
-"""The test API server says what real ones said."""
+"""The test API server gives the recorded answers of real ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def recorded(name: str) -> Exchange:
 
 
 def resource_of(name: str) -> str:
-    """Whose watch this is, by the file's name."""
+    """The resource of a watch, from its file's name."""
     return next(resource for word, resource in RESOURCES.items() if word in name)
 
 
@@ -66,7 +66,7 @@ async def ask(server: ApiServer, path: str, headers: Mapping[str, str]) -> tuple
 
 
 def same_headers(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Those that mean something to a client are the same."""
+    """The headers that matter to a client are equal."""
     assert {name: ours[name] for name in MATTER if name in ours} == {
         name: theirs[name] for name in MATTER if name in theirs
     }
@@ -87,7 +87,7 @@ def same_headers(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
         (V1_20, "v1.20/endpoints/list-all.json", 273),
     ],
 )
-async def test_lists_are_equal(version: Version, name: str, at: int) -> None:
+async def test_lists_equal_recorded_ones(version: Version, name: str, at: int) -> None:
     theirs = recorded(name)
     async with ApiServer(seeded(version, at=at), version=version, tokens={TOKEN}) as server:
         status, headers, body = await ask(server, theirs.path, theirs.request_headers)
@@ -108,7 +108,7 @@ async def test_lists_are_equal(version: Version, name: str, at: int) -> None:
         (V1_20, "v1.20/node/list-own.json", 273),
     ],
 )
-async def test_lists_of_one_node_are_equal(version: Version, name: str, at: int) -> None:
+async def test_lists_of_one_node_equal_recorded_ones(version: Version, name: str, at: int) -> None:
     theirs = recorded(name)
     cluster = seeded(version)
     cluster.version = at
@@ -128,7 +128,7 @@ async def test_lists_of_one_node_are_equal(version: Version, name: str, at: int)
         (V1_20, "v1.20/services/list-limit5-pages.json"),
     ],
 )
-async def test_pages_are_equal_token_for_token(version: Version, name: str) -> None:
+async def test_pages_equal_recorded_ones_with_tokens(version: Version, name: str) -> None:
     theirs = pages(name)
     at = int(theirs[0].json["metadata"]["resourceVersion"])
     cluster = seeded(version)
@@ -187,7 +187,7 @@ async def test_pages_are_equal_token_for_token(version: Version, name: str) -> N
         for name in names
     ],
 )
-async def test_refusals_are_equal(version: Version, name: str) -> None:
+async def test_refusals_equal_recorded_ones(version: Version, name: str) -> None:
     theirs = recorded(name)
     cluster = seeded(version, at=700)
     cluster.expire()
@@ -215,7 +215,7 @@ async def test_before_its_rules_are_loaded_a_server_forbids_everything(name: str
 
 
 @pytest.mark.parametrize("version", [V1_36, V1_20], ids=lambda version: version.name)
-async def test_discovery_is_equal_for_what_is_served(version: Version) -> None:
+async def test_discovery_equals_the_recorded_one(version: Version) -> None:
     async with ApiServer(seeded(version), version=version) as server:
         for theirs in exchanges(f"{version.name}/discovery/*"):
             status, headers, body = await ask(server, theirs.path, theirs.request_headers)
@@ -240,7 +240,7 @@ async def test_discovery_is_equal_for_what_is_served(version: Version) -> None:
 @pytest.mark.parametrize(
     "name", ["v1.36/watch/services.ndjson", "v1.36/watch/endpointslices.ndjson", "v1.36/watch/own-node.ndjson"]
 )
-async def test_a_watch_tells_the_recorded_changes_in_the_recorded_words(name: str) -> None:
+async def test_a_watch_sends_the_recorded_events(name: str) -> None:
     theirs = stream(name)
     resource = resource_of(name)
     cluster = seeded(V1_36, at=329)
@@ -260,7 +260,7 @@ async def test_a_watch_tells_the_recorded_changes_in_the_recorded_words(name: st
     same_headers(headers, theirs.headers)
     ours = [json.loads(line) for line in body.splitlines()]
     assert ours == [event for event in wanted if event["type"] != "BOOKMARK"]
-    # Not only the same values: the same spelling, from the first byte to the object's own fields.
+    # Not only equal values: the same bytes, up to the object's own fields.
     assert [line[:60] for line in body.splitlines()] == [
         line[:60] for line in theirs.lines if not line.startswith(b'{"type":"BOOKMARK"')
     ]
@@ -276,7 +276,7 @@ async def test_a_watch_tells_the_recorded_changes_in_the_recorded_words(name: st
         (V1_20, "v1.20/watch/own-node.ndjson"),
     ],
 )
-async def test_bookmarks_are_as_hollow_as_the_recorded_ones(version: Version, name: str) -> None:
+async def test_bookmarks_equal_recorded_ones(version: Version, name: str) -> None:
     theirs = next(json.loads(line) for line in stream(name).lines if b'"BOOKMARK"' in line)
     resource = resource_of(name)
     kind = KINDS[resource]
@@ -300,7 +300,7 @@ async def test_a_quiet_watch_gets_no_bookmark_and_a_clean_end() -> None:
     assert body == stream("v1.36/watch/services-timeout-5s.ndjson").body == b""
 
 
-async def test_too_old_is_an_error_event_and_the_end_of_the_stream() -> None:
+async def test_an_expired_version_gives_an_error_event_and_ends_the_stream() -> None:
     theirs = stream("v1.36/watch/services-410-compacted.ndjson")
     cluster = seeded(V1_36, at=605)
     cluster.restart()
@@ -310,7 +310,7 @@ async def test_too_old_is_an_error_event_and_the_end_of_the_stream() -> None:
     assert body == theirs.body
 
 
-async def test_too_old_leaves_an_old_server_s_stream_open_and_silent() -> None:
+async def test_an_expired_version_leaves_an_old_server_s_stream_open() -> None:
     theirs = stream("v1.20/watch/services-410.ndjson")
     cluster = seeded(V1_20, at=324)
     cluster.restart()
@@ -336,14 +336,14 @@ async def test_a_continue_token_outlives_a_compaction_only_on_a_new_server() -> 
             cluster.restart()
             status, _, body = await ask(server, f"/api/v1/services?limit=3&continue={token}", {})
             assert status == 410
-            # The token in the answer goes on from the same key at the newest version.
+            # The token in the answer continues from the same key at the newest version.
             inconsistent = json.loads(body)["metadata"]["continue"]
             status, _, body = await ask(server, f"/api/v1/services?limit=3&continue={inconsistent}", {})
             assert status == 200
             assert json.loads(body)["metadata"]["resourceVersion"] == str(cluster.version)
 
 
-async def test_long_lists_are_compressed_for_who_asks_for_it() -> None:
+async def test_long_lists_are_compressed_on_request() -> None:
     theirs = recorded("v1.36/endpointslices/list-1000-endpoints.json.gz")
     cluster = Cluster()
     for item in theirs.json["items"]:
@@ -374,7 +374,7 @@ async def test_a_killed_server_cuts_its_watches() -> None:
     await server.stop()
 
 
-async def test_watches_are_broken_as_told() -> None:
+async def test_watches_break_as_requested() -> None:
     async with ApiServer(seeded(V1_36)) as server:
         for how, fails in ((Break.END, False), (Break.CUT, True), (Break.RESET, True), (Break.HALF_LINE, True)):
             path = f"/api/v1/services?watch=true&resourceVersion={server.cluster.version}&timeoutSeconds=30"

@@ -1,4 +1,4 @@
-"""Events are taken, counted up and refused as a real server does it."""
+"""Events are created, counted and refused as by a real server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def send(
         return response.status, await response.json()
 
 
-async def test_created_then_counted_up() -> None:
+async def test_an_event_is_created_then_counted() -> None:
     async with ApiServer() as server:
         status, created = await send(server, "POST", PATH, EVENT)
         assert (status, created["kind"], created["metadata"]["namespace"]) == (201, "Event", "demo")
@@ -62,7 +62,7 @@ async def test_refusals(method: str, path: str, body: object, content_type: str,
         assert (answered, refusal["reason"]) == (status, reason)
 
 
-async def test_who_may_not_is_told_so() -> None:
+async def test_forbidden_writes_are_refused() -> None:
     async with ApiServer() as server:
         server.forbidden = True
         status, refusal = await send(server, "POST", PATH, EVENT)

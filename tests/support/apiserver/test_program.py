@@ -1,4 +1,4 @@
-"""The test API server as a program, told by its control endpoint."""
+"""The test API server as a program, with its control endpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.apiserver.generate import endpoint_slice, service
 
 @asynccontextmanager
 async def program(*arguments: str) -> AsyncIterator[str]:
-    """It runs; its URL."""
+    """The URL of a running server."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.support.apiserver", *arguments, stdout=asyncio.subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""In what kube-apiserver 1.36 and 1.20 differ, as recorded (both with etcd 3.4)."""
+"""The recorded differences of kube-apiserver 1.36 and 1.20 (both with etcd 3.4)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A kube-apiserver, as far as its differences matter here."""
+    """A version of kube-apiserver, with the differences that matter here."""
 
     name: str
     groups: tuple[tuple[str, tuple[str, ...]], ...]
     """API groups and their versions, in the order of /apis."""
     silent_after_410: bool
-    """A watch that was told 410 stays open and silent until its timeoutSeconds."""
+    """A watch stays open and silent after a 410, until its timeoutSeconds."""
     compaction_expires_tokens: bool
-    """Else continue tokens outlive a compaction until the server is restarted."""
+    """False: continue tokens survive a compaction until the server restarts."""
     streams_lists: bool
-    """Knows watches with sendInitialEvents; with etcd 3.4 it answers them, and any watch without a resourceVersion,
-    with an ERROR event. Else such a watch begins with what exists."""
+    """True: knows watches with sendInitialEvents; with etcd 3.4 it answers them, and any watch without a
+    resourceVersion, with an ERROR event. False: such a watch begins with the existing objects."""
     service_fields: frozenset[str]
     """Field selectors of Services beyond metadata.name and metadata.namespace."""
     endpoints_warning: str = ""
@@ -26,7 +26,7 @@ class Version:
     audits: bool = True
     """Answers carry an Audit-Id."""
     bad_version_status: int = 400
-    """The status of a list with a resourceVersion that is no number."""
+    """The status of a list with a resourceVersion that is not a number."""
 
     def serves(self, group_version: str) -> bool:
         """Whether a group is served in a version, like ``discovery.k8s.io/v1``."""

@@ -21,7 +21,7 @@ FLOOD_RATE = 10_000
 """Events a second."""
 FLOOD_S = 5
 BEFORE_END_S = 2.0
-"""How long before the end by timeoutSeconds the last bookmark goes out."""
+"""Time between the last bookmark and the end by timeoutSeconds."""
 
 _HOLLOW: dict[str, dict[str, object]] = {
     "services": {"spec": {}, "status": {"loadBalancer": {}}},
@@ -50,7 +50,7 @@ _HOLLOW: dict[str, dict[str, object]] = {
 
 
 class Watch:
-    """Sends what happens behind a version until its time is over, or somebody breaks it."""
+    """Sends the events after a version until its time is over, or until a test breaks it."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class Watch:
         self._breaks: list[Break] = []
 
     def disturb(self, how: Break) -> None:
-        """Break it."""
+        """Break the watch as `how` says."""
         self._breaks.append(how)
         self._wake.set()
 
     async def serve(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-        """Until its end. A client that goes away cancels it."""
+        """Send events until the end. A client that disconnects cancels it."""
         unsubscribe = self._cluster.subscribe(self._wake.set)
         try:
             await response.prepare(request)
@@ -112,7 +112,7 @@ class Watch:
                 text = f"too old resource version: {position} ({self._cluster.cached_from})"
                 await self._refuse(response, _error(410, text), end)
                 return
-        began = told = position
+        began = sent = position
         bookmarks = self._bookmark_times(loop.time(), end)
         next_bookmark = next(bookmarks)
         while True:
@@ -122,15 +122,15 @@ class Watch:
             upto = self._cluster.version
             for at, kind, body in self._cluster.events(self.resource, position, self._selected):
                 await response.write(_line(kind, body))
-                told = at
-            # A version of the future is silence, not an error.
-            position = max(position, upto, told)
+                sent = at
+            # A future version means silence, not an error.
+            position = max(position, upto, sent)
             now = loop.time()
             if now >= end:
                 return
             if now >= next_bookmark:
                 next_bookmark = next(bookmarks)
-                newest = max(told, self._cluster.last_change(self.resource))
+                newest = max(sent, self._cluster.last_change(self.resource))
                 if self._bookmarks and newest > began and newest <= position:
                     await response.write(self._bookmark(newest))
             self._wake.clear()
@@ -192,7 +192,7 @@ class Watch:
             case Break.HALF_LINE | Break.HALF_LINE_END:
                 await response.write(b'{"type":"MODIFIED","object":{"kind":"Service","apiVers')
                 if how is Break.HALF_LINE:
-                    await asyncio.sleep(0.02)  # so that the half has left before the connection does
+                    await asyncio.sleep(0.02)  # so that the half is sent before the connection closes
                     hang_up(request)
                 return True
             case Break.GARBAGE:
@@ -228,7 +228,7 @@ class Watch:
 
 
 def hang_up(request: web.Request, *, reset: bool = False) -> None:
-    """Close the connection without another word."""
+    """Close the connection without sending more."""
     transport = request.transport
     if transport is None:
         return

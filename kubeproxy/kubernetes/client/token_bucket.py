@@ -1,0 +1,36 @@
+"""A token bucket: limits how often a client asks. No clock, no sleep."""
+
+from __future__ import annotations
+
+
+class TokenBucket:
+    """Admits `qps` requests a second on average, `burst` at once; ``qps <= 0``: no limit."""
+
+    def __init__(self, *, qps: float, burst: int) -> None:
+        self._qps = qps
+        self._burst = max(1, burst)
+        self._tokens = float(self._burst)
+        self._at: float | None = None
+
+    def take(self, now: float) -> float:
+        """Take a token; returns the seconds until it is available. Waiters get tokens in the order of their calls."""
+        if self._qps <= 0:
+            return 0.0
+        self._refill(now)
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self._qps)
+
+    def try_take(self, now: float) -> bool:
+        """Take a token if one is available; whether it was."""
+        if self._qps <= 0:
+            return True
+        self._refill(now)
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def _refill(self, now: float) -> None:
+        if self._at is not None:
+            self._tokens = min(float(self._burst), self._tokens + (now - self._at) * self._qps)
+        self._at = now
