@@ -130,7 +130,7 @@ class RestClient:
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Answer:
-        """One request; repeated only where the server asks for it (429 and 5xx with Retry-After) or refuses the
+        """One request. It is repeated only where the server asks for it (429 and 5xx with Retry-After) or refuses the
         credentials and there are new ones. Raises StatusError, Unreachable, Garbage."""
         renewed = failed = False
         waits = 0

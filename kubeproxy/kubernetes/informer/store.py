@@ -17,7 +17,7 @@ ORPHANS = "orphans"
 
 
 def by_namespace(item: Object) -> Iterable[str]:
-    """By namespace."""
+    """Index objects by the namespace that they are in."""
     return (item.metadata.namespace,)
 
 

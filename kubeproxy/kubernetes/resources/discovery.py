@@ -357,8 +357,7 @@ def file_name(server: str) -> str:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Put the file in place as a whole, readable for its owner alone; without a word where that cannot be done, as it
-    is a cache."""
+    """Put the file in place as a whole, readable for its owner alone. A failure is ignored: it is a cache."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent)
