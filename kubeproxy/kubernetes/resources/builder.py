@@ -138,7 +138,10 @@ class Builder:
         return self
 
     def await_kind(self, wait: AwaitKind) -> Self:
-        """`wait` is called with group and kind of an object that the server does not serve. It returns whether the server may serve it now."""
+        """`wait` is called with group and kind of an object that the server does not serve.
+
+        It returns whether the server may serve it now.
+        """
         self._await_kind = wait
         return self
 
