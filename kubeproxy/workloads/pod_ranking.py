@@ -45,8 +45,8 @@ def choose_pods_to_delete(pods: Sequence[Pod], number: int, *, related: Iterable
 
 def _rank(pod: Pod, on_node: int, now: float) -> tuple[object, ...]:
     """Smaller goes first. Ages are compared by powers of two, so that the UID orders pods of about the same age, and
-    not always their creation. Upstream looks at the UID as soon as two ready times differ within one power of two, which is
-    no order (it can go in circles); here restarts come first."""
+    not always their creation. Upstream looks at the UID as soon as two ready times differ within one power of two, which
+    is no order (it can go in circles); here restarts come first."""
     ready = is_ready(pod)
     return (
         pod.spec.node_name != "",
