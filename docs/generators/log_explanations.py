@@ -112,7 +112,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "connections loop through proxies": (
         "An endpoint leads back to a proxy; the hop limit ended the connections.",
-        ("Correct the EndpointSlice of the Service; [KubeproxyDialFailures](operations.md#kubeproxydialfailures)."),
+        "Correct the EndpointSlice of the Service; [KubeproxyDialFailures](operations.md#kubeproxydialfailures).",
     ),
     "connections refused: too many per second": (
         "An address connects to the health or metrics server too often; `client` has it.",
@@ -170,9 +170,18 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The kernel cannot watch a directory; it is read at intervals.",
         "`fs.inotify.max_user_watches`, or nothing.",
     ),
-    "more endpoints ejected": ("More endpoints were ejected than are logged at once.", "`kubeproxy status` lists all."),
-    "more manifest faults": ("More faults than are logged at once.", "`kubeproxy check --manifests DIR` lists all."),
-    "new instance left before takeover": ("A new instance ended before its rules were in force.", "Look at its log."),
+    "more endpoints ejected": (
+        "More endpoints were ejected than are logged at once.",
+        "`kubeproxy status` lists all.",
+    ),
+    "more manifest faults": (
+        "More faults than are logged at once.",
+        "`kubeproxy check --manifests DIR` lists all.",
+    ),
+    "new instance left before takeover": (
+        "A new instance ended before its rules were in force.",
+        "Look at its log.",
+    ),
     "new instance: other takeover protocol, stopping": (
         "A new instance with another version of the takeover protocol came; this one drains and ends for it.",
         "[Versions side by side](upgrade.md#versions-side-by-side)",
@@ -203,19 +212,17 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "objects left out; too many to keep": (
         "The objects of one kind exceed the memory bound; the largest namespace loses some.",
-        (
-            "Delete objects of that namespace, or limit them by a ResourceQuota; see "
-            "[reliability.md](reliability.md#the-api-server-goes-away)."
-        ),
+        "Delete objects of that namespace, or limit them by a ResourceQuota; see "
+        "[reliability.md](reliability.md#the-api-server-goes-away).",
     ),
     "orphaned worker: other takeover protocol": (
-        (
-            "A worker of an earlier run has another version of the takeover protocol; its session affinity is not"
-            " fetched."
-        ),
+        "A worker of an earlier run has another version of the takeover protocol; its session affinity is not fetched.",
         "[Versions side by side](upgrade.md#versions-side-by-side)",
     ),
-    "part failed": ("A part stopped for a known reason and is started again.", "Repair what `reason` names."),
+    "part failed": (
+        "A part stopped for a known reason and is started again.",
+        "Repair what `reason` names.",
+    ),
     "part failed by internal error": (
         "A fault of kubeproxy; a traceback follows. The part is started again.",
         "Report it with the traceback.",
@@ -236,23 +243,27 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The running instance accepted the request to stop and is still there after its grace period.",
         "End it.",
     ),
-    "predecessor has ended": ("The predecessor ended during a takeover.", "Nothing."),
+    "predecessor has ended": (
+        "The predecessor ended during a takeover.",
+        "Nothing.",
+    ),
     "predecessor: other protocol, cannot stop it": (
-        ("The running instance has another version of the takeover protocol and did not accept the request to stop."),
+        "The running instance has another version of the takeover protocol and did not accept the request to stop.",
         "End it (`pid`).",
     ),
     "predecessor: other takeover protocol, stops first": (
-        (
-            "The running instance has another version of the takeover protocol; it was asked to stop, and this "
-            "one waits for it."
-        ),
+        "The running instance has another version of the takeover protocol; it was asked to stop, and this "
+        "one waits for it.",
         "[Versions side by side](upgrade.md#versions-side-by-side)",
     ),
     "re-exec refused": (
         "SIGUSR2 came, and the program on disk does not start with this configuration.",
         "Repair what `reason` names, and send SIGUSR2 again.",
     ),
-    "reading this node is forbidden": ("RBAC forbids reading the Node.", "RBAC: `deploy/base/cluster-role.yaml`."),
+    "reading this node is forbidden": (
+        "RBAC forbids reading the Node.",
+        "RBAC: `deploy/base/cluster-role.yaml`.",
+    ),
     "reflector failed, listing again": (
         "A fault of kubeproxy while reading from the API server; it lists anew.",
         "Report it with the traceback.",
@@ -302,13 +313,14 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "[KubeproxySyncFailing](operations.md#kubeproxysyncfailing)",
     ),
     "watch broke": (
-        (
-            "A watch delivered something that is no Kubernetes object (a warning), or was cut (information). It "
-            "continues, or a list follows (`next`)."
-        ),
+        "A watch delivered something that is no Kubernetes object (a warning), or was cut (information). It "
+        "continues, or a list follows (`next`).",
         "Nothing, unless it repeats: then look what stands between this node and the API server.",
     ),
-    "WATCHDOG_USEC or WATCHDOG_PID ignored": ("An environment with an invalid watchdog.", "Correct `WatchdogSec=`."),
+    "WATCHDOG_USEC or WATCHDOG_PID ignored": (
+        "An environment with an invalid watchdog.",
+        "Correct `WatchdogSec=`.",
+    ),
     "worker process has ended": (
         "A worker process ended; `reason` has its signal or exit status.",
         "[KubeproxyWorkerRestarts](operations.md#kubeproxyworkerrestarts)",

@@ -25,7 +25,7 @@ class Reason(StrEnum):
 
 
 class Events:
-    """Events about Services of the cluster and about the Node; a Service of a manifest has no object in the cluster.
+    """Events about Services of the cluster and about the Node. A Service of a manifest has no object in the cluster.
 
     Without a `recorder` there are none; the log has every problem in any case.
     """

@@ -25,7 +25,7 @@ class Family(IntEnum):
 
 
 def parse_address(text: str) -> Address:
-    """The canonical form of an IP address; ValueError when it is none (or carries a zone, or maps IPv4 into IPv6)."""
+    """The canonical form of an IP address. ValueError when it is none (or carries a zone, or maps IPv4 into IPv6)."""
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv6Address):
         if address.scope_id is not None:

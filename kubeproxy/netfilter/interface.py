@@ -45,8 +45,8 @@ class Netfilter(Protocol):
         """
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """Call this whenever another process has, or may have, changed our rules; at once or within a second, and from
-        the event loop. (Never, if the adapter cannot find out.)"""
+        """Call this whenever another process has, or may have, changed our rules. The calls
+        come from the event loop, at once or within a second. (Never, if the adapter cannot find out.)"""
 
     async def cleanup(self) -> bool:
         """Remove everything of ours. True if there was anything."""

@@ -44,7 +44,7 @@ class LocalAddress:
 
     @property
     def family(self) -> Family:
-        """Its family."""
+        """IPv4 or IPv6, by the form of the address."""
         return Family.IPV6 if ":" in self.address else Family.IPV4
 
 

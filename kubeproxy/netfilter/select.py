@@ -15,7 +15,7 @@ _ADAPTERS: Mapping[str, type[Nftables] | type[Iptables]] = {"nftables": Nftables
 
 
 async def select(order: Sequence[str]) -> tuple[Netfilter, str]:
-    """The first of these adapters (``nftables``, ``iptables``) that works, and why it was selected; without names the
+    """The first of these adapters (``nftables``, ``iptables``) that works, and why it was selected. Without names the
     adapter that makes no rules.
 
     nftables works when the kernel accepts our whole table in a trial that changes nothing, iptables when its lock and

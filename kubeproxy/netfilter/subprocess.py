@@ -11,7 +11,7 @@ from kubeproxy.model.errors import KernelError
 
 
 class CommandFailed(KernelError):
-    """A program ended with another exit status than 0; `command_line` is how it was called, `stderr` what it wrote
+    """A program ended with another exit status than 0. `command_line` is how it was called, `stderr` what it wrote
     to stderr."""
 
     def __init__(self, command_line: str, stderr: str) -> None:

@@ -105,7 +105,7 @@ def is_local(endpoint: Endpoint, facts: NodeFacts) -> bool:
 
 
 def _usable(some: Sequence[Candidate]) -> tuple[Target, ...]:
-    """The ready ones; if there is none, terminating ones that still serve, so that a rollout which removes the last
+    """The ready ones. If there is none, terminating ones that still serve, so that a rollout which removes the last
     endpoint does not refuse clients that could be served."""
     ready = [target for target, endpoint in some if endpoint.ready]
     return tuple(sorted(ready or [target for target, endpoint in some if _serves_while_terminating(endpoint)]))

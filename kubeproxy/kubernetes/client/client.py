@@ -91,8 +91,8 @@ class Client:
     async def pieces(
         self, path: str, query: Mapping[str, str], *, head_s: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The body of a JSON answer in pieces (`link.PIECE_BYTES` at most), as they arrive; an `ApiError` for anything
-        else, where it does not begin within `head_s`, and where it is not over after ANSWER_S."""
+        """The body of a JSON answer in pieces (`transport.PIECE_BYTES` at most), as they arrive. An `ApiError` for
+        anything else, where it does not begin within `head_s`, and where it is not over after ANSWER_S."""
         request = _Request(path=path, query=query, total_s=ANSWER_S, head_s=head_s)
         async with self._answer(request) as response:
             yield pieces(response)

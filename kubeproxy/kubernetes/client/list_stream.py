@@ -41,7 +41,7 @@ class ListSplitter:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Page | None:
-        """The items that have arrived whole, once there is a piece of them, undecoded; the page's kind as far as it is
+        """The items that have arrived whole, once there is a piece of them, undecoded. The page's kind as far as it is
         known, and nothing else of it. `Garbage` when one object is longer than allowed."""
         self._rest += data
         if len(self._rest) < self._look_at:

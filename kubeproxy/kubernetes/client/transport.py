@@ -142,7 +142,7 @@ async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) ->
 
 
 async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncGenerator[bytes, None]:
-    """A body as it arrives, unpacked, in pieces of at most PIECE_BYTES; errors speak of `where`, by default of the URL.
+    """A body as it arrives, unpacked, in pieces of at most PIECE_BYTES. Errors name `where`, by default of the URL.
     Left to aiohttp, a piece could be a thousand times as long as it was on the wire: a tenant's annotations may be."""
     where = where or str(response.url)
     encoding = response.headers.get("Content-Encoding", "identity")

@@ -14,7 +14,7 @@ endpoints each that this is measured with. In memory it takes several times as m
 OBJECT_BYTES = 512
 """What an object costs beside its meaning: its name, the digest of its text, its places in tables."""
 MAX_NAMED = 10_000
-"""Objects left out that are told apart; more are not counted."""
+"""Objects left out that are counted each; more are not counted."""
 _ROOM = 0.1
 """The part of the bound that has to become free before those left out are worth a new list."""
 

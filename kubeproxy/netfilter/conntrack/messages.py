@@ -74,7 +74,7 @@ def delete_request(flow: Flow, sequence: int) -> bytes:
 
 
 def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | None:
-    """The flow in an answer to `dump_request`; None when it is of another protocol, or its tuples are of a zone."""
+    """The flow in an answer to `dump_request`. None when it is of another protocol, or its tuples are of a zone."""
     if message.kind != _NEW:
         return None
     record = message.body[_NFGEN.size :]

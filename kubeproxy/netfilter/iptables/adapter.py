@@ -342,7 +342,7 @@ def _open(family: Family, name: str) -> Any:
 
 
 def _read(table: Any, family: Family, name: str) -> tuple[Chains, list[tuple[str, Entry]]]:
-    """Our chains and the jumps to them in built-in ones; and the surplus of rules that a chain has more than once."""
+    """Our chains and the jumps to them in built-in ones. Also the surplus of rules that a chain has more than once."""
     chains: dict[str, Rules] = {}
     surplus: list[tuple[str, Entry]] = []
     for chain in (*BUILTIN[name], *filter(table.is_chain, OWN[name])):

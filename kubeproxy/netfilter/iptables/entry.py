@@ -183,7 +183,7 @@ def head_size(family: Family) -> int:
 
 
 def canonical(family: Family, raw: bytes, target: str) -> Entry:
-    """An entry as the kernel gave it, in canonical form; `target` is the name of the chain or verdict that it jumps
+    """An entry as the kernel gave it, in canonical form. `target` is the name of the chain or verdict that it jumps
     to, for entries with a standard target."""
     notes, counters, end = _NOTES[family]
     entry = bytearray(raw)

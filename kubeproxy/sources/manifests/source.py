@@ -297,7 +297,7 @@ class ManifestSource:
         answers: Mapping[str, Answer],
         states: dict[str, list[tuple[PathMemory, Signature]]],
     ) -> Iterator[tuple[str, bytes]]:
-        """The changed manifests, in the order of the named paths; adds the state of each file that was read to
+        """The changed manifests, in the order of the named paths. Adds the state of each file that was read to
         `states`."""
         for path in self._paths:
             for file in looks[path].changed if path in looks else ():
