@@ -15,7 +15,7 @@ from kubeproxy.observability.status.document import EndpointStatus, FrontendStat
 from kubeproxy.observability.status.trace import Outcome, TraceReport, TraceRequest, WorkerPreview, lines
 from kubeproxy.proxier import NodeFacts
 from tests.proxier.builders import endpoint_slice, service
-from tests.proxier.node import SOURCE, Node
+from tests.proxier.fake_node import SOURCE, Node
 
 HERE = Address("10.2.0.1")
 FACTS = NodeFacts(

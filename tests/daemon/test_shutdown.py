@@ -1,4 +1,4 @@
-"""Decisions of a shutdown; `tests/system/e2e/test_succession.py` has what clients see of it."""
+"""Decisions of a shutdown; `tests/system/e2e/test_restart_and_upgrade.py` has what clients see of it."""
 
 from __future__ import annotations
 

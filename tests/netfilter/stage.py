@@ -16,7 +16,7 @@ from typing import Any
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
 from kubeproxy.netfilter.ruleset import ProxyPort, Reach, RuleSet
-from tests.netfilter.driver import to_json
+from tests.netfilter.adapter_process import to_json
 from tests.support.lab import Host
 
 IP_PKTINFO = 8  # linux/in.h; Python 3.11 does not name it
@@ -38,7 +38,7 @@ class Adapter:
         self.ms = 0.0
         """The duration of the last call."""
         self._process = host.popen(
-            [*prefix, sys.executable, "-m", "tests.netfilter.driver", name],
+            [*prefix, sys.executable, "-m", "tests.netfilter.adapter_process", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -39,7 +39,7 @@ class Proxied:
 
     def __init__(self, host: Host, adapter: str, env: Mapping[str, str], *, path: str = "") -> None:
         self._process = host.popen(
-            ["env", f"PATH={path or env['PATH']}", sys.executable, "-m", "tests.netfilter.proxied", adapter],
+            ["env", f"PATH={path or env['PATH']}", sys.executable, "-m", "tests.netfilter.proxier_process", adapter],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

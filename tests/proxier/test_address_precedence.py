@@ -11,7 +11,7 @@ from kubeproxy.model import Address, Service, parse_address
 from kubeproxy.proxier.frontends import resolve
 from kubeproxy.proxier.ruleset_builder import Rules
 from tests.proxier.builders import destination, endpoint_slice, name, service, targets
-from tests.proxier.node import SOURCE, Node
+from tests.proxier.fake_node import SOURCE, Node
 
 STOLEN = {4: "10.96.0.20", 6: "fd00:96::20"}
 OLD, NEW = 1_600_000_000, 1_700_000_000

@@ -11,7 +11,7 @@ from kubeproxy.model import Protocol
 from kubeproxy.netfilter.packet_trace import Fate
 from kubeproxy.proxier import PortRange
 from tests.proxier.builders import endpoint_slice, service, targets
-from tests.proxier.node import SOURCE, Node
+from tests.proxier.fake_node import SOURCE, Node
 
 STEPS = 14
 """More than the breaths that the round below takes; `test_the_last_step_is_after_the_end` holds this to it."""

@@ -32,8 +32,8 @@ from kubeproxy.model import (
 )
 from kubeproxy.netfilter.ruleset import ProxyPort
 from kubeproxy.proxier import PortRange
-from tests.proxier.machine import NodeMachine
-from tests.proxier.node import Node
+from tests.proxier.fake_node import Node
+from tests.proxier.state_machine import NodeMachine
 
 SOURCES = ("kubernetes", "manifests")
 PORTS = PortRange(30000, 30003)

@@ -34,8 +34,8 @@ from kubeproxy.netfilter.ruleset import ProxyPort
 from kubeproxy.proxier import NodeFacts, Preserve
 from kubeproxy.proxier.frontends import resolve
 from tests.proxier.builders import endpoint_slice
-from tests.proxier.machine import NodeMachine
-from tests.proxier.node import SOURCE, Node
+from tests.proxier.fake_node import SOURCE, Node
+from tests.proxier.state_machine import NodeMachine
 
 NAMES = [ServiceName("default", text) for text in ("a", "b")]
 OWN, OTHER = Address("192.0.2.1"), Address("192.0.2.2")

@@ -23,7 +23,7 @@ from kubeproxy.model import Node as ModelNode
 from kubeproxy.netfilter.packet_trace import Fate
 from kubeproxy.proxier import NodeFacts, PortRange
 from tests.proxier.builders import destination, endpoint_slice, frontend_name, name, targets
-from tests.proxier.node import SOURCE, Node
+from tests.proxier.fake_node import SOURCE, Node
 from tests.support.doubles.conntrack import FakeConntrack
 
 NODE_ADDRESS = Address("192.0.2.1")

@@ -18,7 +18,7 @@ from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier import START_GRACE_S, Periods, PortRange
 from kubeproxy.proxier.sync_schedule import QUICK_ROUNDS
 from tests.proxier.builders import endpoint_slice, frontend_name, name, service, targets
-from tests.proxier.node import SOURCE, Node
+from tests.proxier.fake_node import SOURCE, Node
 from tests.support.doubles.conntrack import FakeConntrack
 
 WEB = frontend_name("web")

@@ -25,7 +25,7 @@ from kubeproxy.proxier import NodeFacts
 from kubeproxy.proxier.address_blocks import Blocks
 from kubeproxy.proxier.restrictions import Admitted, NodePortConflict, Restrictions, admit
 from tests.proxier.builders import destination, endpoint_slice, frontend_name, name, service, targets
-from tests.proxier.node import SOURCE, Node
+from tests.proxier.fake_node import SOURCE, Node
 
 OWN, OWN6 = Address("192.0.2.1"), Address("2001:db8::1")
 FACTS = NodeFacts(name="us", node_addresses=frozenset({OWN, OWN6}), own_addresses=frozenset({OWN, OWN6}))

@@ -12,7 +12,7 @@ from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.proxier import state
 from kubeproxy.proxier.frontends import Resolved, resolve
 from tests.proxier.builders import endpoint_slice, frontend_name, service, targets
-from tests.proxier.node import SOURCE, Node
+from tests.proxier.fake_node import SOURCE, Node
 
 SERVICES = 10_000
 ENDPOINTS = " ".join(f"10.0.0.{i}" for i in range(10))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.lab import Host
-from tests.system.e2e.real import ADDRESS, BINARIES, RealCluster, binaries
+from tests.system.e2e.control_plane import ADDRESS, BINARIES, RealCluster, binaries
 from tests.workloads.inputs import CASES, Case
 
 KUBECTL = "KUBECTL"

@@ -1,4 +1,4 @@
-"""Reasons to refuse a re-exec; `tests/system/e2e/test_succession.py` has re-execs."""
+"""Reasons to refuse a re-exec; `tests/system/e2e/test_restart_and_upgrade.py` has re-execs."""
 
 from __future__ import annotations
 

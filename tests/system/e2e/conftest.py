@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import Daemon
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
+from tests.system.e2e.full_services import Whole
 from tests.system.e2e.stage import QUICK, Stage, make_stage
-from tests.system.e2e.whole import Whole
 
 ADAPTERS = ("nftables", "iptables")
 
@@ -25,12 +25,12 @@ def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.fixture
 def stage(theatre: Stage) -> Iterator[Stage]:
     """The same, without daemons, rules, connections and manifests."""
-    kernel.forget_connections(theatre.node)
+    kernel_state.forget_connections(theatre.node)
     yield theatre
     try:
         theatre.clear()
     finally:
-        kernel.reset_rules(theatre.node)
+        kernel_state.reset_rules(theatre.node)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def config(tmp_path: Path) -> Path:
 
 def lasting(mirrors: Stage, whole: Whole, netfilter: str) -> Iterator[Daemon]:
     """A daemon for all tests of a module with an adapter, and a Service that stays; a fixture yields from it."""
-    kernel.forget_connections(mirrors.node)
+    kernel_state.forget_connections(mirrors.node)
     mirrors.write(whole.name, *whole.objects(0, 1))
     daemon = mirrors.daemon(QUICK, netfilter=netfilter)
     yield daemon
@@ -51,4 +51,4 @@ def lasting(mirrors: Stage, whole: Whole, netfilter: str) -> Iterator[Daemon]:
         assert "Traceback" not in daemon.log(), daemon.log()
     finally:
         mirrors.clear()
-        kernel.reset_rules(mirrors.node)
+        kernel_state.reset_rules(mirrors.node)

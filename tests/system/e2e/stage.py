@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import yaml
 
 from tests.support.lab import Daemon, Host, Network, make_network, write_manifest
-from tests.system.e2e import backend, kernel
+from tests.system.e2e import backend, kernel_state
 from tests.system.e2e.backend import CHUNK, noise
 
 T = TypeVar("T")
@@ -170,7 +170,7 @@ class Stage:
         """Back as soon as the client is answered by exactly these pods, each in its turn."""
 
         # Before there is a rule the client would wait for nothing.
-        until(lambda: address in kernel.redirects(self.node), f"a rule for {address}")
+        until(lambda: address in kernel_state.redirects(self.node), f"a rule for {address}")
 
         def answered() -> bool:
             try:
@@ -216,7 +216,7 @@ def silent(host: Host, address: tuple[str, int]) -> bool:
 def make_stage(manifests: Path, *, pods: int = 4) -> Iterator[Stage]:
     """Hosts with backends that answer."""
     with make_network(pods=pods) as network:
-        kernel.reset_rules(network.node)
+        kernel_state.reset_rules(network.node)
         for index, pod in enumerate(network.pods):
             address = (Network.pod_v4(index), TARGET)
             pod.popen([sys.executable, "-S", "-E", backend.__file__, f"pod-{index}", address[0], str(address[1])])

@@ -14,7 +14,7 @@ import pytest
 
 from kubeproxy.dataplane.workers.pool import BINDINGS_S
 from tests.support.lab import Daemon
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.stage import QUICK, VIP, Stage, endpoints, service, until
 
 pytestmark = pytest.mark.netns
@@ -52,7 +52,7 @@ def paired(stage: Stage) -> dict[str, str]:
 
 def settled(stage: Stage) -> dict[str, str]:
     """The same, once there is somebody to answer; all four have their clients."""
-    until(lambda: (VIP, 80) in kernel.redirects(stage.node), "a rule")
+    until(lambda: (VIP, 80) in kernel_state.redirects(stage.node), "a rule")
     seen = paired(stage)
     assert set(seen.values()) == {f"pod-{pod}" for pod in range(4)}
     assert paired(stage) == seen
@@ -69,9 +69,9 @@ def workers_of(daemon: Daemon) -> set[int]:
 def test_takeover(many: Stage, before: int, after: int) -> None:
     first = many.daemon(QUICK, GRACE, f"--workers={before}")
     seen = settled(many)
-    port = kernel.redirects(many.node)[VIP, 80]
+    port = kernel_state.redirects(many.node)[VIP, 80]
     many.daemon(QUICK, GRACE, f"--workers={after}")
-    until(lambda: kernel.redirects(many.node)[VIP, 80] != port, "the rules lead to the successor")
+    until(lambda: kernel_state.redirects(many.node)[VIP, 80] != port, "the rules lead to the successor")
     assert paired(many) == seen
     assert f"clients={len(CLIENTS)}" in many.running[1].log()
     until(lambda: "new instance has taken over" in first.log(), "the first one makes way")
@@ -89,9 +89,9 @@ def test_the_control_process_is_killed(many: Stage) -> None:
     first.process.kill()
     first.process.wait()
     assert paired(many) == seen
-    port = kernel.redirects(many.node)[VIP, 80]
+    port = kernel_state.redirects(many.node)[VIP, 80]
     second = many.daemon(QUICK, GRACE, "--workers=1")
-    until(lambda: kernel.redirects(many.node)[VIP, 80] != port, "the rules lead to the next one")
+    until(lambda: kernel_state.redirects(many.node)[VIP, 80] != port, "the rules lead to the next one")
     assert paired(many) == seen
     until(lambda: second.log().count("orphaned worker has ended") == 2, "the orphans have ended")
 
@@ -99,9 +99,9 @@ def test_the_control_process_is_killed(many: Stage) -> None:
 def test_executed_anew(many: Stage) -> None:
     daemon = many.daemon(QUICK, GRACE, "--workers=2")
     seen = settled(many)
-    port = kernel.redirects(many.node)[VIP, 80]
+    port = kernel_state.redirects(many.node)[VIP, 80]
     daemon.process.send_signal(signal.SIGUSR2)
-    until(lambda: kernel.redirects(many.node)[VIP, 80] != port, "the rules lead to new workers")
+    until(lambda: kernel_state.redirects(many.node)[VIP, 80] != port, "the rules lead to new workers")
     assert paired(many) == seen
 
 

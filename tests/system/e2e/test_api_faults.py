@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.apiserver import Break, Fault
 from tests.support.lab import Daemon
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.api import ApiHost
 from tests.system.e2e.stage import QUICK, VIP, Stage, ask, endpoints, service, until
 from tests.system.e2e.test_kubernetes import in_step
@@ -153,12 +153,12 @@ def test_traffic_does_not_notice_and_we_are_in_step_soon_after(stage: Stage, api
             finally:
                 end(stage, api)
             came_back = time.monotonic()
-            until(lambda: OTHER not in kernel.redirects(stage.node), f"the deletion: {problem}", within_s=BACK_S)
+            until(lambda: OTHER not in kernel_state.redirects(stage.node), f"the deletion: {problem}", within_s=BACK_S)
             took[problem] = time.monotonic() - came_back
             stage.await_answers(*pods)
             until(lambda: in_step(daemon), f"in step after: {problem}")
             api.put(service("other", OTHER[0]))
-            until(lambda: OTHER in kernel.redirects(stage.node), "the other is there again")
+            until(lambda: OTHER in kernel_state.redirects(stage.node), "the other is there again")
             traffic.more()
     for problem, seconds in took.items():
         print(f"{problem}: in step {seconds:.1f} s after its end")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.support.lab.daemon import KUBEPROXY
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.stage import QUICK, VIP, Object, Stage, ask, endpoints, service, until
 from tests.system.e2e.traffic import Traffic
 
@@ -76,7 +76,7 @@ def test_wrong_files(stage: Stage, tmp_path: Path) -> None:
 
 def refuse(stage: Stage, cases: Mapping[str, tuple[list[str], list[str]]]) -> None:
     """Each time `kubeproxy run` ends with 64, says these lines and no other, and touches nothing."""
-    before, listening = kernel.ruleset(stage.node), kernel.listening(stage.node)
+    before, listening = kernel_state.ruleset(stage.node), kernel_state.listening(stage.node)
 
     def start(arguments: list[str]) -> CompletedProcess[str]:
         return stage.node.run([KUBEPROXY, "run", *arguments], check=False)
@@ -91,7 +91,7 @@ def refuse(stage: Stage, cases: Mapping[str, tuple[list[str], list[str]]]) -> No
         assert len(said) == len(lines), (case, said)
         for line in lines:
             assert any(line in seen for seen in said), (case, line, said)
-    assert (kernel.ruleset(stage.node), kernel.listening(stage.node)) == (before, listening)
+    assert (kernel_state.ruleset(stage.node), kernel_state.listening(stage.node)) == (before, listening)
 
 
 def bad(**spec: object) -> Object:
@@ -176,7 +176,7 @@ def test_null_where_a_list_belongs_and_a_thousand_endpoints(stage: Stage) -> Non
     many = [f"10.4.{number // 250}.{1 + number % 250}" for number in range(999)]
     stage.write("web", service(), endpoints("web", [0, *many]))
     # Nobody of the others is there; the node sends their packets to the client, who does not forward them.
-    until(lambda: (VIP, 80) in kernel.redirects(stage.node), "it is served")
+    until(lambda: (VIP, 80) in kernel_state.redirects(stage.node), "it is served")
     stage.write_service([0])
     stage.await_answers(0)
 

@@ -11,10 +11,9 @@ import pytest
 
 from tests.support.lab import Daemon, get
 from tests.support.lab.daemon import KUBEPROXY
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.conftest import ADAPTERS
-from tests.system.e2e.stage import QUICK, Object, Stage, until
-from tests.system.e2e.whole import (
+from tests.system.e2e.full_services import (
     CELLS,
     CLIENT,
     FAMILIES,
@@ -31,6 +30,7 @@ from tests.system.e2e.whole import (
     rules,
     start_mirrors,
 )
+from tests.system.e2e.stage import QUICK, Object, Stage, until
 
 pytestmark = pytest.mark.netns
 
@@ -43,7 +43,7 @@ NOT_AT_NODE = [cell for cell in CELLS if cell not in AT_NODE]
 def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
     """One for all tests with an adapter."""
     start_mirrors(theatre)
-    kernel.forget_connections(theatre.node)
+    kernel_state.forget_connections(theatre.node)
     theatre.write(GOOD.name, *GOOD.objects(0))
     # Never: else what leads answers back would stay in the rules for as long as the daemon runs.
     daemon = theatre.daemon(QUICK, "--preserve-client-address=never", netfilter=request.param)
@@ -52,13 +52,13 @@ def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
     assert " error " not in daemon.log(), daemon.log()
     assert "Traceback" not in daemon.log(), daemon.log()
     theatre.clear()
-    kernel.reset_rules(theatre.node)
+    kernel_state.reset_rules(theatre.node)
 
 
 @pytest.fixture
 def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
     """A good Service is served before, meanwhile and after."""
-    kernel.forget_connections(theatre.node)
+    kernel_state.forget_connections(theatre.node)
     await_all(theatre, GOOD, 0)
     before = rules(theatre.node)
     yield theatre

@@ -8,11 +8,10 @@ import pytest
 
 from tests.support.lab import Daemon, Host
 from tests.support.lab.node import NODE_V4
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.backend import noise
 from tests.system.e2e.conftest import ADAPTERS
-from tests.system.e2e.stage import QUICK, VIP, Stage, endpoints, exchange, service, until
-from tests.system.e2e.whole import (
+from tests.system.e2e.full_services import (
     CELLS,
     CLIENT,
     ELSEWHERE,
@@ -33,6 +32,7 @@ from tests.system.e2e.whole import (
     start_mirrors,
     udp,
 )
+from tests.system.e2e.stage import QUICK, VIP, Stage, endpoints, exchange, service, until
 
 pytestmark = pytest.mark.netns
 
@@ -59,13 +59,13 @@ def mirrors(theatre: Stage) -> Stage:
 @pytest.fixture(params=ADAPTERS)
 def adapter(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[str]:
     """One by one, nothing of the last left."""
-    kernel.forget_connections(mirrors.node)
+    kernel_state.forget_connections(mirrors.node)
     yield str(request.param)
     for daemon in mirrors.running:
         assert " error " not in daemon.log(), daemon.log()
         assert "Traceback" not in daemon.log(), daemon.log()
     mirrors.clear()
-    kernel.reset_rules(mirrors.node)
+    kernel_state.reset_rules(mirrors.node)
 
 
 def start(stage: Stage, adapter: str, *options: str) -> Daemon:
@@ -88,7 +88,7 @@ def test_a_local_backend_sees_the_client(mirrors: Stage, adapter: str) -> None:
     assert daemon.terminate() == 0
     assert daemon.cleanup().returncode == 0
     assert routing(mirrors.node) == before
-    assert kernel.ours(mirrors.node) == []
+    assert kernel_state.ours(mirrors.node) == []
 
 
 def test_routing_rules_that_somebody_removes_are_back_at_once(mirrors: Stage, adapter: str) -> None:

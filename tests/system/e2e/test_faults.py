@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.lab import Daemon
 from tests.support.lab.daemon import KUBEPROXY
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.first_bytes import FirstBytes, first_bytes, percentile, told
 from tests.system.e2e.stage import QUICK, TARGET, VIP, Stage, ask, ask_often, endpoints, service, until
 
@@ -122,7 +122,7 @@ def test_a_client_whose_endpoint_is_dead_stays_with_another(stage: Stage) -> Non
     web["spec"]["sessionAffinity"] = "ClientIP"
     stage.write("web", web, endpoints("web", range(4)))
     stage.daemon(QUICK, "--workers=2")
-    until(lambda: WEB in kernel.redirects(stage.node), f"a rule for {WEB}")
+    until(lambda: WEB in kernel_state.redirects(stage.node), f"a rule for {WEB}")
     (mine,) = ask_often(stage.client, WEB, 20)
     with broken(stage, HOLE, int(mine.removeprefix("pod-"))):
         seen = first_bytes(stage.client, WEB, 2000, at_once=50, per_s=1000)

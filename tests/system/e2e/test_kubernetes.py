@@ -13,7 +13,7 @@ import pytest
 from tests.support.apiserver import V1_20, Break, Fault
 from tests.support.lab import Daemon, Network
 from tests.support.lab.daemon import KUBEPROXY, METRICS
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.api import ApiHost
 from tests.system.e2e.conftest import ADAPTERS
 from tests.system.e2e.stage import QUICK, TARGET, VIP, Object, Stage, ask, endpoints, refused, service, until
@@ -50,7 +50,7 @@ def test_services_and_endpoints_come_and_go(stage: Stage, api: ApiHost, netfilte
     stage.await_refusal(OTHER)
     assert refused(stage.node, OTHER)
     api.delete(service("other", OTHER[0]))
-    until(lambda: kernel.redirects(stage.node).keys() == {(VIP, 80)}, "the other is gone")
+    until(lambda: kernel_state.redirects(stage.node).keys() == {(VIP, 80)}, "the other is gone")
     assert daemon.terminate() == 0
 
 
@@ -77,10 +77,10 @@ def test_what_is_not_ours_is_not_served(stage: Stage, api: ApiHost) -> None:
     external["spec"] = {"type": "ExternalName", "externalName": "example.org"}
     api.put(labelled, headless, external, service("other", OTHER[0]), endpoints("other", [2]))
     stage.await_answers(2, address=OTHER)
-    assert kernel.redirects(stage.node).keys() == {(VIP, 80), OTHER}
+    assert kernel_state.redirects(stage.node).keys() == {(VIP, 80), OTHER}
     # Ours becomes another's, and the other way round.
     api.put(service("other", OTHER[0], metadata=labelled["metadata"] | {"name": "other", "namespace": "default"}))
-    until(lambda: kernel.redirects(stage.node).keys() == {(VIP, 80)}, "it is another proxy's now")
+    until(lambda: kernel_state.redirects(stage.node).keys() == {(VIP, 80)}, "it is another proxy's now")
     api.put(service("other", OTHER[0]))
     stage.await_answers(2, address=OTHER)
 
@@ -105,7 +105,7 @@ def test_its_absence_disturbs_no_traffic(stage: Stage, api: ApiHost, forgotten: 
             api.start()
             stage.await_answers(*((2, 3) if round_ == 0 else (0, 1)))
             until(lambda: daemon.log().count("API server back") > round_, "it is noticed")  # noqa: B023
-            until(lambda: OTHER not in kernel.redirects(stage.node), "the deletion is noticed")
+            until(lambda: OTHER not in kernel_state.redirects(stage.node), "the deletion is noticed")
         far.more()
         near.more()
     assert (far.failures, near.failures) == ([], [])
@@ -151,12 +151,12 @@ def test_a_start_against_a_server_in_trouble(stage: Stage, api: ApiHost, fault: 
 def test_a_start_before_the_server_serves_nothing_half(stage: Stage, api: ApiHost) -> None:
     api.stop()
     process = stage.node.popen([KUBEPROXY, "run", f"--master={api.url}", "--netfilter=nftables"])
-    until(lambda: any(seen.port == 10256 for seen in kernel.listening(stage.node)), "it runs")
+    until(lambda: any(seen.port == 10256 for seen in kernel_state.listening(stage.node)), "it runs")
     # The list of endpoints comes, that of Services does not.
     api.do(lambda: api.server.inject(Fault(status=500, path="/api/v1/services", times=-1)))
     api.start()
     until(lambda: api.server.counts["list endpointslices"], "endpoints are listed")
-    assert kernel.redirects(stage.node) == {}
+    assert kernel_state.redirects(stage.node) == {}
     api.do(api.server.clear_faults)
     stage.await_answers(0, 1)
     process.terminate()

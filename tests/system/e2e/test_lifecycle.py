@@ -13,7 +13,7 @@ import pytest
 from tests.support.lab import Daemon, get
 from tests.support.lab.daemon import HEALTHZ, KUBEPROXY, METRICS
 from tests.support.lab.node import NODE_V4
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.conftest import ADAPTERS
 from tests.system.e2e.stage import QUICK, VIP, Stage, ask, silent, until
 from tests.system.e2e.traffic import Traffic
@@ -92,19 +92,19 @@ def test_a_second_signal_ends_it_at_once(stage: Stage) -> None:
 
 def test_told_to_stop_before_it_is_ready(stage: Stage) -> None:
     process = stage.node.popen([KUBEPROXY, "run", f"--manifests={stage.manifests}", "--netfilter=nftables"])
-    until(lambda: any(seen.port == METRICS[1] for seen in kernel.listening(stage.node)), "it has begun")
+    until(lambda: any(seen.port == METRICS[1] for seen in kernel_state.listening(stage.node)), "it has begun")
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) == 0
 
 
 @each_adapter
 def test_it_cleans_up_on_exit_if_asked_to(stage: Stage, netfilter: str) -> None:
-    foreign = kernel.ruleset(stage.node)
+    foreign = kernel_state.ruleset(stage.node)
     daemon = serve(stage, "--cleanup-on-exit", netfilter=netfilter)
-    assert kernel.ours(stage.node)
+    assert kernel_state.ours(stage.node)
     assert daemon.terminate() == 0
-    assert kernel.ours(stage.node) == []
-    assert kernel.ruleset(stage.node).startswith(foreign.rstrip())
+    assert kernel_state.ours(stage.node) == []
+    assert kernel_state.ruleset(stage.node).startswith(foreign.rstrip())
 
 
 # What an earlier run left
@@ -127,7 +127,7 @@ def test_counters_of_iptables_rules_outlive_a_restart(stage: Stage) -> None:
 @each_adapter
 def test_a_successor_takes_over_without_a_gap(stage: Stage, netfilter: str) -> None:
     first = serve(stage, netfilter=netfilter)
-    port = kernel.redirects(stage.node)[VIP, 80]
+    port = kernel_state.redirects(stage.node)[VIP, 80]
     with Traffic(stage.client) as far, Traffic(stage.node) as near:
         with stage.client.connect((VIP, 80)) as held:
             held.sendall(b"echo\nbefore")
@@ -138,7 +138,7 @@ def test_a_successor_takes_over_without_a_gap(stage: Stage, netfilter: str) -> N
                     *("--healthz-bind-address=127.0.0.1:10266", "--metrics-bind-address=127.0.0.1:10259"),
                 ]
             )
-            until(lambda: kernel.redirects(stage.node)[VIP, 80] != port, "the rules lead to the successor")
+            until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the successor")
             far.more()
             near.more()
             held.sendall(b"after")
@@ -160,7 +160,7 @@ def test_killed_and_restarted_it_repairs_everything(stage: Stage, netfilter: str
     stage.await_answers(3, address=("10.96.0.20", 80))
     daemon.process.kill()
     daemon.process.wait()
-    left = kernel.redirects(stage.node)
+    left = kernel_state.redirects(stage.node)
     assert left.keys() == {(VIP, 80), ("10.96.0.20", 80)}
     for host in stage.asking:
         assert silent(host, (VIP, 80)), "nobody listens"
@@ -169,9 +169,9 @@ def test_killed_and_restarted_it_repairs_everything(stage: Stage, netfilter: str
     stage.write_service([1, 2])
     stage.daemon(netfilter=netfilter)
     stage.await_answers(1, 2)
-    assert kernel.redirects(stage.node).keys() == {(VIP, 80)}
+    assert kernel_state.redirects(stage.node).keys() == {(VIP, 80)}
     for port in left.values():
-        text = "\n".join(kernel.ours(stage.node))
+        text = "\n".join(kernel_state.ours(stage.node))
         assert str(port) not in text, "nothing leads to the old ports, or guards them"
     assert foreign_rules(stage) == foreign
 
@@ -182,15 +182,15 @@ def test_the_rules_of_the_other_adapter_do_not_stay(stage: Stage, before: str, a
     daemon = stage.daemon(netfilter=after)
     stage.await_answers(0, 1)
     marks = {"nftables": "table inet kubeproxy", "iptables": "KUBE-PORTALS"}
-    until(lambda: marks[before] not in "\n".join(kernel.ours(stage.node)), "the old rules are gone")
-    assert marks[after] in "\n".join(kernel.ours(stage.node))
+    until(lambda: marks[before] not in "\n".join(kernel_state.ours(stage.node)), "the old rules are gone")
+    assert marks[after] in "\n".join(kernel_state.ours(stage.node))
     for host in stage.asking:
         assert ask(host, (VIP, 80)).startswith("pod-"), daemon.log()
 
 
 def test_mode_says_which_adapter_is_tried_first(stage: Stage) -> None:
     serve(stage, "--proxy-mode=iptables", netfilter="auto")
-    assert "KUBE-PORTALS" in "\n".join(kernel.ours(stage.node))
+    assert "KUBE-PORTALS" in "\n".join(kernel_state.ours(stage.node))
 
 
 FOREIGN_TABLE = "table inet stranger { chain stranger { type filter hook input priority 0; }; }\n"
@@ -208,7 +208,7 @@ def add_foreign_rules(stage: Stage) -> list[str]:
 
 def foreign_rules(stage: Stage) -> list[str]:
     """They, and how they look now."""
-    lines = kernel.ruleset(stage.node).splitlines()
+    lines = kernel_state.ruleset(stage.node).splitlines()
     return [line for line in lines if re.search(r"192\.0\.2\.9|STRANGER|stranger|nowhere|10\.96\.0\.0/16", line)]
 
 
@@ -251,7 +251,7 @@ def test_rules_that_somebody_removed_come_back(stage: Stage, netfilter: str) -> 
 
 def normal(stage: Stage) -> str:
     """Our rules, but for what a repair changes: handles, and their order in the listing."""
-    return "\n".join(sorted(re.sub(r" # handle \d+", "", line) for line in kernel.ours(stage.node)))
+    return "\n".join(sorted(re.sub(r" # handle \d+", "", line) for line in kernel_state.ours(stage.node)))
 
 
 @each_adapter
@@ -263,7 +263,7 @@ def test_cleanup_leaves_nothing_and_may_be_repeated(stage: Stage, netfilter: str
     done = daemon.cleanup()
     assert done.returncode == 0
     assert netfilter in done.stdout
-    assert kernel.ours(stage.node) == []
+    assert kernel_state.ours(stage.node) == []
     assert foreign_rules(stage) == foreign
     again = daemon.cleanup()
     assert (again.returncode, again.stdout) == (0, "nothing to remove\n")
@@ -287,7 +287,7 @@ def test_ports_come_from_the_range_and_those_of_others_are_stepped_over(stage: S
         daemon = serve(stage, "--proxy-port-range=20000-20003")
         stage.write_service([2], name="second", vip="10.96.0.20")
         stage.await_answers(2, address=("10.96.0.20", 80))
-        assert set(kernel.redirects(stage.node).values()) == {20001, 20003}
+        assert set(kernel_state.redirects(stage.node).values()) == {20001, 20003}
         # No port is left for this one, and it is said; the others are served on.
         stage.write_service([3], name="third", vip="10.96.0.30")
         until(lambda: "all TCP ports of --proxy-port-range 20000-20003 are taken" in daemon.log(), "it is said")
@@ -297,20 +297,20 @@ def test_ports_come_from_the_range_and_those_of_others_are_stepped_over(stage: S
         # Somebody else frees one: it is taken, with no other change.
         taken[20000].close()
         stage.await_answers(3, address=("10.96.0.30", 80))
-        assert kernel.redirects(stage.node)["10.96.0.30", 80] == 20000
+        assert kernel_state.redirects(stage.node)["10.96.0.30", 80] == 20000
         # One of ours goes, another comes.
         stage.remove("second")
         stage.write_service([1], name="fourth", vip="10.96.0.40")
         stage.await_answers(1, address=("10.96.0.40", 80))
-        assert kernel.redirects(stage.node)["10.96.0.40", 80] == 20003
+        assert kernel_state.redirects(stage.node)["10.96.0.40", 80] == 20003
         until(lambda: "service problem resolved service=default/third" in daemon.log(), "it is said")
 
 
 @each_adapter
 def test_it_listens_where_it_is_told_to(stage: Stage, netfilter: str) -> None:
     serve(stage, f"--bind-address={NODE_V4}", netfilter=netfilter)
-    port = kernel.redirects(stage.node)[VIP, 80]
-    assert {seen.address for seen in kernel.listening(stage.node) if seen.port == port} == {NODE_V4}
+    port = kernel_state.redirects(stage.node)[VIP, 80]
+    assert {seen.address for seen in kernel_state.listening(stage.node) if seen.port == port} == {NODE_V4}
     for host in (*stage.asking, stage.network.pods[0]):
         assert ask(host, (VIP, 80)).startswith("pod-")
 
@@ -321,19 +321,22 @@ def test_three_hundred_services(stage: Stage, netfilter: str) -> None:
     for number, vip in enumerate(vips):
         stage.write_service([number % 4], name=f"s{number}", vip=vip)
     daemon = stage.daemon(QUICK, netfilter=netfilter)
-    until(lambda: len(kernel.redirects(stage.node)) == 300, "all are in the rules")
+    until(lambda: len(kernel_state.redirects(stage.node)) == 300, "all are in the rules")
     for number, vip in enumerate(vips):
         assert ask(stage.client, (vip, 80)) == f"pod-{number % 4}", vip
     for number in range(0, 300, 2):
         stage.remove(f"s{number}")
-    until(lambda: len(kernel.redirects(stage.node)) == 150, "every other one is gone")
+    until(lambda: len(kernel_state.redirects(stage.node)) == 150, "every other one is gone")
     for number in range(1, 300, 30):
         assert ask(stage.node, (vips[number], 80)) == f"pod-{number % 4}"
 
     def listeners() -> set[int]:
-        return {seen.port for seen in kernel.listening(stage.node)} - {HEALTHZ[1], METRICS[1]}
+        return {seen.port for seen in kernel_state.listening(stage.node)} - {HEALTHZ[1], METRICS[1]}
 
-    until(lambda: listeners() == set(kernel.redirects(stage.node).values()), "nobody listens for the others any more")
+    until(
+        lambda: listeners() == set(kernel_state.redirects(stage.node).values()),
+        "nobody listens for the others any more",
+    )
     assert daemon.terminate() == 0
 
 
@@ -342,7 +345,7 @@ def test_three_hundred_services(stage: Stage, netfilter: str) -> None:
 
 @pytest.mark.parametrize("setting", ["healthzBindAddress", "metricsBindAddress"])
 def test_a_server_that_must_listen_and_cannot_ends_the_start(stage: Stage, setting: str) -> None:
-    before = kernel.ruleset(stage.node)
+    before = kernel_state.ruleset(stage.node)
     stage.write_service([0])
     address = HEALTHZ if setting.startswith("healthz") else METRICS
     with stage.node.listen(address):
@@ -352,7 +355,7 @@ def test_a_server_that_must_listen_and_cannot_ends_the_start(stage: Stage, setti
     assert done.returncode == 1
     assert f"change {setting}" in done.stderr
     assert "Traceback" not in done.stderr
-    assert kernel.ruleset(stage.node) == before
+    assert kernel_state.ruleset(stage.node) == before
 
 
 def test_a_server_that_cannot_listen_is_gone_on_without(stage: Stage) -> None:

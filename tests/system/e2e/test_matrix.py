@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.lab import Daemon
 from tests.system.e2e.conftest import ADAPTERS, lasting
-from tests.system.e2e.stage import Stage, until
-from tests.system.e2e.whole import (
+from tests.system.e2e.full_services import (
     CELLS,
     CLIENT,
     Cell,
@@ -20,6 +19,7 @@ from tests.system.e2e.whole import (
     rules,
     start_mirrors,
 )
+from tests.system.e2e.stage import Stage, until
 
 pytestmark = pytest.mark.netns
 

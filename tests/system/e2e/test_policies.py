@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.support.lab import Daemon, get
-from tests.system.e2e import kernel
-from tests.system.e2e.stage import QUICK, Object, Stage, until
-from tests.system.e2e.whole import (
+from tests.system.e2e import kernel_state
+from tests.system.e2e.full_services import (
     CELLS,
     ELSEWHERE,
     EXTERNAL,
@@ -29,6 +28,7 @@ from tests.system.e2e.whole import (
     quiet,
     start_mirrors,
 )
+from tests.system.e2e.stage import QUICK, Object, Stage, until
 
 pytestmark = pytest.mark.netns
 
@@ -52,11 +52,11 @@ def daemon(theatre: Stage) -> Iterator[Daemon]:
 @pytest.fixture
 def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
     """Nothing is served yet."""
-    kernel.forget_connections(theatre.node)
+    kernel_state.forget_connections(theatre.node)
     yield theatre
     for path in theatre.manifests.iterdir():
         path.unlink()
-    until(lambda: not kernel.redirects(theatre.node), "no service left")
+    until(lambda: not kernel_state.redirects(theatre.node), "no service left")
 
 
 def pods_by(stage: Stage, cells: Sequence[Cell]) -> dict[str, set[str]]:

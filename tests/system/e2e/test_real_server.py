@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support.lab import Daemon, Network
-from tests.system.e2e import kernel
-from tests.system.e2e.real import BINARIES, BINDING, RealCluster, Refused, binaries
+from tests.system.e2e import kernel_state
+from tests.system.e2e.control_plane import BINARIES, BINDING, RealCluster, Refused, binaries
 from tests.system.e2e.stage import QUICK, TARGET, VIP, Object, Stage, ask_often, until
 from tests.system.e2e.test_kubernetes import in_step
 from tests.system.e2e.traffic import Traffic
@@ -130,7 +130,7 @@ def test_what_controllers_write_is_served(act: Act) -> None:
         act.stage.await_answers(3, address=OTHER)
     act.stage.await_answers(3, address=("10.5.5.5", 80))
     act.cluster.delete(service("other"))
-    until(lambda: kernel.redirects(act.stage.node).keys() == {(VIP, 80), ("10.96.0.1", 443)}, "the other is gone")
+    until(lambda: kernel_state.redirects(act.stage.node).keys() == {(VIP, 80), ("10.96.0.1", 443)}, "the other is gone")
     until(lambda: any(event["reason"] == "Starting" for event in act.cluster.events()), "an Event of its start")
 
 
@@ -182,7 +182,7 @@ def test_its_storage_is_restored_from_a_backup(act: Act, tmp_path: Path) -> None
     shutil.copytree(backup, storage)
     act.cluster.start_etcd()
     act.cluster.start_server()
-    until(lambda: kernel.redirects(act.stage.node).keys() == {(VIP, 80), ("10.96.0.1", 443)}, "they never were")
+    until(lambda: kernel_state.redirects(act.stage.node).keys() == {(VIP, 80), ("10.96.0.1", 443)}, "they never were")
     until(lambda: in_step(act.daemon), "it is in step")
 
 
@@ -229,7 +229,7 @@ def test_many_services_come_and_go(act: Act) -> None:
     act.stage.await_answers(2, 3, address=last)
     for n in range(count):
         act.cluster.delete(service(f"many-{n}"))
-    until(lambda: kernel.redirects(act.stage.node).keys() == {(VIP, 80), ("10.96.0.1", 443)}, "all are gone")
+    until(lambda: kernel_state.redirects(act.stage.node).keys() == {(VIP, 80), ("10.96.0.1", 443)}, "all are gone")
 
 
 def test_a_mistake_of_ours_is_refused(cluster: RealCluster) -> None:

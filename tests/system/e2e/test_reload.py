@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.lab import Daemon
 from tests.support.lab.daemon import METRICS
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.stage import VIP, Stage, until
 from tests.system.e2e.traffic import Traffic
 
@@ -71,7 +71,7 @@ def test_the_log_gets_louder_and_quieter(stage: Stage, config: Path) -> None:
 def test_dial_timeouts(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config, kubeproxy={"dialTimeouts": ["1h"]})
     stage.write_service([MUTE], name="mute", vip="10.96.0.20")
-    until(lambda: ("10.96.0.20", 80) in kernel.redirects(stage.node), "the mute one is known")
+    until(lambda: ("10.96.0.20", 80) in kernel_state.redirects(stage.node), "the mute one is known")
     # The address is on the wire, but nobody answers: neither yes nor no.
     stage.node.run(["nft", "-f", "-"], input=f"add rule inet nowhere postrouting ip daddr {MUTE} drop\n")
     with stage.client.connect(("10.96.0.20", 80)) as waiting:
@@ -93,7 +93,7 @@ def test_the_grace_at_the_end(stage: Stage, config: Path) -> None:
         assert held.recv(100) == b"before"
         assert daemon.terminate() == 0
     assert "connections are cut off open=1" in daemon.log()
-    assert kernel.ours(stage.node) == []
+    assert kernel_state.ours(stage.node) == []
 
 
 def test_the_sync_period(stage: Stage, config: Path) -> None:
@@ -136,11 +136,11 @@ def test_a_faulty_file_is_refused_and_the_old_configuration_stays(stage: Stage, 
 
 def test_what_waits_for_a_restart_is_named(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config)
-    before = kernel.redirects(stage.node)
+    before = kernel_state.redirects(stage.node)
     write(config, bindAddress="127.0.0.1")
     reload(daemon, says="configuration change needs restart")
     assert "bindAddress" in daemon.log().splitlines()[-1]
-    assert kernel.redirects(stage.node) == before
+    assert kernel_state.redirects(stage.node) == before
 
 
 def test_a_wider_port_range_has_room_at_once_for_who_found_none(stage: Stage, config: Path) -> None:
@@ -153,12 +153,12 @@ def test_a_wider_port_range_has_room_at_once_for_who_found_none(stage: Stage, co
         stage.await_answers(2, address=("10.96.0.20", 80))
         traffic.more()
     assert traffic.failures == []
-    assert kernel.redirects(stage.node) == {(VIP, 80): 20000, ("10.96.0.20", 80): 20001}
+    assert kernel_state.redirects(stage.node) == {(VIP, 80): 20000, ("10.96.0.20", 80): 20001}
 
 
 def test_it_disturbs_nobody(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config)
-    sockets = kernel.listening(stage.node)
+    sockets = kernel_state.listening(stage.node)
     with Traffic(stage.client) as traffic, stage.client.connect((VIP, 80)) as held:
         held.sendall(b"echo\nbefore")
         assert held.recv(100) == b"before"
@@ -170,4 +170,4 @@ def test_it_disturbs_nobody(stage: Stage, config: Path) -> None:
         held.shutdown(socket.SHUT_WR)
         assert held.recv(100) == b""
     assert traffic.failures == []
-    assert kernel.listening(stage.node) == sockets
+    assert kernel_state.listening(stage.node) == sockets

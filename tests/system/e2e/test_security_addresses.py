@@ -14,11 +14,11 @@ import pytest
 
 from tests.support.lab import Daemon, Network
 from tests.support.lab.daemon import METRICS
-from tests.system.e2e import kernel, mirror
+from tests.system.e2e import address_echo, kernel_state
 from tests.system.e2e.api import ApiHost
 from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.full_services import FAMILIES, MIRROR, NODE, NODE_NAME, V4, V6, hear, heard, start_mirrors
 from tests.system.e2e.stage import QUICK, Object, Stage, until
-from tests.system.e2e.whole import FAMILIES, MIRROR, NODE, NODE_NAME, V4, V6, hear, heard, start_mirrors
 
 pytestmark = pytest.mark.netns
 
@@ -33,7 +33,7 @@ def mirrors(theatre: Stage) -> Stage:
     """Pods with mirrors; and a metadata service on the client's host, to which the node's routes lead."""
     start_mirrors(theatre)
     theatre.client.ip(*(f"addr add {address} dev lo" for address in METADATA.values()))
-    theatre.client.popen([sys.executable, "-S", "-E", mirror.__file__, "metadata", str(MIRROR)])
+    theatre.client.popen([sys.executable, "-S", "-E", address_echo.__file__, "metadata", str(MIRROR)])
     for family, address in METADATA.items():
         until(lambda: heard(theatre.node, (address, MIRROR), "TCP"), f"{address} answers over IPv{family}")  # noqa: B023
     return theatre
@@ -190,7 +190,7 @@ def test_finding_5_ports_of_this_nodes_daemons(stage: Stage, api: ApiHost, netfi
     again = serve(stage, api, netfilter, healthz=PUBLIC)
     await_said(stage, "pod-1", *own, port=80)
     assert again.get("/livez", address=(NODE[V4], 10256)).status == 200
-    assert not any(port == 10256 and address in own for address, port in kernel.redirects(stage.node))
+    assert not any(port == 10256 and address in own for address, port in kernel_state.redirects(stage.node))
 
 
 def _daemon_of_the_node(stage: Stage, port: int, name: str = "daemon", *, user: int = 0) -> ExitStack:
@@ -317,7 +317,7 @@ def test_external_addresses_lie_where_the_operator_says(
     _configure(config, "kubeproxy: {externalAddressCIDRs: [203.0.113.0/24, 2001:db8:9::/48]}")
     daemon.process.send_signal(signal.SIGHUP)
     await_problem(daemon, "tenant/ext", *ALIEN.values(), "externalAddressCIDRs")
-    until(lambda: (ALIEN[V4], 80) not in kernel.redirects(stage.node), "its redirect is gone")
+    until(lambda: (ALIEN[V4], 80) not in kernel_state.redirects(stage.node), "its redirect is gone")
     await_said(stage, "pod-1", "203.0.113.1", "10.96.7.1", "fd00:96::7:1")
     await_event(api, "tenant/ext", "externalAddressCIDRs")
 

@@ -13,10 +13,10 @@ import pytest
 
 from tests.support.lab import Daemon
 from tests.support.lab.daemon import KUBEPROXY, METRICS
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
+from tests.system.e2e.full_services import MIRROR, start_mirrors, udp
 from tests.system.e2e.stage import QUICK, Object, Stage, ask, endpoints, service, until
 from tests.system.e2e.test_faults import descriptors
-from tests.system.e2e.whole import MIRROR, start_mirrors, udp
 
 pytestmark = pytest.mark.netns
 
@@ -56,7 +56,7 @@ def serve(stage: Stage, floods: int, *options: str, limit: int) -> Daemon:
     stage.await_answers(3, address=HELLO)
     for number in range(floods):
         address = (f"10.96.0.{100 + number}", 80)
-        until(lambda: address in kernel.redirects(stage.node), "a rule")  # noqa: B023
+        until(lambda: address in kernel_state.redirects(stage.node), "a rule")  # noqa: B023
     return daemon
 
 
@@ -110,7 +110,7 @@ def test_a_flood_of_datagrams_evicts_no_session_of_another_service(stage: Stage,
     stage.write_service([1], name="neighbour", vip=NEIGHBOUR[0])
     daemon = stage.daemon(QUICK, f"--workers={workers}", command=["prlimit", f"--nofile={limit}:{limit}", KUBEPROXY])
     stage.await_answers(1, address=NEIGHBOUR)
-    until(lambda: {("10.96.0.100", 53), ("10.96.0.101", 53)} <= kernel.redirects(stage.node).keys(), "rules")
+    until(lambda: {("10.96.0.100", 53), ("10.96.0.101", 53)} <= kernel_state.redirects(stage.node).keys(), "rules")
     with ExitStack() as stack:
         loyal = [stack.enter_context(udp(stage.client, ("10.96.0.101", 53), timeout_s=3)) for _ in range(10)]
         before = [answer(sock) for sock in loyal]

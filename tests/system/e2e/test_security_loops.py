@@ -16,7 +16,7 @@ import yaml
 from tests.support.lab import Daemon, Host, join, write_manifest
 from tests.support.lab.daemon import KUBEPROXY, METRICS
 from tests.support.lab.node import NODE_V4, NODE_V6
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.conftest import ADAPTERS
 from tests.system.e2e.stage import QUICK, Object, Stage, ask, until
 from tests.system.e2e.test_faults import OTHER, OTHER_VIP, cpu_s, descriptors
@@ -106,7 +106,7 @@ def test_a_service_whose_endpoint_is_a_service_address_takes_nothing_from_others
     for loop in LOOPS:
         stage.write(loop.name, *loop.objects())
     for loop in LOOPS:
-        until(lambda: (loop.vip(4), 80) in kernel.redirects(stage.node), f"{loop.name} is served")  # noqa: B023
+        until(lambda: (loop.vip(4), 80) in kernel_state.redirects(stage.node), f"{loop.name} is served")  # noqa: B023
     before, used = descriptors(daemon), cpu_s(daemon)
     with ExitStack() as clients:
         for loop in LOOPS:
@@ -151,7 +151,7 @@ def test_endpoints_that_lead_back_come_and_go_with_the_services_they_lead_to(sta
     stage.await_answers(0)
     stage.write("taker", *looping("taker", [pod], 30090, {})[:1])
     # The taker's port is 80, the endpoint's 8080: no loop.
-    until(lambda: (pod, 80) in kernel.redirects(stage.node), "the taker is served")
+    until(lambda: (pod, 80) in kernel_state.redirects(stage.node), "the taker is served")
     stage.await_answers(0)
     taker = looping("taker", [pod], 30090, {})[0]
     taker["spec"]["ports"] = [{"name": "http", "port": 8080}]
@@ -232,7 +232,7 @@ def test_a_loop_over_two_nodes_ends(pair: Pair, netfilter: str) -> None:
                     )
                 )
             )
-            until(lambda: ("10.96.9.9", 80) in kernel.redirects(host), "the ring is served")  # noqa: B023
+            until(lambda: ("10.96.9.9", 80) in kernel_state.redirects(host), "the ring is served")  # noqa: B023
         before = [descriptors(daemon) for daemon in daemons]
         with ExitStack() as clients:
             for family in FAMILIES:

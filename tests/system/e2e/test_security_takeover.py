@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.runtime import privileges
-from tests.system.e2e import attacker, kernel
+from tests.system.e2e import attacker, kernel_state
 from tests.system.e2e.conftest import ADAPTERS
 from tests.system.e2e.stage import QUICK, Stage, until
-from tests.system.e2e.test_succession import NO_API_SERVER, serve
+from tests.system.e2e.test_restart_and_upgrade import NO_API_SERVER, serve
 
 pytestmark = pytest.mark.netns
 
@@ -150,7 +150,7 @@ def test_finding_4_of_two_that_cannot_speak_the_older_yields(stage: Stage, netfi
     assert "another kubeproxy does not answer" in second.log()
     assert second.log().count("changed our packet filter") <= 1
     stage.await_answers(0, 1, 2)
-    assert kernel.redirects(stage.node)
+    assert kernel_state.redirects(stage.node)
 
     def well() -> bool:
         try:

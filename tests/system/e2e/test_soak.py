@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.support.lab import Daemon, Host
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.conftest import ADAPTERS
 from tests.system.e2e.stage import QUICK, Stage, ask, endpoints, exchange, service, until
 
@@ -170,12 +170,12 @@ def quiet(stage: Stage, daemon: Daemon, truths: dict[str, Truth]) -> tuple[int, 
     for vip in FLEETING:
         (stage.manifests / f"s{vip.replace('.', '-')}.yaml").unlink(missing_ok=True)
         truths[vip].now()
-    until(lambda: kernel.redirects(stage.node).keys() == {(STEADY, 80)}, "only the steady one is left")
+    until(lambda: kernel_state.redirects(stage.node).keys() == {(STEADY, 80)}, "only the steady one is left")
     counts: list[int] = []
 
     def settled() -> bool:
-        counts.append(kernel.descriptors(daemon.process.pid))
+        counts.append(kernel_state.descriptors(daemon.process.pid))
         return len(counts) > 10 and len(set(counts[-10:])) == 1
 
     until(settled, "no client is left")
-    return counts[-1], kernel.resident_kib(daemon.process.pid)
+    return counts[-1], kernel_state.resident_kib(daemon.process.pid)

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.lab import Daemon
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.conftest import ADAPTERS
-from tests.system.e2e.stage import QUICK, Stage, until
-from tests.system.e2e.whole import (
+from tests.system.e2e.full_services import (
     CELLS,
     CLIENT,
     NODE,
@@ -26,6 +25,7 @@ from tests.system.e2e.whole import (
     quiet,
     start_mirrors,
 )
+from tests.system.e2e.stage import QUICK, Stage, until
 
 pytestmark = pytest.mark.netns
 
@@ -53,14 +53,14 @@ def mirrors(theatre: Stage) -> Stage:
 @pytest.fixture(scope="module", params=ADAPTERS)
 def daemon(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[Daemon]:
     """One for all tests with an adapter."""
-    kernel.forget_connections(mirrors.node)
+    kernel_state.forget_connections(mirrors.node)
     daemon = mirrors.daemon(QUICK, NAMED, netfilter=request.param)
     yield daemon
     assert daemon.process.poll() is None, daemon.log()
     assert " error " not in daemon.log(), daemon.log()
     assert "Traceback" not in daemon.log(), daemon.log()
     mirrors.clear()
-    kernel.reset_rules(mirrors.node)
+    kernel_state.reset_rules(mirrors.node)
 
 
 def by(cell: Cell, stage: Stage, source: dict[int, str]) -> Said | None:
@@ -118,7 +118,7 @@ def test_a_range_that_is_no_cidr_is_said_and_lets_nobody_in(mirrors: Stage, daem
     def renew(*cidrs: str) -> None:
         if (mirrors.manifests / f"{WHOLE.name}.yaml").exists():
             mirrors.remove(WHOLE.name)  # or its last good version would go on being served
-            until(lambda: not kernel.redirects(mirrors.node), "gone")
+            until(lambda: not kernel_state.redirects(mirrors.node), "gone")
         mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), loadBalancerSourceRanges=list(cidrs)))
 
     said = f"'{wrong}' is no CIDR"

@@ -12,10 +12,10 @@ import kubeproxy
 from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL
 from tests.support.lab import Daemon
 from tests.support.lab.daemon import KUBEPROXY
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.conftest import ADAPTERS
-from tests.system.e2e.crowd import Crowd
 from tests.system.e2e.stage import QUICK, VIP, Stage, until
+from tests.system.e2e.steady_clients import Crowd
 
 pytestmark = pytest.mark.netns
 
@@ -85,12 +85,12 @@ def test_orphaned_workers_of_another_version_serve_on(stage: Stage, other_versio
     stage.write_service([0, 1, 2])
     first = start(stage, other_version, "--workers=2", netfilter=netfilter)
     stage.await_answers(0, 1, 2)
-    port = kernel.redirects(stage.node)[VIP, 80]
+    port = kernel_state.redirects(stage.node)[VIP, 80]
     with Crowd(stage.client, (VIP, 80), rate=100, long=0) as crowd:
         first.process.kill()
         first.process.wait()
         second = start(stage, None, "--workers=2", netfilter=netfilter)
-        until(lambda: kernel.redirects(stage.node)[VIP, 80] != port, "the rules lead to the new instance")
+        until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the new instance")
         until(lambda: second.log().count("orphaned worker has ended") == 2, "the orphaned workers have ended")
     assert crowd.report.answered > 20
     assert crowd.report.failures == []

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.lab import Daemon, Host, Network
 from tests.support.lab.node import NODE_V4
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.conftest import ADAPTERS
 from tests.system.e2e.stage import (
     QUICK,
@@ -41,13 +41,13 @@ def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
     assert daemon.process.poll() is None, daemon.log()
     assert " error " not in daemon.log(), daemon.log()
     theatre.clear()
-    kernel.reset_rules(theatre.node)
+    kernel_state.reset_rules(theatre.node)
 
 
 @pytest.fixture
 def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
     """A Service with four endpoints, being served; whatever a test does to its manifests begins anew after it."""
-    kernel.forget_connections(theatre.node)
+    kernel_state.forget_connections(theatre.node)
     manifest = theatre.manifests / "web.yaml"
     if not manifest.exists():
         theatre.write_service(range(4))
@@ -57,17 +57,17 @@ def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
     if list(theatre.manifests.iterdir()) != [manifest] or manifest.read_text() != standard:
         for path in theatre.manifests.iterdir():
             path.unlink()
-        until(lambda: not kernel.redirects(theatre.node), "no service left")
+        until(lambda: not kernel_state.redirects(theatre.node), "no service left")
 
 
 def redirect(stage: Stage, port: int = 80, vip: str = VIP) -> int | None:
     """The proxy port of a service port."""
-    return kernel.redirects(stage.node).get((vip, port))
+    return kernel_state.redirects(stage.node).get((vip, port))
 
 
-def sockets(stage: Stage) -> set[kernel.Listening]:
+def sockets(stage: Stage) -> set[kernel_state.Listening]:
     """The listeners of the daemon's services."""
-    return {seen for seen in kernel.listening(stage.node) if seen.port not in (10249, 10256)}
+    return {seen for seen in kernel_state.listening(stage.node) if seen.port not in (10249, 10256)}
 
 
 def from_everywhere(stage: Stage) -> tuple[Host, ...]:
@@ -243,7 +243,7 @@ def test_a_port_is_renumbered(served: Stage) -> None:
     port = redirect(served)
     served.write("web", service(ports={"http": 81}), endpoints("web", range(4)))
     served.await_answers(0, 1, 2, 3, address=(VIP, 81))
-    assert kernel.redirects(served.node) == {(VIP, 81): port}
+    assert kernel_state.redirects(served.node) == {(VIP, 81): port}
 
 
 def test_a_port_is_renamed_without_a_gap(served: Stage) -> None:
@@ -263,11 +263,11 @@ def test_ports_change_places_without_a_gap(served: Stage) -> None:
     served.await_answers(0, 1, 2, 3, address=(VIP, 81))
     with Traffic(served.client) as first, Traffic(served.client, (VIP, 81)) as second:
         for turn in range(4):
-            before = kernel.redirects(served.node)
+            before = kernel_state.redirects(served.node)
             numbers = (81, 80) if turn % 2 == 0 else (80, 81)
             ports = dict(zip(ports, numbers, strict=True))
             served.write("web", service(ports=ports), endpoints("web", range(4), ports=list(ports)))
-            until(lambda: kernel.redirects(served.node)[VIP, 80] == before[VIP, 81], "they changed places")  # noqa: B023
+            until(lambda: kernel_state.redirects(served.node)[VIP, 80] == before[VIP, 81], "they changed places")  # noqa: B023
             first.more()
             second.more()
     assert (first.failures, second.failures) == ([], [])
@@ -293,7 +293,7 @@ def test_several_named_ports_have_listeners_of_their_own(served: Stage) -> None:
     served.write("web", service(ports=ports), endpoints("web", range(4), ports=list(ports)))
     for number in ports.values():
         served.await_answers(0, 1, 2, 3, address=(VIP, number))
-    redirects = kernel.redirects(served.node)
+    redirects = kernel_state.redirects(served.node)
     assert len(set(redirects.values())) == 3
     assert {seen.port for seen in sockets(served)} == set(redirects.values())
 

@@ -12,9 +12,7 @@ import pytest
 from tests.support.lab import Daemon
 from tests.system.e2e.backend import noise
 from tests.system.e2e.conftest import ADAPTERS, lasting
-from tests.system.e2e.loyal import SOON_S, WAYS, Loyal
-from tests.system.e2e.stage import Stage, until
-from tests.system.e2e.whole import (
+from tests.system.e2e.full_services import (
     FAMILIES,
     V4,
     V6,
@@ -24,6 +22,8 @@ from tests.system.e2e.whole import (
     start_mirrors,
     udp,
 )
+from tests.system.e2e.stage import Stage, until
+from tests.system.e2e.udp_clients import SOON_S, WAYS, Loyal
 
 pytestmark = pytest.mark.netns
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from tests.support.lab import Host
 from tests.support.lab.daemon import HEALTHZ, METRICS
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.stage import until
 from tests.system.soak import hostile
+from tests.system.soak.actions import PATIENCE_S, WORKERS, World, alive
 from tests.system.soak.schedule import PLACES, Place
-from tests.system.soak.world import PATIENCE_S, WORKERS, World, alive
 
 TRIES = 12
 """Questions for each endpoint: every worker takes turns of its own."""
@@ -76,14 +76,14 @@ def look(world: World, faults: list[str]) -> Measure:
     demand(lambda: processes(node) == mine, f"on the node only {sorted(mine)} run")
     demand(lambda: names(node) == ["owner", "run"], "one owner, one run")
     places = {(it.address, it.port) for it in PLACES} | hostile.PLACES
-    demand(lambda: set(kernel.redirects(node)) == places, "the redirects are right")
-    wanted = set(kernel.redirects(node).values()) | {HEALTHZ[1], METRICS[1]}
-    demand(lambda: {it.port for it in kernel.listening(node)} <= wanted, "nothing else listens")
+    demand(lambda: set(kernel_state.redirects(node)) == places, "the redirects are right")
+    wanted = set(kernel_state.redirects(node).values()) | {HEALTHZ[1], METRICS[1]}
+    demand(lambda: {it.port for it in kernel_state.listening(node)} <= wanted, "nothing else listens")
     demand(lambda: established(node) == 0, "no connection is left")
     settled = _Settled(lambda: descriptors(mine))
     demand(settled, "the number of open descriptors settles")
     pids = [daemon.process.pid, *world.workers(daemon)]
-    control, *workers = [(pss_kib(pid), kernel.descriptors(pid)) for pid in pids]
+    control, *workers = [(pss_kib(pid), kernel_state.descriptors(pid)) for pid in pids]
     return Measure(control[0], tuple(kib for kib, _ in workers), control[1], tuple(count for _, count in workers))
 
 
@@ -161,7 +161,7 @@ def established(node: Host) -> int:
 
 def descriptors(pids: Iterable[int]) -> int:
     """How many they have open."""
-    return sum(kernel.descriptors(pid) for pid in pids if alive(pid))
+    return sum(kernel_state.descriptors(pid) for pid in pids if alive(pid))
 
 
 def pss_kib(pid: int) -> int:
@@ -173,7 +173,7 @@ def pss_kib(pid: int) -> int:
 
 def rules(node: Host) -> list[str]:
     """Our rules, without what differs from process to process: handles, proxy ports, order."""
-    names = {str(port): f"<{address}:{number}>" for (address, number), port in kernel.redirects(node).items()}
-    text = re.sub(r" # handle \d+", "", "\n".join(kernel.ours(node)))
+    names = {str(port): f"<{address}:{number}>" for (address, number), port in kernel_state.redirects(node).items()}
+    text = re.sub(r" # handle \d+", "", "\n".join(kernel_state.ours(node)))
     text = re.sub(r"\b\d{4,5}\b", lambda found: names.get(found[0], found[0]), text)
     return sorted(part.strip() for part in re.split(r"[\n,]", text) if part.strip())

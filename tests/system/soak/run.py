@@ -15,12 +15,12 @@ from pathlib import Path
 from subprocess import PIPE
 
 from tests.system.soak import audit, hostile
+from tests.system.soak.actions import GRACE_S, ROOT, World, make_world
 from tests.system.soak.audit import Measure
-from tests.system.soak.chronicle import Chronicle
 from tests.system.soak.clients import Outcome, outcome
+from tests.system.soak.event_record import Chronicle
 from tests.system.soak.schedule import acts
 from tests.system.soak.verdict import Tally, Verdict, slow_repairs, spans_text, tally
-from tests.system.soak.world import GRACE_S, ROOT, World, make_world
 
 EXPECTED = re.compile(
     "|".join(

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from tests.system.soak.actions import ROOT
 from tests.system.soak.schedule import API, BY_NAME, FAULTS, NETFILTER, PLACES, PROCESS, SOUND, acts
-from tests.system.soak.world import ROOT
 
 SEEDS = (0, 1, 2, 4711)
 

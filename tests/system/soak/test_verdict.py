@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from tests.system.soak.chronicle import Chronicle, Kill, Retired, Span, State
 from tests.system.soak.clients import Outcome
+from tests.system.soak.event_record import Chronicle, Kill, Retired, Span, State
 from tests.system.soak.verdict import BACK_S, LATE_S, LIVE_S, Verdict, slow_repairs, tally
 
 GRACE_S = 5.0

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.system.soak.chronicle import Chronicle, Kill, Span, State
 from tests.system.soak.clients import IMPATIENT, PATIENCE_S, Outcome
+from tests.system.soak.event_record import Chronicle, Kill, Span, State
 from tests.system.soak.schedule import BY_NAME
 
 LIVE_S = 3.0

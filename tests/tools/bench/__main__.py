@@ -19,7 +19,7 @@ import click
 from tests.support.lab.privilege import require_hosts
 from tests.tools.bench import machine, report
 from tests.tools.bench.chart import chart
-from tests.tools.bench.cores import Cores
+from tests.tools.bench.cpu_pinning import Cores
 from tests.tools.bench.measures import CONNECTIONS, LOADS, REQUESTS, Measure
 from tests.tools.bench.memory import IdleConnections, IdleDaemon
 from tests.tools.bench.peers import Bare, Direct, HAProxy, Kubeproxy, Nginx, Peer, RedirectedHAProxy, Streams

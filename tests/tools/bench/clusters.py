@@ -12,7 +12,7 @@ import yaml
 
 from tests.support.apiserver.generate import endpoint_slice, service
 from tests.support.lab.node import CLIENT_V4
-from tests.tools.bench.cores import pinned
+from tests.tools.bench.cpu_pinning import pinned
 from tests.tools.bench.stage import Stage
 
 ENDPOINTS = 10

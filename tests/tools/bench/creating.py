@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.lab import Host
-from tests.system.e2e.real import ADDRESS, BINARIES, RealCluster, binaries
+from tests.system.e2e.control_plane import ADDRESS, BINARIES, RealCluster, binaries
 
 OURS = str(Path(sys.executable).with_name("kubeproxy"))
 

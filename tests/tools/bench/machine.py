@@ -14,7 +14,7 @@ from typing import Any
 
 from kubeproxy import __version__
 from tests.support.lab.privilege import in_user_namespace
-from tests.tools.bench.cores import Cores
+from tests.tools.bench.cpu_pinning import Cores
 
 PROGRAMS = {"haproxy": "haproxy", "nginx": "nginx", "wrk": "wrk", "taskset": "util-linux", "ip": "iproute2"}
 """Program -> the package of Debian and Ubuntu that brings it."""

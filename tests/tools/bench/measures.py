@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tests.tools.bench import traffic
-from tests.tools.bench.cores import busy_seconds, pinned
+from tests.tools.bench.cpu_pinning import busy_seconds, pinned
 from tests.tools.bench.peers import Peer
 from tests.tools.bench.processes import cpu_seconds
 from tests.tools.bench.stage import BULK, ECHO, HTTP, Stage

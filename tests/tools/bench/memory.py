@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from tests.support.lab import Daemon
 from tests.tools.bench import traffic
 from tests.tools.bench.clusters import start_apiserver, write_manifests
-from tests.tools.bench.cores import Cores, pinned
+from tests.tools.bench.cpu_pinning import Cores, pinned
 from tests.tools.bench.measures import Metric
 from tests.tools.bench.peers import Peer, start_daemon
 from tests.tools.bench.processes import Memory, family, memory, memory_of

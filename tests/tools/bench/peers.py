@@ -14,8 +14,8 @@ from typing import Any
 from tests.support.lab import Daemon, write_manifest
 from tests.support.lab.daemon import KUBEPROXY
 from tests.support.lab.node import NODE_V4
-from tests.tools.bench import bare, streams
-from tests.tools.bench.cores import Cores, pinned
+from tests.tools.bench import asyncio_streams, data_plane_only
+from tests.tools.bench.cpu_pinning import Cores, pinned
 from tests.tools.bench.machine import NGINX_STREAM
 from tests.tools.bench.stage import BACKENDS, BULK, ECHO, HTTP, Stage, wait_for
 
@@ -165,15 +165,15 @@ class Nginx(Program):
 
 
 class Streams(Program):
-    """A plain proxy on asyncio's streams (streams.py), to show what the byte path is worth."""
+    """A plain proxy on asyncio's streams (asyncio_streams.py), to show what the byte path is worth."""
 
     def command(self, directory: Path) -> list[str]:
         """It needs no files."""
-        return [sys.executable, streams.__file__, NODE_V4, f"{HTTP},{BULK}", *BACKENDS]
+        return [sys.executable, asyncio_streams.__file__, NODE_V4, f"{HTTP},{BULK}", *BACKENDS]
 
 
 class Bare(Program):
-    """Our data plane alone (bare.py), listening as HAProxy does: what the byte path makes without the redirect."""
+    """Our data plane alone (data_plane_only.py), listening as HAProxy does: what the byte path makes without the redirect."""
 
     def __init__(self, name: str, *, profile: Path | None = None) -> None:
         super().__init__(name)
@@ -181,7 +181,7 @@ class Bare(Program):
 
     def command(self, directory: Path) -> list[str]:
         """It needs no files."""
-        return [*_profiled(self._profile), bare.__file__, NODE_V4, f"{HTTP},{BULK}", *BACKENDS]
+        return [*_profiled(self._profile), data_plane_only.__file__, NODE_V4, f"{HTTP},{BULK}", *BACKENDS]
 
     def stop(self) -> None:
         """SIGTERM, so that a profile is written."""

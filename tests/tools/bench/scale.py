@@ -31,7 +31,7 @@ from tests.tools.bench.clusters import (
     start_apiserver,
     write_manifests,
 )
-from tests.tools.bench.cores import Cores, pinned
+from tests.tools.bench.cpu_pinning import Cores, pinned
 from tests.tools.bench.measures import Metric
 from tests.tools.bench.peers import start_daemon
 from tests.tools.bench.processes import cpu_seconds, memory

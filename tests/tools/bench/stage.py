@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.lab import Host, make_network
 from tests.tools.bench import traffic
-from tests.tools.bench.cores import Cores, pinned
+from tests.tools.bench.cpu_pinning import Cores, pinned
 
 HTTP, BULK, ECHO = 8080, 9000, 7000
 """The ports that the backends serve: small HTTP answers; bytes without end; datagrams, answered with themselves."""

@@ -19,7 +19,7 @@ import yaml
 
 from tests.support.lab.daemon import KUBEPROXY
 from tests.support.lab.node import CLIENT_V4, NODE_V4
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.conftest import ADAPTERS
 from tests.system.e2e.stage import QUICK, VIP, Stage, ask, endpoints, service, until
 from tests.system.e2e.traffic import Traffic
@@ -33,7 +33,7 @@ def test_with_few_descriptors_clients_wait_for_their_turn(stage: Stage) -> None:
     stage.write_service([0, 1])
     daemon = stage.daemon(QUICK, "--workers=1", command=("prlimit", "--nofile=120:120", KUBEPROXY))
     stage.await_answers(0, 1)
-    before = kernel.descriptors(daemon.process.pid)
+    before = kernel_state.descriptors(daemon.process.pid)
     with ExitStack() as held, ThreadPoolExecutor(1) as pool:
         for _ in range(100):
             held.enter_context(stage.client.connect((VIP, 80))).sendall(b"echo\n")
@@ -46,7 +46,7 @@ def test_with_few_descriptors_clients_wait_for_their_turn(stage: Stage) -> None:
         held.close()
         assert waiting.result().startswith("pod-")
     stage.await_answers(2)
-    until(lambda: kernel.descriptors(daemon.process.pid) <= before, "everything is given back")
+    until(lambda: kernel_state.descriptors(daemon.process.pid) <= before, "everything is given back")
     assert daemon.terminate() == 0
     assert "Traceback" not in daemon.log()
 
@@ -65,11 +65,11 @@ def test_without_the_capability_it_says_so(stage: Stage, netfilter: str) -> None
 
 def test_without_a_packet_filter_the_proxy_ports_are_open(stage: Stage) -> None:
     stage.write_service([0])
-    before = kernel.ruleset(stage.node)
+    before = kernel_state.ruleset(stage.node)
     # Below the ephemeral ports, or a connection of an earlier test might just have it.
     stage.daemon("--proxy-port-range=20000", netfilter="none", command=(*POWERLESS, KUBEPROXY))
     assert ask(stage.client, (NODE_V4, 20000)) == "pod-0"
-    assert kernel.ruleset(stage.node) == before
+    assert kernel_state.ruleset(stage.node) == before
 
 
 @pytest.mark.parametrize("netfilter", ADAPTERS)
@@ -80,7 +80,7 @@ def test_the_node_gets_another_address(stage: Stage, netfilter: str) -> None:
     stage.node.ip("addr add 10.2.0.7/32 dev to-client", f"route replace default via {CLIENT_V4} src 10.2.0.7")
     try:
         with Traffic(stage.client) as far, Traffic(stage.node) as near:
-            until(lambda: "10.2.0.7:" in "\n".join(kernel.ours(stage.node)), "the rules lead there")
+            until(lambda: "10.2.0.7:" in "\n".join(kernel_state.ours(stage.node)), "the rules lead there")
             far.more()
             near.more()
         assert (far.failures, near.failures) == ([], [])

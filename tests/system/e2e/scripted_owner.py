@@ -16,7 +16,7 @@ from kubeproxy.daemon.takeover.protocol import Accepted, Busy, Prove
 from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL, Done, TakeoverMessage, encode
 from kubeproxy.runtime import net_admin
 from tests.support.lab import Host
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Incumbent:
 
     def serve(self, listening: socket.socket) -> None:
         """Serve until a new instance has taken over, or `listening` is shut down."""
-        before = kernel.listening(self.host)
+        before = kernel_state.listening(self.host)
         while True:
             try:
                 client, _ = listening.accept()
@@ -65,12 +65,12 @@ class Incumbent:
                         continue
                 self._talk(client, hello, before)
 
-    def _talk(self, client: socket.socket, hello: bytes, before: Set[kernel.Listening]) -> None:
+    def _talk(self, client: socket.socket, hello: bytes, before: Set[kernel_state.Listening]) -> None:
         with client.makefile("rwb") as talk:
             for line in chain([hello], talk):
                 word = json.loads(line)["type"]
-                new = kernel.listening(self.host) - before
-                self.sights.append(Observation(word, len(new), len(kernel.ours(self.host))))
+                new = kernel_state.listening(self.host) - before
+                self.sights.append(Observation(word, len(new), len(kernel_state.ours(self.host))))
                 if word == "hello" and self.words.count("hello") <= self.busy:
                     answer: TakeoverMessage = Busy(PROTOCOL)
                 elif word == "hello":

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tests.support.lab import Host, Network
 from tests.support.lab.node import CLIENT_V4, CLIENT_V6, NODE_V4, NODE_V6
-from tests.system.e2e import mirror
+from tests.system.e2e import address_echo
 from tests.system.e2e.stage import Object, Stage, until
 
 MIRROR = 9090
@@ -153,7 +153,7 @@ def pod(
 def start_mirrors(stage: Stage) -> None:
     """In every pod."""
     for index, host in enumerate(stage.network.pods):
-        host.popen([sys.executable, "-S", "-E", mirror.__file__, f"pod-{index}", str(MIRROR)])
+        host.popen([sys.executable, "-S", "-E", address_echo.__file__, f"pod-{index}", str(MIRROR)])
     for index in range(len(stage.network.pods)):
         for family in FAMILIES:
             for protocol in PROTOCOLS:

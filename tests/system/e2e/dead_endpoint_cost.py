@@ -1,6 +1,6 @@
 """What a dead endpoint costs: time to first byte of many clients at once, beside healthy endpoints and beside HAProxy.
 
-    python -m tests.system.e2e.dead [--count N] [--at-once N] [--per-s N] [--rounds N] [PEER ...]
+    python -m tests.system.e2e.dead_endpoint_cost [--count N] [--at-once N] [--per-s N] [--rounds N] [PEER ...]
 
 as root, with HAProxy installed (it also answers as the endpoints: four addresses of one host). Each line is a fresh
 proxy, and the fault is there before its first client. HAProxy is set up as somebody would who expects dead servers:
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.support.lab import Host
 from tests.system.e2e.first_bytes import FirstBytes, Seen, first_bytes, told
-from tests.tools.bench.cores import Cores
+from tests.tools.bench.cpu_pinning import Cores
 from tests.tools.bench.peers import HAProxy, Kubeproxy, Peer
 from tests.tools.bench.stage import BACKENDS, BULK, HTTP, Stage, make_stage
 from tests.tools.bench.traffic import QUESTION
@@ -140,7 +140,9 @@ def all_dead(make: Callable[[], Peer], load: Load) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m tests.system.e2e.dead", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.system.e2e.dead_endpoint_cost", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("peers", nargs="*", metavar="PEER", help=f"{', '.join(PEERS)} (default: all)")
     parser.add_argument("--count", type=int, default=20_000, help="connections a line (default: %(default)s)")
     parser.add_argument("--at-once", type=int, default=50, help="clients at once (default: %(default)s)")

@@ -20,11 +20,11 @@ from typing import Any
 from tests.support.apiserver import Break, Fault
 from tests.support.lab import Daemon, Network, make_network
 from tests.support.lab.node import CLIENT_V4
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.api import ApiHost
 from tests.system.e2e.stage import QUICK, TARGET, Object, until
 from tests.system.soak import backend, hostile
-from tests.system.soak.chronicle import Chronicle, Kill, Retired, Span
+from tests.system.soak.event_record import Chronicle, Kill, Retired, Span
 from tests.system.soak.schedule import BY_NAME, PLACES, PODS, Act, Event, Place
 
 GRACE_S = 5.0
@@ -180,7 +180,7 @@ class World:
         host, address = self.network.pods[pod], Network.pod_v4(pod)
         command = [sys.executable, "-m", backend.__name__, f"pod-{pod}", address, str(TARGET)]
         self._backends[pod] = host.popen(command, cwd=ROOT)
-        until(lambda: any(it.port == TARGET for it in kernel.listening(host)), f"pod {pod} listens")
+        until(lambda: any(it.port == TARGET for it in kernel_state.listening(host)), f"pod {pod} listens")
 
     def _pod(self, pod: int, kind: str) -> None:
         host, name = self.network.pods[pod], str(pod)
@@ -248,10 +248,10 @@ class World:
     def _whole(self) -> bool:
         node = self.network.node
         steady = {(place.address, place.port) for place in PLACES if place.steady}
-        if not steady <= kernel.redirects(node).keys():
+        if not steady <= kernel_state.redirects(node).keys():
             return False
         if self.netfilter == "iptables":
-            jumps = [line for line in kernel.xtables(node) if line.startswith(("-A PREROUTING", "-A OUTPUT"))]
+            jumps = [line for line in kernel_state.xtables(node) if line.startswith(("-A PREROUTING", "-A OUTPUT"))]
             return sum("KUBE-PORTALS" in line for line in jumps) == 2
         table = node.run(["nft", "list", "table", "inet", "kubeproxy"], check=False).stdout
         return len(re.findall(r"map @redirects4", table)) == 2
@@ -433,7 +433,7 @@ def make_world(chronicle: Chronicle, *, netfilter: str) -> Iterator[World]:
     """Everything, until the end of the context."""
     with ExitStack() as stack:
         network = stack.enter_context(make_network(pods=PODS))
-        kernel.reset_rules(network.node)
+        kernel_state.reset_rules(network.node)
         api = stack.enter_context(ApiHost(network.client))
         api.server.keep_requests = False
         world = World(network, api, chronicle, netfilter=netfilter)

@@ -1,6 +1,6 @@
 """Runs a Proxier with a real packet filter and a fake data plane in a process of its own.
 
-    python -m tests.netfilter.proxied ADAPTER
+    python -m tests.netfilter.proxier_process ADAPTER
 
 Reads one JSON request per line and answers each with one line: ``{"services": {name: address}}`` (all that there are,
 each with one endpoint), ``{}`` (nothing new). The answer is how things stand.

@@ -112,7 +112,15 @@ class Crowd:
 
     def __init__(self, host: Any, address: tuple[str, int], *, rate: int = 300, long: int = 50) -> None:
         self._process = host.popen(
-            [sys.executable, "-m", "tests.system.e2e.crowd", address[0], str(address[1]), str(rate), str(long)],
+            [
+                sys.executable,
+                "-m",
+                "tests.system.e2e.steady_clients",
+                address[0],
+                str(address[1]),
+                str(rate),
+                str(long),
+            ],
             stdin=PIPE,
             stdout=PIPE,
             text=True,

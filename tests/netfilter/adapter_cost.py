@@ -1,6 +1,6 @@
 """Measures the costs of the adapters.
 
-    python -m tests.netfilter.cost [SERVICES]      (as root; 10,000 by default)
+    python -m tests.netfilter.adapter_cost [SERVICES]      (as root; 10,000 by default)
 
 On a host of its own, each adapter is given that many services, and then one change at a time. For each step the median
 of several: the time it takes, and the processor time of this process and of the programs that it runs.

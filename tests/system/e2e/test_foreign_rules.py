@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.support.lab import Daemon
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.stage import QUICK, Stage, until
 
 pytestmark = pytest.mark.netns
@@ -53,7 +53,7 @@ def test_what_kube_proxy_left_is_told_until_it_is_gone(stage: Stage) -> None:
     assert "(nftables: table ip kube-proxy; iptables-legacy: table nat, chain KUBE-SERVICES)" in said
     assert daemon.get("/healthz").status == 200
     assert any(SAID in line and " warning " in line for line in daemon.log().splitlines())
-    assert set(IPTABLES.splitlines()[2:5]) <= set(kernel.xtables(node))
+    assert set(IPTABLES.splitlines()[2:5]) <= set(kernel_state.xtables(node))
 
     node.run(["nft", "delete table ip kube-proxy"])
     node.run(["iptables-legacy-restore", "--noflush"], input=IPTABLES_CLEANUP)

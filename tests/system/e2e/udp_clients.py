@@ -6,8 +6,8 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+from tests.system.e2e.full_services import CELLS, Whole, udp
 from tests.system.e2e.stage import Stage, until
-from tests.system.e2e.whole import CELLS, Whole, udp
 
 WAYS = tuple(cell for cell in CELLS if cell.protocol == "UDP")
 SOON_S = 3.0

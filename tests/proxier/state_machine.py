@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from tests.proxier.node import Node
+from tests.proxier.fake_node import Node
 
 
 class NodeMachine(RuleBasedStateMachine):

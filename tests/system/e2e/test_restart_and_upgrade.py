@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import Daemon
-from tests.system.e2e import kernel
+from tests.system.e2e import kernel_state
 from tests.system.e2e.conftest import ADAPTERS
-from tests.system.e2e.crowd import Crowd
-from tests.system.e2e.incumbent import incumbent
+from tests.system.e2e.scripted_owner import incumbent
 from tests.system.e2e.stage import QUICK, VIP, Stage, ask, endpoints, service, silent, until
+from tests.system.e2e.steady_clients import Crowd
 
 pytestmark = pytest.mark.netns
 
@@ -60,11 +60,11 @@ def linger(seconds: float = 1.0) -> None:
 def test_takeover(stage: Stage, netfilter: str, workers: str) -> None:
     """A successor started beside takes over: rules, node ports, health and metrics ports."""
     first = serve(stage, f"--workers={workers}", netfilter=netfilter)
-    port = kernel.redirects(stage.node)[VIP, 80]
+    port = kernel_state.redirects(stage.node)[VIP, 80]
     with Crowd(stage.client, (VIP, 80)) as crowd:
         linger()
         second = stage.daemon(QUICK, GRACE, f"--workers={workers}", netfilter=netfilter)
-        until(lambda: kernel.redirects(stage.node)[VIP, 80] != port, "the rules lead to the successor")
+        until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the successor")
         until(lambda: "new instance has taken over" in first.log(), "the first one makes way")
         linger()
     unhurt(crowd)
@@ -94,7 +94,7 @@ def test_nothing_serves_before_whoever_serves_already_was_asked(stage: Stage, ne
 def test_a_successor_told_to_stop_before_it_took_over(stage: Stage, tmp_path: Path) -> None:
     """The rules are its predecessor's, and stay."""
     first = serve(stage, netfilter="nftables")
-    rules = kernel.ours(stage.node)
+    rules = kernel_state.ours(stage.node)
     no_endpoint = tmp_path / "kubeconfig"
     no_endpoint.write_text(NO_API_SERVER)
     with Crowd(stage.client, (VIP, 80), rate=100, long=5) as crowd:
@@ -102,7 +102,7 @@ def test_a_successor_told_to_stop_before_it_took_over(stage: Stage, tmp_path: Pa
         until(lambda: "new instance connected" in first.log(), "it has come")
         until(lambda: "no API server yet" in second.log(), "it waits")
         assert second.terminate() == 0
-        assert kernel.ours(stage.node) == rules
+        assert kernel_state.ours(stage.node) == rules
         until(lambda: "new instance left before takeover" in first.log(), "the first one goes on")
     unhurt(crowd)
 
@@ -115,12 +115,12 @@ def test_orphans_serve_on_until_all_is_known(stage: Stage, tmp_path: Path) -> No
     second = stage.daemon(QUICK, f"--kubeconfig={no_endpoint}", "--workers=1", netfilter="nftables")
     until(lambda: "manifests loaded" in second.log(), "it knows one of its sources")
     children = Path(f"/proc/{first.process.pid}/task/{first.process.pid}/children").read_text().split()
-    port = kernel.redirects(stage.node)[VIP, 80]
+    port = kernel_state.redirects(stage.node)[VIP, 80]
     first.process.kill()
     first.process.wait()
     until(lambda: second.log().count("orphaned worker serves on") == 2, "orphans have reported")
     stage.await_answers(0, 1, 2)
-    assert kernel.redirects(stage.node)[VIP, 80] == port
+    assert kernel_state.redirects(stage.node)[VIP, 80] == port
     assert "earlier instances have ended" not in second.log()
     for child in children:
         os.kill(int(child), signal.SIGKILL)
@@ -149,7 +149,7 @@ def test_stop_and_start(stage: Stage, netfilter: str) -> None:
 def test_everything_killed(stage: Stage, netfilter: str) -> None:
     """No rule of a dead run leads a client to whoever has its port now, and the next start repairs everything."""
     first = serve(stage, "--workers=0", netfilter=netfilter)
-    port = kernel.redirects(stage.node)[VIP, 80]
+    port = kernel_state.redirects(stage.node)[VIP, 80]
     first.process.kill()
     first.process.wait()
     with stage.node.listen(("0.0.0.0", port)):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.lab import Daemon, Network
-from tests.system.e2e import backend, kernel
-from tests.system.e2e.crowd import Crowd
+from tests.system.e2e import backend, kernel_state
 from tests.system.e2e.stage import QUICK, TARGET, VIP, Object, Stage, ask, endpoints, service, until
+from tests.system.e2e.steady_clients import Crowd
 
 pytestmark = pytest.mark.netns
 
@@ -62,7 +62,7 @@ def test_by_another_packet_filter(stage: Stage, first: dict[str, Any], second: d
     stage.write_service([0, 1, 2])
     follow(stage, VIP, first, second)
     gone = "KUBE-PORTALS" if second is NFTABLES else "table inet kubeproxy"
-    until(lambda: gone not in "\n".join(kernel.ours(stage.node)), "the predecessor's rules are removed")
+    until(lambda: gone not in "\n".join(kernel_state.ours(stage.node)), "the predecessor's rules are removed")
     stage.await_answers(0, 1, 2)
 
 

@@ -1,6 +1,6 @@
 """Runs an adapter in a process of its own, so that it works on the host of that process.
 
-    python -m tests.netfilter.driver ADAPTER
+    python -m tests.netfilter.adapter_process ADAPTER
 
 Reads one JSON request per line and answers each with one line: ``{"do": "apply", "rules": {…}, "verify": bool}``,
 ``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "reach", "rules": …}``,

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 import pytest
 
 from tests.system.e2e.conftest import ADAPTERS
-from tests.system.e2e.loyal import Loyal
+from tests.system.e2e.full_services import Whole, start_mirrors
 from tests.system.e2e.stage import QUICK, Stage
-from tests.system.e2e.whole import Whole, start_mirrors
+from tests.system.e2e.udp_clients import Loyal
 
 pytestmark = pytest.mark.netns
 
