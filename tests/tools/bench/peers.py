@@ -173,7 +173,7 @@ class Streams(Program):
 
 
 class Bare(Program):
-    """Our data plane alone (data_plane_only.py), listening as HAProxy does: what the byte path makes without the redirect."""
+    """The data plane alone (data_plane_only.py), listening as HAProxy does: the byte path without the redirect."""
 
     def __init__(self, name: str, *, profile: Path | None = None) -> None:
         super().__init__(name)
