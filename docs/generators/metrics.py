@@ -17,7 +17,7 @@ from kubeproxy.model import Address, Family, Target
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.metrics.slis import PROXY
 from kubeproxy.observability.metrics.traffic import SERIES, Traffic
-from kubeproxy.observability.views import Picture
+from kubeproxy.observability.protocols import Picture
 from tests.observability.conftest import WEB_IPV4, Listening, Manifests, State, Watch, worker_status
 
 HEAD = """\

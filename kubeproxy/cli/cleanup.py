@@ -25,7 +25,7 @@ def clean_up(logs: Logging) -> int:
     from kubeproxy.daemon.takeover.control_socket import PREFIX
     from kubeproxy.netfilter.cleanup import cleanup_all
     from kubeproxy.observability.logs import setup
-    from kubeproxy.runtime.unix_names import listening
+    from kubeproxy.runtime.abstract_sockets import listening
 
     setup.configure(verbosity=logs.verbosity, fmt=logs.format)
     removed = asyncio.run(cleanup_all())

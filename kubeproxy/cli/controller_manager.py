@@ -119,7 +119,7 @@ def _run(**given: Any) -> int:
     from kubeproxy.daemon.sd_notify import own_notifier
     from kubeproxy.kubernetes.client.credentials import ClientSettings
     from kubeproxy.observability.logs import setup as logging
-    from kubeproxy.workloads.run import ServerAddress, run
+    from kubeproxy.workloads.manager_process import ServerAddress, run
 
     chosen = enabled(given["controllers"])
     settings = _settings(given, chosen)
@@ -131,8 +131,8 @@ def _run(**given: Any) -> int:
 
 
 def _settings(given: Mapping[str, Any], chosen: frozenset[str]) -> Any:
-    from kubeproxy.kubernetes.controller.leader_election import LeaderElection
-    from kubeproxy.kubernetes.controller.lease import LeaseName
+    from kubeproxy.kubernetes.controller.election_state import LeaderElection
+    from kubeproxy.kubernetes.controller.leader_election import LeaseName
     from kubeproxy.workloads.manager import DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER, ManagerSettings
 
     identity = f"{socket.gethostname()}_{uuid4()}"

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import click
 import msgspec
 
-from kubeproxy.cli.admin_client import ADDRESS, CONFIG, Daemon, daemon_at
+from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, Daemon, daemon_at
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.observability.status import text
 from kubeproxy.observability.status.document import Status

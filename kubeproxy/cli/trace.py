@@ -8,9 +8,9 @@ from urllib.parse import urlencode
 import click
 import msgspec
 
-from kubeproxy.cli.admin_client import ADDRESS, CONFIG, daemon_at
+from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, daemon_at
 from kubeproxy.model.errors import ConfigError, KubeproxyError
-from kubeproxy.observability.status.trace import TraceReport, TraceRequest, lines
+from kubeproxy.observability.status.trace_report import TraceReport, TraceRequest, lines
 
 
 @click.command(short_help="Show the path of a connection, and why.")

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import structlog
 
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon.admin import AdminServers
 from kubeproxy.daemon.data_plane import make_data_plane
 from kubeproxy.daemon.event_reporter import Events, ProxierEvents
-from kubeproxy.daemon.host import HostState
+from kubeproxy.daemon.host_state import HostState
+from kubeproxy.daemon.http_servers import AdminServers
 from kubeproxy.daemon.reload import Reloader
 from kubeproxy.daemon.sd_notify import Notifier
 from kubeproxy.daemon.settings import periods, port_range, restrictions, tune
@@ -31,8 +31,8 @@ from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.model.version import __version__
-from kubeproxy.netfilter.conntrack.kernel import KernelConntrack
-from kubeproxy.netfilter.conntrack.reconcile import NoConntrack
+from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
+from kubeproxy.netfilter.conntrack.stale_flows import NoConntrack
 from kubeproxy.netfilter.port_holders import Holders
 from kubeproxy.netfilter.select import select
 from kubeproxy.observability.health import ProxyHealth

@@ -25,11 +25,11 @@ from kubeproxy.netfilter.packet_trace import Fate, Trace, Why, trace
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.observability.status import build
 from kubeproxy.observability.status.document import FrontendStatus
-from kubeproxy.observability.status.trace import Outcome, TraceReport, TraceRequest, WorkerPreview, describe
+from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest, WorkerPreview, describe
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
-from kubeproxy.proxier.snapshot import FrontendStatus as Standing
-from kubeproxy.proxier.snapshot import Snapshot
+from kubeproxy.proxier.state_snapshot import FrontendStatus as Standing
+from kubeproxy.proxier.state_snapshot import Snapshot
 
 _OUTCOMES = {
     Fate.PASSED: Outcome.PASSED,

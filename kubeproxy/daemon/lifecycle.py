@@ -21,7 +21,7 @@ import uvloop
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon import startup_progress
 from kubeproxy.daemon.assembly import Parts, build
-from kubeproxy.daemon.host import node_name_of
+from kubeproxy.daemon.host_state import node_name_of
 from kubeproxy.daemon.process_limits import (
     CONTAINER_INIT,
     forbid_core_dumps,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from kubeproxy.config.reload import compare, effective
+from kubeproxy.config.diff import compare, effective
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.settings import periods, port_range, restrictions, tune
 from kubeproxy.daemon.signals import Signals

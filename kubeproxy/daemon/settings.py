@@ -8,9 +8,9 @@ from kubeproxy.config.schema import Configuration, OwnSettings
 from kubeproxy.config.value_types import DeniedEndpoints, Ports
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits
-from kubeproxy.proxier.address_blocks import Blocks
+from kubeproxy.proxier.cidr_set import Blocks
+from kubeproxy.proxier.endpoint_policy import NodePortConflict, PortSpan, Restrictions
 from kubeproxy.proxier.port_allocator import PortRange
-from kubeproxy.proxier.restrictions import NodePortConflict, PortSpan, Restrictions
 from kubeproxy.proxier.sync_schedule import Periods
 from kubeproxy.sources.manifests.source import NAME as MANIFESTS
 

@@ -17,7 +17,7 @@ from typing import Final, TextIO
 
 import structlog
 
-from kubeproxy.proxier.snapshot import Summary
+from kubeproxy.proxier.state_snapshot import Summary
 
 log = structlog.get_logger(__name__)
 

@@ -12,11 +12,11 @@ from aiohttp import web
 from kubeproxy.daemon.connection_trace import Tracer
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.protocols import Picture
 from kubeproxy.observability.status.observation import Observation
+from kubeproxy.observability.status.queries import StatusService
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
 from kubeproxy.observability.status.routes import status_routes
-from kubeproxy.observability.status.service import StatusService
-from kubeproxy.observability.views import Picture
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
 

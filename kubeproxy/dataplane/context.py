@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from kubeproxy.dataplane.connection_log import ConnectionLog
 from kubeproxy.dataplane.interface import DIAL_BUCKETS_S
+from kubeproxy.dataplane.loop.dial_timeouts import StepTimeouts
 from kubeproxy.dataplane.loop.lag import Lag
 from kubeproxy.dataplane.loop.reactor import Reactor
-from kubeproxy.dataplane.loop.timeouts import StepTimeouts
 from kubeproxy.dataplane.loop.write_queue import WriteQueue
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget, Share

@@ -13,7 +13,7 @@ from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpo
 from kubeproxy.dataplane.loop.reactor import Reactor
 from kubeproxy.dataplane.messages import Message, RestoreBindings
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
-from kubeproxy.dataplane.sockets.reserved_ports import ReservedPort, ReservedPorts, stop_listening
+from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts, stop_listening
 from kubeproxy.dataplane.tcp.connection import send_backlogs
 from kubeproxy.model import Address, FrontendName, Protocol
 from kubeproxy.runtime.yielding import TimeSlice

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kubeproxy.kubernetes.objects import Wire
+from kubeproxy.kubernetes.api_types import Wire
 
 
 class OwnerReference(Wire, frozen=True, omit_defaults=True):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kubeproxy.kubernetes.objects import Wire
+from kubeproxy.kubernetes.api_types import Wire
 
 
 class Requirement(Wire, frozen=True, omit_defaults=True):

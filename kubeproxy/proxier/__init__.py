@@ -22,7 +22,7 @@ from kubeproxy.proxier.node import NodeFacts, Preserve
 from kubeproxy.proxier.observer import ProxierObserver
 from kubeproxy.proxier.port_allocator import PortRange
 from kubeproxy.proxier.proxier import Proxier
-from kubeproxy.proxier.snapshot import FrontendStatus, Snapshot
+from kubeproxy.proxier.state_snapshot import FrontendStatus, Snapshot
 from kubeproxy.proxier.sync_schedule import Periods
 from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
 

@@ -34,17 +34,17 @@ from kubeproxy.model import (
     Target,
 )
 from kubeproxy.model.errors import KubeproxyError
-from kubeproxy.netfilter.conntrack.reconcile import Conntrack, NoConntrack
+from kubeproxy.netfilter.conntrack.stale_flows import Conntrack, NoConntrack
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier.clock import Clock, LoopClock
+from kubeproxy.proxier.endpoint_policy import NO_RESTRICTIONS, Restrictions
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
-from kubeproxy.proxier.node_ports import FindHolders, NodePortClaims
 from kubeproxy.proxier.observer import NoObserver, ProxierObserver
 from kubeproxy.proxier.port_allocator import PortRange, Ports
-from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
-from kubeproxy.proxier.snapshot import FrontendStatus, Snapshot, Summary
+from kubeproxy.proxier.port_claims import FindHolders, NodePortClaims
 from kubeproxy.proxier.state import ProxierState
+from kubeproxy.proxier.state_snapshot import FrontendStatus, Snapshot, Summary
 from kubeproxy.proxier.sync_schedule import Backoff, Periods, Schedule
 from kubeproxy.proxier.tracker import Tracker
 

@@ -29,14 +29,14 @@ from kubeproxy.model import (
     Target,
     family_of,
 )
+from kubeproxy.proxier.endpoint_policy import NO_RESTRICTIONS, Admitted, Restrictions, admit
 from kubeproxy.proxier.endpoint_selection import MOST, candidates, subset
 from kubeproxy.proxier.frontends import NOT_SERVED, resolve
 from kubeproxy.proxier.loops import Loops
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
-from kubeproxy.proxier.node_ports import NodePortClaims
 from kubeproxy.proxier.plan import ListenerState, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.port_allocator import NoPort, Ports
-from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Admitted, Restrictions, admit
+from kubeproxy.proxier.port_claims import NodePortClaims
 from kubeproxy.proxier.ruleset_builder import Rules
 from kubeproxy.proxier.tracker import Change, View
 

@@ -9,7 +9,7 @@ import msgspec
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.workloads import conditions, progress
 from kubeproxy.workloads.objects import Condition, Deployment, DeploymentStatus, ReplicaSet
-from kubeproxy.workloads.rolling import available_pods, wanted_pods
+from kubeproxy.workloads.rolling_update import available_pods, wanted_pods
 from kubeproxy.workloads.surge import max_unavailable
 
 

@@ -23,13 +23,13 @@ from kubeproxy.workloads import (
     retention,
     revisions,
     rollback,
-    rolling,
+    rolling_update,
     template,
 )
 from kubeproxy.workloads.deployment_writes import DeploymentWrites, replica_set_name
 from kubeproxy.workloads.objects import Deployment, DeploymentStatus, Pod, ReplicaSet
 from kubeproxy.workloads.pod_state import TERMINAL
-from kubeproxy.workloads.rolling import Scale
+from kubeproxy.workloads.rolling_update import Scale
 from kubeproxy.workloads.surge import new_replica_set_size
 
 
@@ -105,7 +105,7 @@ class DeploymentSync:
 
     async def _create_new(self, revision: int) -> ReplicaSet:
         deployment = self._deployment
-        size = new_replica_set_size(deployment, rolling.wanted_pods(self._old), 0)
+        size = new_replica_set_size(deployment, rolling_update.wanted_pods(self._old), 0)
         try:
             created = await self._writes.create(deployment, size, revision)
         except ApiError as error:
@@ -154,7 +154,7 @@ class DeploymentSync:
         """RollingUpdate: grow the new ReplicaSet, or else shrink the old ones, and look again."""
         await self._find_new(create=True)
         new = self._demanded_new()
-        size = rolling.scale_new(self._deployment, new, self._old)
+        size = rolling_update.scale_new(self._deployment, new, self._old)
         if size is not None:
             self._new = await self._writes.scale(self._deployment, Scale(new, size))
         elif not await self._shrink_old(new):
@@ -163,14 +163,14 @@ class DeploymentSync:
 
     async def _shrink_old(self, new: ReplicaSet) -> bool:
         """Take pods from the old ReplicaSets, those that are not available first; whether any was taken."""
-        budget = rolling.may_shrink_old(self._deployment, new, self._old)
+        budget = rolling_update.may_shrink_old(self._deployment, new, self._old)
         if budget == 0:
             return False
-        unhealthy = rolling.cleanup_unhealthy(self._old, budget)
+        unhealthy = rolling_update.cleanup_unhealthy(self._old, budget)
         if unhealthy is None:
             return False
         await self._scale_old(unhealthy)
-        down = rolling.scale_down_old(self._deployment, new, self._old)
+        down = rolling_update.scale_down_old(self._deployment, new, self._old)
         await self._scale_old(down)
         return any(scale.change for scale in (*unhealthy, *down))
 

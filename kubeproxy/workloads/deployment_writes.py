@@ -18,7 +18,7 @@ from kubeproxy.workloads import events, template
 from kubeproxy.workloads.events import EventSink, EventType, Involved
 from kubeproxy.workloads.objects import Deployment, DeploymentStatus, ReplicaSet
 from kubeproxy.workloads.revisions import annotations_for_new, scale_annotations
-from kubeproxy.workloads.rolling import Scale
+from kubeproxy.workloads.rolling_update import Scale
 from kubeproxy.workloads.surge import max_total
 
 API_VERSION: Final = "apps/v1"

@@ -7,7 +7,7 @@ from typing import Final
 
 from kubeproxy.workloads.objects import Deployment, Pod, ReplicaSet
 from kubeproxy.workloads.pod_state import is_ready
-from kubeproxy.workloads.rollout import State, state_of, waiting_for
+from kubeproxy.workloads.rollout_status import State, state_of, waiting_for
 
 REMEDIES: Final[Mapping[str, str]] = {
     "ImagePullBackOff": "correct the image's name or tag, or the pull secret",

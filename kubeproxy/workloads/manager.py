@@ -12,11 +12,11 @@ import structlog
 
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.controller.controller import Controller
-from kubeproxy.kubernetes.controller.leader_election import LEASE_S, RENEW_S, RETRY_S, LeaderElection
-from kubeproxy.kubernetes.controller.lease import Leadership, LeaseName
+from kubeproxy.kubernetes.controller.election_state import LEASE_S, RENEW_S, RETRY_S, LeaderElection
+from kubeproxy.kubernetes.controller.leader_election import Leadership, LeaseName
 from kubeproxy.kubernetes.events.recorder import EventRecorder
-from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.informer import RESYNC_S, Informer
+from kubeproxy.kubernetes.informer.outage_log import Connectivity
 from kubeproxy.kubernetes.informer.reflector import ReflectorState
 from kubeproxy.workloads.deployment_controller import DeploymentController
 from kubeproxy.workloads.event_reporter import EventReporter

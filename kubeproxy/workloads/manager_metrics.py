@@ -16,7 +16,7 @@ from kubeproxy.kubernetes.client.request_metrics import LATENCY_BUCKETS_S
 from kubeproxy.kubernetes.controller.workqueue import DURATION_BUCKETS_S, Durations
 from kubeproxy.runtime.histogram import Histogram
 from kubeproxy.workloads.manager import ControllerManager
-from kubeproxy.workloads.rollout import State, state_of
+from kubeproxy.workloads.rollout_status import State, state_of
 
 
 class ManagerCollector(Collector):

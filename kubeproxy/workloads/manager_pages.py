@@ -15,7 +15,7 @@ from kubeproxy.workloads import revisions
 from kubeproxy.workloads.manager import ControllerManager
 from kubeproxy.workloads.manager_metrics import registry
 from kubeproxy.workloads.objects import Deployment, Pod
-from kubeproxy.workloads.rollout import State, state_of, waiting_for
+from kubeproxy.workloads.rollout_status import State, state_of, waiting_for
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SHOWN = 500

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from kubeproxy.kubernetes.api_types import Wire
 from kubeproxy.kubernetes.metadata import Metadata, OwnerReference
-from kubeproxy.kubernetes.objects import Wire
 from kubeproxy.kubernetes.selector import LabelSelector
 
 NO_TEMPLATE: Final = msgspec.Raw(b"{}")

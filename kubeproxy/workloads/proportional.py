@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kubeproxy.workloads.objects import Deployment, ReplicaSet
 from kubeproxy.workloads.revisions import DESIRED_REPLICAS, MAX_REPLICAS, active, age_key, by_age, integer
-from kubeproxy.workloads.rolling import Scale, wanted_pods
+from kubeproxy.workloads.rolling_update import Scale, wanted_pods
 from kubeproxy.workloads.surge import max_surge
 
 

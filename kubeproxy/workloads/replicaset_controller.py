@@ -21,8 +21,8 @@ from kubeproxy.kubernetes.object_client import STRATEGIC, Requests, is_not_found
 from kubeproxy.workloads import replicaset_status
 from kubeproxy.workloads.events import EventSink
 from kubeproxy.workloads.objects import Pod, ReplicaSet, ReplicaSetStatus
+from kubeproxy.workloads.pod_control import PodRequests
 from kubeproxy.workloads.pod_ranking import choose_pods_to_delete
-from kubeproxy.workloads.pod_requests import PodRequests
 from kubeproxy.workloads.pod_state import is_active, is_ready, is_terminating
 from kubeproxy.workloads.replicaset_kind import ReplicaSetKind
 from kubeproxy.workloads.resources import pod_client, replica_set_client

@@ -13,8 +13,8 @@ import yaml
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError
-from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.informer import Informer
+from kubeproxy.kubernetes.informer.outage_log import Connectivity
 from kubeproxy.kubernetes.metadata import controller_of
 from kubeproxy.kubernetes.object_client import JSON_PATCH, is_not_found
 from kubeproxy.model.errors import KubeproxyError
@@ -22,7 +22,7 @@ from kubeproxy.workloads import revisions, rollback
 from kubeproxy.workloads.explain import explain
 from kubeproxy.workloads.objects import Deployment, Pod, ReplicaSet, template_of
 from kubeproxy.workloads.resources import deployment_client, deployment_informer, pod_client, replica_set_client
-from kubeproxy.workloads.rollout import DeadlineExceededError, status_line
+from kubeproxy.workloads.rollout_status import DeadlineExceededError, status_line
 from kubeproxy.workloads.template import without_hash
 
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kubeproxy.cli.status_screen import draw, sparkline
 from kubeproxy.observability.status.document import Status
-from kubeproxy.observability.status.history import History
+from kubeproxy.observability.status.traffic_history import History
 from tests.observability.status.observation import NOW, shop
 from tests.observability.status.test_build import whole
 

@@ -16,7 +16,7 @@ from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.takeover.control_socket import PREFIX
 from kubeproxy.daemon.takeover.server import OwnerCallbacks
 from kubeproxy.daemon.takeover.takeover import Takeover
-from kubeproxy.runtime.unix_names import listening
+from kubeproxy.runtime.abstract_sockets import listening
 from tests.config.files import of_flags
 
 

@@ -12,7 +12,7 @@ from kubeproxy.daemon.connection_trace import Tracer, client_of
 from kubeproxy.model import Address, Endpoint, Protocol, ServicePort, TrafficPolicy
 from kubeproxy.netfilter.packet_trace import Fate
 from kubeproxy.observability.status.document import EndpointStatus, FrontendStatus, NamedCounters, Standing
-from kubeproxy.observability.status.trace import Outcome, TraceReport, TraceRequest, WorkerPreview, lines
+from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest, WorkerPreview, lines
 from kubeproxy.proxier import NodeFacts
 from tests.proxier.builders import endpoint_slice, service
 from tests.proxier.fake_node import SOURCE, Node

@@ -14,13 +14,13 @@ from typing import Any, Final
 import msgspec
 
 from kubeproxy.config import flags
+from kubeproxy.config.diff import compare
 from kubeproxy.config.dump import dump, go_data
 from kubeproxy.config.load import load
-from kubeproxy.config.reload import compare
 from kubeproxy.daemon.takeover import protocol
 from kubeproxy.dataplane.workers import orphan, takeover_messages
 from kubeproxy.dataplane.workers import protocol as channel
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.decode import (
     EventType,
     LineSplitter,
@@ -34,7 +34,7 @@ from kubeproxy.kubernetes.client.decode import (
 from kubeproxy.kubernetes.client.errors import CAUSES, ApiError, Garbage
 from kubeproxy.kubernetes.client.list_stream import ListSplitter
 from kubeproxy.kubernetes.informer.resource import Resource
-from kubeproxy.kubernetes.printing.go_text import indented_json, yaml_text
+from kubeproxy.kubernetes.printing.go_encoding import indented_json, yaml_text
 from kubeproxy.kubernetes.printing.jsonpath import JsonPath
 from kubeproxy.kubernetes.resources import decode, discovery, openapi
 from kubeproxy.kubernetes.resources.discovery import Catalog
@@ -138,7 +138,7 @@ def watch(data: bytes) -> None:
             if event.type is EventType.DELETED:
                 resource.remove(event.metadata)
             elif event.type is not EventType.BOOKMARK:
-                with contextlib.suppress(*objects.UNDECODABLE):
+                with contextlib.suppress(*api_types.UNDECODABLE):
                     found, faults = resource.translate(event.object)
                     _check_faults(faults)
                     resource.put(event.metadata, found)
@@ -164,7 +164,7 @@ def pages(data: bytes) -> None:
         found: list[Any] = []
         for raw in page.items:
             identity(raw)
-            with contextlib.suppress(*objects.UNDECODABLE):
+            with contextlib.suppress(*api_types.UNDECODABLE):
                 meant, faults = resource.translate(raw)
                 _check_faults(faults)
                 found += meant

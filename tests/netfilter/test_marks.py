@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kubeproxy.dataplane.sockets.outgoing import mark
+from kubeproxy.dataplane.sockets.loop_prevention import mark
 from kubeproxy.model import NODE_PORTS, Destination, Family, Protocol
 from kubeproxy.netfilter.ruleset import RuleSet
 from tests.netfilter.stage import ANSWERED, Adapter, attempt, destination, rule_set, serving

@@ -17,8 +17,8 @@ from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.http.server import HttpServer
 from kubeproxy.observability.metrics.exposition import Exposition
 from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.protocols import Picture
 from kubeproxy.observability.routes import health_routes, metrics_routes, rfc3339_nano
-from kubeproxy.observability.views import Picture
 from tests.observability.conftest import Serving, State
 
 WALL_NS = 1_800_000_000_500_000_000

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kubeproxy.model import Family, FrontendName, Protocol, ServiceName, Target
 from kubeproxy.model.errors import KubeproxyError
-from kubeproxy.netfilter.conntrack.reconcile import Conntrack
+from kubeproxy.netfilter.conntrack.stale_flows import Conntrack
 from kubeproxy.netfilter.packet_trace import Fate
 from kubeproxy.proxier import NodeFacts, Periods, PortRange, Proxier, Tracker
-from kubeproxy.proxier.node_ports import FindHolders
-from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
+from kubeproxy.proxier.endpoint_policy import NO_RESTRICTIONS, Restrictions
+from kubeproxy.proxier.port_claims import FindHolders
 from kubeproxy.runtime.tasks import TaskSet
 from tests.proxier.builders import destination
 from tests.support.doubles.data_plane import FakeDataPlane, FakePortReserver

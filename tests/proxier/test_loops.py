@@ -9,8 +9,8 @@ import pytest
 from kubeproxy.model import Address, EndpointSlice, Family, Protocol, Service, ServicePort, Verdict
 from kubeproxy.proxier.endpoint_selection import MOST, subset
 from kubeproxy.proxier.node import NodeFacts
-from kubeproxy.proxier.node_ports import NodePortClaims
 from kubeproxy.proxier.port_allocator import Ports
+from kubeproxy.proxier.port_claims import NodePortClaims
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import NOTHING, Change, View
 from tests.proxier.builders import endpoint_slice, frontend_name, name, service, targets

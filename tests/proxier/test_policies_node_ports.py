@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, FrontendName, Protocol
-from kubeproxy.proxier.node_ports import NodePortClaims
+from kubeproxy.proxier.port_claims import NodePortClaims
 from tests.proxier.builders import frontend_name
 from tests.support.doubles.data_plane import FakePortReserver
 

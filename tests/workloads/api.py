@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy.kubernetes import objects as wire
+from kubeproxy.kubernetes import api_types as wire
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.client.decode import error_of
 from kubeproxy.kubernetes.client.errors import Unreachable

@@ -10,8 +10,8 @@ from random import Random
 from typing import Any, cast
 
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.list_watch import Pace
+from kubeproxy.kubernetes.informer.outage_log import Connectivity
 from kubeproxy.workloads.deployment_controller import DeploymentController
 from kubeproxy.workloads.events import EventType, Involved
 from kubeproxy.workloads.replicaset_controller import ReplicaSetController

@@ -15,12 +15,12 @@ from kubeproxy.cli.controller_manager import FLAGS, controller_manager, enabled
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import Unreachable
 from kubeproxy.kubernetes.client.request_metrics import Requests
-from kubeproxy.kubernetes.controller import lease
+from kubeproxy.kubernetes.controller import leader_election
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.workloads.manager import ControllerManager, ManagerSettings
 from kubeproxy.workloads.manager_metrics import registry
 from kubeproxy.workloads.manager_pages import status_document, status_text, unready
-from kubeproxy.workloads.run import summary
+from kubeproxy.workloads.manager_process import summary
 from tests.workloads.cluster import Cluster, pod_template
 from tests.workloads.virtual_time import run, unix_time
 
@@ -77,13 +77,13 @@ class Manager:
 @pytest.fixture(autouse=True)
 def _virtual_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease by the clock of the scenario."""
-    real = lease.Leadership.__init__
+    real = leader_election.Leadership.__init__
 
     def init(self: Any, *arguments: Any, **more: Any) -> None:
         loop = asyncio.get_running_loop()
         real(self, *arguments, **{**more, "clock": loop.time, "unix_clock": unix_time})
 
-    monkeypatch.setattr(lease.Leadership, "__init__", init)
+    monkeypatch.setattr(leader_election.Leadership, "__init__", init)
 
 
 @asynccontextmanager

@@ -10,8 +10,8 @@ import pytest
 
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.workloads.explain import duration
-from kubeproxy.workloads.rollout import DeadlineExceededError, State, state_of, status_line
 from kubeproxy.workloads.rollout_command import Rollout, RolloutError
+from kubeproxy.workloads.rollout_status import DeadlineExceededError, State, state_of, status_line
 from tests.workloads.builders import deployment
 from tests.workloads.cluster import Cluster, running
 from tests.workloads.virtual_time import run, unix_time

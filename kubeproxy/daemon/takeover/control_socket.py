@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Final
 from uuid import uuid4
 
+from kubeproxy.runtime.abstract_sockets import listening, uid_of
 from kubeproxy.runtime.threads import in_thread
-from kubeproxy.runtime.unix_names import listening, uid_of
 
 PREFIX: Final = "kubeproxy/control/"
 BACKLOG: Final = 1024

@@ -2,7 +2,7 @@
 
 Each run has a name for as long as one of its processes lives: an abstract Unix socket, bound by the control process and
 inherited by its workers. It needs no file, belongs to the network namespace as the rules do, and ends with the last
-process, however that ends. Names of other users do not count (`kubeproxy.runtime.unix_names`).
+process, however that ends. Names of other users do not count (`kubeproxy.runtime.abstract_sockets`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 from typing import Final
 from uuid import uuid4
 
-from kubeproxy.runtime.unix_names import listening
+from kubeproxy.runtime.abstract_sockets import listening
 
 PREFIX: Final = "kubeproxy/run/"
 

@@ -23,7 +23,7 @@ from kubeproxy.dataplane.workers.takeover_messages import (
     Recall,
     Retire,
 )
-from kubeproxy.runtime import net_admin
+from kubeproxy.runtime import peer_capability
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +88,7 @@ class OrphanedWorker:
     async def retire(self) -> None:
         """Prove CAP_NET_ADMIN, and have it stop: the rules lead to us. Every protocol version understands this."""
         if self._challenge is not None:
-            net_admin.answer(self._challenge)
+            peer_capability.answer(self._challenge)
             self._challenge = None
         with contextlib.suppress(OSError):  # it may end at any time
             await send(self._writer, Retire())

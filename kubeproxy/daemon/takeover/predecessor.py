@@ -42,8 +42,8 @@ from kubeproxy.dataplane.workers.takeover_messages import (
     Recall,
     TakeoverMessage,
 )
-from kubeproxy.runtime import net_admin
-from kubeproxy.runtime.unix_names import uid_of
+from kubeproxy.runtime import peer_capability
+from kubeproxy.runtime.abstract_sockets import uid_of
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +79,7 @@ async def greet(name: str, hello: Hello) -> Predecessor:
     """
     sock = await connect(name)
     end = sock.close
-    challenge = net_admin.Challenge()
+    challenge = peer_capability.Challenge()
     try:
         if (uid := uid_of(sock)) != os.geteuid():
             raise UnprovenError(f"it belongs to user {uid}")
@@ -87,7 +87,7 @@ async def greet(name: str, hello: Hello) -> Predecessor:
             send_first(sock, hello, [challenge.fileno()])
             first, descriptors = await receive_first(sock, FIRST_ANSWERS)
             for descriptor in descriptors:
-                net_admin.answer(descriptor)
+                peer_capability.answer(descriptor)
             if not challenge.answered:
                 raise UnprovenError
             if isinstance(first, Busy):

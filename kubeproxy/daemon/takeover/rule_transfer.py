@@ -13,7 +13,7 @@ from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.dataplane.workers.batch import CHUNK_MESSAGES
 from kubeproxy.model.errors import KernelError, KubeproxyError
 from kubeproxy.netfilter.cleanup import cleanup_all
-from kubeproxy.netfilter.conntrack.reconcile import Conntrack
+from kubeproxy.netfilter.conntrack.stale_flows import Conntrack
 from kubeproxy.netfilter.interface import PAUSE_S, Netfilter
 from kubeproxy.netfilter.ruleset import Reach, RuleSet
 

@@ -57,9 +57,9 @@ from kubeproxy.dataplane.workers.takeover_messages import (
     Recall,
 )
 from kubeproxy.model.errors import KernelError
-from kubeproxy.runtime import net_admin
+from kubeproxy.runtime import peer_capability
+from kubeproxy.runtime.abstract_sockets import pid_of
 from kubeproxy.runtime.tasks import TaskSet
-from kubeproxy.runtime.unix_names import pid_of
 
 log = structlog.get_logger(__name__)
 
@@ -220,7 +220,7 @@ class TakeoverServer:
                         close([challenge] if challenge is not None else [])
                         raise
                 elif isinstance(hello, Hello) and challenge is not None:
-                    net_admin.answer(challenge)
+                    peer_capability.answer(challenge)
                     if (busy := self._busy()) is not None:
                         send_first(sock, busy)
                         return
@@ -259,7 +259,7 @@ class TakeoverServer:
 
     async def _proven(self, sock: socket.socket, hello: Hello) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The stream of a new instance that has proven CAP_NET_ADMIN. UnprovenError for one that has not."""
-        challenge = net_admin.Challenge()
+        challenge = peer_capability.Challenge()
         try:
             send_first(sock, Prove(PROTOCOL, os.getpid(), self._version), [challenge.fileno()])
             try:

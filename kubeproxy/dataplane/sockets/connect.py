@@ -9,7 +9,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from kubeproxy.dataplane.sockets.client_address import bind_as
-from kubeproxy.dataplane.sockets.outgoing import limit_hops, mark
+from kubeproxy.dataplane.sockets.loop_prevention import limit_hops, mark
 
 if TYPE_CHECKING:
     from kubeproxy.model import Target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
-from kubeproxy.dataplane.sockets.outgoing import IP_RECVTTL, IPV6_RECVHOPLIMIT
+from kubeproxy.dataplane.sockets.loop_prevention import IP_RECVTTL, IPV6_RECVHOPLIMIT
 
 BUFFER_BYTES = 4 << 20
 """Socket buffers towards all clients of a frontend: some 64 datagrams of the largest size."""

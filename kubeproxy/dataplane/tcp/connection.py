@@ -22,7 +22,7 @@ from os import read, write
 from typing import TYPE_CHECKING
 
 from kubeproxy.dataplane.resources.pipe_pool import PIPE_BYTES, Pipe
-from kubeproxy.dataplane.sockets.options import finish_writing, keep_alive, reset_on_close, write_last
+from kubeproxy.dataplane.sockets.fd_calls import finish_writing, keep_alive, reset_on_close, write_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

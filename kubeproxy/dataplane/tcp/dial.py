@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from kubeproxy.dataplane.sockets.client_address import can_preserve
 from kubeproxy.dataplane.sockets.connect import HUNG_UP, UNREACHABLE, begin_connecting, is_own_echo
-from kubeproxy.dataplane.sockets.options import reset_on_close
+from kubeproxy.dataplane.sockets.fd_calls import reset_on_close
 from kubeproxy.dataplane.tcp.connection import READ_BYTES, Connection
 from kubeproxy.dataplane.tcp.probe import EndpointProbe
 

@@ -13,8 +13,8 @@ from kubeproxy.dataplane.context import Context, FrontendCounters
 from kubeproxy.dataplane.loop.reactor import LEVEL, Timer
 from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.sockets.connect import set_stream_options
-from kubeproxy.dataplane.sockets.options import BACKLOG, keep_alive
-from kubeproxy.dataplane.sockets.outgoing import hops_left, hops_of, save_syns
+from kubeproxy.dataplane.sockets.fd_calls import BACKLOG, keep_alive
+from kubeproxy.dataplane.sockets.loop_prevention import hops_left, hops_of, save_syns
 from kubeproxy.dataplane.tcp.dial import Dial
 from kubeproxy.model import Address, Target
 

@@ -22,7 +22,7 @@ from kubeproxy.dataplane.context import Context, FrontendCounters
 from kubeproxy.dataplane.loop.reactor import LEVEL, Timer
 from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.sockets.client_address import bind_as, can_preserve
-from kubeproxy.dataplane.sockets.outgoing import hops_left, limit_hops, mark
+from kubeproxy.dataplane.sockets.loop_prevention import hops_left, limit_hops, mark
 from kubeproxy.dataplane.sockets.udp_options import prepare
 from kubeproxy.dataplane.udp.mmsg import SLOTS, Arrivals, Departures, host_of, reply_to
 from kubeproxy.model import Target

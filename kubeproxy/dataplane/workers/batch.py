@@ -7,9 +7,9 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 
 from kubeproxy.dataplane.messages import Listen, Message
+from kubeproxy.dataplane.workers.frontend_sockets import FrontendSockets
 from kubeproxy.dataplane.workers.process import WorkerProcess
 from kubeproxy.dataplane.workers.protocol import Apply, Reply
-from kubeproxy.dataplane.workers.sockets import FrontendSockets
 from kubeproxy.model import FrontendName
 
 CHUNK = 32

@@ -36,8 +36,8 @@ from kubeproxy.dataplane.workers.takeover_messages import (
     decode,
     encode,
 )
-from kubeproxy.runtime import net_admin
-from kubeproxy.runtime.unix_names import listening, uid_of
+from kubeproxy.runtime import peer_capability
+from kubeproxy.runtime.abstract_sockets import listening, uid_of
 
 LOOK_S = 0.25
 """How often the worker looks for an owner; each look costs one system call."""
@@ -65,7 +65,7 @@ class Orphan:
         self._tried: set[str] = set()
         """Names that the worker has connected to."""
         self._turn = 0
-        self._challenge: net_admin.Challenge | None = None
+        self._challenge: peer_capability.Challenge | None = None
         self._hello = encode(OrphanHello(PROTOCOL, os.getpid(), run))
         self._until = reactor.clock() + grace_s
         self._bindings = bindings
@@ -97,7 +97,7 @@ class Orphan:
             sock.connect("\0" + name)
             if uid_of(sock) != os.geteuid():
                 raise PermissionError
-            challenge = net_admin.Challenge()
+            challenge = peer_capability.Challenge()
             rights = array.array("i", [challenge.fileno()])
             sock.sendmsg([self._hello], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             self._reactor.add(sock.fileno(), self._on_owner, LEVEL)

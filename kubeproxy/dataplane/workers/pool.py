@@ -13,8 +13,9 @@ from msgspec.structs import astuple, replace
 from kubeproxy.dataplane.interface import NOTHING, BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
 from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
-from kubeproxy.dataplane.sockets.reserved_ports import ReservedPort, ReservedPorts
+from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts
 from kubeproxy.dataplane.workers.batch import CHUNK, CHUNK_MESSAGES, WorkerBatch, add_to_all, chunks
+from kubeproxy.dataplane.workers.frontend_sockets import FrontendSockets
 from kubeproxy.dataplane.workers.process import WorkerProcess, command
 from kubeproxy.dataplane.workers.protocol import (
     ClosePrevious,
@@ -31,7 +32,6 @@ from kubeproxy.dataplane.workers.protocol import (
     Topic,
     WorkerStatusReply,
 )
-from kubeproxy.dataplane.workers.sockets import FrontendSockets
 from kubeproxy.dataplane.workers.supervisor import Supervisor, WorkerEnd
 from kubeproxy.model import Address, FrontendName, Protocol
 from kubeproxy.runtime.tasks import TaskSet

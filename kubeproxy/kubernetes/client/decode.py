@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeGuard
 
 import msgspec
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.errors import (
     CAUSES,
     Ahead,
@@ -84,7 +84,7 @@ class Event(NamedTuple):
     type: EventType
     kind: str
     """The object's kind; empty if it states none."""
-    metadata: objects.ObjectMeta
+    metadata: api_types.ObjectMeta
     resource_version: str
     object: msgspec.Raw
 
@@ -100,10 +100,10 @@ class Page(NamedTuple):
     """The continue token; empty on the last page."""
 
 
-_decode_event = msgspec.json.Decoder(objects.WatchEvent).decode
-_decode_page = msgspec.json.Decoder(objects.ObjectList[msgspec.Raw]).decode
-_decode_hollow = msgspec.json.Decoder(objects.Hollow).decode
-_decode_status = msgspec.json.Decoder(objects.Status).decode
+_decode_event = msgspec.json.Decoder(api_types.WatchEvent).decode
+_decode_page = msgspec.json.Decoder(api_types.ObjectList[msgspec.Raw]).decode
+_decode_hollow = msgspec.json.Decoder(api_types.Hollow).decode
+_decode_status = msgspec.json.Decoder(api_types.Status).decode
 
 
 def parse_event(line: bytes) -> Event:
@@ -114,7 +114,7 @@ def parse_event(line: bytes) -> Event:
     """
     try:
         envelope = _decode_event(line)
-    except objects.UNDECODABLE as error:
+    except api_types.UNDECODABLE as error:
         raise Garbage(f"a line that is no watch event ({error}): {excerpt(line)}", cause="garbage") from error
     if envelope.type == "ERROR":
         status = parse_status(bytes(envelope.object))
@@ -122,7 +122,7 @@ def parse_event(line: bytes) -> Event:
     try:
         event_type = EventType(envelope.type)
         hollow = _decode_hollow(envelope.object)
-    except (ValueError, *objects.UNDECODABLE) as error:
+    except (ValueError, *api_types.UNDECODABLE) as error:
         raise Garbage(f"an invalid watch event ({error}): {excerpt(line)}", cause="garbage") from error
     metadata = hollow.metadata
     if metadata is None or not _is_version(metadata.resource_version):
@@ -136,7 +136,7 @@ def parse_page(body: bytes | bytearray) -> Page:
     """One page of a list, its items undecoded; `Garbage` for anything else."""
     try:
         page = _decode_page(body)
-    except objects.UNDECODABLE as error:
+    except api_types.UNDECODABLE as error:
         raise Garbage(f"an answer that is no list ({error}): {excerpt(body)}", cause="garbage") from error
     kind = page.kind or ""
     if not kind.endswith("List") or page.metadata is None or not _is_version(page.metadata.resource_version):
@@ -151,32 +151,32 @@ def _is_version(text: str | None) -> TypeGuard[str]:
     return text is not None and 0 < len(text) <= MAX_VERSION and text.isascii() and text.isprintable()
 
 
-def identity(raw: msgspec.Raw) -> objects.ObjectMeta:
+def identity(raw: msgspec.Raw) -> api_types.ObjectMeta:
     """An object's name and version, as far as they are readable."""
     try:
-        return _decode_hollow(raw).metadata or objects.ObjectMeta()
-    except objects.UNDECODABLE:
-        return objects.ObjectMeta()
+        return _decode_hollow(raw).metadata or api_types.ObjectMeta()
+    except api_types.UNDECODABLE:
+        return api_types.ObjectMeta()
 
 
-def parse_status(body: bytes | bytearray) -> objects.Status:
+def parse_status(body: bytes | bytearray) -> api_types.Status:
     """A Status, as far as it is readable. Error bodies are often plain text or HTML, which becomes the message."""
     try:
         status = _decode_status(body)
-    except objects.UNDECODABLE:
-        return objects.Status(message=excerpt(body))
-    return status if status.message or status.reason else objects.Status(message=excerpt(body), code=status.code)
+    except api_types.UNDECODABLE:
+        return api_types.Status(message=excerpt(body))
+    return status if status.message or status.reason else api_types.Status(message=excerpt(body), code=status.code)
 
 
-def error_of(status: objects.Status, *, code: int, seen: str, retry_after_s: float | None = None) -> ApiError:
+def error_of(status: api_types.Status, *, code: int, seen: str, retry_after_s: float | None = None) -> ApiError:
     """The error for an answer of status `code`; its message begins with `seen`."""
     error = _classified(status, code, seen, retry_after_s)
     error.server_text = _short(status.message or "")
     return error
 
 
-def _classified(status: objects.Status, code: int, seen: str, retry_after_s: float | None) -> ApiError:
-    details = status.details or objects.StatusDetails()
+def _classified(status: api_types.Status, code: int, seen: str, retry_after_s: float | None) -> ApiError:
+    details = status.details or api_types.StatusDetails()
     reason = _short(status.reason or "")
     message = ": ".join(part for part in (f"{seen} {code}", reason, _short(status.message or "")) if part)
     if retry_after_s is None and details.retry_after_seconds is not None:

@@ -12,7 +12,7 @@ from itertools import islice
 
 import msgspec
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.decode import MAX_OBJECT_BYTES, Page, parse_page
 from kubeproxy.kubernetes.client.errors import Garbage
 
@@ -26,7 +26,7 @@ _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:metadata|kind|apiVersion)")')
 """Where one item may end and the next begin. It cannot lie inside a string, where a quote has a backslash before it or
 a mark of punctuation behind it; and whether it lies between two items, and not deeper, the decoder says."""
 
-_decode = msgspec.json.Decoder(objects.ObjectList[msgspec.Raw]).decode
+_decode = msgspec.json.Decoder(api_types.ObjectList[msgspec.Raw]).decode
 
 
 class ListSplitter:
@@ -68,7 +68,7 @@ class ListSplitter:
                 text = b"".join((self._head, view[: closing + 1], b"]}"))
             try:
                 page = _decode(text)
-            except objects.UNDECODABLE:
+            except api_types.UNDECODABLE:
                 continue
             del self._rest[:opening]
             return Page(page.kind or "", page.items or [], "", "")
@@ -78,7 +78,7 @@ class ListSplitter:
         """Whether it has come. Where it cannot be found the page is decoded in one piece at its end."""
         for end in [found.end() for found in islice(_HEAD.finditer(self._rest), _TRIES)]:
             head = bytes(self._rest[:end])
-            with suppress(*objects.UNDECODABLE):
+            with suppress(*api_types.UNDECODABLE):
                 _decode(head + b"]}")
                 self._head = head
                 del self._rest[:end]

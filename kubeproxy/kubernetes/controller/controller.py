@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
-from kubeproxy.kubernetes.controller.lease import LeadershipLostError
+from kubeproxy.kubernetes.controller.leader_election import LeadershipLostError
 from kubeproxy.kubernetes.controller.workqueue import WorkQueue
 from kubeproxy.kubernetes.object_client import is_conflict, namespace_terminating
 

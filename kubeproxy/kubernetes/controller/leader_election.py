@@ -1,124 +1,224 @@
-"""One of several candidates leads, by a Lease object: the state machine. Pure.
-
-Expiry is judged by the local time since the record last changed as seen here, so that clocks of different machines are
-never compared. `now` is in seconds of a clock that also advances while the process or the machine is suspended.
-`kubeproxy.kubernetes.controller.lease` makes the requests.
-"""
+"""Leading by a Lease object: acquires it, renews it, and stops the work when it is lost."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Final
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
 
-LEASE_S: Final = 15.0
-RENEW_S: Final = 10.0
-RETRY_S: Final = 2.0
-"""Lease duration, renew deadline and retry period of kube-controller-manager."""
-JITTER: Final = 1.2
-"""A candidate waits RETRY_S and up to this many times RETRY_S more before it looks again (client-go's JitterFactor)."""
+import msgspec
+import structlog
 
+from kubeproxy.kubernetes import timestamps
+from kubeproxy.kubernetes.api_types import Wire
+from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.kubernetes.controller.election_state import JITTER, LeaderElection, LeaseRecord, Step
+from kubeproxy.kubernetes.object_client import ObjectClient, Requests, already_exists, is_conflict, is_not_found
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRecord:
-    """The spec of a Lease. Times are Unix seconds of the machine that wrote them, for people only."""
-
-    holder: str = ""
-    """Identity; empty: the last holder released it."""
-    duration_s: int = int(LEASE_S)
-    acquired: float = 0.0
-    renewed: float = 0.0
-    transitions: int = 0
+log = structlog.get_logger(__name__)
 
 
-class Step(StrEnum):
-    """What a candidate does next."""
+class LeaseMeta(Wire, frozen=True):
+    """The part of a Lease's metadata in use."""
 
-    CREATE = "create"
-    """There is no Lease: create it."""
-    TAKE = "take"
-    """The Lease is free or expired: write it."""
-    RENEW = "renew"
-    """The Lease is ours: write it."""
-    WAIT = "wait"
-    """Another candidate holds it."""
+    resource_version: str = ""
 
 
-class LeaderElection:
-    """The view of one candidate. ValueError for durations that cannot work together."""
+class LeaseSpec(Wire, frozen=True):
+    """The spec of a Lease as it comes; any field may be absent."""
 
-    def __init__(
-        self, identity: str, *, lease_s: float = LEASE_S, renew_s: float = RENEW_S, retry_s: float = RETRY_S
-    ) -> None:
-        if not lease_s > renew_s:
-            raise ValueError("leaseDuration must be greater than renewDeadline")
-        if not renew_s > JITTER * retry_s:
-            raise ValueError(f"renewDeadline must be greater than retryPeriod*{JITTER}")
-        if not retry_s > 0:
-            raise ValueError("retryPeriod must be greater than zero")
-        self.identity = identity
-        self.lease_s = lease_s
-        self.renew_s = renew_s
-        self.retry_s = retry_s
-        self._record: LeaseRecord | None = None
-        self._observed_at = 0.0
-        self._renewed_at: float | None = None
-        """Start of the last request that succeeded; None: not the leader."""
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(Wire, frozen=True):
+    """A coordination.k8s.io/v1 Lease."""
+
+    metadata: LeaseMeta = LeaseMeta()
+    spec: LeaseSpec = LeaseSpec()
 
     @property
-    def record(self) -> LeaseRecord | None:
-        """The Lease as it was seen last; None: there is none."""
-        return self._record
-
-    def leading(self, now: float) -> bool:
-        """Whether this candidate may write: its last renewal is younger than the renew deadline."""
-        return self._renewed_at is not None and now - self._renewed_at < self.renew_s
-
-    def lost(self, now: float) -> bool:
-        """Whether this candidate was the leader and is so no more."""
-        return self._renewed_at is not None and not self.leading(now)
-
-    def next_step(self, record: LeaseRecord | None, now: float) -> Step:
-        """Take note of the Lease as the server has it, and decide."""
-        if record != self._record:
-            self._record = record
-            self._observed_at = now
-        if record is None:
-            return Step.CREATE
-        if record.holder == self.identity:
-            return Step.RENEW
-        if self._renewed_at is not None:
-            # Another candidate took it: this one has lost, whatever its own deadline says.
-            self._renewed_at = float("-inf")
-            return Step.WAIT
-        if not record.holder or now - self._observed_at >= max(self.lease_s, record.duration_s):
-            return Step.TAKE
-        return Step.WAIT
-
-    def proposal(self, unix_s: float) -> LeaseRecord:
-        """The record to be written now."""
-        before = self._record
-        mine = LeaseRecord(
-            holder=self.identity, duration_s=int(self.lease_s), acquired=unix_s, renewed=unix_s, transitions=0
+    def record(self) -> LeaseRecord:
+        """What the election reads of it."""
+        spec = self.spec
+        return LeaseRecord(
+            holder=spec.holder_identity or "",
+            duration_s=spec.lease_duration_seconds or 0,
+            acquired=timestamps.parse(spec.acquire_time) or 0.0,
+            renewed=timestamps.parse(spec.renew_time) or 0.0,
+            transitions=spec.lease_transitions or 0,
         )
-        if before is None:
-            return mine
-        if before.holder == self.identity:
-            return replace(mine, acquired=before.acquired, transitions=before.transitions)
-        return replace(mine, transitions=before.transitions + 1)
 
-    def written(self, record: LeaseRecord, *, asked_at: float) -> None:
-        """The server took `record`; `asked_at` is when the request began, for the answer may have been slow."""
-        self._record = record
-        self._observed_at = asked_at
-        self._renewed_at = asked_at
 
-    def release(self, unix_s: float) -> LeaseRecord | None:
-        """The record that gives the Lease up early; None when this candidate does not hold it."""
-        if self._renewed_at is None or self._record is None or self._record.holder != self.identity:
-            return None
-        return replace(self._record, holder="", duration_s=1, renewed=unix_s, acquired=unix_s)
+def boot_time() -> float:
+    """Seconds since the machine started, those included in which it or the process was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def resign(self) -> None:
-        """Lead no more."""
-        self._renewed_at = None
+
+class LeadershipLostError(Exception):
+    """A write was held back because this process is no longer known to lead."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseName:
+    """Where the Lease is."""
+
+    namespace: str
+    name: str
+
+
+class Leadership:
+    """One candidate for a Lease. `clock` must go on while the process is suspended; `unix_clock` is for people."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        name: LeaseName,
+        election: LeaderElection,
+        *,
+        clock: Callable[[], float] = boot_time,
+        unix_clock: Callable[[], float] = time.time,
+        random: Random | None = None,
+    ) -> None:
+        decode = msgspec.json.Decoder(Lease).decode
+        self._leases: ObjectClient[Lease] = ObjectClient(
+            requests, group="/apis/coordination.k8s.io/v1", resource="leases", decode=decode
+        )
+        self.name = name
+        """Where the Lease is."""
+        self._election = election
+        self._clock = clock
+        self._unix_clock = unix_clock
+        self._random = random or Random()
+        self._lease: Lease | None = None
+        self._leader_seen = ""
+
+    def is_leading(self) -> bool:
+        """Whether this process may write now."""
+        return self._election.leading(self._clock())
+
+    @property
+    def holder(self) -> str:
+        """Identity of the leader as it was seen last; empty: none."""
+        record = self._election.record
+        return "" if record is None else record.holder
+
+    def demand(self) -> None:
+        """`LeadershipLostError` unless this process leads. To be called right before each write, for the process may
+        have been stopped at any moment before."""
+        if not self.is_leading():
+            raise LeadershipLostError(f"the lease {self.name.namespace}/{self.name.name} is not held any more")
+
+    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Wait for the Lease, then work until it is lost: then all work is cancelled, and this returns.
+
+        A `work` that ends by itself ends the leadership, too.
+        """
+        await self._acquire()
+        async with asyncio.TaskGroup() as group:
+            working = group.create_task(_run(work), name="work of the leader")
+            renewing = group.create_task(self._renew(), name="renewal of the lease")
+            await asyncio.wait((working, renewing), return_when=asyncio.FIRST_COMPLETED)
+            working.cancel()
+            renewing.cancel()
+        if not self.is_leading():
+            log.error("leadership lost", lease=self.name.name, holder=self.holder)
+            self._election.resign()
+
+    async def release(self) -> None:
+        """Give the Lease up, so that another need not wait for its end. Without success it expires by itself."""
+        record = self._election.release(self._unix_clock())
+        if record is None or self._lease is None or not self.is_leading():
+            return
+        with contextlib.suppress(ApiError):
+            await self._update(self._lease, record)
+            log.info("leadership released", lease=self.name.name)
+        self._election.resign()
+
+    async def _acquire(self) -> None:
+        while True:
+            if await self._try():
+                break
+            await asyncio.sleep(self._election.retry_s * (1 + JITTER * self._random.random()))
+        log.info("leadership acquired", lease=self.name.name, identity=self._election.identity)
+
+    async def _renew(self) -> None:
+        """Until the Lease is lost: another has it, or no renewal succeeded in time."""
+        while True:
+            await asyncio.sleep(self._election.retry_s)
+            if not self.is_leading():
+                return  # the process was stopped for longer than the deadline; no renewal makes up for that
+            try:
+                async with asyncio.timeout(self._election.renew_s):
+                    await self._try()
+            except TimeoutError:
+                log.warning("lease renewal got no answer", lease=self.name.name)
+            if not self.is_leading():
+                return
+
+    async def _try(self) -> bool:
+        """One look at the Lease, and one write if it is to be ours; whether it is."""
+        asked_at = self._clock()
+        try:
+            lease = await self._read()
+            step = self._election.next_step(None if lease is None else lease.record, asked_at)
+            self._note_holder()
+            if step is Step.WAIT:
+                return False
+            record = self._election.proposal(self._unix_clock())
+            self._lease = await (self._create(record) if lease is None else self._update(lease, record))
+        except ApiError as error:
+            if not (is_conflict(error) or already_exists(error)):
+                log.warning("lease request failed", lease=self.name.name, error=str(error))
+            return False
+        # The record as the server gives it back: its times are cut to microseconds.
+        self._election.written(self._lease.record, asked_at=asked_at)
+        return True
+
+    async def _read(self) -> Lease | None:
+        try:
+            return await self._leases.get(self.name.namespace, self.name.name)
+        except ApiError as error:
+            if is_not_found(error):
+                return None
+            raise
+
+    async def _create(self, record: LeaseRecord) -> Lease:
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self.name.name, "namespace": self.name.namespace},
+            "spec": _spec(record),
+        }
+        return await self._leases.create(self.name.namespace, body)
+
+    async def _update(self, lease: Lease, record: LeaseRecord) -> Lease:
+        body = {"metadata": {"resourceVersion": lease.metadata.resource_version}, "spec": _spec(record)}
+        return await self._leases.patch(self.name.namespace, self.name.name, body)
+
+    def _note_holder(self) -> None:
+        if self.holder != self._leader_seen:
+            self._leader_seen = self.holder
+            if self.holder and self.holder != self._election.identity:
+                log.info("another process leads", lease=self.name.name, holder=self.holder)
+
+
+def _spec(record: LeaseRecord) -> dict[str, Any]:
+    return {
+        "holderIdentity": record.holder,
+        "leaseDurationSeconds": record.duration_s,
+        "acquireTime": timestamps.microseconds(record.acquired),
+        "renewTime": timestamps.microseconds(record.renewed),
+        "leaseTransitions": record.transitions,
+    }
+
+
+async def _run(work: Callable[[], Awaitable[None]]) -> None:
+    await work()

@@ -19,10 +19,10 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
+from kubeproxy.kubernetes.api_types import SOURCE
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError, Forbidden, Overloaded, Unauthorized, Unreachable
 from kubeproxy.kubernetes.events.correlator import CAPACITY, CorrelatedEvent, EventCorrelator, EventType, Occurrence
-from kubeproxy.kubernetes.objects import SOURCE
 from kubeproxy.runtime.backoff import DecorrelatedJitter
 
 log = structlog.get_logger(__name__)

@@ -16,11 +16,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 import structlog
 
-from kubeproxy.kubernetes import objects as wire
+from kubeproxy.kubernetes import api_types as wire
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.fault import Fault
-from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.list_watch import Pace
+from kubeproxy.kubernetes.informer.outage_log import Connectivity
 from kubeproxy.kubernetes.informer.reflector import Reflector, ReflectorState
 from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.kubernetes.informer.store import Indexer, Store

@@ -19,19 +19,19 @@ from typing import Any
 import msgspec
 import structlog
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
+from kubeproxy.kubernetes.api_types import SOURCE
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.decode import MAX_OBJECT_BYTES, Event, EventType, Page, identity, parse_event
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unreachable
 from kubeproxy.kubernetes.client.list_stream import ListSplitter
 from kubeproxy.kubernetes.fault import Fault
-from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.decode_cache import DecodeCache
+from kubeproxy.kubernetes.informer.fault_log import Faults
 from kubeproxy.kubernetes.informer.list_watch import ListWatchPolicy, Pace
 from kubeproxy.kubernetes.informer.memory_bound import Allowance
-from kubeproxy.kubernetes.informer.object_faults import Faults
+from kubeproxy.kubernetes.informer.outage_log import Connectivity
 from kubeproxy.kubernetes.informer.resource import Resource
-from kubeproxy.kubernetes.objects import SOURCE
 from kubeproxy.runtime.yielding import TimeSlice
 
 log = structlog.get_logger(__name__)
@@ -364,7 +364,7 @@ class Reflector:
             return known
         try:
             found, faults = resource.translate(raw)
-        except objects.UNDECODABLE as error:
+        except api_types.UNDECODABLE as error:
             found, faults = None, [Fault("object", f"not of the shape that the API gives it: {error}")]
         if found is None and name in self._allowance:
             self._faults.note(name, faults)
@@ -379,6 +379,6 @@ class Reflector:
         return found
 
 
-def _name(metadata: objects.ObjectMeta) -> str:
+def _name(metadata: api_types.ObjectMeta) -> str:
     """The name in logs; cluster-scoped objects have no namespace."""
     return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else str(metadata.name)

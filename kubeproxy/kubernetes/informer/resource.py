@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.fault import Fault
 
 T = TypeVar("T")
@@ -31,9 +31,9 @@ class Resource(ABC, Generic[T]):
         """Replace all objects of the sink."""
 
     @abstractmethod
-    def put(self, metadata: objects.ObjectMeta, found: list[T]) -> None:
+    def put(self, metadata: api_types.ObjectMeta, found: list[T]) -> None:
         """Add or change an object; `found` is its translation, which may be empty."""
 
     @abstractmethod
-    def remove(self, metadata: objects.ObjectMeta) -> None:
+    def remove(self, metadata: api_types.ObjectMeta) -> None:
         """Remove an object that was deleted or left the selection."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kubeproxy.kubernetes.printing.go_text import compact_json
+from kubeproxy.kubernetes.printing.go_encoding import compact_json
 from kubeproxy.kubernetes.resources.errors import quoted
 from kubeproxy.model.errors import ConfigError
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, Final
 
-from kubeproxy.kubernetes.printing.go_text import indented_json, yaml_text
+from kubeproxy.kubernetes.printing.go_encoding import indented_json, yaml_text
 from kubeproxy.kubernetes.printing.jsonpath import JsonPath
 from kubeproxy.kubernetes.resources.errors import quoted
 from kubeproxy.model.errors import ConfigError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
-from kubeproxy.kubernetes.client.rest import RestClient
+from kubeproxy.kubernetes.client.command_client import RestClient
 from kubeproxy.kubernetes.resources.errors import Errors, quoted
 from kubeproxy.kubernetes.resources.mapper import Mapper
 from kubeproxy.kubernetes.resources.paths import BytesSource, Source, expand

@@ -18,8 +18,8 @@ from kubeproxy.kubernetes.manifests.split import split_list
 from kubeproxy.kubernetes.manifests.values import MAX_DEPTH, SyntaxFault, compose_yaml, text_of
 from kubeproxy.kubernetes.resources.errors import ObjectError, Position, UndecodableError, UnreadableError, quoted
 from kubeproxy.kubernetes.resources.go_yaml import GoComposer, normalized
+from kubeproxy.kubernetes.resources.manifest_object import Data, ResourceObject
 from kubeproxy.kubernetes.resources.position import first_line, line_of
-from kubeproxy.kubernetes.resources.resource import Data, ResourceObject
 from kubeproxy.kubernetes.resources.stream import Document
 
 MAX_LIST_DEPTH: Final = 5

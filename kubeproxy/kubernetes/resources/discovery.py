@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
+from kubeproxy.kubernetes.client.command_client import Answer, RestClient
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage
-from kubeproxy.kubernetes.client.rest import Answer, RestClient
 from kubeproxy.kubernetes.client.status import StatusError
 
 TTL_S: Final = 6 * 3600.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from kubeproxy.kubernetes.client.rest import RestClient
+from kubeproxy.kubernetes.client.command_client import RestClient
 from kubeproxy.kubernetes.resources.discovery import ApiResource, Catalog, DiscoveryCache, discover
 from kubeproxy.kubernetes.resources.errors import quoted
 from kubeproxy.model.errors import ConfigError

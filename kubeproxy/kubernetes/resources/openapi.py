@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from kubeproxy.kubernetes.client.command_client import RestClient
 from kubeproxy.kubernetes.client.errors import Garbage
-from kubeproxy.kubernetes.client.rest import RestClient
 from kubeproxy.kubernetes.resources.discovery import FORMAT, UNDECODABLE, file_name, write_file
 
 TTL_S: Final = 3600.0

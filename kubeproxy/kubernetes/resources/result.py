@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from kubeproxy.kubernetes.client.command_client import RestClient
 from kubeproxy.kubernetes.client.errors import Garbage
-from kubeproxy.kubernetes.client.rest import RestClient
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.kubernetes.resources import decode
 from kubeproxy.kubernetes.resources.discovery import ApiResource
@@ -23,9 +23,9 @@ from kubeproxy.kubernetes.resources.errors import (
     Position,
     WrongNamespaceError,
 )
+from kubeproxy.kubernetes.resources.manifest_object import ResourceObject
 from kubeproxy.kubernetes.resources.mapper import Mapper
 from kubeproxy.kubernetes.resources.paths import Source
-from kubeproxy.kubernetes.resources.resource import ResourceObject
 from kubeproxy.kubernetes.resources.selector import LabelSelector
 from kubeproxy.kubernetes.resources.stream import Document, Splitter
 from kubeproxy.model.errors import ClusterError, ConfigError

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from kubeproxy.model import Address, Family, Protocol, family_of
-from kubeproxy.netfilter.conntrack.reconcile import Flow
+from kubeproxy.netfilter.conntrack.stale_flows import Flow
 from kubeproxy.netfilter.netlink.messages import (
     ATTRIBUTE_HEADER,
     NLM_F_ACK,

@@ -25,9 +25,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from kubeproxy.model.errors import KernelError
-from kubeproxy.observability.http.accept_queues import open_queues
 from kubeproxy.observability.http.access import Access, is_loopback
 from kubeproxy.observability.http.admission import Admission, Kept, client_key
+from kubeproxy.observability.http.listen_sockets import open_queues
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.runtime.tasks import TaskSet
 

@@ -15,7 +15,7 @@ from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.metrics.traffic import Traffic
-from kubeproxy.observability.views import Picture, Serving
+from kubeproxy.observability.protocols import Picture, Serving
 from kubeproxy.runtime.yielding import TimeSlice
 
 log = structlog.get_logger(__name__)

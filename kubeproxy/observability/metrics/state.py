@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kubeproxy.model import Family, Scope
-from kubeproxy.observability.views import (
+from kubeproxy.observability.protocols import (
     EventsView,
     ManifestsView,
     Picture,

@@ -18,8 +18,8 @@ from kubeproxy.model import FrontendName
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.monitor.endpoint_health import EndpointHealthLog
-from kubeproxy.observability.views import Serving
+from kubeproxy.observability.monitor.ejection_log import EndpointHealthLog
+from kubeproxy.observability.protocols import Serving
 
 CHECK_S: Final = 5.0
 """Seconds between two checks of the data plane."""

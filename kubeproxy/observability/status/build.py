@@ -10,6 +10,7 @@ from msgspec import structs
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.model import NODE_PORTS, Destination, Endpoint, Target
 from kubeproxy.model.version import __version__
+from kubeproxy.observability.protocols import FrontendView
 from kubeproxy.observability.status.document import (
     EndpointStatus,
     FrontendStatus,
@@ -22,11 +23,10 @@ from kubeproxy.observability.status.document import (
     Status,
     Totals,
 )
-from kubeproxy.observability.status.history import History
 from kubeproxy.observability.status.index import Index, Query, Row, frontends_of
 from kubeproxy.observability.status.observation import Candidates, Observation
+from kubeproxy.observability.status.traffic_history import History
 from kubeproxy.observability.status.wording import redact
-from kubeproxy.observability.views import FrontendView
 
 PROBLEMS_SHOWN: Final = 20
 """Faults of manifests shown one by one."""

@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kubeproxy.model import FrontendName, ServiceName, Verdict
+from kubeproxy.observability.protocols import FrontendView
 from kubeproxy.observability.status.document import State, Traffic
-from kubeproxy.observability.status.history import History
 from kubeproxy.observability.status.observation import Observation
-from kubeproxy.observability.views import FrontendView
+from kubeproxy.observability.status.traffic_history import History
 
 SLICE: Final = 250
 """Services or frontends between two yields: about a millisecond."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint, WorkerStatus
 from kubeproxy.model import Endpoint, FrontendName, Target
 from kubeproxy.observability.health import Health
-from kubeproxy.observability.views import ManifestsView, ProxierView, WatchView
+from kubeproxy.observability.protocols import ManifestsView, ProxierView, WatchView
 
 Candidates = Callable[[FrontendName], Mapping[Target, Endpoint]]
 """All endpoints of a frontend's service port, chosen or not."""

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import structlog
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.fault import Fault
 from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.sources import translate
 from kubeproxy.sources.sink import NodeSink, Sink, SourceName
 
-SOURCE = SourceName(objects.SOURCE)
+SOURCE = SourceName(api_types.SOURCE)
 
 SELECTOR = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
 """kube-proxy's label selector. Newer kube-proxies select Services by the field ``spec.clusterIP!=None`` instead of the
@@ -34,7 +34,7 @@ class Services(Resource[Service]):
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._decode = msgspec.json.Decoder(objects.Service).decode
+        self._decode = msgspec.json.Decoder(api_types.Service).decode
 
     def translate(self, raw: msgspec.Raw) -> tuple[list[Service], list[Fault]]:
         service, faults = translate.service(self._decode(raw))
@@ -43,13 +43,13 @@ class Services(Resource[Service]):
     def replace(self, found: Iterable[Service]) -> None:
         self._sink.replace_services(SOURCE, found)
 
-    def put(self, metadata: objects.ObjectMeta, found: list[Service]) -> None:
+    def put(self, metadata: api_types.ObjectMeta, found: list[Service]) -> None:
         for service in found:
             self._sink.put_service(SOURCE, service)
         if not found:
             self.remove(metadata)
 
-    def remove(self, metadata: objects.ObjectMeta) -> None:
+    def remove(self, metadata: api_types.ObjectMeta) -> None:
         self._sink.remove_service(SOURCE, ServiceName(metadata.namespace or "", metadata.name or ""))
 
 
@@ -63,7 +63,7 @@ class Slices(Resource[EndpointSlice]):
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._decode = msgspec.json.Decoder(objects.EndpointSlice).decode
+        self._decode = msgspec.json.Decoder(api_types.EndpointSlice).decode
 
     def translate(self, raw: msgspec.Raw) -> tuple[list[EndpointSlice], list[Fault]]:
         endpoint_slice, faults = translate.endpoint_slice(self._decode(raw))
@@ -72,13 +72,13 @@ class Slices(Resource[EndpointSlice]):
     def replace(self, found: Iterable[EndpointSlice]) -> None:
         self._sink.replace_slices(SOURCE, found)
 
-    def put(self, metadata: objects.ObjectMeta, found: list[EndpointSlice]) -> None:
+    def put(self, metadata: api_types.ObjectMeta, found: list[EndpointSlice]) -> None:
         for endpoint_slice in found:
             self._sink.put_slice(SOURCE, endpoint_slice)
         if not found:
             self.remove(metadata)
 
-    def remove(self, metadata: objects.ObjectMeta) -> None:
+    def remove(self, metadata: api_types.ObjectMeta) -> None:
         self._sink.remove_slice(SOURCE, SliceName(metadata.namespace or "", metadata.name or ""))
 
 
@@ -95,7 +95,7 @@ class Endpoints(Resource[EndpointSlice]):
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._decode = msgspec.json.Decoder(objects.Endpoints).decode
+        self._decode = msgspec.json.Decoder(api_types.Endpoints).decode
         self._slices: dict[ServiceName, frozenset[SliceName]] = {}
 
     def translate(self, raw: msgspec.Raw) -> tuple[list[EndpointSlice], list[Fault]]:
@@ -109,7 +109,7 @@ class Endpoints(Resource[EndpointSlice]):
         self._slices = {service: frozenset(of_service) for service, of_service in names.items()}
         self._sink.replace_slices(SOURCE, slices)
 
-    def put(self, metadata: objects.ObjectMeta, found: list[EndpointSlice]) -> None:
+    def put(self, metadata: api_types.ObjectMeta, found: list[EndpointSlice]) -> None:
         service = ServiceName(metadata.namespace or "", metadata.name or "")
         before = self._slices.pop(service, frozenset())
         now = frozenset(endpoint_slice.name for endpoint_slice in found)
@@ -120,7 +120,7 @@ class Endpoints(Resource[EndpointSlice]):
         for name in before - now:
             self._sink.remove_slice(SOURCE, name)
 
-    def remove(self, metadata: objects.ObjectMeta) -> None:
+    def remove(self, metadata: api_types.ObjectMeta) -> None:
         self.put(metadata, [])
 
 
@@ -138,7 +138,7 @@ class OwnNode(Resource[Node]):
 
     def __init__(self, sink: NodeSink, node_name: str) -> None:
         self._sink = sink
-        self._decode = msgspec.json.Decoder(objects.Node).decode
+        self._decode = msgspec.json.Decoder(api_types.Node).decode
         self._node_name = node_name
         self._logged = ""
         self.query = {"fieldSelector": f"metadata.name={node_name}"}
@@ -152,10 +152,10 @@ class OwnNode(Resource[Node]):
         self._log(node)
         self._sink.set_node(node)
 
-    def put(self, metadata: objects.ObjectMeta, found: list[Node]) -> None:
+    def put(self, metadata: api_types.ObjectMeta, found: list[Node]) -> None:
         self.replace(found)
 
-    def remove(self, metadata: objects.ObjectMeta) -> None:
+    def remove(self, metadata: api_types.ObjectMeta) -> None:
         self.replace(())
 
     def _log(self, node: Node | None) -> None:

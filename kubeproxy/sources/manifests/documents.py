@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.fault import Fault, show
 from kubeproxy.kubernetes.manifests.split import body, split, split_list
 from kubeproxy.kubernetes.manifests.values import JsonValue, SyntaxFault, Value, is_json, parse
@@ -222,12 +222,12 @@ class _Reader:
 # From documents to objects
 
 
-class _Identity(objects.Wire, frozen=True):
+class _Identity(api_types.Wire, frozen=True):
     name: str | None = None
     namespace: str | None = None
 
 
-class _Headed(objects.Wire, frozen=True):
+class _Headed(api_types.Wire, frozen=True):
     metadata: _Identity | None = None
 
 
@@ -330,27 +330,27 @@ def _entry(value: Value, api_version: str, kind: str, namespaces: Namespaces) ->
 
 def _translated(value: Value, name: ObjectName) -> Entry:
     if name.kind is ObjectKind.SERVICE:
-        raw_service = value.to(objects.Service)
+        raw_service = value.to(api_types.Service)
         placed = msgspec.structs.replace(raw_service, metadata=_placed(raw_service.metadata, name))
         service, faults = translate.service(placed)
         return Entry(name=name, service=service, faults=tuple(faults))
     if name.kind is ObjectKind.ENDPOINT_SLICE:
-        raw_slice = value.to(objects.EndpointSlice)
+        raw_slice = value.to(api_types.EndpointSlice)
         endpoint_slice, faults = translate.endpoint_slice(
             msgspec.structs.replace(raw_slice, metadata=_placed(raw_slice.metadata, name))
         )
         slices = (endpoint_slice,) if endpoint_slice is not None else ()
         return Entry(name=name, slices=slices, faults=tuple(faults))
-    raw_endpoints = value.to(objects.Endpoints)
+    raw_endpoints = value.to(api_types.Endpoints)
     found, faults = translate.endpoints(
         msgspec.structs.replace(raw_endpoints, metadata=_placed(raw_endpoints.metadata, name))
     )
     return Entry(name=name, slices=tuple(found), faults=tuple(faults))
 
 
-def _placed(meta: objects.ObjectMeta | None, name: ObjectName) -> objects.ObjectMeta:
+def _placed(meta: api_types.ObjectMeta | None, name: ObjectName) -> api_types.ObjectMeta:
     # The name, too: decoded a second time, it would be in memory twice.
-    return msgspec.structs.replace(meta or objects.ObjectMeta(), name=name.name, namespace=name.namespace)
+    return msgspec.structs.replace(meta or api_types.ObjectMeta(), name=name.name, namespace=name.namespace)
 
 
 # Faults in types, worded like those in values

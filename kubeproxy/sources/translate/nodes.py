@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.fault import Fault, FaultList, show
 from kubeproxy.model import Address, Node
 from kubeproxy.sources.translate.validation import (
@@ -21,12 +21,12 @@ _TYPES = ("InternalIP", "ExternalIP")
 """The types of status addresses that are IP addresses; the most trusted first."""
 
 
-def node(raw: objects.Node) -> tuple[Node | None, list[Fault]]:
+def node(raw: api_types.Node) -> tuple[Node | None, list[Fault]]:
     """A Node of the model; None and a fault if its name is invalid."""
     faults: list[Fault] = FaultList()
-    meta = raw.metadata or objects.ObjectMeta()
+    meta = raw.metadata or api_types.ObjectMeta()
     name = meta.name or ""
-    addresses = _addresses(raw.status or objects.NodeStatus(), faults)
+    addresses = _addresses(raw.status or api_types.NodeStatus(), faults)
     if len(name) > MAX_SUBDOMAIN or not SUBDOMAIN.fullmatch(name):
         faults.append(Fault("metadata.name", f"{show(meta.name)}; {SUBDOMAIN_RULE}"))
         return None, faults
@@ -36,7 +36,7 @@ def node(raw: objects.Node) -> tuple[Node | None, list[Fault]]:
     return Node(name=name, addresses=addresses, zone=zone, eligible=not leaving), faults
 
 
-def _addresses(status: objects.NodeStatus, faults: list[Fault]) -> tuple[Address, ...]:
+def _addresses(status: api_types.NodeStatus, faults: list[Fault]) -> tuple[Address, ...]:
     found: dict[Address, None] = {}
     for kind in _TYPES:
         for index, entry in indexed(status.addresses):

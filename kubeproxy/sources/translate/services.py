@@ -6,7 +6,7 @@ import ipaddress
 import re
 from datetime import datetime
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.fault import Fault, FaultList, show
 from kubeproxy.model import (
     Address,
@@ -40,12 +40,12 @@ _DISTRIBUTIONS = ("PreferSameZone", "PreferSameNode", "PreferClose")
 _CIDR = re.compile(r"[0-9A-Fa-f.:]+/[0-9]{1,3}")
 
 
-def service(raw: objects.Service) -> tuple[Service | None, list[Fault]]:
+def service(raw: api_types.Service) -> tuple[Service | None, list[Fault]]:
     """A Service of the model. None without faults: not for this proxy (headless, ExternalName, another proxy's); None
     with faults: no part of it can be served."""
     faults: list[Fault] = FaultList()
-    meta = raw.metadata or objects.ObjectMeta()
-    spec = raw.spec or objects.ServiceSpec()
+    meta = raw.metadata or api_types.ObjectMeta()
+    spec = raw.spec or api_types.ServiceSpec()
     if (meta.labels is not None and meta.labels.service_proxy_name is not None) or spec.type == "ExternalName":
         return None, faults
     if spec.cluster_ip == "None" or (not spec.cluster_ip and "None" in (spec.cluster_ips or ())):
@@ -101,7 +101,7 @@ def _created(text: str | None, faults: list[Fault]) -> int:
     return max(0, int(created.timestamp()))
 
 
-def _cluster_ips(spec: objects.ServiceSpec, faults: list[Fault]) -> tuple[Address, ...]:
+def _cluster_ips(spec: api_types.ServiceSpec, faults: list[Fault]) -> tuple[Address, ...]:
     """At most one address per family, in the Service's order. Older servers set only clusterIP."""
     if spec.cluster_ips:
         texts = [(f"spec.clusterIPs[{index}]", text) for index, text in indexed(spec.cluster_ips)]
@@ -151,7 +151,7 @@ def _service_address(path: str, text: str, families: set[Family], faults: list[F
 
 
 def _ingress_addresses(
-    status: objects.ServiceStatus | None, families: set[Family], faults: list[Fault]
+    status: api_types.ServiceStatus | None, families: set[Family], faults: list[Fault]
 ) -> tuple[Address, ...]:
     """The load balancer's addresses that the node captures: those of mode VIP. Host names belong to DNS."""
     if status is None or status.load_balancer is None or not status.load_balancer.ingress:
@@ -169,7 +169,7 @@ def _ingress_addresses(
 
 
 def _source_ranges(
-    spec: objects.ServiceSpec, annotations: objects.Annotations | None, faults: list[Fault]
+    spec: api_types.ServiceSpec, annotations: api_types.Annotations | None, faults: list[Fault]
 ) -> tuple[tuple[str, ...], bool]:
     """The canonical CIDRs, and whether all given ranges are invalid. In that case the load balancer's addresses are not
     served, because an empty list would admit all clients. The field overrides the older annotation."""
@@ -191,7 +191,7 @@ def _source_ranges(
     return tuple(found), not found
 
 
-def _service_ports(spec: objects.ServiceSpec, faults: list[Fault]) -> tuple[ServicePort, ...]:
+def _service_ports(spec: api_types.ServiceSpec, faults: list[Fault]) -> tuple[ServicePort, ...]:
     """The ports that can be served. Of two with the same name, number or node port, the first wins."""
     raw_ports = list(indexed(spec.ports))
     if not raw_ports:
@@ -249,7 +249,7 @@ def _node_port(
     return number
 
 
-def _affinity(spec: objects.ServiceSpec, faults: list[Fault]) -> int | None:
+def _affinity(spec: api_types.ServiceSpec, faults: list[Fault]) -> int | None:
     if spec.session_affinity in (None, "", "None"):
         return None
     if spec.session_affinity != "ClientIP":
@@ -274,7 +274,7 @@ def _policy(path: str, text: str | None, faults: list[Fault]) -> TrafficPolicy:
         return TrafficPolicy.CLUSTER
 
 
-def _health_check_node_port(spec: objects.ServiceSpec, faults: list[Fault]) -> int:
+def _health_check_node_port(spec: api_types.ServiceSpec, faults: list[Fault]) -> int:
     number = spec.health_check_node_port
     if not number or spec.type != "LoadBalancer":
         return 0

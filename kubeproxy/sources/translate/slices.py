@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from sys import intern
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.fault import Fault, FaultList, show
 from kubeproxy.model import (
     Address,
@@ -33,12 +33,12 @@ from kubeproxy.sources.translate.validation import (
 )
 
 
-def endpoint_slice(raw: objects.EndpointSlice) -> tuple[EndpointSlice | None, list[Fault]]:
+def endpoint_slice(raw: api_types.EndpointSlice) -> tuple[EndpointSlice | None, list[Fault]]:
     """A slice of the model. None without faults: it belongs to no Service of this proxy (no service-name label,
     headless, another proxy's) or has names instead of addresses (FQDN); None with faults: no part of it can be
     served."""
     faults: list[Fault] = FaultList()
-    meta = raw.metadata or objects.ObjectMeta()
+    meta = raw.metadata or api_types.ObjectMeta()
     labels = meta.labels
     if labels is None or not labels.service_name or foreign(labels) or raw.address_type == "FQDN":
         return None, faults
@@ -67,14 +67,14 @@ def endpoint_slice(raw: objects.EndpointSlice) -> tuple[EndpointSlice | None, li
     )
 
 
-def endpoints(raw: objects.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]:
+def endpoints(raw: api_types.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]:
     """A legacy Endpoints object as slices, one per subset and family.
 
     Their names ``NAME/SUBSET/FAMILY`` cannot be those of API objects. Empty for Endpoints of headless Services and of
     another proxy's.
     """
     faults: list[Fault] = FaultList()
-    meta = raw.metadata or objects.ObjectMeta()
+    meta = raw.metadata or api_types.ObjectMeta()
     if meta.labels is not None and foreign(meta.labels):
         return [], faults
     name = object_name(meta, faults, SUBDOMAIN, MAX_SUBDOMAIN)
@@ -104,7 +104,7 @@ def endpoints(raw: objects.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]
 
 
 def _endpoint_ports(
-    path: str, raw_ports: list[objects.EndpointPort | None] | None, faults: list[Fault]
+    path: str, raw_ports: list[api_types.EndpointPort | None] | None, faults: list[Fault]
 ) -> tuple[EndpointPort, ...]:
     """The ports that can be dialed. A null port means all ports, to which no service port maps; SCTP is reported at the
     Service."""
@@ -139,7 +139,7 @@ def _endpoint_address(path: str, text: str | None, faults: list[Fault]) -> Addre
 
 
 def _slice_endpoints(
-    raw_endpoints: list[objects.Endpoint | None] | None, family: Family, faults: list[Fault]
+    raw_endpoints: list[api_types.Endpoint | None] | None, family: Family, faults: list[Fault]
 ) -> Iterator[Endpoint]:
     for index, raw in indexed(raw_endpoints):
         # Only the first address counts: the API gives the others no meaning, and kube-proxy does not use them.
@@ -166,17 +166,17 @@ def _slice_endpoints(
         )
 
 
-_NO_CONDITIONS = objects.EndpointConditions()
+_NO_CONDITIONS = api_types.EndpointConditions()
 _NO_HINTS: frozenset[str] = frozenset()
 
 
-def _hints(raw_hints: list[objects.Hint | None] | None) -> frozenset[str]:
+def _hints(raw_hints: list[api_types.Hint | None] | None) -> frozenset[str]:
     return frozenset(intern(hint.name) for _, hint in indexed(raw_hints) if hint.name) if raw_hints else _NO_HINTS
 
 
 def _subset_endpoints(
     path: str,
-    raw_addresses: list[objects.EndpointAddress | None] | None,
+    raw_addresses: list[api_types.EndpointAddress | None] | None,
     ready: bool,
     found: dict[Address, Endpoint],
     faults: list[Fault],

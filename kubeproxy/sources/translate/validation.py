@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.fault import Fault, show
 from kubeproxy.model import Address, Protocol, parse_address
 
@@ -24,7 +24,7 @@ _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _CANONICAL_IPV4 = re.compile(rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}")
 
 
-def foreign(labels: objects.Labels) -> bool:
+def foreign(labels: api_types.Labels) -> bool:
     """Whether endpoints with these labels belong to a headless Service or another proxy's."""
     return labels.headless is not None or labels.service_proxy_name is not None
 
@@ -40,7 +40,7 @@ def allowed(values: Iterable[str]) -> str:
 
 
 def object_name(
-    meta: objects.ObjectMeta, faults: list[Fault], pattern: re.Pattern[str], longest: int
+    meta: api_types.ObjectMeta, faults: list[Fault], pattern: re.Pattern[str], longest: int
 ) -> tuple[str, str] | None:
     """Namespace and name; None and a fault if they are invalid."""
     namespace, name = meta.namespace or "", meta.name or ""

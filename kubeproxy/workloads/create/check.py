@@ -7,10 +7,10 @@ from typing import Final
 
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.kubernetes.resources.errors import InvalidError, Position
+from kubeproxy.kubernetes.resources.manifest_object import ResourceObject
 from kubeproxy.kubernetes.resources.mapper import Mapper
 from kubeproxy.kubernetes.resources.openapi import Schemas, SchemaSource
 from kubeproxy.kubernetes.resources.position import line_of
-from kubeproxy.kubernetes.resources.resource import ResourceObject
 from kubeproxy.kubernetes.resources.validation import Fault, validate
 from kubeproxy.workloads.create.options import DryRun, Validation
 

@@ -13,19 +13,19 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kubeproxy.kubernetes.client.command_client import Hooks, RestClient
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unreachable
 from kubeproxy.kubernetes.client.kubeconfig import load
-from kubeproxy.kubernetes.client.rest import Hooks, RestClient
 from kubeproxy.kubernetes.client.status import StatusError
-from kubeproxy.kubernetes.printing.go_text import compact_json
-from kubeproxy.kubernetes.printing.messages import lines
+from kubeproxy.kubernetes.printing.error_text import lines
+from kubeproxy.kubernetes.printing.go_encoding import compact_json
 from kubeproxy.kubernetes.printing.printer import Printer
 from kubeproxy.kubernetes.resources.builder import Builder
 from kubeproxy.kubernetes.resources.discovery import DiscoveryCache, cache_directory
 from kubeproxy.kubernetes.resources.errors import Position, quoted
+from kubeproxy.kubernetes.resources.manifest_object import Data, ResourceObject
 from kubeproxy.kubernetes.resources.mapper import Mapper
 from kubeproxy.kubernetes.resources.openapi import SchemaSource
-from kubeproxy.kubernetes.resources.resource import Data, ResourceObject
 from kubeproxy.model.errors import ClusterError, ConfigError, KubeproxyError
 from kubeproxy.runtime.tasks import TaskSet
 from kubeproxy.workloads.create.check import FieldCheck

@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import AsyncIterator
 from typing import Final
 
-from kubeproxy.kubernetes.printing.go_text import indented_json, yaml_text
+from kubeproxy.kubernetes.printing.go_encoding import indented_json, yaml_text
 from kubeproxy.kubernetes.resources.builder import Builder
 from kubeproxy.kubernetes.resources.errors import quoted
-from kubeproxy.kubernetes.resources.resource import ResourceObject
+from kubeproxy.kubernetes.resources.manifest_object import ResourceObject
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.workloads.create.options import CreateOptions, NothingToDo
 from kubeproxy.workloads.create.report import Report

@@ -6,11 +6,11 @@ import asyncio
 import time
 from typing import Any, Final
 
+from kubeproxy.kubernetes.client.command_client import RestClient
 from kubeproxy.kubernetes.client.errors import ApiError
-from kubeproxy.kubernetes.client.rest import RestClient
 from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.resources.manifest_object import Data
 from kubeproxy.kubernetes.resources.mapper import Mapper
-from kubeproxy.kubernetes.resources.resource import Data
 
 WAIT_S: Final = 10.0
 """How long, in seconds, from the creation of the definition on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kubeproxy.kubernetes.resources.resource import ResourceObject
+from kubeproxy.kubernetes.resources.manifest_object import ResourceObject
 
 SORTED_KINDS: Final = (
     "PriorityClass",

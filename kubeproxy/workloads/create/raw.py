@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubeproxy.kubernetes.client.rest import RestClient
+from kubeproxy.kubernetes.client.command_client import RestClient
 from kubeproxy.kubernetes.manifests.files import MAX_BYTES
 from kubeproxy.kubernetes.resources.paths import STDIN, FileSource, StdinSource
 from kubeproxy.model.errors import ConfigError

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from kubeproxy.kubernetes.client.command_client import UNSENT, RestClient
 from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
-from kubeproxy.kubernetes.client.rest import UNSENT, RestClient
 from kubeproxy.kubernetes.client.status import StatusError
-from kubeproxy.kubernetes.resources.resource import Data, ResourceObject
+from kubeproxy.kubernetes.resources.manifest_object import Data, ResourceObject
 from kubeproxy.model.errors import ClusterError
 
 COMES_BACK_S: Final = 15.0

@@ -29,8 +29,8 @@ from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL, Bindings, Do
 from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.runtime import net_admin
-from kubeproxy.runtime.unix_names import listening
+from kubeproxy.runtime import peer_capability
+from kubeproxy.runtime.abstract_sockets import listening
 from tests.support.doubles.conntrack import FakeConntrack
 from tests.support.doubles.data_plane import FakeDataPlane
 from tests.support.doubles.netfilter import FakeNetfilter
@@ -90,12 +90,12 @@ def name() -> str:
 
 @pytest.fixture(autouse=True)
 def capable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests may be run by a user without CAP_NET_ADMIN; tests/runtime/test_net_admin.py and
+    """These tests may be run by a user without CAP_NET_ADMIN; tests/runtime/test_peer_capability.py and
     tests/system/e2e/test_security_takeover.py show what the proof is worth."""
-    challenge = net_admin.Challenge()
-    if not net_admin.answer(os.dup(challenge.fileno())):
-        monkeypatch.setattr(net_admin, "answer", _pretend)
-        monkeypatch.setattr(net_admin.Challenge, "answered", True)
+    challenge = peer_capability.Challenge()
+    if not peer_capability.answer(os.dup(challenge.fileno())):
+        monkeypatch.setattr(peer_capability, "answer", _pretend)
+        monkeypatch.setattr(peer_capability.Challenge, "answered", True)
     challenge.close()
 
 
@@ -565,8 +565,8 @@ class FakeOwner:
 
     async def _serve(self, sock: socket.socket) -> None:
         hello, descriptors = await receive_first(sock, HELLOS)
-        assert all(map(net_admin.answer, descriptors))
-        challenge = net_admin.Challenge()
+        assert all(map(peer_capability.answer, descriptors))
+        challenge = peer_capability.Challenge()
         send_first(sock, Prove(self._protocol, 1, "another"), [challenge.fileno()])
         await receive_first(sock, PROOFS)
         assert challenge.answered

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kubeproxy.dataplane.messages import Listen, Message, SetEndpoints
-from kubeproxy.dataplane.sockets.reserved_ports import ReservedPort
+from kubeproxy.dataplane.sockets.port_reservation import ReservedPort
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.dataplane.workers.process import WorkerProcess
 from kubeproxy.dataplane.workers.supervisor import WorkerEnd

@@ -29,7 +29,7 @@ from kubeproxy.dataplane.workers.takeover_messages import (
     decode,
 )
 from kubeproxy.model import Target
-from kubeproxy.runtime import net_admin
+from kubeproxy.runtime import peer_capability
 from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, sends
 
 CONTROL = """if True:
@@ -125,7 +125,7 @@ class Owner:
         assert len(descriptors) == 1
         for descriptor in descriptors:
             if self.proves:
-                net_admin.answer(descriptor)
+                peer_capability.answer(descriptor)
             else:
                 os.close(descriptor)
         reader, writer = await asyncio.open_unix_connection(sock=sock)

@@ -1,114 +1,152 @@
-"""The state machine of leader election: examples, and candidates that stop, start and lose requests."""
+"""Leading by a Lease, against an API server in memory and in virtual time."""
 
 from __future__ import annotations
 
+import asyncio
+from random import Random
+
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kubeproxy.kubernetes.controller.leader_election import LeaderElection, LeaseRecord, Step
+from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.controller.election_state import LeaderElection
+from kubeproxy.kubernetes.controller.leader_election import Leadership, LeadershipLostError, LeaseName
+from tests.workloads.api import Api
+from tests.workloads.virtual_time import run, unix_time
 
-
-def test_the_first_creates_the_lease() -> None:
-    election = LeaderElection("a")
-    assert election.next_step(None, 0) is Step.CREATE
-    record = election.proposal(1000)
-    assert record == LeaseRecord(holder="a", duration_s=15, acquired=1000, renewed=1000, transitions=0)
-    election.written(record, asked_at=0)
-    assert election.leading(9.9)
-    assert not election.leading(10)
-    assert election.lost(10)
+NAME = LeaseName("kube-system", "controllers")
 
 
-def test_another_waits_by_its_own_clock() -> None:
-    record = LeaseRecord(holder="a", renewed=5)  # whatever a's clock says
-    election = LeaderElection("b")
-    assert election.next_step(record, 100) is Step.WAIT
-    assert election.next_step(record, 114.9) is Step.WAIT
-    assert election.next_step(LeaseRecord(holder="a", renewed=6), 114.9) is Step.WAIT
-    assert election.next_step(LeaseRecord(holder="a", renewed=6), 129) is Step.WAIT
-    assert election.next_step(LeaseRecord(holder="a", renewed=6), 129.9) is Step.TAKE
-    taken = election.proposal(2000)
-    assert (taken.holder, taken.transitions, taken.acquired) == ("b", 1, 2000)
+class _Candidate:
+    def __init__(self, api: Api, identity: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.offset = 0.0
+        self.leadership = Leadership(
+            api,
+            NAME,
+            LeaderElection(identity),
+            clock=lambda: loop.time() + self.offset,
+            unix_clock=unix_time,
+            random=Random(identity),
+        )
+        self.worked = 0
+        self.held_back = 0
+        self.task = asyncio.create_task(self.leadership.lead(self._work))
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                self.leadership.demand()
+                self.worked += 1
+            except LeadershipLostError:
+                self.held_back += 1
+            await asyncio.sleep(0.5)
+
+    async def end(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
 
 
-def test_renewing_keeps_what_was_acquired() -> None:
-    election = LeaderElection("a")
-    mine = LeaseRecord(holder="a", acquired=5, renewed=5, transitions=3)
-    assert election.next_step(mine, 0) is Step.RENEW  # also after a restart under the same identity
-    assert election.proposal(9) == LeaseRecord(holder="a", acquired=5, renewed=9, transitions=3)
+def _lease(api: Api) -> dict[str, object]:
+    spec: dict[str, object] = api.get("leases", NAME.name, NAME.namespace)["spec"]
+    return spec
 
 
-def test_a_released_lease_is_taken_at_once() -> None:
-    election = LeaderElection("a")
-    election.written(LeaseRecord(holder="a", transitions=1), asked_at=0)
-    released = election.release(50)
-    assert released is not None
-    assert (released.holder, released.duration_s) == ("", 1)
-    election.resign()
-    assert not election.leading(0)
-    assert election.release(50) is None
-    assert LeaderElection("b").next_step(released, 0) is Step.TAKE
+def test_one_of_two_leads_and_the_other_follows_when_it_is_killed() -> None:
+    async def scenario() -> None:
+        api = Api(unix_time)
+        first, second = _Candidate(api, "first"), _Candidate(api, "second")
+        await asyncio.sleep(30)
+        leader, other = (first, second) if first.worked else (second, first)
+        assert leader.worked > 50
+        assert other.worked == 0
+        assert _lease(api)["leaseTransitions"] == 0
+        await leader.end()
+        killed = asyncio.get_running_loop().time()
+        while not other.worked:
+            await asyncio.sleep(0.1)
+        assert 13 <= asyncio.get_running_loop().time() - killed <= 22
+        assert _lease(api)["leaseTransitions"] == 1
+        await other.end()
+
+    run(scenario())
 
 
-def test_a_leader_that_was_followed_is_lost() -> None:
-    election = LeaderElection("a")
-    election.written(LeaseRecord(holder="a"), asked_at=0)
-    assert election.next_step(LeaseRecord(holder="b"), 1) is Step.WAIT
-    assert not election.leading(1)
-    assert election.lost(1)
+def test_a_released_lease_is_followed_at_once() -> None:
+    async def scenario() -> None:
+        api = Api(unix_time)
+        first = _Candidate(api, "first")
+        await asyncio.sleep(5)
+        second = _Candidate(api, "second")
+        await asyncio.sleep(5)
+        first.task.cancel()
+        await asyncio.gather(first.task, return_exceptions=True)
+        await first.leadership.release()
+        await asyncio.sleep(5)
+        assert second.worked
+        await second.end()
+
+    run(scenario())
 
 
-@pytest.mark.parametrize(("lease", "renew", "retry"), [(10, 10, 2), (15, 2, 2), (15, 10, 0), (15, 2.4, 2)])
-def test_durations_that_cannot_work(lease: float, renew: float, retry: float) -> None:
-    with pytest.raises(ValueError):
-        LeaderElection("a", lease_s=lease, renew_s=renew, retry_s=retry)
+def test_a_server_that_is_away_ends_the_work_before_another_may_begin() -> None:
+    async def scenario() -> None:
+        api = Api(unix_time)
+        first = _Candidate(api, "first")
+        await asyncio.sleep(5)
+        api.refuse = lambda *_: Unreachable("connection refused", cause="refused")
+        gone = asyncio.get_running_loop().time()
+        await asyncio.wait_for(first.task, 60)
+        assert asyncio.get_running_loop().time() - gone <= 13
+        assert not first.leadership.is_leading()
+
+    run(scenario())
 
 
-class ElectionMachine(RuleBasedStateMachine):
-    """Three candidates, one server. A write fails if the record changed since it was read."""
+def test_a_process_that_was_stopped_writes_nothing_when_it_wakes() -> None:
+    """SIGSTOP for longer than the lease: the clock has gone on, every timer is late, the first write is held back."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-        self.server: LeaseRecord | None = None
-        self.version = 0
-        self.candidates = [LeaderElection(name) for name in "abc"]
-        self.seen: list[tuple[int, Step, LeaseRecord, float] | None] = [None] * 3
+    async def scenario() -> None:
+        api = Api(unix_time)
+        first = _Candidate(api, "first")
+        await asyncio.sleep(5)
+        worked = first.worked
+        assert worked
+        first.offset += 16  # as if all of this time had passed between two instructions
+        with pytest.raises(LeadershipLostError):
+            first.leadership.demand()
+        second = _Candidate(api, "second")
+        second.offset = 0
+        await asyncio.wait_for(first.task, 60)
+        assert first.worked == worked
+        await second.end()
 
-    @rule(seconds=st.floats(0.1, 16))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    @rule(index=st.integers(0, 2))
-    def read(self, index: int) -> None:
-        candidate = self.candidates[index]
-        asked_at = self.now
-        step = candidate.next_step(self.server, self.now)
-        self.seen[index] = (self.version, step, candidate.proposal(self.now * 1000 + index), asked_at)
-
-    @rule(index=st.integers(0, 2), answer=st.booleans())
-    def write(self, index: int, answer: bool) -> None:
-        """The request may arrive long after the decision, or its answer be lost."""
-        pending, self.seen[index] = self.seen[index], None
-        if pending is None or pending[1] is Step.WAIT or pending[0] != self.version:
-            return
-        _, _, record, asked_at = pending
-        self.server = record
-        self.version += 1
-        if answer:
-            self.candidates[index].written(record, asked_at=asked_at)
-
-    @rule(index=st.integers(0, 2))
-    def restart(self, index: int) -> None:
-        self.candidates[index] = LeaderElection("abc"[index] + "-again")
-        self.seen[index] = None
-
-    @invariant()
-    def one_leads_at_most(self) -> None:
-        assert sum(candidate.leading(self.now) for candidate in self.candidates) <= 1
+    run(scenario())
 
 
-TestElectionMachine = ElectionMachine.TestCase
-TestElectionMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+def test_another_took_the_lease() -> None:
+    async def scenario() -> None:
+        api = Api(unix_time)
+        first = _Candidate(api, "first")
+        await asyncio.sleep(5)
+        api.patch("leases", NAME.namespace, NAME.name, {"spec": {"holderIdentity": "another"}})
+        await asyncio.wait_for(first.task, 60)
+        assert first.leadership.holder == "another"
+        assert not first.leadership.is_leading()
+
+    run(scenario())
+
+
+def test_a_conflict_on_renewal_is_no_loss() -> None:
+    async def scenario() -> None:
+        api = Api(unix_time)
+        first = _Candidate(api, "first")
+        await asyncio.sleep(5)
+        renewed = _lease(api)["renewTime"]
+        api.patch("leases", NAME.namespace, NAME.name, {"metadata": {"labels": {"seen": "yes"}}})
+        await asyncio.sleep(30)
+        assert not first.task.done()
+        assert _lease(api)["renewTime"] != renewed
+        assert api.get("leases", NAME.name, NAME.namespace)["metadata"]["labels"] == {"seen": "yes"}
+        await first.end()
+
+    run(scenario())

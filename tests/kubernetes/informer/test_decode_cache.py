@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.fault import Fault
 from kubeproxy.kubernetes.informer.decode_cache import DecodeCache
 from kubeproxy.model import EndpointSlice, SliceName
@@ -59,7 +59,7 @@ async def test_a_new_list_decodes_only_changed_objects(monkeypatch: pytest.Monke
     decoded = []
     real = translate.endpoint_slice
 
-    def counted(raw: objects.EndpointSlice) -> tuple[EndpointSlice | None, list[Fault]]:
+    def counted(raw: api_types.EndpointSlice) -> tuple[EndpointSlice | None, list[Fault]]:
         decoded.append(raw)
         return real(raw)
 

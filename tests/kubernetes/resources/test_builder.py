@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from kubeproxy.kubernetes.client.command_client import RestClient
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
-from kubeproxy.kubernetes.client.rest import RestClient
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.kubernetes.resources.builder import Builder
 from kubeproxy.kubernetes.resources.discovery import DiscoveryCache
 from kubeproxy.kubernetes.resources.errors import Errors
+from kubeproxy.kubernetes.resources.manifest_object import ResourceObject
 from kubeproxy.kubernetes.resources.mapper import Mapper
-from kubeproxy.kubernetes.resources.resource import ResourceObject
 from kubeproxy.model.errors import ConfigError
 from tests.workloads.conftest import config_map
 from tests.workloads.server import WriteServer

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kubeproxy.model import Family
 from kubeproxy.model.version import __version__
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.views import Picture
+from kubeproxy.observability.protocols import Picture
 from tests.observability.conftest import State
 from tests.support.clock import Clock
 

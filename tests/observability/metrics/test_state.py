@@ -9,7 +9,7 @@ from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.kubernetes.informer.reflector import Phase, ReflectorState
 from kubeproxy.model import Family, Frontend, FrontendName, Protocol, Scope, ServiceName, ServicePortName
 from kubeproxy.observability.metrics.state import StateCollector
-from kubeproxy.observability.views import Picture
+from kubeproxy.observability.protocols import Picture
 from kubeproxy.proxier import FrontendStatus, Snapshot
 from kubeproxy.sources.manifests.inventory import ManifestProblem as FileTrouble
 from kubeproxy.sources.manifests.source import ManifestState

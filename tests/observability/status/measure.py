@@ -18,10 +18,10 @@ import msgspec
 import uvloop
 
 from kubeproxy.dataplane.interface import Counters
-from kubeproxy.observability.status.history import History
 from kubeproxy.observability.status.index import Order, Query
 from kubeproxy.observability.status.observation import Observation
-from kubeproxy.observability.status.service import SAMPLE_S, StatusService
+from kubeproxy.observability.status.queries import SAMPLE_S, StatusService
+from kubeproxy.observability.status.traffic_history import History
 from tests.observability.status.observation import candidates, town
 
 

@@ -14,9 +14,9 @@ from kubeproxy.observability.status import build
 from kubeproxy.observability.status import text as status_text
 from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import RecentWarning, ServiceStatus, Standing, State, Status
-from kubeproxy.observability.status.history import History
 from kubeproxy.observability.status.index import Index, Order, Query, Row
 from kubeproxy.observability.status.observation import Observation
+from kubeproxy.observability.status.traffic_history import History
 from kubeproxy.proxier import FrontendStatus, Snapshot
 from tests.observability.status.observation import (
     BROKEN,

@@ -14,12 +14,12 @@ from aiohttp import ClientResponse
 
 from kubeproxy.model import Destination
 from kubeproxy.observability.http.server import HttpServer
-from kubeproxy.observability.status import service
+from kubeproxy.observability.status import queries
 from kubeproxy.observability.status.document import RecentWarning, Status
 from kubeproxy.observability.status.observation import Observation
+from kubeproxy.observability.status.queries import StatusService
 from kubeproxy.observability.status.routes import query_of, status_routes, wanted_format
-from kubeproxy.observability.status.service import StatusService
-from kubeproxy.observability.status.trace import Outcome, TraceReport, TraceRequest
+from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest
 from tests.observability.status.observation import candidates, shop, town
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
@@ -222,7 +222,7 @@ async def test_an_observation_answers_several_queries_for_a_second(served: Front
 async def test_samples_are_taken_only_while_queries_arrive(
     monkeypatch: pytest.MonkeyPatch, served: FrontendSockets
 ) -> None:
-    monkeypatch.setattr(service, "SAMPLE_S", 0.001)
+    monkeypatch.setattr(queries, "SAMPLE_S", 0.001)
     now = 0.0
     status_service = StatusService(
         look=served.look, candidates=candidates, recent_warnings=lambda: (), clock=lambda: now
@@ -234,7 +234,7 @@ async def test_samples_are_taken_only_while_queries_arrive(
     async with asyncio.timeout(30):
         while served.looks < 5:
             await asyncio.sleep(0.001)
-    now = service.KEEP_SAMPLING_S + 1
+    now = queries.KEEP_SAMPLING_S + 1
     async with asyncio.timeout(30):
         while True:
             before = served.looks

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.fault import Fault
 from kubeproxy.model import Address, Node
 from kubeproxy.sources import translate
@@ -18,7 +18,7 @@ MOVED = (Address("10.9.0.12"), Address("203.0.113.11"))
 
 
 def translated(item: object) -> tuple[Node | None, list[Fault]]:
-    return translate.node(msgspec.json.decode(msgspec.json.encode(item), type=objects.Node))
+    return translate.node(msgspec.json.decode(msgspec.json.encode(item), type=api_types.Node))
 
 
 def node(*addresses: tuple[str | None, str | None], **metadata: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.fault import Fault
 from kubeproxy.model import (
     Address,
@@ -27,17 +27,17 @@ from tests.support.recordings import recording
 
 
 def recorded_services(version: str) -> dict[str, tuple[Service | None, list[Fault]]]:
-    decoded = msgspec.json.decode(recording(f"services-{version}"), type=objects.ObjectList[objects.Service])
+    decoded = msgspec.json.decode(recording(f"services-{version}"), type=api_types.ObjectList[api_types.Service])
     return {raw.metadata.name or "": translate.service(raw) for raw in decoded.items or [] if raw.metadata}
 
 
 def recorded_slices() -> dict[str, tuple[EndpointSlice | None, list[Fault]]]:
-    decoded = msgspec.json.decode(recording("endpointslices-1.36"), type=objects.ObjectList[objects.EndpointSlice])
+    decoded = msgspec.json.decode(recording("endpointslices-1.36"), type=api_types.ObjectList[api_types.EndpointSlice])
     return {raw.metadata.name or "": translate.endpoint_slice(raw) for raw in decoded.items or [] if raw.metadata}
 
 
 def recorded_endpoints(version: str) -> dict[str, tuple[list[EndpointSlice], list[Fault]]]:
-    decoded = msgspec.json.decode(recording(f"endpoints-{version}"), type=objects.ObjectList[objects.Endpoints])
+    decoded = msgspec.json.decode(recording(f"endpoints-{version}"), type=api_types.ObjectList[api_types.Endpoints])
     return {raw.metadata.name or "": translate.endpoints(raw) for raw in decoded.items or [] if raw.metadata}
 
 
@@ -250,7 +250,7 @@ def service_with(
         "spec": base | (spec or {}),
         "status": {"loadBalancer": status},
     }
-    return translate.service(msgspec.convert(raw, objects.Service))
+    return translate.service(msgspec.convert(raw, api_types.Service))
 
 
 PORT = {"name": "b", "port": 81}
@@ -489,7 +489,7 @@ def slice_with(**fields: Any) -> tuple[EndpointSlice | None, list[Fault]]:
         "endpoints": [{"addresses": ["10.0.0.1"]}],
         "ports": [{"name": "a", "port": 80}],
     }
-    return translate.endpoint_slice(msgspec.convert(base | fields, objects.EndpointSlice))
+    return translate.endpoint_slice(msgspec.convert(base | fields, api_types.EndpointSlice))
 
 
 @pytest.mark.parametrize(
@@ -589,7 +589,7 @@ def test_endpoints_of_both_families_and_in_both_lists() -> None:
             }
         ],
     }
-    slices, faults = translate.endpoints(msgspec.convert(raw, objects.Endpoints))
+    slices, faults = translate.endpoints(msgspec.convert(raw, api_types.Endpoints))
     assert [(s.family, [(e.address, e.ready) for e in s.endpoints]) for s in slices] == [
         (Family.IPV4, [("10.0.0.1", True), ("10.0.0.2", False)]),
         (Family.IPV6, [("fd00::1", True)]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kubeproxy.model import Address
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.conntrack.reconcile import Flow, Transition
+from kubeproxy.netfilter.conntrack.stale_flows import Flow, Transition
 from kubeproxy.netfilter.ruleset import RuleSet
 
 

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from kubeproxy.cli import main
+from kubeproxy.config.diff import compare
 from kubeproxy.config.load import load
-from kubeproxy.config.reload import compare
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.event_reporter import Reason
 from kubeproxy.kubernetes.events.recorder import EventRecorder

@@ -14,7 +14,7 @@ from kubeproxy.daemon.takeover.control_socket import PREFIX
 from kubeproxy.daemon.takeover.instances import InstanceMarker
 from kubeproxy.daemon.takeover.protocol import Accepted, Busy, Prove
 from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL, Done, TakeoverMessage, encode
-from kubeproxy.runtime import net_admin
+from kubeproxy.runtime import peer_capability
 from tests.support.lab import Host
 from tests.system.e2e import kernel_state
 
@@ -54,9 +54,9 @@ class Incumbent:
             with client:
                 hello, descriptors, _, _ = socket.recv_fds(client, 4096, 1)
                 for descriptor in descriptors:
-                    net_admin.answer(descriptor)
+                    peer_capability.answer(descriptor)
                 if self.words.count("hello") >= self.busy:
-                    challenge = net_admin.Challenge()
+                    challenge = peer_capability.Challenge()
                     socket.send_fds(client, [encode(Prove(PROTOCOL, 1, "0"))], [challenge.fileno()])
                     client.recv(4096)
                     proven = challenge.answered

@@ -16,13 +16,13 @@ from kubeproxy.dataplane.balancing.affinity import AT_ONCE, freshest, merged, pi
 from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.dataplane.messages import Binding
 from kubeproxy.dataplane.workers.takeover_messages import FROM_ORPHANS, Bindings, decode, encode
-from kubeproxy.kubernetes import objects
+from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.decode import parse_event, parse_page
 from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
 from kubeproxy.netfilter.nftables import table
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.proxier.node_ports import NodePortClaims
 from kubeproxy.proxier.port_allocator import Ports
+from kubeproxy.proxier.port_claims import NodePortClaims
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.sources import translate
@@ -119,7 +119,7 @@ def encoded(kind: str, api_version: str, raw: dict[str, Any]) -> bytes:
 
 def test_decode_one_slice_of_ten(benchmark: BenchmarkFixture) -> None:
     text = encoded("EndpointSlice", "discovery.k8s.io/v1", raw_slice(7, endpoints_of(7)))
-    decode = msgspec.json.Decoder(objects.EndpointSlice).decode
+    decode = msgspec.json.Decoder(api_types.EndpointSlice).decode
     found, faults = benchmark(lambda: translate.endpoint_slice(decode(text)))
     assert found is not None
     assert not faults
@@ -131,7 +131,7 @@ def test_decode_one_watch_line(benchmark: BenchmarkFixture) -> None:
     line = msgspec.json.encode(
         {"type": "MODIFIED", "object": {"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", **raw}}
     )
-    decode = msgspec.json.Decoder(objects.EndpointSlice).decode
+    decode = msgspec.json.Decoder(api_types.EndpointSlice).decode
 
     def meaning() -> object:
         return translate.endpoint_slice(decode(parse_event(line).object))[0]
@@ -145,7 +145,7 @@ def test_decode_a_list_of_all_services(benchmark: BenchmarkFixture) -> None:
         "v1",
         {"metadata": {"resourceVersion": "9"}, "items": [raw_service(i) for i in range(SERVICES)]},
     )
-    decode = msgspec.json.Decoder(objects.Service).decode
+    decode = msgspec.json.Decoder(api_types.Service).decode
     found = thrice(benchmark, lambda: [translate.service(decode(item))[0] for item in parse_page(body).items])
     assert len(found) == SERVICES
     assert None not in found

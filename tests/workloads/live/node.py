@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from kubeproxy.kubernetes import timestamps
+from kubeproxy.kubernetes.api_types import Wire
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError
-from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.informer import Informer
-from kubeproxy.kubernetes.objects import Wire
+from kubeproxy.kubernetes.informer.outage_log import Connectivity
 from kubeproxy.workloads.objects import PodMetadata
 from tests.workloads.live.control_plane import ask
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kubeproxy.dataplane.interface import EjectedEndpoint
 from kubeproxy.model import Address, Family, FrontendName, Scope, Target
-from kubeproxy.observability.monitor.endpoint_health import EJECTED_LOG_AFTER, QUIET_S, EndpointHealthLog
+from kubeproxy.observability.monitor.ejection_log import EJECTED_LOG_AFTER, QUIET_S, EndpointHealthLog
 from tests.observability.conftest import WEB, WEB_IPV4
 
 TARGET = Target(Address("10.0.0.1"), 80)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from kubeproxy.kubernetes.api_types import Status
 from kubeproxy.kubernetes.client import credentials
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
@@ -19,7 +20,6 @@ from kubeproxy.kubernetes.client.decode import MAX_RETRY_AFTER_S, error_of, pars
 from kubeproxy.kubernetes.client.errors import CAUSES, Garbage
 from kubeproxy.kubernetes.fault import MOST_FAULTS
 from kubeproxy.kubernetes.informer.list_watch import ListWatchPolicy, Pace
-from kubeproxy.kubernetes.objects import Status
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.runtime.backoff import DecorrelatedJitter
 from kubeproxy.runtime.yielding import TimeSlice

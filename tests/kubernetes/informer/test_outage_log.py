@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kubeproxy.kubernetes.client.errors import Ahead, Expired, Forbidden, Unreachable
-from kubeproxy.kubernetes.informer.connectivity import Connectivity
+from kubeproxy.kubernetes.informer.outage_log import Connectivity
 
 REFUSED = Unreachable("https://10.2.0.2:6443/api/v1/services: connection refused", cause="refused")
 EXPIRED = Expired("an ERROR event 410: Expired: too old resource version: 360 (426)")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.netfilter.foreign_rules import catches, complaint, has_virtual_services
+from kubeproxy.netfilter.kube_proxy_rules import catches, complaint, has_virtual_services
 from tests.netfilter.iptables.test_adapter import KUBE_PROXY
 from tests.netfilter.stage import Adapter, dump
 from tests.netfilter.test_adapters import RULES, foreign_rules
@@ -75,7 +75,7 @@ def test_the_complaint_names_the_rules_and_the_remedy() -> None:
 
 
 LOOK = (
-    "import asyncio, json, sys; from pathlib import Path; from kubeproxy.netfilter.foreign_rules import look; "
+    "import asyncio, json, sys; from pathlib import Path; from kubeproxy.netfilter.kube_proxy_rules import look; "
     "print(json.dumps(asyncio.run(look(net=Path(sys.argv[1])))))"
 )
 

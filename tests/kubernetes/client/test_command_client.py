@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kubeproxy.kubernetes.client import rest
+from kubeproxy.kubernetes.client import command_client
+from kubeproxy.kubernetes.client.command_client import Hooks, RestClient, warnings_of
 from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig, Overrides, load
-from kubeproxy.kubernetes.client.rest import Hooks, RestClient, warnings_of
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.model.errors import ConfigError
 
@@ -94,7 +94,7 @@ async def test_waits_that_the_server_asks_for_have_an_end(server: Server) -> Non
         with pytest.raises(StatusError, match="too many requests") as raised:
             await client.request("POST", "/x", body=b"{}")
     assert raised.value.code == 429
-    assert len(waits) == rest.MAX_WAITS
+    assert len(waits) == command_client.MAX_WAITS
     assert raised.value.repeated is False
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubeproxy.dataplane.sockets.outgoing import (
+from kubeproxy.dataplane.sockets.loop_prevention import (
     COST,
     FARTHEST,
     IP_RECVTTL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.kubernetes.printing.go_text import compact_json, indented_json, yaml_text
+from kubeproxy.kubernetes.printing.go_encoding import compact_json, indented_json, yaml_text
 from kubeproxy.kubernetes.resources.decode import parse
 
 VALUES = st.recursive(

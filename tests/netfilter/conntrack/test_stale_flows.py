@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
-from kubeproxy.netfilter.conntrack.reconcile import Flow, NoConntrack, Transition
+from kubeproxy.netfilter.conntrack.stale_flows import Flow, NoConntrack, Transition
 from kubeproxy.netfilter.netlink.messages import NLMSG_ERROR, Message, parse
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.support.doubles.conntrack import FakeConntrack

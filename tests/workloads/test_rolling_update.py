@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kubeproxy.workloads import rolling, surge
+from kubeproxy.workloads import rolling_update, surge
 from kubeproxy.workloads.objects import Deployment, ReplicaSet
-from kubeproxy.workloads.rolling import Scale
+from kubeproxy.workloads.rolling_update import Scale
 from tests.workloads.builders import deployment, replica_set
 
 
@@ -22,7 +22,7 @@ from tests.workloads.builders import deployment, replica_set
 )
 def test_the_new_replica_set_grows(replicas: int, max_surge: int, old: int, new: int, expected: int | None) -> None:
     wanted = deployment(replicas, surge=max_surge)
-    assert rolling.scale_new(wanted, replica_set("new", new), [replica_set("old", old)]) == expected
+    assert rolling_update.scale_new(wanted, replica_set("new", new), [replica_set("old", old)]) == expected
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_old_replica_sets_shrink(
 
 
 def _shrink(wanted: Deployment, new: ReplicaSet, old: list[ReplicaSet]) -> dict[str, int]:
-    budget = rolling.may_shrink_old(wanted, new, old)
+    budget = rolling_update.may_shrink_old(wanted, new, old)
     if budget:
-        unhealthy = rolling.cleanup_unhealthy(old, budget)
+        unhealthy = rolling_update.cleanup_unhealthy(old, budget)
         assert unhealthy is not None
         old = _apply(old, unhealthy)
-        old = _apply(old, rolling.scale_down_old(wanted, new, old))
+        old = _apply(old, rolling_update.scale_down_old(wanted, new, old))
     return {each.metadata.name: each.spec.replicas for each in old}
 
 
@@ -68,18 +68,18 @@ def _apply(sets: list[ReplicaSet], scales: list[Scale]) -> list[ReplicaSet]:
 
 @pytest.mark.parametrize(("available", "budget", "gone"), [(8, 1, 1), (8, 3, 2), (8, 0, 0), (10, 3, 0), (0, 4, 4)])
 def test_unavailable_pods_go_first(available: int, budget: int, gone: int) -> None:
-    scales = rolling.cleanup_unhealthy([replica_set("old", 10, available=available)], budget)
+    scales = rolling_update.cleanup_unhealthy([replica_set("old", 10, available=available)], budget)
     assert scales is not None
     assert -sum(scale.change for scale in scales) == gone
 
 
 def test_a_status_behind_its_spec_stops_the_cleanup() -> None:
-    assert rolling.cleanup_unhealthy([replica_set("old", 5, available=8)], 3) is None
+    assert rolling_update.cleanup_unhealthy([replica_set("old", 5, available=8)], 3) is None
 
 
 def test_the_oldest_set_is_cleaned_up_first() -> None:
     sets = [replica_set("younger", 4, available=0, age=10), replica_set("older", 3, available=1, age=20)]
-    scales = rolling.cleanup_unhealthy(sets, 4)
+    scales = rolling_update.cleanup_unhealthy(sets, 4)
     assert scales is not None
     assert [(scale.replica_set.metadata.name, scale.replicas) for scale in scales] == [("older", 1), ("younger", 2)]
 
@@ -90,7 +90,7 @@ def test_the_oldest_set_is_cleaned_up_first() -> None:
 )
 def test_available_pods_allow_old_ones_to_go(unavailable: int, old: int, available: int, expected: int | None) -> None:
     wanted = deployment(10, surge=0, unavailable=unavailable)
-    scales = rolling.scale_down_old(wanted, None, [replica_set("old", old, available=available)])
+    scales = rolling_update.scale_down_old(wanted, None, [replica_set("old", old, available=available)])
     assert [scale.replicas for scale in scales] == ([] if expected is None else [expected])
 
 
@@ -102,18 +102,18 @@ def _step(wanted: Deployment, sets: dict[str, list[int]]) -> bool:
         for index, (name, (size, available)) in enumerate(sets.items())
         if name != "new"
     ]
-    size = rolling.scale_new(wanted, new, old)
+    size = rolling_update.scale_new(wanted, new, old)
     if size is not None:
         sets["new"][0] = size
         return True
-    budget = rolling.may_shrink_old(wanted, new, old)
+    budget = rolling_update.may_shrink_old(wanted, new, old)
     if not budget:
         return False
-    unhealthy = rolling.cleanup_unhealthy(old, budget)
+    unhealthy = rolling_update.cleanup_unhealthy(old, budget)
     if unhealthy is None:
         return False
     old = _apply(old, unhealthy)
-    down = rolling.scale_down_old(wanted, new, old)
+    down = rolling_update.scale_down_old(wanted, new, old)
     for scale in (*unhealthy, *down):
         sets[scale.replica_set.metadata.name][0] = scale.replicas
     return any(scale.change for scale in (*unhealthy, *down))
@@ -242,5 +242,5 @@ TestRollingMachine.settings = settings(max_examples=60, stateful_step_count=60, 
 def test_the_sizes_of_a_scale() -> None:
     scale = Scale(replica_set("a", 5), 3)
     assert scale.change == -2
-    values: dict[str, Any] = {"wanted": rolling.wanted_pods([replica_set("a", 5), replica_set("b", 2)])}
+    values: dict[str, Any] = {"wanted": rolling_update.wanted_pods([replica_set("a", 5), replica_set("b", 2)])}
     assert values == {"wanted": 7}

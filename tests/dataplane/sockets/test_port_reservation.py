@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from kubeproxy.dataplane.sockets.reserved_ports import KINDS, ReservedPort, stop_listening
+from kubeproxy.dataplane.sockets.port_reservation import KINDS, ReservedPort, stop_listening
 from kubeproxy.model import Address, Protocol
 
 LOOPBACK = Address("127.0.0.1")

@@ -15,8 +15,8 @@ import structlog
 from kubeproxy.model import Address, Family, Protocol
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
-from kubeproxy.netfilter.conntrack.reconcile import Flow, Transition
 from kubeproxy.netfilter.conntrack.sock_diag import tcp_connections
+from kubeproxy.netfilter.conntrack.stale_flows import Flow, Transition
 from kubeproxy.netfilter.local_addresses import local_addresses
 from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, NLMSG_ERROR, answers, open_netlink, parse
 from kubeproxy.netfilter.ruleset import RuleSet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubeproxy.config.reload import compare, effective
+from kubeproxy.config.diff import compare, effective
 from kubeproxy.config.schema import Configuration
 from tests.config.files import of_flags
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from kubeproxy.config.dump import go_data
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.event_reporter import Events
-from kubeproxy.daemon.host import HostState
+from kubeproxy.daemon.host_state import HostState
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.model import ServiceName
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.protocols import Picture
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
-from kubeproxy.observability.views import Picture
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.runtime.restart import kept_running
 from kubeproxy.runtime.tasks import TaskSet
@@ -78,7 +78,7 @@ class AdminServers:
         KernelError when an address is in use and bindAddressHardFail is set.
         `began`: when this run did, in Unix seconds. `ports_in_use`: by a predecessor, until `expect_ports`.
         """
-        from kubeproxy.daemon.admin_pages import http_servers
+        from kubeproxy.daemon.http_pages import http_servers
         from kubeproxy.daemon.status_collector import StatusCollector
 
         status_collector = StatusCollector(

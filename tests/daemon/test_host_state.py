@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon.host import LEFTOVERS_LOOK, HostState
-from kubeproxy.netfilter import foreign_rules
+from kubeproxy.daemon.host_state import LEFTOVERS_LOOK, HostState
+from kubeproxy.netfilter import kube_proxy_rules
 
 
 class Enough(Exception):
@@ -31,7 +31,7 @@ async def test_searches_are_more_frequent_while_there_are_leftovers(monkeypatch:
         if len(seen) == len(found):
             raise Enough
 
-    monkeypatch.setattr(foreign_rules, "look", look)
+    monkeypatch.setattr(kube_proxy_rules, "look", look)
     monkeypatch.setattr(asyncio, "sleep", sleep)
     with pytest.raises(Enough):
         await here.follow_leftovers("nftables")
@@ -43,5 +43,5 @@ async def test_without_an_adapter_rules_of_kube_proxy_are_no_problem(monkeypatch
     async def look() -> list[str]:
         raise AssertionError("looked all the same")
 
-    monkeypatch.setattr(foreign_rules, "look", look)
+    monkeypatch.setattr(kube_proxy_rules, "look", look)
     await HostState(Configuration(), node=lambda: None).follow_leftovers("none")

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import structlog
 
+from kubeproxy.kubernetes.api_types import SOURCE
 from kubeproxy.kubernetes.client.errors import Ahead, ApiError, Expired, Forbidden, Unauthorized
-from kubeproxy.kubernetes.objects import SOURCE
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ import structlog
 
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
-from kubeproxy.kubernetes.controller.lease import LeadershipLostError
+from kubeproxy.kubernetes.controller.leader_election import LeadershipLostError
 from kubeproxy.observability.http.server import HttpServer
 from kubeproxy.runtime.tasks import TaskSet
 from kubeproxy.workloads.manager import ControllerManager, ManagerSettings

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from kubeproxy.observability.http.accept_queues import BACKLOG, OTHERS, open_queues, program
+from kubeproxy.observability.http.listen_sockets import BACKLOG, OTHERS, open_queues, program
 
 
 def queue_of(source: str, destination: str) -> int:

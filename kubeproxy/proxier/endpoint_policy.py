@@ -21,7 +21,7 @@ from kubeproxy.model import (
     ServiceName,
     SliceName,
 )
-from kubeproxy.proxier.address_blocks import NO_BLOCKS, Blocks
+from kubeproxy.proxier.cidr_set import NO_BLOCKS, Blocks
 from kubeproxy.proxier.endpoint_selection import is_local
 from kubeproxy.proxier.node import NodeFacts
 

@@ -11,9 +11,9 @@ import structlog
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.node_facts import node_facts, node_of
 from kubeproxy.dataplane.sockets.client_address import why_not
-from kubeproxy.dataplane.sockets.outgoing import why_not_marked
+from kubeproxy.dataplane.sockets.loop_prevention import why_not_marked
 from kubeproxy.model import Address, Family, Node
-from kubeproxy.netfilter import foreign_rules
+from kubeproxy.netfilter import kube_proxy_rules
 from kubeproxy.netfilter.conntrack import usage
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.local_addresses import landing_addresses, local_addresses
@@ -137,7 +137,7 @@ class HostState:
         """
         period_s = self._configuration.sync_period_s
         while ours != "none":
-            self._leftovers_complaint = foreign_rules.complaint(await foreign_rules.look())
+            self._leftovers_complaint = kube_proxy_rules.complaint(await kube_proxy_rules.look())
             await asyncio.sleep(period_s if self._leftovers_complaint else LEFTOVERS_LOOK * period_s)
 
 

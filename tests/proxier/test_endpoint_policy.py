@@ -22,8 +22,8 @@ from kubeproxy.model import (
 from kubeproxy.netfilter.packet_trace import Fate
 from kubeproxy.netfilter.port_holders import Holder
 from kubeproxy.proxier import NodeFacts
-from kubeproxy.proxier.address_blocks import Blocks
-from kubeproxy.proxier.restrictions import Admitted, NodePortConflict, Restrictions, admit
+from kubeproxy.proxier.cidr_set import Blocks
+from kubeproxy.proxier.endpoint_policy import Admitted, NodePortConflict, Restrictions, admit
 from tests.proxier.builders import destination, endpoint_slice, frontend_name, name, service, targets
 from tests.proxier.fake_node import SOURCE, Node
 

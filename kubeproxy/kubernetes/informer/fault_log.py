@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import structlog
 
+from kubeproxy.kubernetes.api_types import SOURCE
 from kubeproxy.kubernetes.fault import Fault
-from kubeproxy.kubernetes.objects import SOURCE
 
 log = structlog.get_logger(__name__)
 

@@ -5,7 +5,7 @@ import pytest
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.model import Family, FrontendName, ServiceName, ServicePortName
 from kubeproxy.observability.status.document import Rates
-from kubeproxy.observability.status.history import POINTS, SLICE, History
+from kubeproxy.observability.status.traffic_history import POINTS, SLICE, History
 
 WEB, MAIL = ServiceName("shop", "web"), ServiceName("shop", "mail")
 

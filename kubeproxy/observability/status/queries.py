@@ -11,9 +11,9 @@ from typing import Final
 from kubeproxy.model import ServiceName
 from kubeproxy.observability.status import build
 from kubeproxy.observability.status.document import RecentWarning, ServiceStatus, Status
-from kubeproxy.observability.status.history import History
 from kubeproxy.observability.status.index import Index, Query, Row
 from kubeproxy.observability.status.observation import Candidates, Observation
+from kubeproxy.observability.status.traffic_history import History
 from kubeproxy.runtime.yielding import TimeSlice
 
 SAMPLE_S: Final = 2.0

@@ -20,9 +20,9 @@ import pytest
 
 from kubeproxy.model import NODE_PORTS, Address, Family, Protocol
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.conntrack import kernel, messages
-from kubeproxy.netfilter.conntrack.kernel import Ctnetlink, KernelConntrack
-from kubeproxy.netfilter.conntrack.reconcile import Flow
+from kubeproxy.netfilter.conntrack import delete_flows, messages
+from kubeproxy.netfilter.conntrack.delete_flows import Ctnetlink, KernelConntrack
+from kubeproxy.netfilter.conntrack.stale_flows import Flow
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.netfilter.stage import Adapter, destination, rule_set, serving
 from tests.support.lab import Host, Network
@@ -434,7 +434,7 @@ async def test_tcp_flows_that_an_earlier_process_has_left(
             before = tracked(stage.node)
             assert await stage.conntrack.reconcile(http(7001, family), now) == 0, "while we run they are left alone"
             with monkeypatch.context() as without_sock_diag:
-                without_sock_diag.setattr(kernel, "tcp_connections", missing)
+                without_sock_diag.setattr(delete_flows, "tcp_connections", missing)
                 assert await stage.conntrack.reconcile(None, now) == 0, "their owner is unknown"
             assert await stage.conntrack.reconcile(None, now) == 2
             assert tracked(stage.node) == before - left
@@ -536,8 +536,8 @@ import asyncio
 import contextlib
 from kubeproxy.model.errors import KernelError
 from kubeproxy.model import Destination, Protocol
-from kubeproxy.netfilter.conntrack.reconcile import Flow
-from kubeproxy.netfilter.conntrack.kernel import KernelConntrack
+from kubeproxy.netfilter.conntrack.stale_flows import Flow
+from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
 from kubeproxy.netfilter.ruleset import RuleSet
 
 def rules(protocol):

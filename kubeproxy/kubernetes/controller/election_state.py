@@ -1,0 +1,124 @@
+"""One of several candidates leads, by a Lease object: the state machine. Pure.
+
+Expiry is judged by the local time since the record last changed as seen here, so that clocks of different machines are
+never compared. `now` is in seconds of a clock that also advances while the process or the machine is suspended.
+`kubeproxy.kubernetes.controller.leader_election` makes the requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+LEASE_S: Final = 15.0
+RENEW_S: Final = 10.0
+RETRY_S: Final = 2.0
+"""Lease duration, renew deadline and retry period of kube-controller-manager."""
+JITTER: Final = 1.2
+"""A candidate waits RETRY_S and up to this many times RETRY_S more before it looks again (client-go's JitterFactor)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRecord:
+    """The spec of a Lease. Times are Unix seconds of the machine that wrote them, for people only."""
+
+    holder: str = ""
+    """Identity; empty: the last holder released it."""
+    duration_s: int = int(LEASE_S)
+    acquired: float = 0.0
+    renewed: float = 0.0
+    transitions: int = 0
+
+
+class Step(StrEnum):
+    """What a candidate does next."""
+
+    CREATE = "create"
+    """There is no Lease: create it."""
+    TAKE = "take"
+    """The Lease is free or expired: write it."""
+    RENEW = "renew"
+    """The Lease is ours: write it."""
+    WAIT = "wait"
+    """Another candidate holds it."""
+
+
+class LeaderElection:
+    """The view of one candidate. ValueError for durations that cannot work together."""
+
+    def __init__(
+        self, identity: str, *, lease_s: float = LEASE_S, renew_s: float = RENEW_S, retry_s: float = RETRY_S
+    ) -> None:
+        if not lease_s > renew_s:
+            raise ValueError("leaseDuration must be greater than renewDeadline")
+        if not renew_s > JITTER * retry_s:
+            raise ValueError(f"renewDeadline must be greater than retryPeriod*{JITTER}")
+        if not retry_s > 0:
+            raise ValueError("retryPeriod must be greater than zero")
+        self.identity = identity
+        self.lease_s = lease_s
+        self.renew_s = renew_s
+        self.retry_s = retry_s
+        self._record: LeaseRecord | None = None
+        self._observed_at = 0.0
+        self._renewed_at: float | None = None
+        """Start of the last request that succeeded; None: not the leader."""
+
+    @property
+    def record(self) -> LeaseRecord | None:
+        """The Lease as it was seen last; None: there is none."""
+        return self._record
+
+    def leading(self, now: float) -> bool:
+        """Whether this candidate may write: its last renewal is younger than the renew deadline."""
+        return self._renewed_at is not None and now - self._renewed_at < self.renew_s
+
+    def lost(self, now: float) -> bool:
+        """Whether this candidate was the leader and is so no more."""
+        return self._renewed_at is not None and not self.leading(now)
+
+    def next_step(self, record: LeaseRecord | None, now: float) -> Step:
+        """Take note of the Lease as the server has it, and decide."""
+        if record != self._record:
+            self._record = record
+            self._observed_at = now
+        if record is None:
+            return Step.CREATE
+        if record.holder == self.identity:
+            return Step.RENEW
+        if self._renewed_at is not None:
+            # Another candidate took it: this one has lost, whatever its own deadline says.
+            self._renewed_at = float("-inf")
+            return Step.WAIT
+        if not record.holder or now - self._observed_at >= max(self.lease_s, record.duration_s):
+            return Step.TAKE
+        return Step.WAIT
+
+    def proposal(self, unix_s: float) -> LeaseRecord:
+        """The record to be written now."""
+        before = self._record
+        mine = LeaseRecord(
+            holder=self.identity, duration_s=int(self.lease_s), acquired=unix_s, renewed=unix_s, transitions=0
+        )
+        if before is None:
+            return mine
+        if before.holder == self.identity:
+            return replace(mine, acquired=before.acquired, transitions=before.transitions)
+        return replace(mine, transitions=before.transitions + 1)
+
+    def written(self, record: LeaseRecord, *, asked_at: float) -> None:
+        """The server took `record`; `asked_at` is when the request began, for the answer may have been slow."""
+        self._record = record
+        self._observed_at = asked_at
+        self._renewed_at = asked_at
+
+    def release(self, unix_s: float) -> LeaseRecord | None:
+        """The record that gives the Lease up early; None when this candidate does not hold it."""
+        if self._renewed_at is None or self._record is None or self._record.holder != self.identity:
+            return None
+        return replace(self._record, holder="", duration_s=1, renewed=unix_s, acquired=unix_s)
+
+    def resign(self) -> None:
+        """Lead no more."""
+        self._renewed_at = None
