@@ -88,8 +88,8 @@ def reset_rules(host: Host) -> None:
 def forget_connections(host: Host) -> None:
     """Flush conntrack.
 
-    Conntrack keeps a reset connection for ten seconds. If a client uses the same source port within that time, the packet
-    goes to the old destination, which may be the port of a daemon that has ended.
+    Conntrack keeps a reset connection for ten seconds. If a client uses the same source port within that time, the
+    packet goes to the old destination, which may be the port of a daemon that has ended.
     """
     host.run(["conntrack", "-F"])
 

@@ -37,7 +37,7 @@ def serve(stage: Stage, *options: str, netfilter: str = "nftables") -> Daemon:
 @pytest.mark.parametrize(
     ("netfilter", "first"), [("nftables", signal.SIGTERM), ("iptables", signal.SIGTERM), ("nftables", signal.SIGINT)]
 )
-def test_told_to_stop_it_lets_connections_end_and_takes_new_ones(
+def test_a_stop_signal_drains_connections_and_new_ones_are_served(
     stage: Stage, netfilter: str, first: signal.Signals
 ) -> None:
     daemon = serve(stage, netfilter=netfilter)
@@ -65,7 +65,7 @@ def test_told_to_stop_it_lets_connections_end_and_takes_new_ones(
     assert "cut off" not in daemon.log()
 
 
-def test_what_does_not_end_is_cut_off_after_the_grace(stage: Stage) -> None:
+def test_connections_are_closed_after_the_grace_period(stage: Stage) -> None:
     daemon = serve(stage, "--shutdown-grace=300ms")
     with stage.client.connect((VIP, 80)) as held:
         held.sendall(b"echo\nbefore")
@@ -90,7 +90,7 @@ def test_a_second_signal_ends_it_at_once(stage: Stage) -> None:
     assert silent(stage.client, (VIP, 80))
 
 
-def test_told_to_stop_before_it_is_ready(stage: Stage) -> None:
+def test_a_stop_signal_before_it_is_ready(stage: Stage) -> None:
     process = stage.node.popen([KUBEPROXY, "run", f"--manifests={stage.manifests}", "--netfilter=nftables"])
     until(lambda: any(seen.port == METRICS[1] for seen in kernel_state.listening(stage.node)), "it has begun")
     process.send_signal(signal.SIGTERM)
@@ -125,7 +125,7 @@ def test_counters_of_iptables_rules_outlive_a_restart(stage: Stage) -> None:
 
 
 @each_adapter
-def test_a_successor_takes_over_without_a_gap(stage: Stage, netfilter: str) -> None:
+def test_a_new_instance_takes_over_without_a_gap(stage: Stage, netfilter: str) -> None:
     first = serve(stage, netfilter=netfilter)
     port = kernel_state.redirects(stage.node)[VIP, 80]
     with Traffic(stage.client) as far, Traffic(stage.node) as near:
@@ -232,7 +232,7 @@ BLOWS = {
 
 
 @each_adapter
-def test_rules_that_somebody_removed_come_back(stage: Stage, netfilter: str) -> None:
+def test_removed_rules_come_back(stage: Stage, netfilter: str) -> None:
     daemon = serve(stage, "--iptables-sync-period=400ms", netfilter=netfilter)
     good = normal(stage)
     for blow in BLOWS[netfilter]:
@@ -270,7 +270,7 @@ def test_cleanup_leaves_nothing_and_may_be_repeated(stage: Stage, netfilter: str
     assert foreign_rules(stage) == foreign
 
 
-def test_cleanup_beside_a_daemon_says_that_it_is_in_vain(stage: Stage) -> None:
+def test_cleanup_warns_while_a_daemon_runs(stage: Stage) -> None:
     daemon = serve(stage)
     assert "stop it first" in daemon.cleanup().stderr
     stage.await_answers(0, 1)
@@ -281,7 +281,7 @@ def test_cleanup_beside_a_daemon_says_that_it_is_in_vain(stage: Stage) -> None:
 # Ports
 
 
-def test_ports_come_from_the_range_and_those_of_others_are_stepped_over(stage: Stage) -> None:
+def test_ports_come_from_the_range_and_ports_in_use_are_skipped(stage: Stage) -> None:
     with contextlib.ExitStack() as others:
         taken = {port: others.enter_context(stage.node.listen((NODE_V4, port))) for port in (20000, 20002)}
         daemon = serve(stage, "--proxy-port-range=20000-20003")
@@ -307,7 +307,7 @@ def test_ports_come_from_the_range_and_those_of_others_are_stepped_over(stage: S
 
 
 @each_adapter
-def test_it_listens_where_it_is_told_to(stage: Stage, netfilter: str) -> None:
+def test_it_listens_at_the_bind_address(stage: Stage, netfilter: str) -> None:
     serve(stage, f"--bind-address={NODE_V4}", netfilter=netfilter)
     port = kernel_state.redirects(stage.node)[VIP, 80]
     assert {seen.address for seen in kernel_state.listening(stage.node) if seen.port == port} == {NODE_V4}
@@ -358,7 +358,7 @@ def test_a_server_that_must_listen_and_cannot_ends_the_start(stage: Stage, setti
     assert kernel_state.ruleset(stage.node) == before
 
 
-def test_a_server_that_cannot_listen_is_gone_on_without(stage: Stage) -> None:
+def test_it_runs_without_a_server_that_cannot_listen(stage: Stage) -> None:
     with stage.node.listen(METRICS) as other:
         daemon = serve(stage)
         assert "cannot listen, trying again server=metrics" in daemon.log()

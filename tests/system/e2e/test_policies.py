@@ -98,7 +98,7 @@ def test_the_last_local_endpoints_serve_while_they_terminate(served: Stage, poli
     await_pods(served, {2}, asked)
 
 
-def test_endpoints_that_terminate_serve_when_nobody_else_does(served: Stage) -> None:
+def test_terminating_endpoints_serve_when_no_others_do(served: Stage) -> None:
     leaving = pod(0, ready=False, serving=True, terminating=True)
     not_ready = pod(3, ready=False, serving=False)
     served.write(WHOLE.name, *WHOLE.objects(leaving, not_ready, pod(1)))
@@ -202,7 +202,7 @@ def test_a_client_stays_with_its_endpoint(served: Stage) -> None:
     assert all(pods == {"pod-2"} for pods in seen(5).values())
 
 
-def test_load_balancers_hear_how_many_endpoints_are_here(served: Stage) -> None:
+def test_load_balancers_get_the_number_of_local_endpoints(served: Stage) -> None:
     local: Object = {"externalTrafficPolicy": "Local", "healthCheckNodePort": HEALTH_PORT}
 
     def said(local_endpoints: int) -> bool:

@@ -232,7 +232,7 @@ def test_many_services_come_and_go(act: Act) -> None:
     until(lambda: kernel_state.redirects(act.stage.node).keys() == {(VIP, 80), ("10.96.0.1", 443)}, "all are gone")
 
 
-def test_a_mistake_of_ours_is_refused(cluster: RealCluster) -> None:
+def test_the_real_server_refuses_an_invalid_object(cluster: RealCluster) -> None:
     """So that what the tests put is what the server has."""
     with pytest.raises(Refused, match="422"):
         cluster.put(service("wrong", "192.0.2.1"))

@@ -54,7 +54,7 @@ def in_effect(daemon: Daemon) -> dict[str, Any]:
     return group
 
 
-def test_the_log_gets_louder_and_quieter(stage: Stage, config: Path) -> None:
+def test_the_log_level_changes_both_ways(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config)
     assert " debug " not in daemon.log()
     write(config, logging={"verbosity": 8})
@@ -143,7 +143,7 @@ def test_what_waits_for_a_restart_is_named(stage: Stage, config: Path) -> None:
     assert kernel_state.redirects(stage.node) == before
 
 
-def test_a_wider_port_range_has_room_at_once_for_who_found_none(stage: Stage, config: Path) -> None:
+def test_a_wider_port_range_serves_a_waiting_service_at_once(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config, portRange="20000")
     stage.write_service([2], name="second", vip="10.96.0.20")
     until(lambda: "all TCP ports of --proxy-port-range 20000-20000 are taken" in daemon.log(), "it is said")
@@ -156,7 +156,7 @@ def test_a_wider_port_range_has_room_at_once_for_who_found_none(stage: Stage, co
     assert kernel_state.redirects(stage.node) == {(VIP, 80): 20000, ("10.96.0.20", 80): 20001}
 
 
-def test_it_disturbs_nobody(stage: Stage, config: Path) -> None:
+def test_a_reload_disturbs_no_client(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config)
     sockets = kernel_state.listening(stage.node)
     with Traffic(stage.client) as traffic, stage.client.connect((VIP, 80)) as held:

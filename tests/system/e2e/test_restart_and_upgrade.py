@@ -78,7 +78,7 @@ def test_takeover(stage: Stage, netfilter: str, workers: str) -> None:
 
 @each_adapter
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_nothing_serves_before_whoever_serves_already_was_asked(stage: Stage, netfilter: str, workers: str) -> None:
+def test_a_new_instance_opens_no_listener_before_the_owner_answers(stage: Stage, netfilter: str, workers: str) -> None:
     """Listeners are opened when it has answered, and the rules are switched when it holds still."""
     stage.write_service([0, 1, 2])
     with incumbent(stage.node, busy=3) as owner:
@@ -91,7 +91,7 @@ def test_nothing_serves_before_whoever_serves_already_was_asked(stage: Stage, ne
     stage.await_answers(0, 1, 2)
 
 
-def test_a_successor_told_to_stop_before_it_took_over(stage: Stage, tmp_path: Path) -> None:
+def test_a_new_instance_stopped_before_its_takeover(stage: Stage, tmp_path: Path) -> None:
     """The rules are its predecessor's, and stay."""
     first = serve(stage, netfilter="nftables")
     rules = kernel_state.ours(stage.node)
@@ -107,7 +107,7 @@ def test_a_successor_told_to_stop_before_it_took_over(stage: Stage, tmp_path: Pa
     unhurt(crowd)
 
 
-def test_orphans_serve_on_until_all_is_known(stage: Stage, tmp_path: Path) -> None:
+def test_orphaned_workers_serve_until_the_lists_are_complete(stage: Stage, tmp_path: Path) -> None:
     """They know what the API server said, which is away; only when they are gone is something better than nothing."""
     first = serve(stage, "--workers=2", netfilter="nftables")
     no_endpoint = tmp_path / "kubeconfig"
@@ -178,7 +178,7 @@ def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
 
 
 @each_adapter
-def test_executed_anew(stage: Stage, netfilter: str) -> None:
+def test_re_exec(stage: Stage, netfilter: str) -> None:
     """New code under the same process number."""
     daemon = serve(stage, "--workers=2", netfilter=netfilter)
     pid = daemon.process.pid
@@ -200,7 +200,7 @@ def test_executed_anew(stage: Stage, netfilter: str) -> None:
     assert daemon.terminate(40) == 0
 
 
-def test_not_executed_anew_by_code_that_refuses_the_configuration(stage: Stage, tmp_path: Path) -> None:
+def test_no_re_exec_with_code_that_refuses_the_configuration(stage: Stage, tmp_path: Path) -> None:
     """Nothing is begun before the new code has agreed."""
     file = tmp_path / "config.yaml"
     head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -213,7 +213,7 @@ def test_not_executed_anew_by_code_that_refuses_the_configuration(stage: Stage, 
     stage.await_answers(0, 1, 2)
 
 
-def test_without_a_packet_filter_several_stand_side_by_side(stage: Stage) -> None:
+def test_without_a_packet_filter_several_run_side_by_side(stage: Stage) -> None:
     """No rules lead to them, so that there is nothing in which one could follow another."""
     first = serve_nobody(stage, 10266, 10259)
     second = serve_nobody(stage, 10276, 10269)
@@ -229,7 +229,7 @@ def serve_nobody(stage: Stage, health: int, metrics: int) -> Daemon:
     )
 
 
-def test_node_ports_are_not_kept_from_a_successors_successor(stage: Stage) -> None:
+def test_a_third_instance_gets_the_node_ports(stage: Stage) -> None:
     """While the first one's connections run out, the second dies, and the third has never heard of the first."""
     node_port = service(ports={"http": 80})
     node_port["spec"]["type"] = "NodePort"

@@ -184,7 +184,7 @@ def test_finding_18_the_network_gets_kube_proxys_fields_only(stage: Stage) -> No
 # Finding 19: a flood of connections at the health port
 
 
-def test_finding_19_the_address_with_most_connections_gives_one_up_and_not_a_probe(stage: Stage) -> None:
+def test_finding_19_the_address_with_most_connections_loses_its_oldest(stage: Stage) -> None:
     stage.write_service([0])
     stage.daemon(healthz=("0.0.0.0", HEALTHZ[1]))
     address = (NODE, HEALTHZ[1])

@@ -96,7 +96,7 @@ LOOPS = (ITSELF, THERE, BACK, NODE_PORT, EXTERNAL)
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("netfilter", ADAPTERS)
-def test_a_service_whose_endpoint_is_a_service_address_takes_nothing_from_others(
+def test_a_service_with_a_service_address_as_endpoint_takes_nothing_from_others(
     stage: Stage, netfilter: str, workers: int
 ) -> None:
     """Clients and datagrams of every loop cost nothing that lasts, and the Services say what is wrong with them."""

@@ -87,7 +87,7 @@ def test_finding_3_root_without_capabilities_is_not_obeyed(
 
 
 @each_adapter
-def test_finding_3_nobody_leaves_while_rules_lead_to_it(stage: Stage, netfilter: str) -> None:
+def test_finding_3_an_owner_stays_while_rules_lead_to_it(stage: Stage, netfilter: str) -> None:
     """Not even when a process with CAP_NET_ADMIN says so."""
     daemon = serve(stage, netfilter=netfilter)
     said = stage.node.run([sys.executable, "-c", PEER]).stdout
@@ -141,7 +141,7 @@ def test_finding_4_a_full_queue_does_not_hinder_a_takeover(stage: Stage, netfilt
 
 
 @each_adapter
-def test_finding_4_of_two_that_cannot_speak_the_older_yields(stage: Stage, netfilter: str) -> None:
+def test_finding_4_of_two_that_cannot_communicate_the_older_one_ends(stage: Stage, netfilter: str) -> None:
     """Instead of both writing the rules again and again."""
     first = serve(stage, "--iptables-sync-period=2s", netfilter=netfilter)
     second = stage.daemon(QUICK, "--iptables-sync-period=2s", netfilter=netfilter, command=(sys.executable, "-c", DEAF))

@@ -79,7 +79,7 @@ def await_sources(stage: Stage, ways: dict[str, bool], source: dict[int, str]) -
 
 
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
-def test_only_who_is_in_the_ranges_passes(mirrors: Stage, daemon: Daemon, policy: str) -> None:
+def test_only_clients_in_the_ranges_pass(mirrors: Stage, daemon: Daemon, policy: str) -> None:
     every = dict.fromkeys(map(str, CELLS), True)
     but_balanced = every | {str(cell): False for cell in BALANCED if cell.who == "client"}
     no_endpoint = every | {str(cell): False for cell in BALANCED}
@@ -106,7 +106,7 @@ def test_only_who_is_in_the_ranges_passes(mirrors: Stage, daemon: Daemon, policy
     await_sources(mirrors, every, CLIENT)
 
 
-def test_ranges_of_one_family_let_nobody_in_by_the_other(mirrors: Stage, daemon: Daemon) -> None:
+def test_ranges_of_one_family_admit_no_client_of_the_other(mirrors: Stage, daemon: Daemon) -> None:
     mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), loadBalancerSourceRanges=["10.0.0.0/8"]))
     ways = {str(cell): cell not in BALANCED or cell.family == V4 for cell in CELLS}
     await_sources(mirrors, ways, CLIENT)
@@ -114,7 +114,7 @@ def test_ranges_of_one_family_let_nobody_in_by_the_other(mirrors: Stage, daemon:
 
 
 @pytest.mark.parametrize("wrong", ["10.2.0.0/40", "anybody", ""])
-def test_a_range_that_is_no_cidr_is_said_and_lets_nobody_in(mirrors: Stage, daemon: Daemon, wrong: str) -> None:
+def test_a_range_that_is_no_cidr_is_reported_and_admits_no_client(mirrors: Stage, daemon: Daemon, wrong: str) -> None:
     def renew(*cidrs: str) -> None:
         if (mirrors.manifests / f"{WHOLE.name}.yaml").exists():
             mirrors.remove(WHOLE.name)  # or its last good version would go on being served

@@ -91,7 +91,7 @@ def test_other_amounts_both_ways_at_once(served: Stage, size: int) -> None:
     exchange(served.client, (VIP, 80), size, seed="some")
 
 
-def test_the_client_says_all_and_still_hears_the_answer(served: Stage) -> None:
+def test_the_client_half_closes_and_still_receives_the_answer(served: Stage) -> None:
     for host in served.asking:
         with host.connect((VIP, 80)) as sock:
             sock.sendall(b"echo\nwords that")
@@ -99,7 +99,7 @@ def test_the_client_says_all_and_still_hears_the_answer(served: Stage) -> None:
             assert until_end(sock) == b"words that", host
 
 
-def test_the_endpoint_says_all_and_still_hears_the_client(served: Stage) -> None:
+def test_the_endpoint_half_closes_and_still_receives_from_the_client(served: Stage) -> None:
     for host in served.asking:
         with served.network.pods[0].listen((Network.pod_v4(0), 8081)) as listener:
             wired = endpoints("half", [0])
@@ -151,7 +151,7 @@ def test_nothing_is_lost_while_endpoints_flip(served: Stage, daemon: Daemon) -> 
     assert set(far.answers) == set(near.answers) == {"pod-0", "pod-1", "pod-2", "pod-3"}
 
 
-def test_endpoints_that_are_dead_or_mute_cost_no_request(served: Stage) -> None:
+def test_unreachable_and_refusing_endpoints_cost_no_request(served: Stage) -> None:
     # 10.3.0.9: nobody there. 10.3.0.1:8080 is the node, which refuses.
     served.write_service([0, "10.3.0.9", "10.3.0.1", 1])
     served.await_answers(0, 1)
@@ -273,7 +273,7 @@ def test_ports_change_places_without_a_gap(served: Stage) -> None:
     assert (first.failures, second.failures) == ([], [])
 
 
-def test_what_concerns_no_listener_leaves_it_alone(served: Stage) -> None:
+def test_an_unrelated_change_keeps_the_listener(served: Stage) -> None:
     port, listeners = redirect(served), sockets(served)
     described = service(
         metadata={"labels": {"a": "b"}, "annotations": {"c": "d"}, "generation": 7},
