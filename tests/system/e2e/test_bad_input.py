@@ -175,7 +175,7 @@ def test_null_where_a_list_belongs_and_a_thousand_endpoints(stage: Stage) -> Non
     stage.await_refusal()
     many = [f"10.4.{number // 250}.{1 + number % 250}" for number in range(999)]
     stage.write("web", service(), endpoints("web", [0, *many]))
-    # The other 999 addresses do not exist: the node sends their packets to the client host, which does not forward them.
+    # The other 999 addresses do not exist: the node sends their packets to the client host, which drops them.
     until(lambda: (VIP, 80) in kernel_state.redirects(stage.node), "the Service has its rule")
     stage.write_service([0])
     stage.await_answers(0)

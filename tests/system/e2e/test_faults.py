@@ -154,9 +154,7 @@ def test_when_all_endpoints_are_dead_only_their_clients_fail(served: tuple[Stage
     assert {why for _, _, why in seen.failed} == {os.strerror(errno.ECONNRESET)}
     assert took[0] > LADDER_S * 0.9
     assert not beside.seen.failed
-    assert percentile(beside.seen.times(), 100) < LADDER_S * 0.9, (
-        "no wait behind clients of dead endpoints"
-    )
+    assert percentile(beside.seen.times(), 100) < LADDER_S * 0.9, "no wait behind clients of dead endpoints"
 
 
 def test_an_endpoint_that_is_listed_again_gets_its_chance_at_once(served: tuple[Stage, Daemon]) -> None:

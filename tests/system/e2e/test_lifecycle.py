@@ -1,4 +1,4 @@
-"""From start to stop: signals, what stays behind, what an earlier run left, what somebody else did meanwhile."""
+"""From start to stop: signals, leftovers of earlier runs, and changes by other processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_stop_signal_drains_connections_and_new_ones_are_served(
         assert (answer.status, "draining" in answer.body) == (503, True)
         for host in stage.asking:
             assert ask(host, (VIP, 80)).startswith("pod-")
-        # A change still arrives.
+        # A change still takes effect.
         stage.write_service([2])
         stage.await_answers(2)
         assert slow.result().startswith("pod-")
@@ -107,7 +107,7 @@ def test_it_cleans_up_on_exit_if_asked_to(stage: Stage, netfilter: str) -> None:
     assert kernel_state.ruleset(stage.node).startswith(foreign.rstrip())
 
 
-# What an earlier run left
+# Leftovers of earlier runs
 
 
 def test_counters_of_iptables_rules_outlive_a_restart(stage: Stage) -> None:
@@ -163,8 +163,8 @@ def test_killed_and_restarted_it_repairs_everything(stage: Stage, netfilter: str
     left = kernel_state.redirects(stage.node)
     assert left.keys() == {(VIP, 80), ("10.96.0.20", 80)}
     for host in stage.asking:
-        assert silent(host, (VIP, 80)), "nobody listens"
-    # What changed meanwhile.
+        assert silent(host, (VIP, 80)), "there is no listener"
+    # Changes while no daemon ran.
     stage.remove("old")
     stage.write_service([1, 2])
     stage.daemon(netfilter=netfilter)
@@ -197,7 +197,7 @@ FOREIGN_TABLE = "table inet stranger { chain stranger { type filter hook input p
 
 
 def add_foreign_rules(stage: Stage) -> list[str]:
-    """Rules of somebody else, beside ours and in the built-in chains that we hook into."""
+    """Rules of another program, beside ours and in the built-in chains that ours start from."""
     stage.node.run(["nft", "-f", "-"], input=FOREIGN_TABLE)
     legacy = ["iptables-legacy", "-w", "10"]
     stage.node.run([*legacy, "-t", "nat", "-A", "PREROUTING", "-s", "192.0.2.9", "-j", "ACCEPT"])
@@ -207,12 +207,12 @@ def add_foreign_rules(stage: Stage) -> list[str]:
 
 
 def foreign_rules(stage: Stage) -> list[str]:
-    """They, and how they look now."""
+    """The present state of these rules."""
     lines = kernel_state.ruleset(stage.node).splitlines()
     return [line for line in lines if re.search(r"192\.0\.2\.9|STRANGER|stranger|nowhere|10\.96\.0\.0/16", line)]
 
 
-# What somebody else did
+# Changes by other programs
 
 
 BLOWS = {
@@ -250,7 +250,7 @@ def test_removed_rules_come_back(stage: Stage, netfilter: str) -> None:
 
 
 def normal(stage: Stage) -> str:
-    """Our rules, but for what a repair changes: handles, and their order in the listing."""
+    """Our rules without the parts that a repair changes: handles, and the order of the listing."""
     return "\n".join(sorted(re.sub(r" # handle \d+", "", line) for line in kernel_state.ours(stage.node)))
 
 
@@ -288,22 +288,22 @@ def test_ports_come_from_the_range_and_ports_in_use_are_skipped(stage: Stage) ->
         stage.write_service([2], name="second", vip="10.96.0.20")
         stage.await_answers(2, address=("10.96.0.20", 80))
         assert set(kernel_state.redirects(stage.node).values()) == {20001, 20003}
-        # No port is left for this one, and it is said; the others are served on.
+        # No port is left for this Service. The daemon logs it and serves the others.
         stage.write_service([3], name="third", vip="10.96.0.30")
-        until(lambda: "all TCP ports of --proxy-port-range 20000-20003 are taken" in daemon.log(), "it is said")
+        until(lambda: "all TCP ports of --proxy-port-range 20000-20003 are taken" in daemon.log(), "the log reports it")
         assert "default/third" in daemon.log()
         stage.await_answers(0, 1)
         stage.await_answers(2, address=("10.96.0.20", 80))
-        # Somebody else frees one: it is taken, with no other change.
+        # Another program frees a port: the daemon uses it without any other change.
         taken[20000].close()
         stage.await_answers(3, address=("10.96.0.30", 80))
         assert kernel_state.redirects(stage.node)["10.96.0.30", 80] == 20000
-        # One of ours goes, another comes.
+        # One Service disappears, another comes.
         stage.remove("second")
         stage.write_service([1], name="fourth", vip="10.96.0.40")
         stage.await_answers(1, address=("10.96.0.40", 80))
         assert kernel_state.redirects(stage.node)["10.96.0.40", 80] == 20003
-        until(lambda: "service problem resolved service=default/third" in daemon.log(), "it is said")
+        until(lambda: "service problem resolved service=default/third" in daemon.log(), "it is over")
 
 
 @each_adapter
@@ -335,12 +335,12 @@ def test_three_hundred_services(stage: Stage, netfilter: str) -> None:
 
     until(
         lambda: listeners() == set(kernel_state.redirects(stage.node).values()),
-        "nobody listens for the others any more",
+        "the listeners for the others are closed",
     )
     assert daemon.terminate() == 0
 
 
-# The two servers
+# The two HTTP servers
 
 
 @pytest.mark.parametrize("setting", ["healthzBindAddress", "metricsBindAddress"])

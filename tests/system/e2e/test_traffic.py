@@ -1,4 +1,4 @@
-"""What clients meet, with both adapters: one daemon for each, and everything that passes through it."""
+"""Traffic of clients with both adapters; one daemon for each."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ MB = 1_000_000
 
 @pytest.fixture(scope="module", params=ADAPTERS)
 def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
-    """One for all tests with an adapter."""
-    daemon = theatre.daemon(QUICK, "--workers=1", netfilter=request.param)  # more would not take exact turns
+    """A daemon for all tests with an adapter."""
+    daemon = theatre.daemon(QUICK, "--workers=1", netfilter=request.param)  # several workers have no common round robin
     yield daemon
     assert daemon.process.poll() is None, daemon.log()
     assert " error " not in daemon.log(), daemon.log()
@@ -46,7 +46,7 @@ def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
 
 @pytest.fixture
 def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
-    """A Service with four endpoints, being served; whatever a test does to its manifests begins anew after it."""
+    """A working Service with four endpoints; after the test its manifests are as before."""
     kernel_state.forget_connections(theatre.node)
     manifest = theatre.manifests / "web.yaml"
     if not manifest.exists():
@@ -71,7 +71,7 @@ def sockets(stage: Stage) -> set[kernel_state.Listening]:
 
 
 def from_everywhere(stage: Stage) -> tuple[Host, ...]:
-    """Another host, the node, and a pod (that may be answered by itself)."""
+    """Another host, the node, and a pod (that may be its own backend)."""
     return (*stage.asking, stage.network.pods[3])
 
 
@@ -131,7 +131,7 @@ def test_a_reset_stays_a_reset(served: Stage) -> None:
 
 
 def until_end(sock: socket.socket) -> bytes:
-    """All that the other side still says."""
+    """All data until the other side closes."""
     said = b""
     while data := sock.recv(65536):
         said += data
@@ -152,7 +152,7 @@ def test_nothing_is_lost_while_endpoints_flip(served: Stage, daemon: Daemon) -> 
 
 
 def test_unreachable_and_refusing_endpoints_cost_no_request(served: Stage) -> None:
-    # 10.3.0.9: nobody there. 10.3.0.1:8080 is the node, which refuses.
+    # 10.3.0.9 does not exist. 10.3.0.1:8080 is the node, which refuses.
     served.write_service([0, "10.3.0.9", "10.3.0.1", 1])
     served.await_answers(0, 1)
     for host in served.asking:
@@ -280,7 +280,7 @@ def test_an_unrelated_change_keeps_the_listener(served: Stage) -> None:
         status={"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}},
     )
     described["spec"] |= {"selector": {"app": "web"}, "type": "LoadBalancer"}
-    # The one endpoint tells that the change has arrived.
+    # The change of the endpoint shows that the daemon has processed it.
     served.write("web", described, endpoints("web", [1]))
     served.await_answers(1)
     served.write("web", service(), endpoints("web", range(4)))
@@ -299,7 +299,7 @@ def test_several_named_ports_have_listeners_of_their_own(served: Stage) -> None:
 
 
 def test_the_backend_sees_a_whole_request_of_a_client_that_waits(served: Stage) -> None:
-    # The client says nothing for longer than the first steps of the dial ladder take.
+    # The client sends nothing for longer than the first steps of the dial ladder take.
     with served.client.connect((VIP, 80)) as sock:
         sock.settimeout(0.8)
         with pytest.raises(TimeoutError):
