@@ -85,7 +85,7 @@ class ApiHost:
             self._end()
 
     def _run(self) -> None:
-        """Run the event loop of the thread; at the end cancel all tasks and close the loop."""
+        """Run the event loop of the thread. At the end cancel all tasks and close the loop."""
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
 

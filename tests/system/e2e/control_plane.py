@@ -186,7 +186,7 @@ class RealCluster:
             return found
 
     def put(self, *objects: Object) -> None:
-        """Create these objects, or replace those of the same name; with their status if they have one."""
+        """Create these objects, or replace those of the same name. With their status if they have one."""
         for item in objects:
             path = _path(item)
             try:

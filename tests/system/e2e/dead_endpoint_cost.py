@@ -74,7 +74,7 @@ def broken(pods: Host, verdict: str, number: int) -> Iterator[None]:
 
 @contextmanager
 def serving(peer: Peer) -> Iterator[Stage]:
-    """A new process of the peer; it shares its cores with the pods, as on a node."""
+    """A new process of the peer. It shares its cores with the pods, as on a node."""
     with make_stage("dead", Cores.shared()) as stage:
         peer.start(stage)
         yield stage

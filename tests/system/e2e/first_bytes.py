@@ -45,7 +45,7 @@ class Seen:
 
 
 def percentile(times: Sequence[float], percent: float) -> float:
-    """The smallest of sorted times that is not below `percent` of them; NaN if there are none."""
+    """The time that `percent` of the sorted times do not exceed. NaN if there are none."""
     return times[min(len(times) - 1, int(len(times) * percent / 100))] if times else float("nan")
 
 
@@ -69,7 +69,7 @@ class Clients:
         self._failed: list[tuple[float, float, str]] = []
 
     def run(self, count: int, at_once: int, per_s: float) -> Seen:
-        """Run until `count` clients have ended, or until standard input ends and the open connections have ended."""
+        """Run until `count` clients have ended. At the end of standard input, wait for the open connections."""
         self._poll.register(sys.stdin.fileno(), select.EPOLLIN | select.EPOLLHUP)
         due, next_look = self._origin, self._origin + LOOK_S
         while True:
@@ -125,7 +125,7 @@ class Clients:
 
 
 class FirstBytes:
-    """Clients on a host of the laboratory, one after another or several at once, until the block ends.
+    """Clients on a host of the laboratory, until the block ends. `at_once` at the same time.
 
     A context manager. `seen` is set at its end.
     """

@@ -140,7 +140,7 @@ def _of(index: int, family: int) -> str:
 def pod(
     index: int, *, node: str = NODE_NAME, zone: str = "", hints: Object | None = None, **conditions: bool
 ) -> Object:
-    """An endpoint as in a slice, but with the number of a pod instead of its address."""
+    """An endpoint of a slice with the number of a pod instead of its address."""
     return {
         "pod": index,
         "nodeName": node,

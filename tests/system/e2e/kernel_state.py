@@ -95,7 +95,7 @@ def forget_connections(host: Host) -> None:
 
 
 class Listening(NamedTuple):
-    """A listening TCP socket; the inode distinguishes it from a later one on the same port."""
+    """A listening TCP socket. The inode distinguishes it from a later one on the same port."""
 
     address: str
     port: int

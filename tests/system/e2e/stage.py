@@ -33,7 +33,7 @@ QUICK = "--iptables-min-sync-period=20ms"
 
 
 def until(condition: Callable[[], T], what: str, *, within_s: float = 40.0) -> T:
-    """Wait for a true result of `condition` and return it; AssertionError if there is none in time."""
+    """Wait for a true result of `condition` and return it. AssertionError if there is none in time."""
     deadline = time.monotonic() + within_s
     while not (seen := condition()):
         assert time.monotonic() < deadline, f"not within {within_s} s: {what} (seen: {seen!r})"
@@ -96,7 +96,7 @@ def ask_often(
 
 
 def exchange(host: Host, address: tuple[str, int], size: int, seed: str) -> None:
-    """Send `size` bytes each way at once, with a half-close in the middle; AssertionError if a byte differs."""
+    """Send `size` bytes each way at once, with a half-close in the middle. AssertionError if a byte differs."""
     pieces = [(start, min(CHUNK, size - start)) for start in range(0, size, CHUNK)]
     expected, said, heard = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
     for start, length in pieces:

@@ -1,6 +1,6 @@
 """Steady clients: new connections at a fixed rate, and long connections with constant traffic.
 
-The clients check every byte. `crowd.py ADDRESS PORT RATE LONG` runs until its standard input ends, then prints the
+The clients check every byte. `steady_clients.py ADDRESS PORT RATE LONG` runs until its standard input ends, then prints the
 results as JSON.
 """
 

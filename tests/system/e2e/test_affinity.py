@@ -71,7 +71,7 @@ def test_takeover(many: Stage, before: int, after: int) -> None:
     seen = settled(many)
     port = kernel_state.redirects(many.node)[VIP, 80]
     many.daemon(QUICK, GRACE, f"--workers={after}")
-    until(lambda: kernel_state.redirects(many.node)[VIP, 80] != port, "the rules lead to the successor")
+    until(lambda: kernel_state.redirects(many.node)[VIP, 80] != port, "the rules lead to the new instance")
     assert paired(many) == seen
     assert f"clients={len(CLIENTS)}" in many.running[1].log()
     until(lambda: "new instance has taken over" in first.log(), "the first instance has handed over")

@@ -1,4 +1,4 @@
-"""Every kind of API server fault leaves traffic unchanged; the daemon is in step within five seconds after it.
+"""API server faults leave traffic unchanged, and the daemon is in step within five seconds.
 
 That includes deletions. Each test prints how long it took (`pytest -s`).
 """
@@ -39,7 +39,7 @@ Step = Callable[[Stage, ApiHost], None]
 
 @pytest.fixture
 def api(stage: Stage) -> Iterator[ApiHost]:
-    """An API server on the client's host, with a Service of two endpoints and another that a test deletes."""
+    """An API server on the client's host, with two Services; a test deletes the second."""
     others = service("other", OTHER[0]), endpoints("other", [0])
     with ApiHost(stage.client, service(), endpoints("web", [0, 1]), *others) as api:
         yield api

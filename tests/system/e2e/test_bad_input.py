@@ -1,4 +1,4 @@
-"""Bad input gives one log line with its place, changes no rules, and leaves other Services in service."""
+"""Bad input gives one log line with its place, and affects no other Service."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_wrong_files(stage: Stage, tmp_path: Path) -> None:
 
 
 def refuse(stage: Stage, cases: Mapping[str, tuple[list[str], list[str]]]) -> None:
-    """In each case `kubeproxy run` ends with status 64, prints exactly these lines and changes nothing."""
+    """`kubeproxy run` ends with status 64, prints exactly these lines and changes nothing."""
     before, listening = kernel_state.ruleset(stage.node), kernel_state.listening(stage.node)
 
     def start(arguments: list[str]) -> CompletedProcess[str]:

@@ -43,13 +43,13 @@ OTHERS = [cell for cell in CELLS if cell not in OUTSIDE]
 
 
 def routing(host: Host) -> str:
-    """Routing rules, and the routes of every table that is not a default table of the kernel."""
+    """Routing rules, and the routes of every table except the kernel's default tables."""
     return host.ip("rule") + host.ip("-6 rule") + host.ip("route show table all") + host.ip("-6 route show table all")
 
 
 @pytest.fixture(scope="module")
 def mirrors(theatre: Stage) -> Stage:
-    """Pods that answer with the client's address, and a node that drops packets with a wrong source."""
+    """Pods that answer with the client's address, and a node that drops wrong sources."""
     start_mirrors(theatre)
     for name in theatre.node.run(["ls", "/proc/sys/net/ipv4/conf"]).stdout.split():
         theatre.node.sysctl(f"net/ipv4/conf/{name}/rp_filter", 1)
@@ -213,7 +213,7 @@ def test_it_follows_the_policy(mirrors: Stage, adapter: str) -> None:
 
 @pytest.mark.parametrize("end", ["the policy changes", "the Service goes"])
 def test_a_running_connection_keeps_its_way_back(mirrors: Stage, adapter: str, end: str) -> None:
-    """The daemon connects with the client's address; the last Service with that policy changes or disappears."""
+    """The daemon connects with the client's address. The last Service with that policy changes or disappears."""
 
     def write(policy: str) -> None:
         drip, pods = service("drip", VIP), endpoints("drip", [0])

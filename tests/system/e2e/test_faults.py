@@ -158,7 +158,7 @@ def test_when_all_endpoints_are_dead_only_their_clients_fail(served: tuple[Stage
 
 
 def test_an_endpoint_that_is_listed_again_gets_its_chance_at_once(served: tuple[Stage, Daemon]) -> None:
-    """The daemon ejects it for up to 30 s, but not if it leaves the list and comes back."""
+    """The daemon ejects it for up to 30 s. A return to the list ends that."""
     stage, _ = served
     with broken(stage, REFUSAL, 2):
         for _ in range(4):  # so that it is ejected for a while

@@ -138,7 +138,7 @@ def test_a_new_instance_takes_over_without_a_gap(stage: Stage, netfilter: str) -
                     *("--healthz-bind-address=127.0.0.1:10266", "--metrics-bind-address=127.0.0.1:10259"),
                 ]
             )
-            until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the successor")
+            until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the new instance")
             far.more()
             near.more()
             held.sendall(b"after")

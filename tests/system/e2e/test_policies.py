@@ -40,7 +40,7 @@ AROUND = [cell for cell in CELLS if cell.kind != "cluster IP"]
 
 @pytest.fixture(scope="module")
 def daemon(theatre: Stage) -> Iterator[Daemon]:
-    """A daemon for all tests, on a node with name and zone; its pods answer with the client's address."""
+    """A daemon for all tests, on a node with name and zone. Its pods answer with the client's address."""
     start_mirrors(theatre)
     daemon = theatre.daemon(QUICK, f"--hostname-override={NODE_NAME}", "--node-zone=here")
     yield daemon

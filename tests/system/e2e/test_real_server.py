@@ -65,7 +65,7 @@ def pod(index: int, *, ready: bool = True) -> Object:
 
 @dataclass(slots=True)
 class Act:
-    """A cluster with a Service for pods 0 and 1, and a daemon that serves it."""
+    """A cluster with a Service for pods 0 and 1, and its daemon."""
 
     stage: Stage
     cluster: RealCluster
@@ -201,7 +201,7 @@ def test_rights_are_taken_away_and_given_back(act: Act) -> None:
 
 
 def test_its_account_is_made_anew(act: Act) -> None:
-    """The server refuses the old token; the daemon reads the new one from the file as soon as it exists."""
+    """The server refuses the old token. The daemon reads the new one from the file as soon as it exists."""
     act.cluster.renew_account()
     act.cluster.signal("kube-apiserver", signal.SIGKILL)
     act.cluster.start_server()

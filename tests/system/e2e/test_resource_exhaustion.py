@@ -51,7 +51,7 @@ def flood(stage: Stage, request: bytes) -> Iterator[list[socket.socket]]:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("request_", [b"", b"drip 1000 0.1\n"], ids=["silent", "served"])
 def test_memory_runs_out(stage: Stage, workers: int, request_: bytes) -> None:
-    """All processes survive and serve other Services; after the flood all Services work, though the limit stays."""
+    """All processes survive and serve other Services. After the flood all Services work, though the limit stays."""
     stage.write_service([0, 1])
     stage.write_service([2, 3], name="other", vip=OTHER_VIP)
     daemon = stage.daemon(QUICK, f"--workers={workers}")

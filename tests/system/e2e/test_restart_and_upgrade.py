@@ -60,13 +60,13 @@ def linger(seconds: float = 1.0) -> None:
 @each_adapter
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_takeover(stage: Stage, netfilter: str, workers: str) -> None:
-    """A new instance beside the running one takes over rules, node ports, health and metrics ports."""
+    """A new instance takes over rules, node ports, health and metrics ports."""
     first = serve(stage, f"--workers={workers}", netfilter=netfilter)
     port = kernel_state.redirects(stage.node)[VIP, 80]
     with Crowd(stage.client, (VIP, 80)) as crowd:
         linger()
         second = stage.daemon(QUICK, GRACE, f"--workers={workers}", netfilter=netfilter)
-        until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the successor")
+        until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the new instance")
         until(lambda: "new instance has taken over" in first.log(), "the first instance has handed over")
         linger()
     unhurt(crowd)
@@ -81,7 +81,7 @@ def test_takeover(stage: Stage, netfilter: str, workers: str) -> None:
 @each_adapter
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_new_instance_opens_no_listener_before_the_owner_answers(stage: Stage, netfilter: str, workers: str) -> None:
-    """It opens listeners after the owner's answer, and switches the rules after the owner has stopped its changes."""
+    """It opens listeners after the owner's answer. It switches the rules after the owner has stopped its changes."""
     stage.write_service([0, 1, 2])
     with incumbent(stage.node, busy=3) as owner:
         stage.daemon(QUICK, f"--workers={workers}", netfilter=netfilter)
@@ -152,7 +152,7 @@ def test_stop_and_start(stage: Stage, netfilter: str) -> None:
 
 @each_adapter
 def test_everything_killed(stage: Stage, netfilter: str) -> None:
-    """No rule of a killed instance leads to the new process on its port; the next start repairs everything."""
+    """No rule of a killed instance leads to the new process on its port. The next start repairs everything."""
     first = serve(stage, "--workers=0", netfilter=netfilter)
     port = kernel_state.redirects(stage.node)[VIP, 80]
     first.process.kill()
@@ -194,7 +194,7 @@ def test_re_exec(stage: Stage, netfilter: str) -> None:
         until(lambda: "orphaned worker serves on" in daemon.log(), "orphans have reported")
         linger(2.0)
     unhurt(crowd)
-    crowd.show(f"executed anew ({netfilter})")
+    crowd.show(f"re-exec ({netfilter})")
     assert daemon.process.pid == pid
     assert daemon.process.poll() is None
     until(lambda: daemon.log().count("orphaned worker has ended") == 2, "the orphans have ended")
@@ -235,7 +235,7 @@ def serve_nobody(stage: Stage, health: int, metrics: int) -> Daemon:
 
 
 def test_a_third_instance_gets_the_node_ports(stage: Stage) -> None:
-    """The second instance is killed while the first one drains; the third has no connection to the first."""
+    """The second instance is killed while the first one drains. The third has no connection to the first."""
     node_port = service(ports={"http": 80})
     node_port["spec"]["type"] = "NodePort"
     node_port["spec"]["ports"][0]["nodePort"] = 30080

@@ -102,7 +102,7 @@ def _pod(index: int) -> dict[int, str]:
 
 
 def says(stage: Stage, address: str, port: int = 80) -> str | None:
-    """The name that answers the client and the node itself; None if there is no answer."""
+    """The name that answers the client and the node itself. None if there is no answer."""
     found = [heard(host, (address, port), "TCP", timeout_s=2.0) for host in stage.asking]
     names = {None if it is None else it.pod for it in found}
     return names.pop() if len(names) == 1 else f"several: {found}"
@@ -199,7 +199,7 @@ def test_finding_5_ports_of_this_nodes_daemons(stage: Stage, api: ApiHost, netfi
 
 
 def _daemon_of_the_node(stage: Stage, port: int, name: str = "daemon", *, user: int = 0) -> ExitStack:
-    """A process of the node that answers at a port of both families, until the stack closes."""
+    """A process of the node that answers at a port of both families."""
     done = ExitStack()
     become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
     # Not our interpreter: another user may have no right to read it.

@@ -247,7 +247,7 @@ while True:
 
 @contextmanager
 def flooded(host: Host, address: tuple[str, int]) -> Iterator[Callable[[], int]]:
-    """Open silent connections without end, 200 at once; yields a function that returns their number so far."""
+    """Open silent connections without end, 200 at once. Yields a function that returns their number so far."""
     process = host.popen(
         ["nice", "-n", "19", sys.executable, "-c", _FLOOD, address[0], str(address[1])], stdout=subprocess.PIPE
     )

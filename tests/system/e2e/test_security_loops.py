@@ -99,7 +99,7 @@ LOOPS = (ITSELF, THERE, BACK, NODE_PORT, EXTERNAL)
 def test_a_service_with_a_service_address_as_endpoint_takes_nothing_from_others(
     stage: Stage, netfilter: str, workers: int
 ) -> None:
-    """Clients and datagrams of every loop use no resources for long, and the Services have a reported problem."""
+    """Clients and datagrams of loops use no resources for long. Each Service has a reported problem."""
     stage.write_service([0, 1], name="other", vip=OTHER_VIP)
     daemon = stage.daemon(QUICK, f"--workers={workers}", netfilter=netfilter, command=["prlimit", LIMIT, KUBEPROXY])
     stage.await_answers(0, 1, address=OTHER)

@@ -1,4 +1,4 @@
-"""Random changes of everything, from a seed, with checked traffic; at the end no resource has grown."""
+"""Random changes of everything, from a seed, with checked traffic. At the end no resource has grown."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def ranges(addresses: dict[int, str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def mirrors(theatre: Stage) -> Stage:
-    """Pods that answer with the client's address, and a client with two addresses in each family."""
+    """Pods that answer with the client's address, and a client with two addresses."""
     start_mirrors(theatre)
     theatre.client.ip(f"addr add {STRANGER[V4]}/24 dev eth0", f"addr add {STRANGER[V6]}/64 dev eth0 nodad")
     return theatre

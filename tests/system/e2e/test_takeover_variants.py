@@ -64,7 +64,7 @@ def test_by_another_packet_filter(stage: Stage, first: dict[str, Any], second: d
     stage.write_service([0, 1, 2])
     follow(stage, VIP, first, second)
     gone = "KUBE-PORTALS" if second is NFTABLES else "table inet kubeproxy"
-    until(lambda: gone not in "\n".join(kernel_state.ours(stage.node)), "the predecessor's rules are removed")
+    until(lambda: gone not in "\n".join(kernel_state.ours(stage.node)), "the rules of the first instance are removed")
     stage.await_answers(0, 1, 2)
 
 
