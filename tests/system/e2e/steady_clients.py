@@ -1,7 +1,7 @@
 """Steady clients: new connections at a fixed rate, and long connections with constant traffic.
 
-The clients check every byte. `steady_clients.py ADDRESS PORT RATE LONG` runs until its standard input ends, then prints the
-results as JSON.
+The clients check every byte. `steady_clients.py ADDRESS PORT RATE LONG` runs until its standard input ends, then prints
+the results as JSON.
 """
 
 from __future__ import annotations
