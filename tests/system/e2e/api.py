@@ -1,4 +1,4 @@
-"""An API server on one of the laboratory's hosts, in a thread of its own: its objects outlive its restarts."""
+"""An API server on a host of the laboratory, in its own thread. Its objects outlive its restarts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ApiHost:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     def do(self, act: Callable[[], T]) -> T:
-        """Call something of the server's, in its thread."""
+        """Call a function of the server in the server's thread."""
 
         async def acting() -> T:
             return act()
@@ -51,11 +51,11 @@ class ApiHost:
         self._wait(self.server.start(sock=self._host.listen(self._address)))
 
     def stop(self) -> None:
-        """Cut everybody off and refuse connections."""
+        """Close all connections and refuse new ones."""
         self._wait(self.server.stop())
 
     def put(self, *objects: Object) -> None:
-        """They are created, or changed."""
+        """Create or change these objects."""
         self.do(lambda: self._put(objects))
 
     def _put(self, objects: Sequence[Object]) -> None:
@@ -63,7 +63,7 @@ class ApiHost:
             self.server.cluster.put(_RESOURCES[item["kind"]], deepcopy(item))
 
     def delete(self, item: Object) -> None:
-        """It is deleted."""
+        """Remove this object."""
         metadata = item["metadata"]
         self.do(lambda: self.server.cluster.delete(_RESOURCES[item["kind"]], metadata["namespace"], metadata["name"]))
 
@@ -85,7 +85,7 @@ class ApiHost:
             self._end()
 
     def _run(self) -> None:
-        """The life of the thread: what still runs when it ends is cancelled, and its loop is closed."""
+        """Run the event loop of the thread. At the end cancel all tasks and close the loop."""
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
 

@@ -1,4 +1,4 @@
-"""A stage for each module, swept before each test."""
+"""A stage for each module, cleared before each test."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ADAPTERS = ("nftables", "iptables")
 
 @pytest.fixture(scope="module")
 def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Hosts and backends; what daemons left of an earlier test may still be there."""
+    """Hosts and backends; rules and daemons of an earlier test may still be there."""
     with make_stage(tmp_path_factory.mktemp("manifests")) as stage:
         yield stage
 
 
 @pytest.fixture
 def stage(theatre: Stage) -> Iterator[Stage]:
-    """The same, without daemons, rules, connections and manifests."""
+    """The theatre without daemons, rules, connections and manifests."""
     kernel_state.forget_connections(theatre.node)
     yield theatre
     try:
@@ -35,12 +35,15 @@ def stage(theatre: Stage) -> Iterator[Stage]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Where a configuration file may stand."""
+    """The path of a configuration file."""
     return tmp_path / "config.yaml"
 
 
 def lasting(mirrors: Stage, whole: Whole, netfilter: str) -> Iterator[Daemon]:
-    """A daemon for all tests of a module with an adapter, and a Service that stays; a fixture yields from it."""
+    """A daemon and a permanent Service for all tests of a module, with one adapter.
+
+    A fixture yields from it.
+    """
     kernel_state.forget_connections(mirrors.node)
     mirrors.write(whole.name, *whole.objects(0, 1))
     daemon = mirrors.daemon(QUICK, netfilter=netfilter)

@@ -1,5 +1,7 @@
-"""A real control plane on one of the laboratory's hosts: etcd, kube-apiserver and kube-controller-manager, built by
-whoever wants to see what they really say. docs/reliability.md tells how to come by them."""
+"""A real control plane on a host of the laboratory: etcd, kube-apiserver and kube-controller-manager.
+
+Tests use it to see the real behaviour of these programs. docs/reliability.md describes how to install them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.support.lab import Host
 from tests.system.e2e.stage import Object, until
 
 BINARIES: Final = "KUBERNETES_BINARIES"
-"""The environment variable that names the directory of `PROGRAMS`."""
+"""The environment variable with the directory of `PROGRAMS`."""
 PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-controller-manager")
 ADDRESS = ("10.2.0.2", 6443)
 CONTROLLERS = "endpoint,endpointslice,endpointslicemirroring,namespace,serviceaccount,garbagecollector"
@@ -38,13 +40,13 @@ _COLLECTIONS: Final = {
 
 
 def binaries() -> Path | None:
-    """Where the programs are; None if nobody said so."""
+    """The directory of the programs; None if the environment variable is not set."""
     named = os.environ.get(BINARIES)
     return Path(named) if named else None
 
 
 class Refused(Exception):
-    """The API server said no."""
+    """The API server refused a request."""
 
     def __init__(self, status: int, body: Any) -> None:
         super().__init__(f"{status}: {body}")
@@ -62,7 +64,7 @@ class RealCluster:
         self.flags = list(flags)
         self.url = f"https://{ADDRESS[0]}:{ADDRESS[1]}"
         self.storage = directory / "etcd"
-        """What etcd keeps."""
+        """The data of etcd."""
         self._directory = directory
         self._programs = programs
         self._processes: dict[str, subprocess.Popen[Any]] = {}
@@ -71,7 +73,7 @@ class RealCluster:
         self._write("admin.conf", self.kubeconfig(token=_MASTERS))
 
     def make_certificates(self, *, days: int = 7) -> None:
-        """A CA, the server's certificate, and the key that signs ServiceAccount tokens, anew."""
+        """Create a new CA, server certificate and signing key for ServiceAccount tokens."""
         here = self._directory
         here.mkdir(parents=True, exist_ok=True)
         self._write("san", f"subjectAltName=IP:{ADDRESS[0]},IP:127.0.0.1,IP:10.96.0.1\n")
@@ -85,7 +87,7 @@ class RealCluster:
             subprocess.run(["openssl", *command.split()], cwd=here, check=True, capture_output=True)
 
     def kubeconfig(self, *, token: str | None = None, token_file: Path | None = None) -> str:
-        """One for this server, by that token."""
+        """A kubeconfig for this server with that token."""
         user = {"token": token} if token_file is None else {"tokenFile": str(token_file)}
         cluster = {"server": self.url, "certificate-authority": str(self._directory / "ca.crt")}
         return json.dumps(
@@ -102,11 +104,11 @@ class RealCluster:
     # Processes
 
     def start_etcd(self) -> None:
-        """With what it knew, if it ran before."""
+        """Start etcd with the data of its earlier run, if there is one."""
         self._start("etcd", f"--data-dir={self.storage}", f"--listen-client-urls={_ETCD}", *_QUIET_ETCD)
 
     def start_server(self) -> None:
-        """kube-apiserver; back when it is ready."""
+        """Start kube-apiserver and wait until it is ready."""
         here = self._directory
         self._start(
             "kube-apiserver",
@@ -128,7 +130,7 @@ class RealCluster:
         self.await_ready()
 
     def start_controllers(self) -> None:
-        """kube-controller-manager."""
+        """Start kube-controller-manager."""
         self._start(
             "kube-controller-manager",
             f"--kubeconfig={self._directory}/admin.conf",
@@ -139,7 +141,7 @@ class RealCluster:
         )
 
     def await_ready(self) -> None:
-        """Back when the server says that it is."""
+        """Wait until the server reports that it is ready."""
 
         def ready() -> bool:
             try:
@@ -150,14 +152,14 @@ class RealCluster:
         until(ready, "kube-apiserver is ready", within_s=60)
 
     def signal(self, program: str, number: signal.Signals, *, within_s: float | None = 90.0) -> None:
-        """Send a signal; back when the process has ended, unless `within_s` is None."""
+        """Send a signal and wait for the end of the process, unless `within_s` is None."""
         process = self._processes[program]
         process.send_signal(number)
         if within_s is not None:
             process.wait(within_s)
 
     def log(self, program: str) -> str:
-        """What it has logged."""
+        """The log of a program."""
         return (self._directory / f"{program}.log").read_text(errors="replace")
 
     def _start(self, program: str, *arguments: str) -> None:
@@ -168,7 +170,7 @@ class RealCluster:
     # Objects
 
     def ask(self, method: str, path: str, body: Any = None, *, content_type: str = "application/json") -> Any:
-        """One request of an administrator's; the answer, decoded where it is JSON. `Refused` if it is no."""
+        """Send one request as administrator and return the answer, decoded if it is JSON. `Refused` if it fails."""
         tls = ssl.create_default_context(cafile=str(self._directory / "ca.crt"))
         with self.host.connect(ADDRESS) as plain, tls.wrap_socket(plain, server_hostname=ADDRESS[0]) as sock:
             connection = HTTPConnection(*ADDRESS)
@@ -184,7 +186,7 @@ class RealCluster:
             return found
 
     def put(self, *objects: Object) -> None:
-        """They are created, or those of their names changed to be like them; status included, where there is one."""
+        """Create these objects, or replace those of the same name. With their status if they have one."""
         for item in objects:
             path = _path(item)
             try:
@@ -198,15 +200,15 @@ class RealCluster:
                 self.ask("PATCH", f"{path}/status", status, content_type="application/merge-patch+json")
 
     def delete(self, item: Object) -> None:
-        """It is deleted, at once."""
+        """Delete this object at once."""
         self.ask("DELETE", _path(item), {"gracePeriodSeconds": 0})
 
     def bind_proxier(self) -> None:
-        """`ACCOUNT` is there and may do what kube-proxy may."""
+        """Create `ACCOUNT` with the rights of kube-proxy."""
         self.put(_ACCOUNT, BINDING)
 
     def renew_account(self) -> None:
-        """`ACCOUNT` is deleted and made anew, so that tokens of the old one are no longer good."""
+        """Delete `ACCOUNT` and create it again, so that its old tokens are invalid."""
         self.delete(_ACCOUNT)
         self.put(_ACCOUNT)
 
@@ -217,7 +219,7 @@ class RealCluster:
         return str(self.ask("POST", path, asked)["status"]["token"])
 
     def events(self, namespace: str = "default") -> list[Object]:
-        """Those of a namespace."""
+        """The Events of a namespace."""
         return list(self.ask("GET", f"/api/v1/namespaces/{namespace}/events")["items"])
 
     def _write(self, name: str, text: str) -> None:

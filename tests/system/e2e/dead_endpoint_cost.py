@@ -1,13 +1,13 @@
-"""What a dead endpoint costs: time to first byte of many clients at once, beside healthy endpoints and beside HAProxy.
+"""The cost of a dead endpoint: time to first byte of many clients at once, compared with healthy endpoints and HAProxy.
 
     python -m tests.system.e2e.dead_endpoint_cost [--count N] [--at-once N] [--per-s N] [--rounds N] [PEER ...]
 
 as root, with HAProxy installed (it also answers as the endpoints: four addresses of one host). Each line is a fresh
-proxy, and the fault is there before its first client. HAProxy is set up as somebody would who expects dead servers:
-checks every second, a first failure takes a server out, 250 ms for a connection, the next try at another server.
+proxy, and the fault is there before its first client. HAProxy has a configuration for dead servers: checks every
+second, a first failure takes a server out, 250 ms for a connection, the next try at another server.
 
-Clients come as fast as they are served, unless --per-s bounds that. So the healthy line says how much of a figure is
-the machine's: fifty at once wait for fifty times what one costs.
+Clients start as fast as the proxy serves them, unless --per-s limits that. So the healthy line shows the share of the
+machine in a figure: fifty clients at once wait fifty times as long as one.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ ALL = "4 of 4 black-holed"
 
 
 class WaryHAProxy(HAProxy):
-    """HAProxy that expects dead servers."""
+    """HAProxy with a configuration for dead servers."""
 
     def command(self, directory: Path) -> list[str]:
-        """With checks, a short time to connect, and another server for the next try."""
+        """With checks, a short connect timeout, and another server for the next try."""
         command = super().command(directory)
         config = directory / "haproxy.cfg"
         wary = (
@@ -61,7 +61,7 @@ PEERS: Mapping[str, Callable[[], Peer]] = {
 
 @contextmanager
 def broken(pods: Host, verdict: str, number: int) -> Iterator[None]:
-    """The first so many backends are dead, by their HTTP port."""
+    """The HTTP ports of the first `number` backends do not answer."""
     pods.run(["nft", "add table inet fault"])
     try:
         pods.run(["nft", "add chain inet fault input { type filter hook input priority 0; }"])
@@ -74,7 +74,7 @@ def broken(pods: Host, verdict: str, number: int) -> Iterator[None]:
 
 @contextmanager
 def serving(peer: Peer) -> Iterator[Stage]:
-    """The peer, begun anew, on a stage whose cores are everybody's, as on a node that serves its own pods."""
+    """A new process of the peer. It shares its cores with the pods, as on a node."""
     with make_stage("dead", Cores.shared()) as stage:
         peer.start(stage)
         yield stage
@@ -83,14 +83,14 @@ def serving(peer: Peer) -> Iterator[Stage]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The clients of the service whose endpoints may be dead."""
+    """The clients of the Service with dead endpoints."""
 
     count: int
     at_once: int
     per_s: float
 
     def put_on(self, stage: Stage, peer: Peer) -> Seen:
-        """What they see."""
+        """The results of the clients."""
         return first_bytes(
             stage.client,
             peer.address(HTTP),
@@ -102,7 +102,7 @@ class Load:
 
 
 def one_fault(make: Callable[[], Peer], fault: str, load: Load) -> None:
-    """One line of the table."""
+    """Print one line of the table."""
     peer = make()
     verdict, number = FAULTS[fault]
     with serving(peer) as stage, broken(stage.backends, verdict, number):
@@ -115,7 +115,7 @@ def one_fault(make: Callable[[], Peer], fault: str, load: Load) -> None:
 
 
 def all_dead(make: Callable[[], Peer], load: Load) -> None:
-    """Four of four: what its clients are told, and what those of another port feel of them."""
+    """Four of four endpoints are dead: the errors of their clients, and the delays of clients of another port."""
     peer = make()
     with serving(peer) as stage:
 

@@ -1,9 +1,10 @@
-"""Time to the first byte: clients, so many at once, each with a connection of its own, and all in one small process, so
-that what is measured is not the clients.
+"""Time to first byte of many clients at once, each with its own connection.
 
-`first_bytes.py ADDRESS PORT COUNT AT_ONCE PER_S QUESTION` ends after so many connections, or when its standard input
-does. Not more than PER_S come in a second (0: each as soon as there is room for it). It prints what they saw as JSON:
-when each began and how long its first byte took, and what became of the others.
+All clients are in one small process, so that the measurement does not measure the clients.
+
+`first_bytes.py ADDRESS PORT COUNT AT_ONCE PER_S QUESTION` ends after COUNT connections, or at the end of its standard
+input. At most PER_S clients start in a second (0: each starts as soon as one of the AT_ONCE places is free). It prints
+the results as JSON: start and time to first byte of each client, and the errors of the others.
 """
 
 from __future__ import annotations
@@ -22,60 +23,60 @@ from types import TracebackType
 from typing import Any, Self
 
 PATIENCE_S = 20.0
-"""How long a client waits for its first byte; far beyond what any promise allows."""
+"""How long a client waits for its first byte; far longer than every guaranteed time."""
 LOOK_S = 0.25
-"""How often somebody looks whose patience is over."""
+"""How often the process looks for clients that have waited too long."""
 NAME = "name\n"
-"""What backends answer with their name."""
+"""The request that backends answer with their name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the clients saw. Seconds; when a client began counts from when the first did."""
+    """The results of the clients. Times are in seconds; starts count from the start of the first client."""
 
     answered: Sequence[tuple[float, float]]
-    """When it began, and how long its first byte took."""
+    """Start and time to first byte of each client."""
     failed: Sequence[tuple[float, float, str]]
-    """The same of those that got none, and why."""
+    """Start and duration of the clients without a first byte, and the reason."""
 
     def times(self, *, since_s: float = 0.0) -> list[float]:
-        """How long the first bytes took, sorted, of those who began at that moment or later."""
+        """Sorted times to first byte of the clients that started at that moment or later."""
         return sorted(took for began, took in self.answered if began >= since_s)
 
 
 def percentile(times: Sequence[float], percent: float) -> float:
-    """Of sorted times, that which so many are not above; NaN if there are none."""
+    """The time that `percent` of the sorted times do not exceed. NaN if there are none."""
     return times[min(len(times) - 1, int(len(times) * percent / 100))] if times else float("nan")
 
 
 def told(times: Sequence[float]) -> str:
-    """Percentiles of sorted times, for people."""
+    """Percentiles of sorted times, as readable text."""
     figures = [f"p{percent} {percentile(times, percent) * 1e3:.1f}" for percent in (50, 99)]
     return f"{len(times)}: {', '.join(figures)}, max {percentile(times, 100) * 1e3:.1f} ms"
 
 
 class Clients:
-    """All of them."""
+    """All clients of the process."""
 
     def __init__(self, address: tuple[str, int], question: bytes) -> None:
         self._address = address
         self._question = question
         self._poll = select.epoll()
         self._open: dict[int, tuple[socket.socket, float]] = {}
-        """And since when."""
+        """Each client's start."""
         self._origin = time.monotonic()
         self._answered: list[tuple[float, float]] = []
         self._failed: list[tuple[float, float, str]] = []
 
     def run(self, count: int, at_once: int, per_s: float) -> Seen:
-        """Until so many have been served, or not; or until standard input ends, and those who are there then."""
+        """Run until `count` clients have ended. At the end of standard input, wait for the open connections."""
         self._poll.register(sys.stdin.fileno(), select.EPOLLIN | select.EPOLLHUP)
         due, next_look = self._origin, self._origin + LOOK_S
         while True:
             while count and len(self._open) < at_once and due <= time.monotonic():
                 count -= 1
                 self._enter()
-                # Who could not come at the appointed time has not been waited for.
+                # After a delay, the clients that are late do not start all at once.
                 due = max(due + 1 / per_s, time.monotonic() - 1 / per_s) if per_s else due
             if not count and not self._open:
                 return Seen(self._answered, self._failed)
@@ -124,8 +125,10 @@ class Clients:
 
 
 class FirstBytes:
-    """One client after the other on a host of the laboratory (or so many at once), until the block ends; a context
-    manager. `seen` is there then."""
+    """Clients on a host of the laboratory, until the block ends. `at_once` at the same time.
+
+    A context manager. `seen` is set at its end.
+    """
 
     def __init__(
         self, host: Any, address: tuple[str, int], *, at_once: int = 1, per_s: float = 0.0, question: str = NAME
@@ -146,7 +149,7 @@ class FirstBytes:
 def first_bytes(
     host: Any, address: tuple[str, int], count: int, *, at_once: int, per_s: float = 0.0, question: str = NAME
 ) -> Seen:
-    """What so many clients on a host of the laboratory see."""
+    """The results of `count` clients on a host of the laboratory."""
     return _seen(_start(host, address, count, at_once, per_s, question))
 
 

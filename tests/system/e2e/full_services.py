@@ -1,6 +1,6 @@
-"""Services with all that a Service can have: two families, two protocols, every kind of address; and their clients.
+"""Services with everything that a Service can have, and their clients: two families, two protocols, all addresses.
 
-The pods run `mirror`, which says who asked it.
+The pods run `mirror`, which answers with its name and the client's address.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tests.system.e2e import address_echo
 from tests.system.e2e.stage import Object, Stage, until
 
 MIRROR = 9090
-"""Where pods run their mirrors."""
+"""The port of the mirrors in pods."""
 PORT = 80
-"""Of the Services, for TCP and for UDP."""
+"""The ports of the Services, for TCP and for UDP."""
 NODE_NAME = "node-1"
 ELSEWHERE = "node-2"
 QUIET_S = 0.4
-"""Whoever has said nothing by then says nothing."""
+"""After this time without an answer there is no answer."""
 
 V4, V6 = 4, 6
 FAMILIES = (V4, V6)
@@ -38,31 +38,31 @@ NODE = {V4: NODE_V4, V6: NODE_V6}
 
 
 class Said(NamedTuple):
-    """What a mirror answered."""
+    """The answer of a mirror."""
 
     pod: str
     client: str
-    """The address from which the pod was asked."""
+    """The client's address, as the pod sees it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A Service, and where it is to be found. The number tells it from others."""
+    """A Service with all its addresses. The number distinguishes it from others."""
 
     number: int = 1
 
     @property
     def name(self) -> str:
-        """The Service's, and its manifest's."""
+        """Of the Service, and of its manifest."""
         return f"whole-{self.number}"
 
     @property
     def node_port(self) -> int:
-        """For TCP and UDP."""
+        """The same for TCP and UDP."""
         return 30080 + self.number
 
     def address(self, kind: str, family: int, port: int = PORT) -> tuple[str, int]:
-        """Where it is served, by the kind of address."""
+        """The place to connect to, for a kind of address."""
         four = family == V4
         match kind:
             case "cluster IP":
@@ -81,7 +81,7 @@ class Whole:
         return [self.address(kind, family)[0] for family in FAMILIES]
 
     def service(self, *, port: int = PORT, **spec: Any) -> Object:
-        """The Service; `spec` adds to its own or takes its place."""
+        """The Service object; `spec` adds fields or replaces them."""
         cluster_ips = self._addresses("cluster IP")
         ports = [
             {"name": protocol.lower(), "protocol": protocol, "port": port, "nodePort": self.node_port}
@@ -104,7 +104,7 @@ class Whole:
         }
 
     def slices(self, pods: Iterable[Object]) -> list[Object]:
-        """Its EndpointSlices, of both families; see `pod`."""
+        """EndpointSlices of both families; see `pod`."""
         pods = list(pods)
         return [
             {
@@ -140,7 +140,7 @@ def _of(index: int, family: int) -> str:
 def pod(
     index: int, *, node: str = NODE_NAME, zone: str = "", hints: Object | None = None, **conditions: bool
 ) -> Object:
-    """An endpoint, as in a slice, save that it has a pod's number for its address."""
+    """An endpoint of a slice with the number of a pod instead of its address."""
     return {
         "pod": index,
         "nodeName": node,
@@ -151,7 +151,7 @@ def pod(
 
 
 def start_mirrors(stage: Stage) -> None:
-    """In every pod."""
+    """Start a mirror in every pod."""
     for index, host in enumerate(stage.network.pods):
         host.popen([sys.executable, "-S", "-E", address_echo.__file__, f"pod-{index}", str(MIRROR)])
     for index in range(len(stage.network.pods)):
@@ -186,13 +186,13 @@ def tcp(host: Host, address: tuple[str, int], *, source: str = "", timeout_s: fl
 
 
 def hear(host: Host, address: tuple[str, int], protocol: str, *, source: str = "", timeout_s: float = 5.0) -> Said:
-    """Ask who answers, and whom it sees. OSError if nobody does."""
+    """Return the answer of a mirror. OSError if there is none."""
     with (tcp if protocol == "TCP" else udp)(host, address, source=source, timeout_s=timeout_s) as sock:
         if protocol == "UDP":
             sock.send(b"who")
         said = sock.recv(1000).decode()
     if not said:
-        raise ConnectionError("nothing was said")
+        raise ConnectionError("no answer")
     name, client, _ = said.split()
     return Said(name, client)
 
@@ -200,7 +200,7 @@ def hear(host: Host, address: tuple[str, int], protocol: str, *, source: str = "
 def heard(
     host: Host, address: tuple[str, int], protocol: str, *, source: str = "", timeout_s: float = QUIET_S
 ) -> Said | None:
-    """The same; None if nobody answers."""
+    """The answer of a mirror; None if there is none."""
     try:
         return hear(host, address, protocol, source=source, timeout_s=timeout_s)
     except OSError:
@@ -208,7 +208,7 @@ def heard(
 
 
 def quiet(host: Host, address: tuple[str, int], protocol: str, *, source: str = "") -> bool:
-    """Whether nobody says anything to a client, not even no."""
+    """Whether a client gets no answer at all, not even a refusal."""
     try:
         hear(host, address, protocol, source=source, timeout_s=QUIET_S)
     except TimeoutError:
@@ -219,7 +219,7 @@ def quiet(host: Host, address: tuple[str, int], protocol: str, *, source: str = 
 
 
 class Cell(NamedTuple):
-    """One way to a Service."""
+    """One way to a Service: client, family, protocol and kind of address."""
 
     who: str
     """The client's host, or the node itself."""
@@ -231,7 +231,7 @@ class Cell(NamedTuple):
         return f"{self.who} IPv{self.family} {self.protocol} {self.kind}".replace(" ", "-")
 
     def host(self, stage: Stage) -> Host:
-        """Who asks."""
+        """The host of the client."""
         return stage.client if self.who == "client" else stage.node
 
 
@@ -243,22 +243,22 @@ CELLS = tuple(
     for kind in KINDS
     if who == "node" or kind != "localhost"
 )
-"""Every way there is."""
+"""All ways to a Service."""
 
 
 def of_cells(what: Callable[[Cell], Any], cells: Sequence[Cell] = CELLS) -> dict[str, Any]:
-    """What is so by each way, tried all at once."""
+    """The result of a function for each way; all ways run at the same time."""
     with ThreadPoolExecutor(len(cells)) as pool:
         return dict(zip(map(str, cells), pool.map(what, cells), strict=True))
 
 
 def answers(stage: Stage, whole: Whole, cells: Sequence[Cell] = CELLS, **how: Any) -> dict[str, Said | None]:
-    """What is said by each way."""
+    """The answer by each way."""
     return of_cells(lambda it: heard(it.host(stage), whole.address(it.kind, it.family), it.protocol, **how), cells)
 
 
 def await_all(stage: Stage, whole: Whole, *pods: int, cells: Sequence[Cell] = CELLS) -> None:
-    """Back as soon as every way leads to one of these pods."""
+    """Wait until every way leads to one of these pods."""
     names = {f"pod-{index}" for index in pods}
     until(
         lambda: all(said is not None and said.pod in names for said in answers(stage, whole, cells).values()),
@@ -267,7 +267,7 @@ def await_all(stage: Stage, whole: Whole, *pods: int, cells: Sequence[Cell] = CE
 
 
 def rules(host: Host) -> list[str]:
-    """Every rule of ours in both families, by either adapter, sorted, and without what changes by itself."""
+    """All rules of kubeproxy in both families and adapters, sorted, without counters and handles."""
     table = host.run(["nft", "list", "table", "inet", "kubeproxy"], check=False).stdout
     lines = table.splitlines()
     for family, tool in (("ip", "iptables"), ("ip6", "ip6tables")):

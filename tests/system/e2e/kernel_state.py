@@ -1,4 +1,4 @@
-"""What the daemon did to its host, read back: rules of either adapter, listening sockets, descriptors, memory."""
+"""The state of a host, read back: rules of either adapter, listening sockets, descriptors, memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DNAT = re.compile(
 
 
 def redirects(host: Host) -> dict[tuple[str, int], int]:
-    """(service address, port) -> proxy port, by whichever adapter."""
+    """(service address, port) -> proxy port, for either adapter."""
     found = {
         (element[0]["concat"][0], element[0]["concat"][2]): element[1]
         for item in _nft_table(host)
@@ -36,7 +36,7 @@ def _nft_table(host: Host) -> list[dict[str, Any]]:
 
 
 def xtables(host: Host) -> list[str]:
-    """The legacy tables, as far as any is in use."""
+    """The legacy tables that are in use."""
     with host.entered():
         names = Path("/proc/thread-self/net/ip_tables_names").read_text().split()
     return [
@@ -49,13 +49,13 @@ def xtables(host: Host) -> list[str]:
 
 
 def ruleset(host: Host) -> str:
-    """Every rule of both kinds, handles included, counters not."""
+    """All rules of both kinds, with handles, without counters."""
     nft = host.run(["nft", "-a", "list", "ruleset"]).stdout
     return nft + "\n".join(re.sub(r" ?\[\d+:\d+]", "", line) for line in xtables(host))
 
 
 def ours(host: Host) -> list[str]:
-    """What of it is ours: all of our nftables table, and the lines of the legacy tables that name our chains."""
+    """The rules of kubeproxy: its nftables table, and the lines of the legacy tables that name its chains."""
     table = host.run(["nft", "-a", "list", "table", "inet", "kubeproxy"], check=False).stdout
     return table.splitlines() + [line for line in xtables(host) if "KUBE-" in line]
 
@@ -68,12 +68,15 @@ table inet nowhere {
     }
 }
 """
-"""Service addresses lead nowhere. Without this a packet that comes before its Service is let out, and remembered by
-conntrack as one that is not redirected: whoever has the same source port within two minutes would be lost, too."""
+"""Service addresses lead nowhere.
+
+Without this the node forwards a packet that arrives before its Service, and conntrack stores the connection as one
+without redirection: a client with the same source port within two minutes would get no answer, too.
+"""
 
 
 def reset_rules(host: Host) -> None:
-    """No rules of anybody but our own `NOWHERE`."""
+    """Remove all rules except `NOWHERE`."""
     host.run(["nft", "-f", "-"], input=f"flush ruleset\n{NOWHERE}")
     with host.entered():
         names = Path("/proc/thread-self/net/ip_tables_names").read_text().split()
@@ -83,13 +86,16 @@ def reset_rules(host: Host) -> None:
 
 
 def forget_connections(host: Host) -> None:
-    """Conntrack begins anew. A client that was reset is remembered for ten seconds; should its source port be used
-    again by then, the packet goes where that connection went, which may be a port of a daemon that is gone."""
+    """Flush conntrack.
+
+    Conntrack keeps a reset connection for ten seconds. If a client uses the same source port within that time, the
+    packet goes to the old destination, which may be the port of a daemon that has ended.
+    """
     host.run(["conntrack", "-F"])
 
 
 class Listening(NamedTuple):
-    """A listening TCP socket; its inode tells it from a successor on the same port."""
+    """A listening TCP socket. The inode distinguishes it from a later one on the same port."""
 
     address: str
     port: int
@@ -97,7 +103,7 @@ class Listening(NamedTuple):
 
 
 def listening(host: Host) -> set[Listening]:
-    """All of a host's (IPv4)."""
+    """All listening sockets of a host (IPv4)."""
     found = set()
     for line in host.run(["ss", "-4ltneH"]).stdout.splitlines():
         address, _, port = line.split()[3].rpartition(":")
@@ -108,12 +114,12 @@ def listening(host: Host) -> set[Listening]:
 
 
 def descriptors(pid: int) -> int:
-    """How many a process has open."""
+    """The number of open descriptors of a process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def resident_kib(pid: int) -> int:
-    """A process's memory that is its own."""
+    """The private memory of a process."""
     text = Path(f"/proc/{pid}/status").read_text()
     match = re.search(r"RssAnon:\s+(\d+) kB", text)
     assert match is not None

@@ -1,4 +1,4 @@
-"""Where it plays: a node, a client in front of it, a backend in each pod, a directory of manifests."""
+"""The environment of a test: a node, a client in front of it, a backend in each pod, a directory of manifests."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TARGET = 8080
 """The port of every backend."""
 VIP = "10.96.0.10"
 TURNS = 8
-"""How often each endpoint ought to have had its turn when we look who answers: every worker takes turns of its own."""
+"""How often each endpoint should answer in a count of answers: every worker has its own round robin."""
 QUICK = "--iptables-min-sync-period=20ms"
-"""Changes follow one another faster than by default, so that the tests do too."""
+"""Changes take effect faster than by default, so that the tests are fast, too."""
 
 
 def until(condition: Callable[[], T], what: str, *, within_s: float = 40.0) -> T:
-    """What `condition` says as soon as it says something true; AssertionError when that does not come."""
+    """Wait for a true result of `condition` and return it. AssertionError if there is none in time."""
     deadline = time.monotonic() + within_s
     while not (seen := condition()):
         assert time.monotonic() < deadline, f"not within {within_s} s: {what} (seen: {seen!r})"
@@ -49,7 +49,7 @@ def service(
     metadata: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Object:
-    """A Service: `ports` is name -> port; `more` stands beside its spec."""
+    """A Service: `ports` is name -> port; `more` are fields beside its spec."""
     listed = [{"name": port, "port": number, "targetPort": TARGET} for port, number in (ports or {"http": 80}).items()]
     return {
         "apiVersion": "v1",
@@ -61,7 +61,7 @@ def service(
 
 
 def endpoints(name: str, pods: Sequence[int | str], ports: Sequence[str] = ("http",)) -> Object:
-    """An EndpointSlice: pods by number, or by address."""
+    """An EndpointSlice with pods by number, or by address."""
     addresses = [Network.pod_v4(pod) if isinstance(pod, int) else pod for pod in pods]
     return {
         "apiVersion": "discovery.k8s.io/v1",
@@ -78,7 +78,7 @@ def endpoints(name: str, pods: Sequence[int | str], ports: Sequence[str] = ("htt
 
 
 def ask(host: Host, address: tuple[str, int], line: str = "name", *, timeout_s: float = 10.0) -> str:
-    """Say one line to a service, on a connection of its own; all that it answers. OSError if it does not."""
+    """Send one line to a service on a new connection and return the whole answer. OSError if there is none."""
     with host.connect(address, timeout=timeout_s) as sock:
         sock.sendall(f"{line}\n".encode())
         said = b""
@@ -90,13 +90,13 @@ def ask(host: Host, address: tuple[str, int], line: str = "name", *, timeout_s: 
 def ask_often(
     host: Host, address: tuple[str, int], times: int, *, at_once: int = 1, timeout_s: float = 10.0
 ) -> Counter[str]:
-    """So many questions; who answered how often."""
+    """Ask `count` times; count the answers by name."""
     with ThreadPoolExecutor(at_once) as pool:
         return Counter(pool.map(lambda _: ask(host, address, timeout_s=timeout_s), range(times)))
 
 
 def exchange(host: Host, address: tuple[str, int], size: int, seed: str) -> None:
-    """`size` bytes each way at once, with a half-close in the middle; AssertionError if any of them went astray."""
+    """Send `size` bytes each way at once, with a half-close in the middle. AssertionError if a byte differs."""
     pieces = [(start, min(CHUNK, size - start)) for start in range(0, size, CHUNK)]
     expected, said, heard = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
     for start, length in pieces:
@@ -126,7 +126,7 @@ def exchange(host: Host, address: tuple[str, int], size: int, seed: str) -> None
 
 @dataclass(slots=True)
 class Stage:
-    """Everybody, with the manifest directory that daemons read."""
+    """All hosts, and the manifest directory of the daemons."""
 
     network: Network
     manifests: Path
@@ -139,37 +139,37 @@ class Stage:
 
     @property
     def node(self) -> Host:
-        """Where daemons run."""
+        """The host of the daemons."""
         return self.network.node
 
     @property
     def asking(self) -> tuple[Host, Host]:
-        """From where Services are asked."""
+        """The hosts of the clients."""
         return self.client, self.node
 
     def write(self, name: str, *objects: Object) -> None:
-        """The manifest of that name now holds these objects."""
+        """Write these objects to the manifest of that name."""
         write_manifest(self.manifests / f"{name}.yaml", yaml.safe_dump_all(objects))
 
     def write_service(self, pods: Sequence[int | str], *, name: str = "web", vip: str = VIP) -> None:
-        """A Service on port 80, and its endpoints."""
+        """Write a Service on port 80 with its endpoints."""
         self.write(name, service(name, vip), endpoints(name, pods))
 
     def remove(self, name: str) -> None:
-        """There is no such manifest any more."""
+        """Remove the manifest of that name."""
         (self.manifests / f"{name}.yaml").unlink()
 
     def daemon(self, *options: str, netfilter: str = "nftables", **more: Any) -> Daemon:
-        """`kubeproxy run` on the node, ready. Ended with the test at the latest."""
+        """`kubeproxy run` on the node, ready. It ends with the test at the latest."""
         settings: dict[str, Any] = {"manifests": self.manifests, "netfilter": netfilter, "options": options, **more}
         daemon = Daemon(self.node, **settings)
         self.running.append(daemon)
         return daemon
 
     def await_answers(self, *pods: int, address: tuple[str, int] = (VIP, 80)) -> None:
-        """Back as soon as the client is answered by exactly these pods, each in its turn."""
+        """Wait until exactly these pods answer the client, each in its turn."""
 
-        # Before there is a rule the client would wait for nothing.
+        # Before there is a rule the client would wait in vain.
         until(lambda: address in kernel_state.redirects(self.node), f"a rule for {address}")
 
         def answered() -> bool:
@@ -182,11 +182,11 @@ class Stage:
         until(answered, f"{address} answered by the pods {pods}")
 
     def await_refusal(self, address: tuple[str, int] = (VIP, 80)) -> None:
-        """Back as soon as the client is refused."""
+        """Wait until the client gets a refusal."""
         until(lambda: refused(self.client, address), f"{address} refused")
 
     def clear(self) -> None:
-        """No daemons, no rules, no manifests."""
+        """Remove daemons, rules and manifests."""
         for daemon in self.running:
             daemon.close()
         self.running.clear()
@@ -195,7 +195,7 @@ class Stage:
 
 
 def refused(host: Host, address: tuple[str, int]) -> bool:
-    """Whether the very first packet is refused."""
+    """Whether the first packet gets a refusal."""
     try:
         with host.connect(address, timeout=3):
             return False
@@ -204,7 +204,7 @@ def refused(host: Host, address: tuple[str, int]) -> bool:
 
 
 def silent(host: Host, address: tuple[str, int]) -> bool:
-    """Whether nobody says anything to a client, not even no."""
+    """Whether a client gets no answer at all, not even a refusal."""
     try:
         with host.connect(address, timeout=0.4):
             return False
@@ -214,7 +214,7 @@ def silent(host: Host, address: tuple[str, int]) -> bool:
 
 @contextmanager
 def make_stage(manifests: Path, *, pods: int = 4) -> Iterator[Stage]:
-    """Hosts with backends that answer."""
+    """Create hosts with backends that answer."""
     with make_network(pods=pods) as network:
         kernel_state.reset_rules(network.node)
         for index, pod in enumerate(network.pods):

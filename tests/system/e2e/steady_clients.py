@@ -1,5 +1,8 @@
-"""A crowd of clients: so many new connections every second, and long ones that talk all the time. Every byte is
-checked. `crowd.py ADDRESS PORT RATE LONG` runs until its standard input ends, then prints what happened as JSON."""
+"""Steady clients: new connections at a fixed rate, and long connections with constant traffic.
+
+The clients check every byte. `steady_clients.py ADDRESS PORT RATE LONG` runs until its standard input ends, then prints
+the results as JSON.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,29 @@ from types import TracebackType
 from typing import Any, Self
 
 PATIENCE_S = 20.0
-"""How long a client waits for its answer; far beyond what any promise allows, so that a delay is seen as one."""
+"""How long a client waits for its answer; far longer than every guaranteed time, so that a delay is visible."""
 TALK_S = 0.1
 """The pause between two words on a long connection."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What the clients saw. Times are seconds; `failures` begin with the time since the start."""
+    """The results of the clients. Times are in seconds; `failures` begin with the time since the start."""
 
     answered: int = 0
     failures: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
     longest_gap_s: float = 0.0
-    """Between two answers, whoever got them."""
+    """The longest time between two answers, of any clients."""
     long_broken: list[str] = field(default_factory=list)
     long_words: int = 0
-    """Answered on long connections."""
+    """Answers on long connections."""
     delays_s: list[float] = field(default_factory=list)
-    """Of every answer that took longer than half a second."""
+    """The duration of every answer that took longer than half a second."""
 
 
 class Clients:
-    """All of them, in one process."""
+    """All clients, in one process."""
 
     def __init__(self, address: str, port: int) -> None:
         self._address = (address, port)
@@ -46,7 +49,7 @@ class Clients:
         self.report = Report()
 
     async def run(self, rate: int, long: int) -> Report:
-        """Until standard input ends; those who are being served then are waited for."""
+        """Run until standard input ends, and wait for the open connections."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             for number in range(long):
@@ -108,7 +111,7 @@ class Clients:
 
 
 class Crowd:
-    """The clients, on a host of the laboratory; a context manager. `report` is there at its end."""
+    """The clients, on a host of the laboratory; a context manager. `report` is set at its end."""
 
     def __init__(self, host: Any, address: tuple[str, int], *, rate: int = 300, long: int = 50) -> None:
         self._process = host.popen(
@@ -143,7 +146,7 @@ class Crowd:
         self.report = Report(**json.loads(said))
 
     def show(self, what: str) -> None:
-        """The figures, for whoever reads the tests' output."""
+        """Print the figures."""
         report = self.report
         print(
             f"\n{what}: {report.answered} connections answered, {len(report.failures)} failed; slowest"

@@ -1,4 +1,4 @@
-"""Clients stay with their endpoints, whatever process serves them."""
+"""Session affinity across takeovers, restarts and crashes of processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GRACE = "--shutdown-grace=5s"
 
 @pytest.fixture
 def many(stage: Stage) -> Iterator[Stage]:
-    """The client has many addresses, and the Service affinity and four endpoints."""
+    """A client with many addresses, and a Service with affinity and four endpoints."""
     stage.client.ip(*(f"addr add {client}/24 dev eth0" for client in CLIENTS))
     web = service()
     web["spec"]["sessionAffinity"] = "ClientIP"
@@ -35,7 +35,7 @@ def many(stage: Stage) -> Iterator[Stage]:
 
 
 def ask(stage: Stage, client: str) -> str:
-    """Who answers, asked from that address."""
+    """The name that answers a client address."""
     with stage.client.make_socket(socket.AF_INET) as sock:
         sock.settimeout(20)
         sock.bind((client, 0))
@@ -45,13 +45,13 @@ def ask(stage: Stage, client: str) -> str:
 
 
 def paired(stage: Stage) -> dict[str, str]:
-    """Who answers each client."""
+    """The answering endpoint of each client."""
     with ThreadPoolExecutor(8) as pool:
         return dict(zip(CLIENTS, pool.map(lambda client: ask(stage, client), CLIENTS), strict=True))
 
 
 def settled(stage: Stage) -> dict[str, str]:
-    """The same, once there is somebody to answer; all four have their clients."""
+    """The answering endpoint of each client, once each endpoint has one."""
     until(lambda: (VIP, 80) in kernel_state.redirects(stage.node), "a rule")
     seen = paired(stage)
     assert set(seen.values()) == {f"pod-{pod}" for pod in range(4)}
@@ -60,7 +60,7 @@ def settled(stage: Stage) -> dict[str, str]:
 
 
 def workers_of(daemon: Daemon) -> set[int]:
-    """The processes that serve."""
+    """The worker processes of a daemon."""
     children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
     return {int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().startswith("kubeproxy-")}
 
@@ -71,10 +71,10 @@ def test_takeover(many: Stage, before: int, after: int) -> None:
     seen = settled(many)
     port = kernel_state.redirects(many.node)[VIP, 80]
     many.daemon(QUICK, GRACE, f"--workers={after}")
-    until(lambda: kernel_state.redirects(many.node)[VIP, 80] != port, "the rules lead to the successor")
+    until(lambda: kernel_state.redirects(many.node)[VIP, 80] != port, "the rules lead to the new instance")
     assert paired(many) == seen
     assert f"clients={len(CLIENTS)}" in many.running[1].log()
-    until(lambda: "new instance has taken over" in first.log(), "the first one makes way")
+    until(lambda: "new instance has taken over" in first.log(), "the first instance has handed over")
     assert first.wait(40) == 0
     assert paired(many) == seen
     many.daemon(QUICK, GRACE, f"--workers={before}")
@@ -83,7 +83,7 @@ def test_takeover(many: Stage, before: int, after: int) -> None:
 
 
 def test_the_control_process_is_killed(many: Stage) -> None:
-    """Its workers tell the next one."""
+    """The orphaned workers send the affinity table to the next control process."""
     first = many.daemon(QUICK, GRACE, "--workers=2")
     seen = settled(many)
     first.process.kill()
@@ -96,7 +96,7 @@ def test_the_control_process_is_killed(many: Stage) -> None:
     until(lambda: second.log().count("orphaned worker has ended") == 2, "the orphans have ended")
 
 
-def test_executed_anew(many: Stage) -> None:
+def test_re_exec(many: Stage) -> None:
     daemon = many.daemon(QUICK, GRACE, "--workers=2")
     seen = settled(many)
     port = kernel_state.redirects(many.node)[VIP, 80]
@@ -105,13 +105,13 @@ def test_executed_anew(many: Stage) -> None:
     assert paired(many) == seen
 
 
-def test_workers_die(many: Stage) -> None:
+def test_workers_are_killed(many: Stage) -> None:
     daemon = many.daemon(QUICK, "--workers=2")
     settled(many)
 
     def kept() -> bool:
         seen = paired(many)
-        time.sleep(1.5 * BINDINGS_S)  # what has been done since the last look is lost with a worker
+        time.sleep(1.5 * BINDINGS_S)  # a crash loses the changes since a worker's last report
         before = workers_of(daemon)
         for pid in before:
             os.kill(pid, signal.SIGKILL)

@@ -1,5 +1,7 @@
-"""Promise: the API server goes away, in every way there is, and traffic does not notice; when it is back, we are in
-step within five seconds, deletions included. Each test prints how long it took (`pytest -s`)."""
+"""API server faults leave traffic unchanged, and the daemon is in step within five seconds.
+
+That includes deletions. Each test prints how long it took (`pytest -s`).
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,19 @@ pytestmark = [pytest.mark.netns, pytest.mark.long]
 
 OTHER = ("10.96.0.20", 80)
 HELD_S = 1.5
-"""How long a trouble lasts at least; where packets are dropped it is `SWALLOWED_S`: until connections are given up."""
+"""How long a fault lasts at least; `SWALLOWED_S` where packets are dropped, until connections time out."""
 SWALLOWED_S = 11.0
 BACK_S = 8.0
-"""Five seconds, and what a busy machine takes."""
+"""The guaranteed five seconds, and some more for a busy machine."""
 GROWTH_KB = 96 << 10
-"""Pieces of lists, what an endless list means until its end is reached, and what becomes of the good ones meanwhile."""
+"""Memory for pieces of lists, for an endless list until its end, and for the good lists meanwhile."""
 
 Step = Callable[[Stage, ApiHost], None]
 
 
 @pytest.fixture
 def api(stage: Stage) -> Iterator[ApiHost]:
-    """An API server on the client's host, with a Service of two endpoints and another one that will be deleted."""
+    """An API server on the client's host, with two Services; a test deletes the second."""
     others = service("other", OTHER[0]), endpoints("other", [0])
     with ApiHost(stage.client, service(), endpoints("web", [0, 1]), *others) as api:
         yield api
@@ -45,7 +47,7 @@ def api(stage: Stage) -> Iterator[ApiHost]:
 
 
 def memory_kb(daemon: Daemon, what: str = "VmRSS") -> int:
-    """Resident memory of the control process, now or (VmHWM) at its most, in KiB."""
+    """Resident memory of the control process in KiB: now, or its maximum (VmHWM)."""
     status = Path(f"/proc/{daemon.process.pid}/status").read_text()
     found = re.search(rf"^{what}:\s*(\d+) kB", status, re.MULTILINE)
     assert found is not None
@@ -54,18 +56,18 @@ def memory_kb(daemon: Daemon, what: str = "VmRSS") -> int:
 
 @contextmanager
 def checked_traffic(stage: Stage) -> Iterator[Traffic]:
-    """New connections from the client and from the node itself, and none of them fails."""
+    """New connections from the client and from the node itself; none of them may fail."""
     with Traffic(stage.client, pause_s=0.02) as far, Traffic(stage.node, pause_s=0.02) as near:
         yield far
         near.more()
     assert (far.failures, near.failures) == ([], [])
 
 
-# What the server does
+# Faults of the server
 
 
 def answers(*faults: Fault, breaking: Break = Break.CUT) -> tuple[Step, Step]:
-    """All watches are broken, and then every request is answered so."""
+    """Break all watches, and then answer every request with these faults."""
 
     def begin(_: Stage, api: ApiHost) -> None:
         def act() -> None:
@@ -90,7 +92,7 @@ def come_back(_: Stage, api: ApiHost) -> None:
 
 
 def swallow(stage: Stage, _: ApiHost) -> None:
-    """Every packet to and from the server is dropped, without a word."""
+    """Drop every packet to and from the server."""
     rules = "".join(
         f"add chain inet away {hook} {{ type filter hook {hook} priority -200; }}\n"
         f"add rule inet away {hook} tcp {port} 8001 drop\n"
@@ -131,8 +133,8 @@ TROUBLES: dict[str, tuple[Step, Step]] = {
 
 
 @pytest.mark.timeout(300)
-def test_traffic_does_not_notice_and_we_are_in_step_soon_after(stage: Stage, api: ApiHost) -> None:
-    """One daemon lives through all of it, one trouble after another."""
+def test_traffic_continues_and_the_daemon_catches_up(stage: Stage, api: ApiHost) -> None:
+    """One daemon runs through all faults, one after another."""
     daemon = stage.daemon(QUICK, f"--master={api.url}", manifests=None)
     stage.await_answers(0, 1)
     stage.await_answers(0, address=OTHER)
@@ -148,7 +150,7 @@ def test_traffic_does_not_notice_and_we_are_in_step_soon_after(stage: Stage, api
                 until(lambda: not in_step(daemon), f"it is noticed: {problem}")
                 api.put(endpoints("web", pods))
                 api.delete(service("other", OTHER[0]))
-                until(lambda: time.monotonic() > held_until, "it lasts")  # noqa: B023
+                until(lambda: time.monotonic() > held_until, "the fault has lasted long enough")  # noqa: B023
                 traffic.more()
             finally:
                 end(stage, api)
@@ -189,7 +191,7 @@ def test_a_token_that_expires_and_is_renewed_in_its_file(stage: Stage, tmp_path:
         with checked_traffic(stage) as traffic:
             api.server.tokens = {"second"}
             api.do(lambda: api.server.break_watches(Break.CUT))
-            until(lambda: "401" in daemon.log(), "it is told")
+            until(lambda: "401" in daemon.log(), "the daemon has seen the refusal")
             api.put(endpoints("web", [2, 3]))
             traffic.more()
             token.write_text("second")
@@ -203,7 +205,7 @@ def test_a_token_that_expires_and_is_renewed_in_its_file(stage: Stage, tmp_path:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_ten_thousand_events_a_second(stage: Stage, api: ApiHost, workers: int) -> None:
-    """For five seconds: traffic goes on, memory is flat, and the last word counts."""
+    """For five seconds: traffic continues, memory stays constant, and the last change takes effect."""
     api.delete(service("other", OTHER[0]))
     api.delete(endpoints("other", [0]))
     daemon = stage.daemon(QUICK, f"--master={api.url}", f"--workers={workers}", manifests=None)
@@ -214,20 +216,20 @@ def test_ten_thousand_events_a_second(stage: Stage, api: ApiHost, workers: int) 
     api.do(lambda: api.server.break_watches(Break.FLOOD, "endpointslices"))
     until(lambda: api.server.cluster.version > version + 1000, "it begins")
     flooded = delays(stage, 4.0)
-    until(lambda: api.server.cluster.version >= version + 50_000, "all is said")
+    until(lambda: api.server.cluster.version >= version + 50_000, "the flood has ended")
     said = time.monotonic()
     api.put(endpoints("web", [2, 3]))
     stage.await_answers(2, 3)
     behind_s = time.monotonic() - said
     print(f"{workers} workers: a connection takes {shown(quiet)} without, {shown(flooded)} with a flood;", end=" ")
-    print(f"the last word counts {behind_s:.1f} s after it was said;", end=" ")
+    print(f"the last change takes effect after {behind_s:.1f} s;", end=" ")
     print(f"memory before {before_kb} KiB, at the most {memory_kb(daemon, 'VmHWM')}")
     assert memory_kb(daemon, "VmHWM") < before_kb + (32 << 10)
     assert "Traceback" not in daemon.log()
 
 
 def delays(stage: Stage, during_s: float) -> list[float]:
-    """How long a connection to the Service takes, to its answer, sorted."""
+    """How long connections to the Service take until the answer, sorted."""
     end, found = time.monotonic() + during_s, []
     while (begun := time.monotonic()) < end:
         assert ask(stage.client, (VIP, 80)).startswith("pod-")
@@ -236,12 +238,12 @@ def delays(stage: Stage, during_s: float) -> list[float]:
 
 
 def shown(found: list[float]) -> str:
-    """Median and 99th percentile."""
+    """Median and 99th percentile of sorted times."""
     return f"{found[len(found) // 2] * 1e3:.1f} ms (p99 {found[len(found) * 99 // 100] * 1e3:.1f} ms)"
 
 
 def test_a_node_that_does_not_exist_is_not_fit_for_load_balancers(stage: Stage, api: ApiHost) -> None:
-    """As kube-proxy's newest: /healthz says 503 until there is such a Node. Services are served all the same."""
+    """As in the newest kube-proxy: /healthz returns 503 until the Node exists; Services work."""
     daemon = stage.daemon(QUICK, f"--master={api.url}", "--hostname-override=node-a", manifests=None)
     stage.await_answers(0, 1)
     until(lambda: daemon.get("/healthz").status == 503, "it is known that there is no such node")

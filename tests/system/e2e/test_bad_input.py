@@ -1,4 +1,4 @@
-"""What is wrong is said, once and where; nothing is touched, and everything else is served on."""
+"""Bad input gives one log line with its place, and affects no other Service."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_wrong_files(stage: Stage, tmp_path: Path) -> None:
 
 
 def refuse(stage: Stage, cases: Mapping[str, tuple[list[str], list[str]]]) -> None:
-    """Each time `kubeproxy run` ends with 64, says these lines and no other, and touches nothing."""
+    """`kubeproxy run` ends with status 64, prints exactly these lines and changes nothing."""
     before, listening = kernel_state.ruleset(stage.node), kernel_state.listening(stage.node)
 
     def start(arguments: list[str]) -> CompletedProcess[str]:
@@ -95,14 +95,14 @@ def refuse(stage: Stage, cases: Mapping[str, tuple[list[str], list[str]]]) -> No
 
 
 def bad(**spec: object) -> Object:
-    """A Service that cannot be served as it stands."""
+    """A Service with an invalid spec."""
     found = service("bad", "10.96.0.66")
     found["spec"] |= spec
     return found
 
 
 def port(**fields: object) -> Object:
-    """A Service with one port of this kind."""
+    """A Service with one port that has these fields."""
     return bad(ports=[{"name": "http", **fields}])
 
 
@@ -175,8 +175,8 @@ def test_null_where_a_list_belongs_and_a_thousand_endpoints(stage: Stage) -> Non
     stage.await_refusal()
     many = [f"10.4.{number // 250}.{1 + number % 250}" for number in range(999)]
     stage.write("web", service(), endpoints("web", [0, *many]))
-    # Nobody of the others is there; the node sends their packets to the client, who does not forward them.
-    until(lambda: (VIP, 80) in kernel_state.redirects(stage.node), "it is served")
+    # The other 999 addresses do not exist: the node sends their packets to the client host, which drops them.
+    until(lambda: (VIP, 80) in kernel_state.redirects(stage.node), "the Service has its rule")
     stage.write_service([0])
     stage.await_answers(0)
 
@@ -190,12 +190,12 @@ def test_a_directory_that_disappears_and_comes_back(stage: Stage, tmp_path: Path
     stage.await_answers(0)
     with Traffic(stage.client) as traffic:
         shutil.rmtree(directory)
-        until(lambda: f"{directory}" in daemon.log().splitlines()[-1], "it is said")
+        until(lambda: f"{directory}" in daemon.log().splitlines()[-1], "the log names the directory")
         traffic.more()
         directory.mkdir()
         traffic.more()
         (directory / "web.yaml").write_text(text.replace("10.3.0.2", "10.3.1.2"))
-        until(lambda: "pod-1" in traffic.answers, "the new one has arrived")
+        until(lambda: "pod-1" in traffic.answers, "the new manifest is in effect")
     assert traffic.failures == []
 
 

@@ -1,4 +1,4 @@
-"""Services that want what they cannot have: it is said, the rest of them is served, and so is everybody else."""
+"""Services that cannot be served as a whole: the daemon reports it, and serves the rest of them and all others."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ NOT_AT_NODE = [cell for cell in CELLS if cell not in AT_NODE]
 
 @pytest.fixture(scope="module", params=ADAPTERS)
 def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
-    """One for all tests with an adapter."""
+    """A daemon for all tests with an adapter."""
     start_mirrors(theatre)
     kernel_state.forget_connections(theatre.node)
     theatre.write(GOOD.name, *GOOD.objects(0))
-    # Never: else what leads answers back would stay in the rules for as long as the daemon runs.
+    # `never`: otherwise the rules for the return path would stay for as long as the daemon runs.
     daemon = theatre.daemon(QUICK, "--preserve-client-address=never", netfilter=request.param)
     yield daemon
     assert daemon.process.poll() is None, daemon.log()
@@ -57,7 +57,7 @@ def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
 
 @pytest.fixture
 def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
-    """A good Service is served before, meanwhile and after."""
+    """A good Service that answers before, during and after the test."""
     kernel_state.forget_connections(theatre.node)
     await_all(theatre, GOOD, 0)
     before = rules(theatre.node)
@@ -70,14 +70,14 @@ def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
 
 
 def node_port(service: Object, number: int) -> Object:
-    """The Service with this node port, for both protocols."""
+    """The Service with this node port, for TCP and UDP."""
     for port in service["spec"]["ports"]:
         port["nodePort"] = number
     return service
 
 
 def await_warning(daemon: Daemon, *words: str) -> None:
-    """Back as soon as a warning has all these words."""
+    """Wait for a warning that contains all these words."""
 
     def found() -> bool:
         return any(all(word in line for word in (" warning ", *words)) for line in daemon.log().splitlines())
@@ -98,7 +98,10 @@ def test_two_services_want_the_same_node_port(served: Stage, daemon: Daemon) -> 
     assert {said.pod for said in answers(served, FIRST).values() if said} == {"pod-2"}
     served.remove(FIRST.name)
     await_all(served, FIRST, 3, cells=AT_NODE)
-    until(lambda: f"service problem resolved service=default/{SECOND.name}" in daemon.log(), "it is said")
+    until(
+        lambda: f"service problem resolved service=default/{SECOND.name}" in daemon.log(),
+        "the log reports that the problem is over",
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -110,7 +113,7 @@ def test_a_node_port_that_another_process_has(served: Stage, daemon: Daemon, fam
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == V6:
             theirs.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        # A test before may have left it a moment ago.
+        # An earlier test may have closed the port a moment ago.
         until(lambda: _binds(theirs, ("", FIRST.node_port)), "the port is free")
         if protocol == "TCP":
             theirs.listen()
@@ -118,9 +121,9 @@ def test_a_node_port_that_another_process_has(served: Stage, daemon: Daemon, fam
         served.write(FIRST.name, *FIRST.objects(2))
         others = [cell for cell in CELLS if cell in NOT_AT_NODE or (cell.family, cell.protocol) != (family, protocol)]
         await_all(served, FIRST, 2, cells=others)
-        until(lambda: daemon.log().count("another process") > before, "it is said")
+        until(lambda: daemon.log().count("another process") > before, "the log reports the other process")
         await_warning(daemon, FIRST.name, str(FIRST.node_port), protocol)
-        # Whoever has the port goes on being reached.
+        # Clients still reach the process that has the port.
         with ExitStack() as held:
             place = (NODE[family], FIRST.node_port)
             if protocol == "TCP":
@@ -142,12 +145,12 @@ def test_an_external_address_that_is_the_nodes_own(served: Stage, daemon: Daemon
     for place in places:
         assert hear(*place).pod == "pod-2"
     assert not _is_free(served, (NODE[V4], 80))
-    # The node's other ports are its own.
+    # Other ports of that address still belong to the node.
     with served.node.listen((NODE[V4], 8888)) as theirs, served.client.connect((NODE[V4], 8888)):
         theirs.accept()[0].close()
     served.remove(FIRST.name)
     until(lambda: not any(heard(*place) for place in places), "gone")
-    # And its port is free again.
+    # The port is free again after the Service.
     until(lambda: _is_free(served, (NODE[V4], 80)), "free")
 
 
@@ -190,7 +193,9 @@ def test_an_external_address_of_the_node_where_a_process_listens(served: Stage, 
     ],
     ids=str,
 )
-def test_what_no_api_server_would_take_is_said(served: Stage, daemon: Daemon, spec: dict[str, Any], word: str) -> None:
+def test_values_that_an_api_server_rejects_are_reported(
+    served: Stage, daemon: Daemon, spec: dict[str, Any], word: str
+) -> None:
     served.write(FIRST.name, *FIRST.objects(2, **spec))
     await_warning(daemon, FIRST.name, word)
     await_all(served, FIRST, 2, cells=[cell for cell in CELLS if cell.kind == "cluster IP"])

@@ -1,4 +1,4 @@
-"""The client's own address, which externalTrafficPolicy Local promises to backends, on a node that filters by it."""
+"""externalTrafficPolicy Local preserves the client's address for backends, also on a node with rp_filter."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ OTHERS = [cell for cell in CELLS if cell not in OUTSIDE]
 
 
 def routing(host: Host) -> str:
-    """Rules, and the routes of every table that is not the kernel's own."""
+    """Routing rules, and the routes of every table except the kernel's default tables."""
     return host.ip("rule") + host.ip("-6 rule") + host.ip("route show table all") + host.ip("-6 route show table all")
 
 
 @pytest.fixture(scope="module")
 def mirrors(theatre: Stage) -> Stage:
-    """With pods that say who asks, and a node that drops packets from where their senders are not."""
+    """Pods that answer with the client's address, and a node that drops wrong sources."""
     start_mirrors(theatre)
     for name in theatre.node.run(["ls", "/proc/sys/net/ipv4/conf"]).stdout.split():
         theatre.node.sysctl(f"net/ipv4/conf/{name}/rp_filter", 1)
@@ -58,7 +58,7 @@ def mirrors(theatre: Stage) -> Stage:
 
 @pytest.fixture(params=ADAPTERS)
 def adapter(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[str]:
-    """One by one, nothing of the last left."""
+    """Each adapter; the rules of the one before are gone."""
     kernel_state.forget_connections(mirrors.node)
     yield str(request.param)
     for daemon in mirrors.running:
@@ -69,7 +69,7 @@ def adapter(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[str]:
 
 
 def start(stage: Stage, adapter: str, *options: str) -> Daemon:
-    """The daemon, on a node of that name."""
+    """Start the daemon on a node with that name."""
     return stage.daemon(QUICK, NAMED, *options, netfilter=adapter)
 
 
@@ -81,7 +81,7 @@ def test_a_local_backend_sees_the_client(mirrors: Stage, adapter: str) -> None:
     for _ in range(3):
         seen = answers(mirrors, WHOLE, OUTSIDE, timeout_s=5.0)
         assert seen == {str(cell): Said("pod-0", CLIENT[cell.family]) for cell in OUTSIDE}
-    # The cluster's own clients may be served by anybody.
+    # Any endpoint may serve clients in the cluster.
     by_others = {said.pod for _ in range(4) for said in answers(mirrors, WHOLE, OTHERS, timeout_s=5.0).values() if said}
     assert by_others == {"pod-0", "pod-1"}
     assert routing(mirrors.node) != before
@@ -91,8 +91,11 @@ def test_a_local_backend_sees_the_client(mirrors: Stage, adapter: str) -> None:
     assert kernel_state.ours(mirrors.node) == []
 
 
-def test_routing_rules_that_somebody_removes_are_back_at_once(mirrors: Stage, adapter: str) -> None:
-    """Long before the next full sync: without them whoever asks a local backend from outside hears nothing."""
+def test_removed_routing_rules_are_back_at_once(mirrors: Stage, adapter: str) -> None:
+    """They come back long before the next full sync.
+
+    Without them an outside client gets no answer from a local backend.
+    """
     mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy="Local"))
     daemon = start(mirrors, adapter, "--iptables-sync-period=1h")
     await_all(mirrors, WHOLE, 0)
@@ -106,7 +109,7 @@ def test_routing_rules_that_somebody_removes_are_back_at_once(mirrors: Stage, ad
     assert daemon.log().count("rules changed by another process") == 2, "changes of other rules are not reported"
 
 
-def test_where_it_is_not_wanted_it_is_not_done(mirrors: Stage, adapter: str) -> None:
+def test_with_never_no_backend_sees_the_client(mirrors: Stage, adapter: str) -> None:
     mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), externalTrafficPolicy="Local"))
     start(mirrors, adapter, "--preserve-client-address=never")
     await_all(mirrors, WHOLE, 0)
@@ -116,7 +119,7 @@ def test_where_it_is_not_wanted_it_is_not_done(mirrors: Stage, adapter: str) -> 
     until(lambda: " fwmark " not in routing(mirrors.node), "no rules of ours")
 
 
-def test_every_local_backend_sees_the_client_where_that_is_asked_for(mirrors: Stage, adapter: str) -> None:
+def test_with_local_every_local_backend_sees_the_client(mirrors: Stage, adapter: str) -> None:
     mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), pod(1, node=ELSEWHERE)))
     start(mirrors, adapter, "--preserve-client-address=local")
     await_all(mirrors, WHOLE, 0, 1)
@@ -127,7 +130,7 @@ def test_every_local_backend_sees_the_client_where_that_is_asked_for(mirrors: St
             assert (said.client == CLIENT[cell.family]) is (said.pod == "pod-0"), cell
 
 
-def test_without_a_local_endpoint_outsiders_hear_nothing(mirrors: Stage, adapter: str) -> None:
+def test_without_a_local_endpoint_outside_clients_get_no_answer(mirrors: Stage, adapter: str) -> None:
     mirrors.write(WHOLE.name, *WHOLE.objects(pod(1, node=ELSEWHERE), externalTrafficPolicy="Local"))
     start(mirrors, adapter)
     await_all(mirrors, WHOLE, 1, cells=OTHERS)
@@ -150,7 +153,7 @@ def test_without_a_local_endpoint_outsiders_hear_nothing(mirrors: Stage, adapter
             return False
         return False
 
-    until(refused, "where nobody serves in the whole cluster, it is said")
+    until(refused, "without any endpoint in the cluster the client is refused")
 
 
 @pytest.mark.parametrize("src_valid_mark", [0, 1])
@@ -176,7 +179,7 @@ def test_everything_passes_from_the_clients_address(mirrors: Stage, adapter: str
         return True
 
     assert all(of_cells(echoed, [cell for cell in CELLS if cell.protocol == "UDP"]).values())
-    # A pod that is answered by itself is asked by the node, or it would take the answer for its own question.
+    # The node connects to a pod that is its own backend: from its own address the pod would get its own question.
     itself, other = mirrors.network.pods[0], mirrors.network.pods[1]
     for family in (V4, V6):
         for kind in EXTERNAL:
@@ -184,7 +187,7 @@ def test_everything_passes_from_the_clients_address(mirrors: Stage, adapter: str
                 place = WHOLE.address(kind, family)
                 assert hear(itself, place, protocol).pod == "pod-0"
                 assert hear(other, place, protocol).pod == "pod-0"
-    # Killed, it leaves what cleanup removes.
+    # After SIGKILL its rules stay, and cleanup removes them.
     daemon.process.kill()
     daemon.process.wait()
     assert mirrors.node.ip("rule").count(" fwmark ") == 1
@@ -196,7 +199,7 @@ def test_it_follows_the_policy(mirrors: Stage, adapter: str) -> None:
     mirrors.write(WHOLE.name, *WHOLE.objects(pod(0)))
     start(mirrors, adapter)
     await_all(mirrors, WHOLE, 0)
-    # Whatever an earlier run has left.
+    # Rules of an earlier run may still be there.
     until(lambda: " fwmark " not in routing(mirrors.node), "no rules of ours")
 
     def seen() -> set[bool]:
@@ -210,7 +213,7 @@ def test_it_follows_the_policy(mirrors: Stage, adapter: str) -> None:
 
 @pytest.mark.parametrize("end", ["the policy changes", "the Service goes"])
 def test_a_running_connection_keeps_its_way_back(mirrors: Stage, adapter: str, end: str) -> None:
-    """Dialed from the client's address, by the last Service that has that promise."""
+    """The daemon connects with the client's address. The last Service with that policy changes or disappears."""
 
     def write(policy: str) -> None:
         drip, pods = service("drip", VIP), endpoints("drip", [0])

@@ -1,4 +1,4 @@
-"""Plugs pulled at the control process: what it writes to, what it is told, what it stands on. No client notices."""
+"""Faults around the control process: its log, its sockets, its file system. Traffic continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.netns
 
 @contextmanager
 def running(stage: Stage, directory: Path, *options: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """`kubeproxy run`, whose log is not the laboratory's; ready."""
+    """`kubeproxy run` with a log outside the laboratory; ready."""
     command = [KUBEPROXY, "run", f"--manifests={stage.manifests}", "--netfilter=nftables", QUICK, *options]
     process = stage.node.popen(command, env=environment(directory), process_group=0, **more)
 
@@ -42,7 +42,7 @@ def running(stage: Stage, directory: Path, *options: str, **more: Any) -> Iterat
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_nobody_reads_what_it_logs(stage: Stage, tmp_path: Path, workers: int) -> None:
+def test_a_log_without_a_reader(stage: Stage, tmp_path: Path, workers: int) -> None:
     stage.write_service([0])
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as log, open(writing, "wb") as stderr:

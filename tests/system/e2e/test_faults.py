@@ -1,4 +1,4 @@
-"""Endpoints that are dead, descriptors that run out, clients that mean ill: what the others feel of it."""
+"""The effect of dead endpoints, exhausted descriptors and hostile clients on the other clients."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ OTHER_VIP = "10.96.0.11"
 OTHER = (OTHER_VIP, 80)
 RESET = struct.pack("ii", 1, 0)
 STEP_S = 0.25
-"""The first step of the ladder of dials."""
+"""The first step of the dial ladder."""
 LADDER_S = 3.75
-"""All of its steps."""
+"""All steps of the dial ladder."""
 
-# What becomes of connections to a pod's backend.
+# Faults of connections to the backend of a pod.
 HOLE, REFUSAL = "drop", "reject with tcp reset"
 
 
 @contextmanager
 def broken(stage: Stage, fault: str, *pods: int) -> Iterator[None]:
-    """These pods' backends are dead: packets to them are lost, or refused."""
+    """The backends of these pods are dead: packets to them are dropped, or refused."""
     hosts = [stage.network.pods[pod] for pod in pods]
     try:
         for host in hosts:
@@ -50,7 +50,7 @@ def broken(stage: Stage, fault: str, *pods: int) -> Iterator[None]:
 
 
 def family(daemon: Daemon) -> list[int]:
-    """The daemon's processes."""
+    """The process ids of the daemon."""
     pids = [daemon.process.pid]
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -59,19 +59,19 @@ def family(daemon: Daemon) -> list[int]:
 
 
 def cpu_s(daemon: Daemon) -> float:
-    """What they have used so far."""
+    """The CPU time of the daemon so far."""
     fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in family(daemon)]
     return sum(int(it[11]) + int(it[12]) for it in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def rss_mib(daemon: Daemon) -> float:
-    """What they have in memory."""
+    """The memory of the daemon."""
     pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in family(daemon))
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def descriptors(daemon: Daemon) -> int:
-    """What they have open."""
+    """The open descriptors of the daemon."""
     return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in family(daemon))
 
 
@@ -100,7 +100,7 @@ def served(stage: Stage) -> Iterator[tuple[Stage, Daemon]]:
     ids=["one of four is black-holed", "one of four refuses", "three of four are black-holed"],
 )
 def test_no_client_sees_a_dead_endpoint(stage: Stage, fault: str, pods: tuple[int, ...], workers: int) -> None:
-    """And only those of the first moment wait for one."""
+    """Only the clients of the first moment wait for a dead endpoint."""
     two_services(stage, workers)
     with broken(stage, fault, *pods):
         seen = first_bytes(stage.client, WEB, 2000, at_once=50, per_s=1000)
@@ -108,16 +108,16 @@ def test_no_client_sees_a_dead_endpoint(stage: Stage, fault: str, pods: tuple[in
     print(f"\n{told(seen.times())}, {len(seen.failed)} failed; after the first second {told(later)}")
     assert not seen.failed
     if fault == HOLE:
-        assert percentile(seen.times(), 100) > STEP_S, "or nobody has met the black hole"
-    # A quarter of them, if they still met it; a busy machine delays some, too.
+        assert percentile(seen.times(), 100) > STEP_S, "no client has met the dead endpoint"
+    # A quarter of the clients, if they still met the dead endpoint; a busy machine delays some, too.
     assert percentile(later, 90) < STEP_S
-    # Once the endpoints are back, all of them are used again.
+    # As soon as the endpoints are back, all of them serve again.
     began = time.monotonic()
     until(lambda: len(ask_often(stage.client, WEB, 20, at_once=4)) == 4, "all four answer", within_s=20)
     print(f"all four answer {time.monotonic() - began:.1f} s after they could")
 
 
-def test_a_client_whose_endpoint_is_dead_stays_with_another(stage: Stage) -> None:
+def test_a_client_with_a_dead_endpoint_stays_with_another(stage: Stage) -> None:
     web = service()
     web["spec"]["sessionAffinity"] = "ClientIP"
     stage.write("web", web, endpoints("web", range(4)))
@@ -130,14 +130,14 @@ def test_a_client_whose_endpoint_is_dead_stays_with_another(stage: Stage) -> Non
     later = seen.times(since_s=1.0)
     print(f"\n{told(seen.times())}, {len(seen.failed)} failed; after the first second {told(later)}")
     assert not seen.failed
-    # A quarter of them, if they still met it; a busy machine delays some, too.
+    # A quarter of the clients, if they still met the dead endpoint; a busy machine delays some, too.
     assert percentile(later, 90) < STEP_S
     assert set(ask_often(stage.client, WEB, 20)) == {other} != {mine}
 
 
-def test_when_all_are_dead_the_client_is_told_and_nobody_else_feels_it(served: tuple[Stage, Daemon]) -> None:
+def test_when_all_endpoints_are_dead_only_their_clients_fail(served: tuple[Stage, Daemon]) -> None:
     stage, _ = served
-    # The same pods by another port would share their fate: here the other Service has pods of its own.
+    # The other Service has its own pods: another port of the same pods would fail in the same way.
     stage.write_service((0, 1), name="web")
     stage.write_service((2, 3), name="other", vip=OTHER_VIP)
     stage.await_answers(0, 1)
@@ -147,24 +147,24 @@ def test_when_all_are_dead_the_client_is_told_and_nobody_else_feels_it(served: t
         seen = first_bytes(stage.client, WEB, 50, at_once=50)
     took = sorted(took for _, took, _ in seen.failed)
     print(
-        f"\ntold after {took[0]:.2f} to {took[-1]:.2f} s; clients of the other Service before {told(before.times())};"
+        f"\nreset after {took[0]:.2f} to {took[-1]:.2f} s; clients of the other Service before {told(before.times())};"
         f" beside {told(beside.seen.times())}"
     )
     assert not seen.answered
     assert {why for _, _, why in seen.failed} == {os.strerror(errno.ECONNRESET)}
     assert took[0] > LADDER_S * 0.9
     assert not beside.seen.failed
-    assert percentile(beside.seen.times(), 100) < LADDER_S * 0.9, "they do not wait behind those who are told"
+    assert percentile(beside.seen.times(), 100) < LADDER_S * 0.9, "no wait behind clients of dead endpoints"
 
 
 def test_an_endpoint_that_is_listed_again_gets_its_chance_at_once(served: tuple[Stage, Daemon]) -> None:
-    """It is put aside for up to 30 s; not if it has gone and come back."""
+    """The daemon ejects it for up to 30 s. A return to the list ends that."""
     stage, _ = served
     with broken(stage, REFUSAL, 2):
-        for _ in range(4):  # so that it is put aside for a while
+        for _ in range(4):  # so that it is ejected for a while
             ask_often(stage.client, WEB, 20, at_once=5)
             time.sleep(1.1)
-    # Who answers shows that the list without it has been in use.
+    # The answers show that the list without the endpoint was in use.
     stage.write_service((0, 1))
     stage.await_answers(0, 1)
     stage.write_service(range(4))
@@ -174,7 +174,7 @@ def test_an_endpoint_that_is_listed_again_gets_its_chance_at_once(served: tuple[
 
 
 def test_a_flood_takes_all_descriptors_but_those_of_others(stage: Stage) -> None:
-    """RLIMIT_NOFILE of 256, 2,000 clients that say nothing."""
+    """RLIMIT_NOFILE is 256, and 2,000 clients connect and send nothing."""
     stage.write_service(range(4))
     stage.write_service(range(4), name="other", vip=OTHER_VIP)
     daemon = stage.daemon(QUICK, "--workers=1", command=["prlimit", "--nofile=256:256", KUBEPROXY])
@@ -202,8 +202,8 @@ def test_a_flood_takes_all_descriptors_but_those_of_others(stage: Stage) -> None
     assert "Traceback" not in daemon.log(), daemon.log()
 
 
-def test_half_open_connections_without_number_do_not_stop_another_service(served: tuple[Stage, Daemon]) -> None:
-    """A SYN flood: a client that never hears, nor answers, what it is answered."""
+def test_a_syn_flood_does_not_stop_another_service(served: tuple[Stage, Daemon]) -> None:
+    """A SYN flood: the client drops every answer."""
     stage, _ = served
     stage.client.run(["nft", "add table inet deaf"])
     try:
@@ -222,7 +222,7 @@ def test_half_open_connections_without_number_do_not_stop_another_service(served
 
 
 def test_slow_readers_cost_no_memory(served: tuple[Stage, Daemon]) -> None:
-    """Each is sent a gigabyte and reads a byte now and then: what they do not read stays with the backend."""
+    """The backend sends each a gigabyte, and they read slowly: the unread rest stays at the backend."""
     stage, daemon = served
     before = rss_mib(daemon)
     with ExitStack() as readers:
@@ -245,7 +245,7 @@ def test_resets_in_every_state_leave_nothing_behind(served: tuple[Stage, Daemon]
     before = descriptors(daemon)
 
     def nothing(sock: socket.socket) -> None:
-        """Accepted, perhaps not even that."""
+        """Reset a new connection, perhaps before the proxy has accepted it."""
 
     def asked(sock: socket.socket) -> None:
         sock.sendall(b"slow 0.2\n")

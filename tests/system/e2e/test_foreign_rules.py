@@ -1,4 +1,4 @@
-"""kube-proxy was not cleaned up before we came: told of while it lasts, and touched by nobody but the operator."""
+"""Rules of kube-proxy from before the start: the daemon reports them while they exist, and does not remove them."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ COMMIT
 
 
 def degraded(daemon: Daemon) -> str:
-    """What its health server says of kube-proxy."""
+    """The part of the health server's answer about kube-proxy."""
     return "".join(it for it in json.loads(daemon.get("/healthz").body).get("degraded", ()) if SAID in it)
 
 
-def test_what_kube_proxy_left_is_told_until_it_is_gone(stage: Stage) -> None:
+def test_rules_of_kube_proxy_are_reported_until_they_are_gone(stage: Stage) -> None:
     node = stage.node
     node.run(["nft", "-f", "-"], input=NFTABLES)
     node.run(["iptables-legacy-restore", "--noflush"], input=IPTABLES)
     stage.write_service([0])
-    # In the very tables in which those of the iptables mode stand.
+    # In the same tables that iptables mode uses.
     daemon = stage.daemon(QUICK, "--iptables-sync-period=500ms", netfilter="iptables")
     stage.await_answers(0)
-    said = until(lambda: degraded(daemon), "it is told of")
+    said = until(lambda: degraded(daemon), "health reports the rules of kube-proxy")
     assert "(nftables: table ip kube-proxy; iptables-legacy: table nat, chain KUBE-SERVICES)" in said
     assert daemon.get("/healthz").status == 200
     assert any(SAID in line and " warning " in line for line in daemon.log().splitlines())
@@ -57,7 +57,7 @@ def test_what_kube_proxy_left_is_told_until_it_is_gone(stage: Stage) -> None:
 
     node.run(["nft", "delete table ip kube-proxy"])
     node.run(["iptables-legacy-restore", "--noflush"], input=IPTABLES_CLEANUP)
-    until(lambda: not degraded(daemon), "no more is told")
+    until(lambda: not degraded(daemon), "health no longer reports them")
     stage.await_answers(0)
     assert daemon.terminate() == 0
     assert "Traceback" not in daemon.log()

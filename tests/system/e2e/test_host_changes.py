@@ -1,4 +1,4 @@
-"""What the daemon meets around it: too few descriptors, no rights, another address, manifests from elsewhere."""
+"""Conditions around the daemon: few descriptors, no privileges, another address, manifests from elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_with_few_descriptors_clients_wait_for_their_turn(stage: Stage) -> None:
         for _ in range(100):
             held.enter_context(stage.client.connect((VIP, 80))).sendall(b"echo\n")
         waiting = pool.submit(ask, stage.client, (VIP, 80), timeout_s=30)
-        # It is as good as ever in everything else.
+        # Everything else works as before.
         assert daemon.get("/healthz").status == 200
         stage.write_service([2])
         until(lambda: daemon.log().count("manifests changed") > 0, "a change is read")
@@ -52,7 +52,7 @@ def test_with_few_descriptors_clients_wait_for_their_turn(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("netfilter", ["auto", *ADAPTERS])
-def test_without_the_capability_it_says_so(stage: Stage, netfilter: str) -> None:
+def test_without_the_capability_it_reports_an_error(stage: Stage, netfilter: str) -> None:
     stage.write_service([0])
     command = [KUBEPROXY, "run", f"--manifests={stage.manifests}", f"--netfilter={netfilter}"]
     done = stage.node.run([*POWERLESS, *command], check=False)
@@ -66,7 +66,7 @@ def test_without_the_capability_it_says_so(stage: Stage, netfilter: str) -> None
 def test_without_a_packet_filter_the_proxy_ports_are_open(stage: Stage) -> None:
     stage.write_service([0])
     before = kernel_state.ruleset(stage.node)
-    # Below the ephemeral ports, or a connection of an earlier test might just have it.
+    # Below the ephemeral ports: a connection of an earlier test could have one of those.
     stage.daemon("--proxy-port-range=20000", netfilter="none", command=(*POWERLESS, KUBEPROXY))
     assert ask(stage.client, (NODE_V4, 20000)) == "pod-0"
     assert kernel_state.ruleset(stage.node) == before
@@ -94,14 +94,14 @@ WEB = f"http://{CLIENT_V4}:8000/web.yaml"
 
 @contextmanager
 def web_server(stage: Stage, directory: Path) -> Iterator[None]:
-    """On the client's host."""
+    """A web server on the client's host."""
 
     class Handler(SimpleHTTPRequestHandler):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args, directory=str(directory))
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads it."""
+            """Discard the log."""
 
     with TCPServer(("127.0.0.1", 0), Handler, bind_and_activate=False) as server:
         server.socket.close()
@@ -125,7 +125,7 @@ def test_manifests_from_a_web_server(stage: Stage, tmp_path: Path) -> None:
         daemon.process.send_signal(signal.SIGHUP)
         stage.await_answers(1)
     daemon.process.send_signal(signal.SIGHUP)
-    until(lambda: f"file={WEB}" in daemon.log(), "it is said")
+    until(lambda: f"file={WEB}" in daemon.log(), "the log names the URL")
     stage.await_answers(1)
 
 

@@ -1,4 +1,4 @@
-"""From start to stop: signals, what stays behind, what an earlier run left, what somebody else did meanwhile."""
+"""From start to stop: signals, leftovers of earlier runs, and changes by other processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def serve(stage: Stage, *options: str, netfilter: str = "nftables") -> Daemon:
 @pytest.mark.parametrize(
     ("netfilter", "first"), [("nftables", signal.SIGTERM), ("iptables", signal.SIGTERM), ("nftables", signal.SIGINT)]
 )
-def test_told_to_stop_it_lets_connections_end_and_takes_new_ones(
+def test_a_stop_signal_drains_connections_and_new_ones_are_served(
     stage: Stage, netfilter: str, first: signal.Signals
 ) -> None:
     daemon = serve(stage, netfilter=netfilter)
@@ -51,7 +51,7 @@ def test_told_to_stop_it_lets_connections_end_and_takes_new_ones(
         assert (answer.status, "draining" in answer.body) == (503, True)
         for host in stage.asking:
             assert ask(host, (VIP, 80)).startswith("pod-")
-        # A change still arrives.
+        # A change still takes effect.
         stage.write_service([2])
         stage.await_answers(2)
         assert slow.result().startswith("pod-")
@@ -65,7 +65,7 @@ def test_told_to_stop_it_lets_connections_end_and_takes_new_ones(
     assert "cut off" not in daemon.log()
 
 
-def test_what_does_not_end_is_cut_off_after_the_grace(stage: Stage) -> None:
+def test_connections_are_closed_after_the_grace_period(stage: Stage) -> None:
     daemon = serve(stage, "--shutdown-grace=300ms")
     with stage.client.connect((VIP, 80)) as held:
         held.sendall(b"echo\nbefore")
@@ -90,7 +90,7 @@ def test_a_second_signal_ends_it_at_once(stage: Stage) -> None:
     assert silent(stage.client, (VIP, 80))
 
 
-def test_told_to_stop_before_it_is_ready(stage: Stage) -> None:
+def test_a_stop_signal_before_it_is_ready(stage: Stage) -> None:
     process = stage.node.popen([KUBEPROXY, "run", f"--manifests={stage.manifests}", "--netfilter=nftables"])
     until(lambda: any(seen.port == METRICS[1] for seen in kernel_state.listening(stage.node)), "it has begun")
     process.send_signal(signal.SIGTERM)
@@ -107,7 +107,7 @@ def test_it_cleans_up_on_exit_if_asked_to(stage: Stage, netfilter: str) -> None:
     assert kernel_state.ruleset(stage.node).startswith(foreign.rstrip())
 
 
-# What an earlier run left
+# Leftovers of earlier runs
 
 
 def test_counters_of_iptables_rules_outlive_a_restart(stage: Stage) -> None:
@@ -125,7 +125,7 @@ def test_counters_of_iptables_rules_outlive_a_restart(stage: Stage) -> None:
 
 
 @each_adapter
-def test_a_successor_takes_over_without_a_gap(stage: Stage, netfilter: str) -> None:
+def test_a_new_instance_takes_over_without_a_gap(stage: Stage, netfilter: str) -> None:
     first = serve(stage, netfilter=netfilter)
     port = kernel_state.redirects(stage.node)[VIP, 80]
     with Traffic(stage.client) as far, Traffic(stage.node) as near:
@@ -138,7 +138,7 @@ def test_a_successor_takes_over_without_a_gap(stage: Stage, netfilter: str) -> N
                     *("--healthz-bind-address=127.0.0.1:10266", "--metrics-bind-address=127.0.0.1:10259"),
                 ]
             )
-            until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the successor")
+            until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the new instance")
             far.more()
             near.more()
             held.sendall(b"after")
@@ -163,8 +163,8 @@ def test_killed_and_restarted_it_repairs_everything(stage: Stage, netfilter: str
     left = kernel_state.redirects(stage.node)
     assert left.keys() == {(VIP, 80), ("10.96.0.20", 80)}
     for host in stage.asking:
-        assert silent(host, (VIP, 80)), "nobody listens"
-    # What changed meanwhile.
+        assert silent(host, (VIP, 80)), "there is no listener"
+    # Changes while no daemon ran.
     stage.remove("old")
     stage.write_service([1, 2])
     stage.daemon(netfilter=netfilter)
@@ -197,7 +197,7 @@ FOREIGN_TABLE = "table inet stranger { chain stranger { type filter hook input p
 
 
 def add_foreign_rules(stage: Stage) -> list[str]:
-    """Rules of somebody else, beside ours and in the built-in chains that we hook into."""
+    """Rules of another program, beside ours and in the built-in chains that ours start from."""
     stage.node.run(["nft", "-f", "-"], input=FOREIGN_TABLE)
     legacy = ["iptables-legacy", "-w", "10"]
     stage.node.run([*legacy, "-t", "nat", "-A", "PREROUTING", "-s", "192.0.2.9", "-j", "ACCEPT"])
@@ -207,12 +207,12 @@ def add_foreign_rules(stage: Stage) -> list[str]:
 
 
 def foreign_rules(stage: Stage) -> list[str]:
-    """They, and how they look now."""
+    """The present state of these rules."""
     lines = kernel_state.ruleset(stage.node).splitlines()
     return [line for line in lines if re.search(r"192\.0\.2\.9|STRANGER|stranger|nowhere|10\.96\.0\.0/16", line)]
 
 
-# What somebody else did
+# Changes by other programs
 
 
 BLOWS = {
@@ -232,7 +232,7 @@ BLOWS = {
 
 
 @each_adapter
-def test_rules_that_somebody_removed_come_back(stage: Stage, netfilter: str) -> None:
+def test_removed_rules_come_back(stage: Stage, netfilter: str) -> None:
     daemon = serve(stage, "--iptables-sync-period=400ms", netfilter=netfilter)
     good = normal(stage)
     for blow in BLOWS[netfilter]:
@@ -250,7 +250,7 @@ def test_rules_that_somebody_removed_come_back(stage: Stage, netfilter: str) -> 
 
 
 def normal(stage: Stage) -> str:
-    """Our rules, but for what a repair changes: handles, and their order in the listing."""
+    """Our rules without the parts that a repair changes: handles, and the order of the listing."""
     return "\n".join(sorted(re.sub(r" # handle \d+", "", line) for line in kernel_state.ours(stage.node)))
 
 
@@ -270,7 +270,7 @@ def test_cleanup_leaves_nothing_and_may_be_repeated(stage: Stage, netfilter: str
     assert foreign_rules(stage) == foreign
 
 
-def test_cleanup_beside_a_daemon_says_that_it_is_in_vain(stage: Stage) -> None:
+def test_cleanup_warns_while_a_daemon_runs(stage: Stage) -> None:
     daemon = serve(stage)
     assert "stop it first" in daemon.cleanup().stderr
     stage.await_answers(0, 1)
@@ -281,33 +281,33 @@ def test_cleanup_beside_a_daemon_says_that_it_is_in_vain(stage: Stage) -> None:
 # Ports
 
 
-def test_ports_come_from_the_range_and_those_of_others_are_stepped_over(stage: Stage) -> None:
+def test_ports_come_from_the_range_and_ports_in_use_are_skipped(stage: Stage) -> None:
     with contextlib.ExitStack() as others:
         taken = {port: others.enter_context(stage.node.listen((NODE_V4, port))) for port in (20000, 20002)}
         daemon = serve(stage, "--proxy-port-range=20000-20003")
         stage.write_service([2], name="second", vip="10.96.0.20")
         stage.await_answers(2, address=("10.96.0.20", 80))
         assert set(kernel_state.redirects(stage.node).values()) == {20001, 20003}
-        # No port is left for this one, and it is said; the others are served on.
+        # No port is left for this Service. The daemon logs it and serves the others.
         stage.write_service([3], name="third", vip="10.96.0.30")
-        until(lambda: "all TCP ports of --proxy-port-range 20000-20003 are taken" in daemon.log(), "it is said")
+        until(lambda: "all TCP ports of --proxy-port-range 20000-20003 are taken" in daemon.log(), "the log reports it")
         assert "default/third" in daemon.log()
         stage.await_answers(0, 1)
         stage.await_answers(2, address=("10.96.0.20", 80))
-        # Somebody else frees one: it is taken, with no other change.
+        # Another program frees a port: the daemon uses it without any other change.
         taken[20000].close()
         stage.await_answers(3, address=("10.96.0.30", 80))
         assert kernel_state.redirects(stage.node)["10.96.0.30", 80] == 20000
-        # One of ours goes, another comes.
+        # One Service disappears, another comes.
         stage.remove("second")
         stage.write_service([1], name="fourth", vip="10.96.0.40")
         stage.await_answers(1, address=("10.96.0.40", 80))
         assert kernel_state.redirects(stage.node)["10.96.0.40", 80] == 20003
-        until(lambda: "service problem resolved service=default/third" in daemon.log(), "it is said")
+        until(lambda: "service problem resolved service=default/third" in daemon.log(), "it is over")
 
 
 @each_adapter
-def test_it_listens_where_it_is_told_to(stage: Stage, netfilter: str) -> None:
+def test_it_listens_at_the_bind_address(stage: Stage, netfilter: str) -> None:
     serve(stage, f"--bind-address={NODE_V4}", netfilter=netfilter)
     port = kernel_state.redirects(stage.node)[VIP, 80]
     assert {seen.address for seen in kernel_state.listening(stage.node) if seen.port == port} == {NODE_V4}
@@ -335,12 +335,12 @@ def test_three_hundred_services(stage: Stage, netfilter: str) -> None:
 
     until(
         lambda: listeners() == set(kernel_state.redirects(stage.node).values()),
-        "nobody listens for the others any more",
+        "the listeners for the others are closed",
     )
     assert daemon.terminate() == 0
 
 
-# The two servers
+# The two HTTP servers
 
 
 @pytest.mark.parametrize("setting", ["healthzBindAddress", "metricsBindAddress"])
@@ -358,7 +358,7 @@ def test_a_server_that_must_listen_and_cannot_ends_the_start(stage: Stage, setti
     assert kernel_state.ruleset(stage.node) == before
 
 
-def test_a_server_that_cannot_listen_is_gone_on_without(stage: Stage) -> None:
+def test_it_runs_without_a_server_that_cannot_listen(stage: Stage) -> None:
     with stage.node.listen(METRICS) as other:
         daemon = serve(stage)
         assert "cannot listen, trying again server=metrics" in daemon.log()

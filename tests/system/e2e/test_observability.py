@@ -1,4 +1,4 @@
-"""What an operator sees of a running daemon: metrics, health, the access log, and who has which port."""
+"""The view of an operator on a running daemon: metrics, health, access log, and the process of each port."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOGFMT = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
 
 
 class Scrape:
-    """One look at /metrics."""
+    """The samples of one GET of /metrics."""
 
     def __init__(self, daemon: Daemon) -> None:
         answer = daemon.get("/metrics", address=METRICS)
@@ -34,13 +34,13 @@ class Scrape:
         self._samples = [sample for family in text_string_to_metric_families(answer.body) for sample in family.samples]
 
     def __call__(self, name: str, **labels: str) -> float:
-        """The sum of all samples of this name with these labels, among others."""
+        """The sum of all samples with this name and at least these labels."""
         found = [s.value for s in self._samples if s.name == name and labels.items() <= s.labels.items()]
         assert found, f"no {name} {labels}"
         return sum(found)
 
     def has(self, name: str, **labels: str) -> bool:
-        """Whether there is one."""
+        """Whether there is such a sample."""
         return any(s.name == name and labels.items() <= s.labels.items() for s in self._samples)
 
 
@@ -137,7 +137,7 @@ def test_the_metrics_servers_pages(stage: Stage) -> None:
     assert daemon.get("/debug/tasks", address=METRICS).status == 404
 
 
-def test_a_taken_port_of_the_health_server_is_no_end_unless_it_is_asked_for(stage: Stage) -> None:
+def test_a_taken_http_port_ends_the_start_only_with_hard_fail(stage: Stage) -> None:
     stage.write_service([0])
     with stage.node.entered():
         taken = socket.create_server(METRICS)
@@ -155,7 +155,7 @@ def test_a_taken_port_of_the_health_server_is_no_end_unless_it_is_asked_for(stag
     assert daemon.get("/healthz", address=HEALTHZ).status == 200
 
 
-def test_whoever_is_told_that_it_is_ready_gets_its_status(stage: Stage, tmp_path: Path) -> None:
+def test_the_status_page_answers_once_systemd_is_notified(stage: Stage, tmp_path: Path) -> None:
     began = time.time()
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(str(tmp_path / "notify"))
@@ -206,5 +206,5 @@ def test_a_node_that_the_cluster_does_not_have_or_is_about_to_remove_takes_no_ne
         assert scrape("rest_client_requests_total", code="200", method="GET") > 0
         assert scrape("rest_client_request_duration_seconds_count", verb="GET") > 0
         assert scrape("kubeproxy_watch_lists_total", resource="services") == 1
-        until(lambda: Scrape(daemon)("kubeproxy_events_sent_total") >= 1, "the start is told as an Event")
+        until(lambda: Scrape(daemon)("kubeproxy_events_sent_total") >= 1, "the start is sent as an Event")
         daemon.terminate()

@@ -1,4 +1,4 @@
-"""Which endpoints answer: traffic policies, hints, endpoints that terminate, affinity; and what load balancers hear."""
+"""The choice of endpoints: traffic policies, hints, terminating endpoints, affinity; and load balancer health."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AROUND = [cell for cell in CELLS if cell.kind != "cluster IP"]
 
 @pytest.fixture(scope="module")
 def daemon(theatre: Stage) -> Iterator[Daemon]:
-    """One for all tests, on a node with a name and a zone, before pods that say who asks."""
+    """A daemon for all tests, on a node with name and zone. Its pods answer with the client's address."""
     start_mirrors(theatre)
     daemon = theatre.daemon(QUICK, f"--hostname-override={NODE_NAME}", "--node-zone=here")
     yield daemon
@@ -51,7 +51,7 @@ def daemon(theatre: Stage) -> Iterator[Daemon]:
 
 @pytest.fixture
 def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
-    """Nothing is served yet."""
+    """The stage without any Service."""
     kernel_state.forget_connections(theatre.node)
     yield theatre
     for path in theatre.manifests.iterdir():
@@ -60,19 +60,19 @@ def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
 
 
 def pods_by(stage: Stage, cells: Sequence[Cell]) -> dict[str, set[str]]:
-    """Who answers by each way, asked often enough that all do."""
+    """The answering pods by each way, from enough requests to reach all."""
     rounds = [answers(stage, WHOLE, cells, timeout_s=1.0) for _ in range(6)]
     return {str(cell): {said.pod for it in rounds if (said := it[str(cell)])} for cell in cells}
 
 
 def await_pods(stage: Stage, pods: set[int], cells: Sequence[Cell] = CELLS) -> None:
-    """Back as soon as exactly these answer by each way."""
+    """Wait until exactly these pods answer by each way."""
     names = {f"pod-{index}" for index in pods}
     until(lambda: all(seen == names for seen in pods_by(stage, cells).values()), f"{names} by each way")
 
 
 def is_quiet(stage: Stage, cell: Cell) -> bool:
-    """Whether nothing is heard by a way."""
+    """Whether there is no answer by a way."""
     return quiet(cell.host(stage), WHOLE.address(cell.kind, cell.family), cell.protocol)
 
 
@@ -98,7 +98,7 @@ def test_the_last_local_endpoints_serve_while_they_terminate(served: Stage, poli
     await_pods(served, {2}, asked)
 
 
-def test_endpoints_that_terminate_serve_when_nobody_else_does(served: Stage) -> None:
+def test_terminating_endpoints_serve_when_no_others_do(served: Stage) -> None:
     leaving = pod(0, ready=False, serving=True, terminating=True)
     not_ready = pod(3, ready=False, serving=False)
     served.write(WHOLE.name, *WHOLE.objects(leaving, not_ready, pod(1)))
@@ -106,7 +106,7 @@ def test_endpoints_that_terminate_serve_when_nobody_else_does(served: Stage) -> 
     served.write(WHOLE.name, *WHOLE.objects(leaving, not_ready))
     await_pods(served, {0})
     served.write(WHOLE.name, *WHOLE.objects(pod(0, ready=False, serving=False, terminating=True), not_ready))
-    until(lambda: not any(answers(served, WHOLE).values()), "nobody serves")
+    until(lambda: not any(answers(served, WHOLE).values()), "no endpoint serves")
 
 
 def zones(*names: str) -> Object:
@@ -152,7 +152,7 @@ def test_a_client_stays_with_its_endpoint(served: Stage) -> None:
     found: dict[str, set[str]] = {}
 
     def ask() -> float:
-        """Ask once by each way; when that was done."""
+        """Ask once by each way; the time after that."""
         for way, said in answers(served, WHOLE, cells, timeout_s=5.0).items():
             assert said is not None, way
             found.setdefault(way, set()).add(said.pod)
@@ -165,23 +165,23 @@ def test_a_client_stays_with_its_endpoint(served: Stage) -> None:
         return {way: set(pods) for way, pods in found.items()}
 
     def keep_silent(for_s: float, *, since: float) -> None:
-        until(lambda: time.monotonic() > since + for_s, f"nobody has asked for {for_s:g} s")
+        until(lambda: time.monotonic() > since + for_s, f"no request for {for_s:g} s")
 
     served.write(WHOLE.name, *WHOLE.objects(0, 1, **sticky(2)))
     await_all(served, WHOLE, 0, 1)
     first = seen(20)
     assert {len(pods) for pods in first.values()} == {1}
-    # Longer than the timeout as a whole, but no pause of that length: it slides.
+    # Longer than the timeout in total, but no pause is that long: each request extends it.
     began = time.monotonic()
     until(lambda: ask() > began + 2.5, "asked for longer than the timeout")
     assert found == first
-    # Kept while others come, and from now on for longer.
+    # Affinity stays while endpoints appear, and the new timeout is longer.
     served.write(WHOLE.name, *WHOLE.objects(0, 1, 2, 3, **sticky(3600)), *NEXT.objects(0))
     asked_at = ask()
     await_all(served, NEXT, 0)
     keep_silent(2.0, since=asked_at)
     assert seen(10) == first
-    # Forgotten sooner from now on: whose turn it is then is nobody's affair, so long as it is not always the same.
+    # The new timeout is shorter. Any endpoint may answer after it, but not always the same.
     served.write(WHOLE.name, *WHOLE.objects(0, 1, 2, 3, **sticky(1)), *NEXT.objects(1))
     await_all(served, NEXT, 1)
 
@@ -190,9 +190,9 @@ def test_a_client_stays_with_its_endpoint(served: Stage) -> None:
         return all(len(pods) > 1 for pods in found.values())
 
     until(all_have_moved, "clients are forgotten after a second")
-    # Whose endpoint has gone has another, and stays there.
+    # A client with a removed endpoint gets another, and stays there.
     served.write(WHOLE.name, *WHOLE.objects(2, **sticky(3600)))
-    # A datagram on its way to who has just left may be lost, as any may: ask again.
+    # A datagram to an endpoint that has just disappeared may be lost: ask again.
     until(
         lambda: all(said is not None and said.pod == "pod-2" for said in answers(served, WHOLE, cells).values()),
         "moved",
@@ -202,7 +202,7 @@ def test_a_client_stays_with_its_endpoint(served: Stage) -> None:
     assert all(pods == {"pod-2"} for pods in seen(5).values())
 
 
-def test_load_balancers_hear_how_many_endpoints_are_here(served: Stage) -> None:
+def test_load_balancers_get_the_number_of_local_endpoints(served: Stage) -> None:
     local: Object = {"externalTrafficPolicy": "Local", "healthCheckNodePort": HEALTH_PORT}
 
     def said(local_endpoints: int) -> bool:
@@ -233,7 +233,7 @@ def test_load_balancers_hear_how_many_endpoints_are_here(served: Stage) -> None:
         except ConnectionRefusedError:
             return True
         except OSError:
-            return False  # taken by a listener that was just being closed
+            return False  # the listener accepted it just before its end
         return False
 
     until(closed, "no server any more")

@@ -1,5 +1,8 @@
-"""Against a real kube-apiserver with real controllers: what it says reaches traffic, what becomes of it does not.
-Skipped unless KUBERNETES_BINARIES names a directory with its programs (docs/reliability.md)."""
+"""Tests against a real kube-apiserver with real controllers, and faults of that server.
+
+Objects of the server reach traffic; its faults do not. Skipped unless KUBERNETES_BINARIES names a directory with its
+programs (docs/reliability.md).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ OTHER = ("10.96.0.20", 80)
 
 
 def service(name: str = "web", vip: str = VIP, **spec: Any) -> Object:
-    """One of all pods, or of those that `spec` selects."""
+    """A Service with all pods, or with the pods that `spec` selects."""
     ports = [{"name": "http", "port": 80, "targetPort": "http"}]
     selector = {"app": "web"}
     return {
@@ -42,7 +45,7 @@ def service(name: str = "web", vip: str = VIP, **spec: Any) -> Object:
 
 
 def pod(index: int, *, ready: bool = True) -> Object:
-    """As a kubelet describes it."""
+    """A Pod with the fields that a kubelet writes."""
     address = Network.pod_v4(index)
     container = {"name": "web", "image": "web", "ports": [{"name": "http", "containerPort": TARGET}]}
     status = {
@@ -62,7 +65,7 @@ def pod(index: int, *, ready: bool = True) -> Object:
 
 @dataclass(slots=True)
 class Act:
-    """A cluster with a Service of pods 0 and 1, and a daemon that serves it."""
+    """A cluster with a Service for pods 0 and 1, and its daemon."""
 
     stage: Stage
     cluster: RealCluster
@@ -70,8 +73,8 @@ class Act:
     token: Path
 
     def flip(self, *ready: int) -> None:
-        """These pods are ready and no others; back when the client is answered by exactly them."""
-        # At no time is none of them ready, also for controllers that are just finding their server again.
+        """Make exactly these pods ready and wait until exactly they answer the client."""
+        # At every time at least one is ready, also for controllers that reconnect to their server.
         self.cluster.put(*(pod(index, ready=True) for index in ready))
         names = {f"pod-{index}" for index in ready}
         until(lambda: names <= ask_often(self.stage.client, (VIP, 80), 12).keys(), "they serve")
@@ -79,7 +82,7 @@ class Act:
         self.stage.await_answers(*ready)
 
     def restart_server(self) -> None:
-        """Killed, and started again; back when the daemon is in step."""
+        """Kill and start the server, and wait until the daemon is in step."""
         self.cluster.signal("kube-apiserver", signal.SIGKILL)
         until(lambda: not in_step(self.daemon), "the daemon has noticed")
         self.cluster.start_server()
@@ -136,7 +139,7 @@ def test_what_controllers_write_is_served(act: Act) -> None:
 
 def test_the_node_goes_and_comes(act: Act) -> None:
     act.cluster.delete(NODE)
-    until(lambda: act.daemon.get("/healthz").status == 503, "load balancers are told to go elsewhere")
+    until(lambda: act.daemon.get("/healthz").status == 503, "load balancers get 503")
     assert "API server has no such node" in act.daemon.log()
     act.cluster.put(NODE)
     until(lambda: act.daemon.get("/healthz").status == 200, "and back")
@@ -166,7 +169,7 @@ def test_it_is_stopped_and_goes_on(act: Act) -> None:
 
 
 def test_its_storage_is_restored_from_a_backup(act: Act, tmp_path: Path) -> None:
-    """Its versions run backwards, and what came after the backup never was."""
+    """Resource versions go backwards, and changes after the backup are lost."""
     storage, backup = act.cluster.storage, tmp_path / "backup"
     act.cluster.signal("etcd", signal.SIGKILL)
     shutil.copytree(storage, backup)
@@ -198,7 +201,7 @@ def test_rights_are_taken_away_and_given_back(act: Act) -> None:
 
 
 def test_its_account_is_made_anew(act: Act) -> None:
-    """The old token is refused; the new one is read from the file as soon as it is there."""
+    """The server refuses the old token. The daemon reads the new one from the file as soon as it exists."""
     act.cluster.renew_account()
     act.cluster.signal("kube-apiserver", signal.SIGKILL)
     act.cluster.start_server()
@@ -209,7 +212,7 @@ def test_its_account_is_made_anew(act: Act) -> None:
 
 
 def test_its_certificates_are_made_anew(act: Act) -> None:
-    """CA, server and the key of the tokens."""
+    """CA, server certificate and the signing key of the tokens."""
     act.cluster.signal("kube-controller-manager", signal.SIGKILL)
     act.cluster.signal("kube-apiserver", signal.SIGKILL)
     act.cluster.make_certificates()
@@ -232,7 +235,7 @@ def test_many_services_come_and_go(act: Act) -> None:
     until(lambda: kernel_state.redirects(act.stage.node).keys() == {(VIP, 80), ("10.96.0.1", 443)}, "all are gone")
 
 
-def test_a_mistake_of_ours_is_refused(cluster: RealCluster) -> None:
-    """So that what the tests put is what the server has."""
+def test_the_real_server_refuses_an_invalid_object(cluster: RealCluster) -> None:
+    """So the objects of the tests are the objects of the server."""
     with pytest.raises(Refused, match="422"):
         cluster.put(service("wrong", "192.0.2.1"))

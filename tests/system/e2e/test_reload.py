@@ -1,4 +1,4 @@
-"""SIGHUP: the configuration file is read again, by the running daemon."""
+"""SIGHUP: the running daemon reads the configuration file again."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ pytestmark = pytest.mark.netns
 
 LONG = {"iptables": {"syncPeriod": "1h", "minSyncPeriod": "20ms"}}
 MUTE = "10.3.0.9"
-"""A pod's address that nobody has."""
+"""A pod address that no host has."""
 
 
 def write(config: Path, **settings: Any) -> None:
-    """The file now says this."""
+    """Write these settings to the file."""
     head = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration"}
     config.write_text(yaml.safe_dump(head | LONG | settings))
 
 
 def serve(stage: Stage, config: Path, **settings: Any) -> Daemon:
-    """A daemon by that file, with a Service that answers."""
+    """A daemon with that file, and a Service that answers."""
     write(config, **settings)
     stage.write_service([0, 1])
-    daemon = stage.daemon(f"--config={config}", "--workers=1")  # whose sockets are all there when it is ready
+    daemon = stage.daemon(f"--config={config}", "--workers=1")  # all its sockets are open when it is ready
     stage.await_answers(0, 1)
     return daemon
 
 
 def reload(daemon: Daemon, *, says: str = "configuration reloaded") -> None:
-    """Back when it has said that it did (or did not)."""
+    """Send SIGHUP and wait for the log message of its result."""
     before = daemon.log().count(says)
     daemon.process.send_signal(signal.SIGHUP)
     until(lambda: daemon.log().count(says) > before, f"it says {says!r}")
 
 
 def in_effect(daemon: Daemon) -> dict[str, Any]:
-    """The iptables group as /configz has it."""
+    """The iptables group of /configz."""
     found = json.loads(daemon.get("/configz", address=METRICS).body)["kubeproxy.config.k8s.io"]
     (group,) = (value for name, value in found.items() if name.lower() == "iptables")
     assert isinstance(group, dict)
     return group
 
 
-def test_the_log_gets_louder_and_quieter(stage: Stage, config: Path) -> None:
+def test_the_log_level_changes_both_ways(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config)
     assert " debug " not in daemon.log()
     write(config, logging={"verbosity": 8})
@@ -72,7 +72,7 @@ def test_dial_timeouts(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config, kubeproxy={"dialTimeouts": ["1h"]})
     stage.write_service([MUTE], name="mute", vip="10.96.0.20")
     until(lambda: ("10.96.0.20", 80) in kernel_state.redirects(stage.node), "the mute one is known")
-    # The address is on the wire, but nobody answers: neither yes nor no.
+    # The address is on the link, but no host answers or refuses.
     stage.node.run(["nft", "-f", "-"], input=f"add rule inet nowhere postrouting ip daddr {MUTE} drop\n")
     with stage.client.connect(("10.96.0.20", 80)) as waiting:
         waiting.settimeout(0.5)
@@ -143,10 +143,10 @@ def test_what_waits_for_a_restart_is_named(stage: Stage, config: Path) -> None:
     assert kernel_state.redirects(stage.node) == before
 
 
-def test_a_wider_port_range_has_room_at_once_for_who_found_none(stage: Stage, config: Path) -> None:
+def test_a_wider_port_range_serves_a_waiting_service_at_once(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config, portRange="20000")
     stage.write_service([2], name="second", vip="10.96.0.20")
-    until(lambda: "all TCP ports of --proxy-port-range 20000-20000 are taken" in daemon.log(), "it is said")
+    until(lambda: "all TCP ports of --proxy-port-range 20000-20000 are taken" in daemon.log(), "no port is left")
     with Traffic(stage.client) as traffic:
         write(config, portRange="20001-20002")
         reload(daemon)
@@ -156,7 +156,7 @@ def test_a_wider_port_range_has_room_at_once_for_who_found_none(stage: Stage, co
     assert kernel_state.redirects(stage.node) == {(VIP, 80): 20000, ("10.96.0.20", 80): 20001}
 
 
-def test_it_disturbs_nobody(stage: Stage, config: Path) -> None:
+def test_a_reload_disturbs_no_client(stage: Stage, config: Path) -> None:
     daemon = serve(stage, config)
     sockets = kernel_state.listening(stage.node)
     with Traffic(stage.client) as traffic, stage.client.connect((VIP, 80)) as held:

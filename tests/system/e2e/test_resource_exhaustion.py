@@ -1,4 +1,4 @@
-"""Memory and ports that run out, and a link that goes down: who feels it, and what is there again after."""
+"""Exhausted memory and ports, and a link that goes down: the effect on clients, and the recovery."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLIENTS = 2000
 
 
 def allow_memory(daemon: Daemon) -> None:
-    """Each of its processes may have what it has: the smallest `ulimit -v` with which it would have come so far."""
+    """Limit each process of the daemon to its present size with RLIMIT_AS."""
     for pid in family(daemon):
         size = re.search(r"VmSize:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         assert size is not None
@@ -33,7 +33,7 @@ def allow_memory(daemon: Daemon) -> None:
 
 @contextmanager
 def flood(stage: Stage, request: bytes) -> Iterator[list[socket.socket]]:
-    """So many clients of a Service, who all ask and read nothing."""
+    """`CLIENTS` clients of a Service that send a request and read nothing."""
     with ExitStack() as stack:
         socks = []
         for _ in range(CLIENTS):
@@ -43,7 +43,7 @@ def flood(stage: Stage, request: bytes) -> Iterator[list[socket.socket]]:
             socks.append(sock)
         if request:
             for sock in socks:
-                with suppress(OSError):  # it waits still
+                with suppress(OSError):  # not connected yet
                     sock.send(request)
         yield socks
 
@@ -51,7 +51,7 @@ def flood(stage: Stage, request: bytes) -> Iterator[list[socket.socket]]:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("request_", [b"", b"drip 1000 0.1\n"], ids=["silent", "served"])
 def test_memory_runs_out(stage: Stage, workers: int, request_: bytes) -> None:
-    """Nobody dies of it, other Services are served, and all are when the flood is over, though the limit stays."""
+    """All processes survive and serve other Services. After the flood all Services work, though the limit stays."""
     stage.write_service([0, 1])
     stage.write_service([2, 3], name="other", vip=OTHER_VIP)
     daemon = stage.daemon(QUICK, f"--workers={workers}")
@@ -61,10 +61,10 @@ def test_memory_runs_out(stage: Stage, workers: int, request_: bytes) -> None:
     allow_memory(daemon)
     with flood(stage, request_):
         until(lambda: descriptors(daemon) > before + 500, "the flood has come")
-        # In each process the one who finds that there is none left may pay for it.
+        # In each process the client at the moment of the shortage may fail.
         assert sum(not answers(stage, OTHER) for _ in range(20)) <= max(1, workers)
-        if shortages(daemon):  # there may be room in what was set aside for threads
-            until(lambda: "no memory for new clients" in daemon.log(), "it is told of")
+        if shortages(daemon):  # memory reserved for threads may be enough
+            until(lambda: "no memory for new clients" in daemon.log(), "the log reports it")
             assert "no descriptors for new clients" not in daemon.log()
         if not request_:
             used = cpu_s(daemon)
@@ -83,13 +83,13 @@ def test_memory_runs_out(stage: Stage, workers: int, request_: bytes) -> None:
 
 
 def shortages(daemon: Daemon) -> float:
-    """How often there was none."""
+    """The number of memory shortages in the metrics."""
     metrics = daemon.get("/metrics", address=METRICS).body
     return float(re.findall(r"^kubeproxy_memory_shortages_total (\S+)", metrics, re.MULTILINE)[0])
 
 
 def answers(stage: Stage, address: tuple[str, int] = WEB) -> bool:
-    """Whether a Service does, if no other that which was flooded."""
+    """Whether a Service answers, by default the flooded one."""
     try:
         return ask(stage.client, address, timeout_s=5).startswith("pod-")
     except OSError:
@@ -98,8 +98,11 @@ def answers(stage: Stage, address: tuple[str, int] = WEB) -> bool:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_ports_towards_an_endpoint_are_used_up(stage: Stage, workers: int) -> None:
-    """The node may speak from ten ports. Who finds none with one endpoint is served by another; when there is none with
-    any, the client is told; and when some are free again all is well, without anybody's help."""
+    """The node has ten source ports for connections to endpoints.
+
+    If there is none for an endpoint, another endpoint serves the client. If there is none for any, the client gets an
+    error. As soon as some are free again, everything works without an action of the operator.
+    """
     stage.write_service([0])
     daemon = stage.daemon(QUICK, f"--workers={workers}")
     stage.await_answers(0)
@@ -110,7 +113,7 @@ def test_ports_towards_an_endpoint_are_used_up(stage: Stage, workers: int) -> No
                 pass
             with pytest.raises(ConnectionResetError):
                 ask(stage.client, WEB)
-            until(lambda: "all ports towards them are in use" in daemon.log(), "it is told of")
+            until(lambda: "all ports towards them are in use" in daemon.log(), "the log reports it")
             assert 'remedy="widen net.ipv4.ip_local_port_range' in daemon.log()
             stage.write_service([0, 1])
             until(lambda: answers(stage), "the other endpoint serves")
@@ -127,7 +130,10 @@ def test_ports_towards_an_endpoint_are_used_up(stage: Stage, workers: int) -> No
 
 
 def use_a_port(stage: Stage, held: ExitStack) -> bool:
-    """By a connection that stays, and ends by a reset, so that the port is free then; whether there was one."""
+    """Open a connection that stays; whether it got a port.
+
+    It ends with a reset, so that the port is free at once.
+    """
     sock = held.enter_context(stage.client.connect(WEB))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     sock.sendall(b"echo\nx")
@@ -139,8 +145,10 @@ def use_a_port(stage: Stage, held: ExitStack) -> bool:
 
 
 def test_a_link_goes_down_and_up_again(stage: Stage) -> None:
-    """Five seconds: running connections outlive them, new clients are served by the other pods meanwhile, and by this
-    one afterwards."""
+    """For five seconds: running connections continue afterwards, and other pods serve new clients meanwhile.
+
+    Then the pod serves again, too.
+    """
     stage.write_service([0, 1])
     daemon = stage.daemon(QUICK, "--workers=1")
     stage.await_answers(0, 1)

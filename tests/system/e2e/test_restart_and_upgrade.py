@@ -1,5 +1,7 @@
-"""Restart, upgrade and crash without loss: 300 new connections a second and 50 long ones, while a process follows
-another in every way there is."""
+"""Restart, upgrade and crash without failed connections.
+
+There are 300 new connections a second and 50 long ones during each kind of restart.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ contexts: [{name: x, context: {cluster: x, user: x}}]
 clusters: [{name: x, cluster: {server: "http://10.2.0.2:6443"}}]
 users: [{name: x, user: {}}]
 """
-"""A kubeconfig that leads to nobody."""
+"""A kubeconfig with an address where no server listens."""
 
 
 def serve(stage: Stage, *options: str, netfilter: str) -> Daemon:
@@ -43,7 +45,7 @@ def serve(stage: Stage, *options: str, netfilter: str) -> Daemon:
 
 
 def unhurt(crowd: Crowd, *, long: bool = True) -> None:
-    """Nobody failed."""
+    """No client had a failure."""
     assert crowd.report.answered > 100
     assert crowd.report.failures == []
     if long:
@@ -51,21 +53,21 @@ def unhurt(crowd: Crowd, *, long: bool = True) -> None:
 
 
 def linger(seconds: float = 1.0) -> None:
-    """Time for traffic to meet what has been done; not a condition waited for."""
+    """Give traffic time to meet the change; there is no condition to wait for."""
     time.sleep(seconds)
 
 
 @each_adapter
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_takeover(stage: Stage, netfilter: str, workers: str) -> None:
-    """A successor started beside takes over: rules, node ports, health and metrics ports."""
+    """A new instance takes over rules, node ports, health and metrics ports."""
     first = serve(stage, f"--workers={workers}", netfilter=netfilter)
     port = kernel_state.redirects(stage.node)[VIP, 80]
     with Crowd(stage.client, (VIP, 80)) as crowd:
         linger()
         second = stage.daemon(QUICK, GRACE, f"--workers={workers}", netfilter=netfilter)
-        until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the successor")
-        until(lambda: "new instance has taken over" in first.log(), "the first one makes way")
+        until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the new instance")
+        until(lambda: "new instance has taken over" in first.log(), "the first instance has handed over")
         linger()
     unhurt(crowd)
     crowd.show(f"takeover ({netfilter}, {workers} workers)")
@@ -78,8 +80,8 @@ def test_takeover(stage: Stage, netfilter: str, workers: str) -> None:
 
 @each_adapter
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_nothing_serves_before_whoever_serves_already_was_asked(stage: Stage, netfilter: str, workers: str) -> None:
-    """Listeners are opened when it has answered, and the rules are switched when it holds still."""
+def test_a_new_instance_opens_no_listener_before_the_owner_answers(stage: Stage, netfilter: str, workers: str) -> None:
+    """It opens listeners after the owner's answer. It switches the rules after the owner has stopped its changes."""
     stage.write_service([0, 1, 2])
     with incumbent(stage.node, busy=3) as owner:
         stage.daemon(QUICK, f"--workers={workers}", netfilter=netfilter)
@@ -91,8 +93,8 @@ def test_nothing_serves_before_whoever_serves_already_was_asked(stage: Stage, ne
     stage.await_answers(0, 1, 2)
 
 
-def test_a_successor_told_to_stop_before_it_took_over(stage: Stage, tmp_path: Path) -> None:
-    """The rules are its predecessor's, and stay."""
+def test_a_new_instance_stopped_before_its_takeover(stage: Stage, tmp_path: Path) -> None:
+    """The rules belong to the running instance, and stay."""
     first = serve(stage, netfilter="nftables")
     rules = kernel_state.ours(stage.node)
     no_endpoint = tmp_path / "kubeconfig"
@@ -107,8 +109,11 @@ def test_a_successor_told_to_stop_before_it_took_over(stage: Stage, tmp_path: Pa
     unhurt(crowd)
 
 
-def test_orphans_serve_on_until_all_is_known(stage: Stage, tmp_path: Path) -> None:
-    """They know what the API server said, which is away; only when they are gone is something better than nothing."""
+def test_orphaned_workers_serve_until_the_lists_are_complete(stage: Stage, tmp_path: Path) -> None:
+    """They have the lists of the unreachable API server.
+
+    The new instance uses its incomplete lists only after they have ended.
+    """
     first = serve(stage, "--workers=2", netfilter="nftables")
     no_endpoint = tmp_path / "kubeconfig"
     no_endpoint.write_text(NO_API_SERVER)
@@ -131,7 +136,7 @@ def test_orphans_serve_on_until_all_is_known(stage: Stage, tmp_path: Path) -> No
 
 @each_adapter
 def test_stop_and_start(stage: Stage, netfilter: str) -> None:
-    """Without a successor clients wait for the next process instead of being refused."""
+    """Without a new instance clients wait for the next process and get no refusal."""
     first = serve(stage, "--shutdown-grace=1s", netfilter=netfilter)
     with Crowd(stage.client, (VIP, 80), long=0) as far, Crowd(stage.node, (VIP, 80), rate=50, long=0) as near:
         linger()
@@ -147,21 +152,21 @@ def test_stop_and_start(stage: Stage, netfilter: str) -> None:
 
 @each_adapter
 def test_everything_killed(stage: Stage, netfilter: str) -> None:
-    """No rule of a dead run leads a client to whoever has its port now, and the next start repairs everything."""
+    """No rule of a killed instance leads to the new process on its port. The next start repairs everything."""
     first = serve(stage, "--workers=0", netfilter=netfilter)
     port = kernel_state.redirects(stage.node)[VIP, 80]
     first.process.kill()
     first.process.wait()
     with stage.node.listen(("0.0.0.0", port)):
         for host in stage.asking:
-            assert silent(host, (VIP, 80)), "the port is somebody else's now"
+            assert silent(host, (VIP, 80)), "the port belongs to another process"
         stage.daemon(QUICK, netfilter=netfilter)
         stage.await_answers(0, 1, 2)
 
 
 @each_adapter
 def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
-    """Its workers serve on until the next one's rules are in force, then let what is open finish."""
+    """Its workers serve until the rules of the new instance are in force, then drain."""
     first = serve(stage, "--workers=2", netfilter=netfilter)
     with Crowd(stage.client, (VIP, 80)) as crowd:
         linger()
@@ -178,8 +183,8 @@ def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
 
 
 @each_adapter
-def test_executed_anew(stage: Stage, netfilter: str) -> None:
-    """New code under the same process number."""
+def test_re_exec(stage: Stage, netfilter: str) -> None:
+    """New code with the same process id."""
     daemon = serve(stage, "--workers=2", netfilter=netfilter)
     pid = daemon.process.pid
     with Crowd(stage.client, (VIP, 80)) as crowd:
@@ -189,7 +194,7 @@ def test_executed_anew(stage: Stage, netfilter: str) -> None:
         until(lambda: "orphaned worker serves on" in daemon.log(), "orphans have reported")
         linger(2.0)
     unhurt(crowd)
-    crowd.show(f"executed anew ({netfilter})")
+    crowd.show(f"re-exec ({netfilter})")
     assert daemon.process.pid == pid
     assert daemon.process.poll() is None
     until(lambda: daemon.log().count("orphaned worker has ended") == 2, "the orphans have ended")
@@ -200,8 +205,8 @@ def test_executed_anew(stage: Stage, netfilter: str) -> None:
     assert daemon.terminate(40) == 0
 
 
-def test_not_executed_anew_by_code_that_refuses_the_configuration(stage: Stage, tmp_path: Path) -> None:
-    """Nothing is begun before the new code has agreed."""
+def test_no_re_exec_with_code_that_refuses_the_configuration(stage: Stage, tmp_path: Path) -> None:
+    """The daemon starts nothing before the new code has accepted the configuration."""
     file = tmp_path / "config.yaml"
     head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
     file.write_text(f"{head}kubeproxy: {{workers: 1}}\n")
@@ -213,8 +218,8 @@ def test_not_executed_anew_by_code_that_refuses_the_configuration(stage: Stage, 
     stage.await_answers(0, 1, 2)
 
 
-def test_without_a_packet_filter_several_stand_side_by_side(stage: Stage) -> None:
-    """No rules lead to them, so that there is nothing in which one could follow another."""
+def test_without_a_packet_filter_several_run_side_by_side(stage: Stage) -> None:
+    """No rules lead to them, so there is nothing to take over."""
     first = serve_nobody(stage, 10266, 10259)
     second = serve_nobody(stage, 10276, 10269)
     assert first.process.poll() is None
@@ -223,14 +228,14 @@ def test_without_a_packet_filter_several_stand_side_by_side(stage: Stage) -> Non
 
 
 def serve_nobody(stage: Stage, health: int, metrics: int) -> Daemon:
-    """A daemon without rules, with HTTP ports of its own."""
+    """A daemon without rules, with its own HTTP ports."""
     return stage.daemon(
         "--shutdown-grace=1s", netfilter="none", healthz=("127.0.0.1", health), metrics=("127.0.0.1", metrics)
     )
 
 
-def test_node_ports_are_not_kept_from_a_successors_successor(stage: Stage) -> None:
-    """While the first one's connections run out, the second dies, and the third has never heard of the first."""
+def test_a_third_instance_gets_the_node_ports(stage: Stage) -> None:
+    """The second instance is killed while the first one drains. The third has no connection to the first."""
     node_port = service(ports={"http": 80})
     node_port["spec"]["type"] = "NodePort"
     node_port["spec"]["ports"][0]["nodePort"] = 30080
@@ -241,7 +246,7 @@ def test_node_ports_are_not_kept_from_a_successors_successor(stage: Stage) -> No
         held.sendall(b"echo\nbefore")
         assert held.recv(100) == b"before"
         second = stage.daemon(QUICK, GRACE)
-        until(lambda: "new instance has taken over" in first.log(), "the first one makes way")
+        until(lambda: "new instance has taken over" in first.log(), "the first instance has handed over")
         second.process.kill()
         second.process.wait()
         third = stage.daemon(QUICK, GRACE)

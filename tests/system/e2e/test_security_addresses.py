@@ -1,4 +1,4 @@
-"""Findings 5, 6, 7 and 9 of the security review: addresses and ports that are no tenant's, with the real daemon."""
+"""Security review, findings 5, 6, 7 and 9: addresses and ports that tenants must not get, with the real daemon."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.system.e2e.stage import QUICK, Object, Stage, until
 pytestmark = pytest.mark.netns
 
 METADATA = {V4: "168.63.129.16", V6: "fd00:ec2::254"}
-"""Of Azure and AWS; here addresses of the client's host."""
+"""Metadata addresses of Azure and AWS; here addresses of the client's host."""
 ALIEN = {V4: "192.0.2.1", V6: "2001:db8:2::1"}
 PUBLIC = ("0.0.0.0", 10256)
 
 
 @pytest.fixture(scope="module")
 def mirrors(theatre: Stage) -> Stage:
-    """Pods with mirrors; and a metadata service on the client's host, to which the node's routes lead."""
+    """Pods with mirrors, and a metadata service on the client's host with routes to it."""
     start_mirrors(theatre)
     theatre.client.ip(*(f"addr add {address} dev lo" for address in METADATA.values()))
     theatre.client.popen([sys.executable, "-S", "-E", address_echo.__file__, "metadata", str(MIRROR)])
@@ -48,7 +48,7 @@ def api(mirrors: Stage, stage: Stage) -> Iterator[ApiHost]:
 
 
 def serve(stage: Stage, api: ApiHost, netfilter: str, *options: str, **more: Any) -> Daemon:
-    """A daemon that asks it."""
+    """A daemon that reads from this API server."""
     options = (QUICK, f"--master={api.url}", f"--hostname-override={NODE_NAME}", *options)
     return stage.daemon(*options, **{"manifests": None, "netfilter": netfilter, **more})
 
@@ -64,8 +64,10 @@ def objects(
     cluster_ips: Sequence[str] = (),
     **spec: Any,
 ) -> list[Object]:
-    """A Service of both families and its slices; endpoints are pods by number, or as in a slice with an address of each
-    family."""
+    """A Service of both families and its slices.
+
+    Endpoints are pods by number, or entries of a slice with an address of each family.
+    """
     ips = list(cluster_ips) or [f"10.96.7.{number}", f"fd00:96::7:{number}"]
     described = [it if isinstance(it, dict) else {"at": _pod(it)} for it in endpoints]
     typed: Object = {"type": "NodePort"} if node_port else {}
@@ -100,20 +102,20 @@ def _pod(index: int) -> dict[int, str]:
 
 
 def says(stage: Stage, address: str, port: int = 80) -> str | None:
-    """The name that answers the client and the node itself; None: there is no answer."""
+    """The name that answers the client and the node itself. None if there is no answer."""
     found = [heard(host, (address, port), "TCP", timeout_s=2.0) for host in stage.asking]
     names = {None if it is None else it.pod for it in found}
     return names.pop() if len(names) == 1 else f"several: {found}"
 
 
 def await_said(stage: Stage, pod: str | None, *addresses: str, port: int = 80) -> None:
-    """Back as soon as this pod answers at each address."""
+    """Wait until this pod answers at each address."""
     for address in addresses:
         until(lambda: says(stage, address, port) == pod, f"{address}:{port} answered by {pod}")  # noqa: B023
 
 
 def await_problem(daemon: Daemon, service: str, *words: str) -> None:
-    """Back as soon as a warning about a Service has all these words."""
+    """Wait for a warning about a Service that contains all these words."""
 
     def found() -> bool:
         lines = [it for it in daemon.log().splitlines() if "service has a problem" in it and f"service={service}" in it]
@@ -126,7 +128,7 @@ def await_problem(daemon: Daemon, service: str, *words: str) -> None:
 
 
 def await_event(api: ApiHost, service: str, *words: str) -> None:
-    """Back as soon as an Event on a Service has all these words."""
+    """Wait for an Event on a Service that contains all these words."""
     namespace, _, name = service.partition("/")
     involved = {"namespace": namespace, "name": name}
 
@@ -162,7 +164,10 @@ def test_finding_6_no_external_address_wins_over_a_cluster_ip(stage: Stage, api:
 
 @pytest.mark.parametrize("netfilter", ADAPTERS)
 def test_finding_5_ports_of_this_nodes_daemons(stage: Stage, api: ApiHost, netfilter: str) -> None:
-    """SSH and kubelet are never a tenant's; a daemon at a port that may be one keeps it for its restart."""
+    """Tenants never get the ports of SSH and kubelet.
+
+    A daemon at a port that a tenant may have keeps the port across its restart.
+    """
     own = list(NODE.values())
     with _daemon_of_the_node(stage, 443):
         daemon = serve(stage, api, netfilter, healthz=PUBLIC)
@@ -176,7 +181,7 @@ def test_finding_5_ports_of_this_nodes_daemons(stage: Stage, api: ApiHost, netfi
         await_problem(daemon, f"tenant/ext-{port}", NODE[V4], why)
         await_problem(daemon, f"tenant/ext-{port}", NODE[V6], why)
     await_event(api, "tenant/ext-10250", "reservedPorts")
-    # The daemon restarts. Meanwhile the tenant asks anew, and all that can be retried is.
+    # The daemon restarts. Meanwhile the tenant writes its Service again, and retries run.
     api.delete(objects("ext-443", 2, 1)[0])
     api.put(*objects("again-443", 7, 1, port=443, externalIPs=own))
     await_problem(daemon, "tenant/again-443", "was seen to have that port")
@@ -185,7 +190,7 @@ def test_finding_5_ports_of_this_nodes_daemons(stage: Stage, api: ApiHost, netfi
     assert says(stage, NODE[V4], 443) is says(stage, NODE[V6], 443) is None
     with _daemon_of_the_node(stage, 443), _daemon_of_the_node(stage, 22), _daemon_of_the_node(stage, 10250):
         assert says(stage, NODE[V4], 22) == says(stage, NODE[V6], 10250) == "daemon"
-    # The proxy's own port, too, is its own after a restart.
+    # The proxy's own port is also its own after a restart.
     assert daemon.terminate() == 0
     again = serve(stage, api, netfilter, healthz=PUBLIC)
     await_said(stage, "pod-1", *own, port=80)
@@ -194,10 +199,10 @@ def test_finding_5_ports_of_this_nodes_daemons(stage: Stage, api: ApiHost, netfi
 
 
 def _daemon_of_the_node(stage: Stage, port: int, name: str = "daemon", *, user: int = 0) -> ExitStack:
-    """A process of the node that answers at a port of both families, until the stack is closed."""
+    """A process of the node that answers at a port of both families."""
     done = ExitStack()
     become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
-    # Not our interpreter: another user may not be allowed to read it.
+    # Not our interpreter: another user may have no right to read it.
     command = [*become, "/usr/bin/python3", "-S", "-E", "-c", _LISTEN, str(port), name]
     process = stage.node.popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -271,7 +276,7 @@ def test_finding_7_endpoints_that_are_not_dialed(stage: Stage, api: ApiHost, net
         await_event(api, "tenant/metadata", "deniedEndpointCIDRs")
         until(lambda: "not dialed: 168.63.129.16" in daemon.get("/statusz.json", address=METRICS).body, "it is shown")
         assert "service=tenant/pod-here" not in daemon.log()
-        # What is denied is the operator's to say, and follows a reload.
+        # The operator configures the denied ranges, and a reload changes them.
         _configure(config, f"kubeproxy: {{deniedEndpointCIDRs: [{Network.pod_v4(1)}/32, {Network.pod_v6(1)}/128]}}")
         daemon.process.send_signal(signal.SIGHUP)
         await_said(stage, "metadata", "10.96.7.3", "fd00:96::7:3", "10.96.7.4", "fd00:96::7:4")
@@ -307,7 +312,7 @@ def test_finding_7_manifests_are_the_operators_own(mirrors: Stage, stage: Stage,
 def test_external_addresses_lie_where_the_operator_says(
     stage: Stage, api: ApiHost, netfilter: str, config: Path
 ) -> None:
-    """CVE-2020-8554: by default anywhere, as with kube-proxy."""
+    """CVE-2020-8554: the default is any address, as in kube-proxy."""
     _configure(config, "")
     daemon = serve(stage, api, netfilter, f"--config={config}")
     balanced = {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}}
@@ -335,7 +340,7 @@ def test_finding_9_an_unprivileged_user_gets_no_clients_of_a_node_port(
             await_problem(daemon, "tenant/web", f"node port 30080 (TCP, IPv{family}) is served", "of user 65534")
         await_event(api, "tenant/web", "of user 65534")
         assert daemon.terminate() == 0
-        # Nor after a restart; and where it is to keep the port, it does.
+        # Also after a restart the user gets no clients; a user with that right keeps the port.
         again = serve(stage, api, netfilter)
         await_said(stage, "pod-1", *NODE.values(), port=30080)
         assert again.terminate() == 0

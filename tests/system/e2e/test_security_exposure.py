@@ -1,4 +1,4 @@
-"""What the node shows to the network, and what a flood or a crash gives away (attack review, findings 10 to 19)."""
+"""Attack review, findings 10 to 19: data that the node shows to the network, floods, and core dumps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PORT = METRICS[1]
 
 
 def asked(host: Host, address: str, path: str, *, name: str, port: int = PORT) -> Answer:
-    """One GET with this Host header."""
+    """The answer to one GET with this Host header."""
     with host.connect((address, port), timeout=15) as sock:
         connection = http.client.HTTPConnection(address, port)
         connection.sock = sock
@@ -48,7 +48,7 @@ def asked(host: Host, address: str, path: str, *, name: str, port: int = PORT) -
         return Answer(response.status, response.read().decode())
 
 
-# Finding 10: what a worker may do
+# Finding 10: the privileges of a worker
 
 
 @pytest.mark.parametrize(("more", "kept"), [("+net_raw", 1 << 13), ("", 0)])
@@ -68,7 +68,7 @@ def test_finding_10_a_worker_of_the_daemon_set_keeps_no_net_admin(stage: Stage, 
     assert ask(stage.client, (VIP, 80)) == "pod-0"
 
 
-# Finding 12: monitoring without showing everything to everybody
+# Finding 12: monitoring without access of all hosts to all pages
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def pids(stage: Stage) -> list[int]:
     return [worker["pid"] for worker in workers]
 
 
-# Finding 18: what health tells the network
+# Finding 18: the content of health pages for the network
 
 
 def test_finding_18_the_network_gets_kube_proxys_fields_only(stage: Stage) -> None:
-    # Something that degrades the node: kube-proxy's own rules are still there.
+    # A reason for a degraded node: rules of kube-proxy still exist.
     stage.node.run(["nft", "add table ip kube-proxy; add chain ip kube-proxy services"])
     try:
         stage.write_service([0])
@@ -184,14 +184,14 @@ def test_finding_18_the_network_gets_kube_proxys_fields_only(stage: Stage) -> No
 # Finding 19: a flood of connections at the health port
 
 
-def test_finding_19_the_address_with_most_connections_gives_one_up_and_not_a_probe(stage: Stage) -> None:
+def test_finding_19_the_address_with_most_connections_loses_its_oldest(stage: Stage) -> None:
     stage.write_service([0])
     stage.daemon(healthz=("0.0.0.0", HEALTHZ[1]))
     address = (NODE, HEALTHZ[1])
     with ExitStack() as stack:
         probe = stack.enter_context(stage.node.connect(address, timeout=20))
         silent = [stack.enter_context(stage.client.connect(address, timeout=20)) for _ in range(150)]
-        # It is the oldest of more connections than are kept; those of the client have made way, its oldest first.
+        # The probe has the oldest of too many connections; the server closes those of the client, oldest first.
         assert ended(silent[0])
         probe.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
         assert probe.recv(64).startswith(b"HTTP/1.0 200 OK")
@@ -199,7 +199,7 @@ def test_finding_19_the_address_with_most_connections_gives_one_up_and_not_a_pro
 
 
 def ended(sock: socket.socket) -> bool:
-    """Waits for the other end to close or reset it."""
+    """Wait until the other end closes or resets it."""
     try:
         return sock.recv(1) == b""
     except ConnectionResetError:
@@ -213,7 +213,7 @@ def test_finding_19_a_flood_starves_no_probe(stage: Stage) -> None:
         until(lambda: made() > 2000, "the flood flows")
         for number in range(15):
             before = made()
-            # 1 s is what a kubelet grants by default; a dropped packet comes again only after that.
+            # 1 s is the default timeout of a kubelet; a dropped packet is sent again only after that.
             assert get(stage.node, (NODE, HEALTHZ[1]), "/livez", timeout_s=1.0).status == 200, number
             until(lambda before=before: made() > before, "it flows on")  # type: ignore[misc]
         assert ask(stage.client, (VIP, 80)) == "pod-0"
@@ -221,7 +221,7 @@ def test_finding_19_a_flood_starves_no_probe(stage: Stage) -> None:
 
 
 def answers(host: Host, address: tuple[str, int]) -> bool:
-    """Whether /livez is answered."""
+    """Whether /livez answers."""
     with suppress(OSError, http.client.HTTPException):
         return get(host, address, "/livez", timeout_s=2.0).status == 200
     return False
@@ -247,7 +247,7 @@ while True:
 
 @contextmanager
 def flooded(host: Host, address: tuple[str, int]) -> Iterator[Callable[[], int]]:
-    """Silent connections without end, 200 at once; gives a function that tells how many there have been."""
+    """Open silent connections without end, 200 at once. Yields a function that returns their number so far."""
     process = host.popen(
         ["nice", "-n", "19", sys.executable, "-c", _FLOOD, address[0], str(address[1])], stdout=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""Security finding 1: endpoints that lead back to the proxy, on one node and over two. IPv4 and IPv6, TCP and UDP."""
+"""Security finding 1: endpoints that lead back to the proxy, on one node and over two, for all protocols."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ pytestmark = pytest.mark.netns
 
 LIMIT = "--nofile=1024:1024"
 HOPS = 8
-"""How many proxies in a row a client may pass."""
+"""The largest number of proxies in a row for a client."""
 LEADS_BACK = "leads back to this proxy"
 FAMILIES = (4, 6)
 PROTOCOLS = ("TCP", "UDP")
 
 
 class Loop(NamedTuple):
-    """A Service whose endpoint is a destination of the proxy: its own, or another Service's."""
+    """A Service with an endpoint that is a destination of the proxy: its own, or of another Service."""
 
     name: str
     number: int
     node_port: int
     leads_to: dict[int, tuple[str, int]]
-    """Address and port of its endpoint, for each family."""
+    """Address and port of the endpoint, for each family."""
 
     def vip(self, family: int) -> str:
-        """Its cluster IP."""
+        """The cluster IP of a family."""
         return f"10.96.9.{self.number}" if family == 4 else f"fd00:96::9:{self.number}"
 
     def objects(self) -> list[Object]:
@@ -96,10 +96,10 @@ LOOPS = (ITSELF, THERE, BACK, NODE_PORT, EXTERNAL)
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("netfilter", ADAPTERS)
-def test_a_service_whose_endpoint_is_a_service_address_takes_nothing_from_others(
+def test_a_service_with_a_service_address_as_endpoint_takes_nothing_from_others(
     stage: Stage, netfilter: str, workers: int
 ) -> None:
-    """Clients and datagrams of every loop cost nothing that lasts, and the Services say what is wrong with them."""
+    """Clients and datagrams of loops use no resources for long. Each Service has a reported problem."""
     stage.write_service([0, 1], name="other", vip=OTHER_VIP)
     daemon = stage.daemon(QUICK, f"--workers={workers}", netfilter=netfilter, command=["prlimit", LIMIT, KUBEPROXY])
     stage.await_answers(0, 1, address=OTHER)
@@ -132,7 +132,7 @@ def test_a_service_whose_endpoint_is_a_service_address_takes_nothing_from_others
 
 
 def knock(host: Host, address: tuple[str, int], clients: ExitStack) -> None:
-    """One connection and one datagram to an address."""
+    """Send one connection and one datagram to an address."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     stream = clients.enter_context(host.make_socket(family))
     stream.setblocking(False)
@@ -144,13 +144,13 @@ def knock(host: Host, address: tuple[str, int], clients: ExitStack) -> None:
 
 
 def test_endpoints_that_lead_back_come_and_go_with_the_services_they_lead_to(stage: Stage) -> None:
-    """An endpoint is left out as soon as a Service has its address, and used again when that Service is gone."""
+    """The daemon leaves an endpoint out while a Service has its address."""
     pod = stage.network.pod_v4(0)
     stage.write_service([0])
     daemon = stage.daemon(QUICK, "--workers=1")
     stage.await_answers(0)
     stage.write("taker", *looping("taker", [pod], 30090, {})[:1])
-    # The taker's port is 80, the endpoint's 8080: no loop.
+    # The Service of that address has port 80, the endpoint 8080: no loop.
     until(lambda: (pod, 80) in kernel_state.redirects(stage.node), "the taker is served")
     stage.await_answers(0)
     taker = looping("taker", [pod], 30090, {})[0]
@@ -180,7 +180,7 @@ NODE_PORT_NUMBER = 30080
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    """Two hosts that forward; each has the other for its default route."""
+    """Two hosts that forward; each is the default route of the other."""
     with Host("a") as a, Host("b") as b, Host("client") as client:
         for node in (a, b):
             node.sysctl("net.ipv4.ip_forward", 1)
@@ -212,7 +212,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 @pytest.mark.parametrize("netfilter", ADAPTERS)
 def test_a_loop_over_two_nodes_ends(pair: Pair, netfilter: str) -> None:
-    """A's endpoint is B's node port, and B's endpoint is A's: neither node can see that by its own addresses."""
+    """A's endpoint is B's node port, and B's endpoint is A's: no node can detect it from its own addresses."""
     daemons = []
     with ExitStack() as stack:
         for name, host, other in (("a", pair.a, B), ("b", pair.b, A)):

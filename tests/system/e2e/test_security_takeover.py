@@ -1,5 +1,7 @@
-"""Findings 3, 4 and 15 of the security review: what a local process without privileges can do to a running proxy, to
-its upgrade and to its start; and two proxies that cannot speak with one another."""
+"""Security review, findings 3, 4 and 15: attacks of a local process without privileges.
+
+The attacks are on a running proxy, its upgrade and its start; and two proxies that cannot communicate.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ pytestmark = pytest.mark.netns
 each_adapter = pytest.mark.parametrize("netfilter", ADAPTERS)
 
 POWERLESS = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all", "--no-new-privs")
-"""Root without a single capability."""
+"""Root without any capability."""
 ROOT_ELSEWHERE = (*POWERLESS, "unshare", "--user")
-"""The same, with every capability in a user namespace of its own."""
-NOBODY = "65534"
+"""Root without capabilities in the host's user namespace, and with all in its own."""
+UNPRIVILEGED = "65534"
 
 ATTACK = (sys.executable, "-S", "-E", attacker.__file__)
 
@@ -42,7 +44,7 @@ PEER = """if True:
 
     asyncio.run(main())
 """
-"""A process with CAP_NET_ADMIN that says that the rules are its own, which they are not."""
+"""A process with CAP_NET_ADMIN that claims the rules of the daemon."""
 
 DEAF = """if True:
     import sys
@@ -50,16 +52,16 @@ DEAF = """if True:
     from kubeproxy.cli.main import main
 
     async def greet(name, hello):
-        raise TimeoutError("it cannot be spoken with")
+        raise TimeoutError("no connection to it")
 
     predecessor.greet = greet
     sys.exit(main())
 """
-"""The daemon, unable to speak with another."""
+"""The daemon, without the ability to communicate with another."""
 
 
 def attack(stage: Stage, *arguments: str) -> subprocess.Popen[bytes]:
-    """One that goes on; back when it has begun."""
+    """Start an attack that continues; returns when it has begun."""
     process = stage.node.popen([*ATTACK, *arguments], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -87,12 +89,12 @@ def test_finding_3_root_without_capabilities_is_not_obeyed(
 
 
 @each_adapter
-def test_finding_3_nobody_leaves_while_rules_lead_to_it(stage: Stage, netfilter: str) -> None:
-    """Not even when a process with CAP_NET_ADMIN says so."""
+def test_finding_3_an_owner_stays_while_rules_lead_to_it(stage: Stage, netfilter: str) -> None:
+    """Also when a process with CAP_NET_ADMIN claims the rules."""
     daemon = serve(stage, netfilter=netfilter)
     said = stage.node.run([sys.executable, "-c", PEER]).stdout
     assert "still lead" in said
-    until(lambda: "new instance left before takeover" in daemon.log(), "it looks after its rules again")
+    until(lambda: "new instance left before takeover" in daemon.log(), "it maintains its rules again")
     stage.write_service([3])
     stage.await_answers(3)
     assert daemon.process.poll() is None
@@ -100,11 +102,11 @@ def test_finding_3_nobody_leaves_while_rules_lead_to_it(stage: Stage, netfilter:
 
 @each_adapter
 def test_finding_4_names_of_another_user_count_for_nothing(stage: Stage, netfilter: str) -> None:
-    """Bound before the start: neither the takeover nor the orphans of a killed control process notice."""
-    squatter = attack(stage, "squat", NOBODY)
+    """The sockets exist before the start; they disturb neither the takeover nor the orphaned workers."""
+    squatter = attack(stage, "squat", UNPRIVILEGED)
     first = serve(stage, netfilter=netfilter)
     second = stage.daemon(QUICK, "--workers=1", netfilter=netfilter)
-    until(lambda: "new instance has taken over" in first.log(), "the first one makes way")
+    until(lambda: "new instance has taken over" in first.log(), "the first instance has handed over")
     assert first.wait() == 0
     stage.await_answers(0, 1, 2)
     second.process.kill()
@@ -117,7 +119,7 @@ def test_finding_4_names_of_another_user_count_for_nothing(stage: Stage, netfilt
 
 
 def test_finding_4_a_forged_presence_does_not_keep_a_start_waiting(stage: Stage, tmp_path: Path) -> None:
-    squatter = attack(stage, "squat", NOBODY)
+    squatter = attack(stage, "squat", UNPRIVILEGED)
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(NO_API_SERVER)
     stage.write_service([0, 1, 2])
@@ -130,9 +132,9 @@ def test_finding_4_a_forged_presence_does_not_keep_a_start_waiting(stage: Stage,
 @each_adapter
 def test_finding_4_a_full_queue_does_not_hinder_a_takeover(stage: Stage, netfilter: str) -> None:
     first = serve(stage, netfilter=netfilter)
-    floods = [attack(stage, "flood", NOBODY) for _ in range(2)]
+    floods = [attack(stage, "flood", UNPRIVILEGED) for _ in range(2)]
     second = stage.daemon(QUICK, netfilter=netfilter)
-    until(lambda: "new instance has taken over" in first.log(), "the first one makes way")
+    until(lambda: "new instance has taken over" in first.log(), "the first instance has handed over")
     assert "does not answer" not in second.log()
     assert first.wait() == 0
     for flood in floods:
@@ -141,11 +143,11 @@ def test_finding_4_a_full_queue_does_not_hinder_a_takeover(stage: Stage, netfilt
 
 
 @each_adapter
-def test_finding_4_of_two_that_cannot_speak_the_older_yields(stage: Stage, netfilter: str) -> None:
-    """Instead of both writing the rules again and again."""
+def test_finding_4_of_two_that_cannot_communicate_the_older_one_ends(stage: Stage, netfilter: str) -> None:
+    """Otherwise both would write the rules again and again."""
     first = serve(stage, "--iptables-sync-period=2s", netfilter=netfilter)
     second = stage.daemon(QUICK, "--iptables-sync-period=2s", netfilter=netfilter, command=(sys.executable, "-c", DEAF))
-    until(lambda: "another kubeproxy's rules replaced ours" in first.log(), "the older one yields")
+    until(lambda: "another kubeproxy's rules replaced ours" in first.log(), "the older one ends")
     assert first.wait() == 0
     assert "another kubeproxy does not answer" in second.log()
     assert second.log().count("changed our packet filter") <= 1
@@ -162,7 +164,7 @@ def test_finding_4_of_two_that_cannot_speak_the_older_yields(stage: Stage, netfi
 
 
 def capabilities(process: int, thread: int | None = None) -> dict[str, int]:
-    """By set, and whether exec may give more."""
+    """The capabilities by set, and whether exec may add some."""
     status = Path(f"/proc/{process}/task/{thread or process}/status").read_text()
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if line.startswith(("Cap", "NoNewPrivs")))
     return {name: int(value, 16) for name, value in fields.items()}
@@ -170,7 +172,7 @@ def capabilities(process: int, thread: int | None = None) -> dict[str, int]:
 
 @each_adapter
 def test_finding_15_started_by_root_it_keeps_what_it_needs(stage: Stage, netfilter: str) -> None:
-    """In every thread, in its workers still less, and after it has executed itself anew."""
+    """In every thread, less in its workers, and also after a re-exec."""
     allowed = sum(1 << capability for capability in privileges.CONTROL)
     daemon = serve(stage, "--workers=1", netfilter=netfilter)
     pid = daemon.process.pid
@@ -199,6 +201,7 @@ def test_a_proof_takes_the_capability(stage: Stage) -> None:
         "import os; print(net_admin.answer(os.dup(c.fileno())), c.answered)"
     )
     told = [
-        stage.node.run([*whom, sys.executable, "-c", script]).stdout.split() for whom in ((), POWERLESS, ROOT_ELSEWHERE)
+        stage.node.run([*prefix, sys.executable, "-c", script]).stdout.split()
+        for prefix in ((), POWERLESS, ROOT_ELSEWHERE)
     ]
     assert told == [["True", "True"], ["False", "False"], ["False", "False"]]

@@ -1,4 +1,4 @@
-"""Everything changes at random, from a seed, while checked traffic runs; and at the end nothing has grown."""
+"""Random changes of everything, from a seed, with checked traffic. At the end no resource has grown."""
 
 from __future__ import annotations
 
@@ -21,32 +21,34 @@ pytestmark = [pytest.mark.netns, pytest.mark.long]
 
 SEED = int(os.environ.get("KUBEPROXY_SEED", random.randrange(1 << 32)))
 CHANGES_S = 8.0
-"""How long there are changes, with each adapter."""
+"""The duration of changes, with each adapter."""
 LIVE_S = 4.0
-"""A change is live after so long at the latest, on a machine that has other things to do."""
+"""The longest time until a change is in effect, on a busy machine."""
 PATIENCE_S = 2.0
-"""How long an asker waits; one whose first packet came before the rule hears nothing."""
+"""The timeout of a client; one with a first packet before the rule gets no answer."""
 STEADY = "10.96.0.1"
-"""Always there, with changing endpoints; always some."""
+"""The permanent Service, with changing endpoints, but never without any."""
 FLEETING = [f"10.96.1.{number}" for number in range(1, 9)]
-"""Come and go, and lose all endpoints."""
+"""Services that appear and disappear, and lose all endpoints."""
 
 
 @dataclass(slots=True)
 class Truth:
-    """Which answers a service may give: all that were right at some time in the last `LIVE_S` seconds. Nobody (the
-    empty string) means that being refused or unheard is right, too."""
+    """Which answers a service may give: all that were right at some time in the last `LIVE_S` seconds.
+
+    The empty string means that a refusal or no answer is right, too.
+    """
 
     history: list[tuple[float, frozenset[str]]] = field(default_factory=lambda: [(0.0, frozenset({""}))])
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def now(self, *answers: str) -> None:
-        """From now on these."""
+        """From now on these answers are right."""
         with self.lock:
             self.history.append((time.monotonic(), frozenset(answers or ("",))))
 
     def between(self, begin: float, end: float) -> frozenset[str]:
-        """What was right for somebody who asked at `begin` and was answered at `end`."""
+        """The right answers for a request at `begin` with its answer at `end`."""
         with self.lock:
             history = list(self.history)
         right: set[str] = set()
@@ -59,7 +61,7 @@ class Truth:
 
 @dataclass(slots=True)
 class Askers:
-    """Ask random services until told to stop; every answer is held against the truth."""
+    """Ask random services until the test ends, and compare every answer with the truth."""
 
     truths: dict[str, Truth]
     stop: threading.Event = field(default_factory=threading.Event)
@@ -67,7 +69,7 @@ class Askers:
     count: int = 0
 
     def ask(self, host: Host, vips: Sequence[str], seed: int) -> None:
-        """One of them."""
+        """Run one client."""
         rng = random.Random(seed)
         while not self.stop.wait(0.01):
             vip = rng.choice(vips)
@@ -83,7 +85,7 @@ class Askers:
             self.count += 1
 
     def exchange(self, host: Host, seed: int) -> None:
-        """Half a megabyte each way, again and again."""
+        """Send half a megabyte each way, again and again."""
         while not self.stop.wait(0.05):
             seed += 1
             try:
@@ -93,13 +95,13 @@ class Askers:
 
 
 def change(stage: Stage, truths: dict[str, Truth], rng: random.Random) -> None:
-    """One of the things that happen to manifests."""
+    """Make one random change of the manifests."""
     vip = rng.choice([STEADY, *FLEETING])
     name = f"s{vip.replace('.', '-')}"
     pods = rng.sample(range(4), rng.randint(1, 4))
     fate = rng.random() if vip != STEADY else 0.0
     if fate < 0.6:
-        # What is dead beside those that live costs nobody an answer.
+        # Dead endpoints beside working ones cause no failed request.
         dead = rng.sample(["10.3.0.1", "10.3.1.9"], rng.randint(0, 1))
         labels = {"labels": {"turn": str(rng.random())}}
         stage.write(name, service(name, vip, metadata=labels), endpoints(name, [*pods, *dead]))
@@ -114,7 +116,7 @@ def change(stage: Stage, truths: dict[str, Truth], rng: random.Random) -> None:
 
 @pytest.fixture
 def vips(stage: Stage) -> Iterator[dict[str, Truth]]:
-    """The truth about every service; the steady one is there."""
+    """The truth about every service; the permanent one exists."""
     truths = {vip: Truth() for vip in (STEADY, *FLEETING)}
     name = f"s{STEADY.replace('.', '-')}"
     stage.write(name, service(name, STEADY), endpoints(name, range(4)))
@@ -145,12 +147,12 @@ def test_soak(stage: Stage, vips: dict[str, Truth], netfilter: str) -> None:
 
 
 def soak(stage: Stage, askers: Askers, rng: random.Random, *, seconds: float) -> None:
-    """Changes and traffic for so long."""
+    """Make changes and traffic for `seconds`."""
     askers.stop.clear()
     threads = [
         threading.Thread(target=askers.ask, args=(host, vips, rng.random()))
         for host in stage.asking
-        # Who asks for what is not there waits long; the others shall not wait behind.
+        # Requests to a missing service wait long; the others have their own threads.
         for vips in ([STEADY], [STEADY], FLEETING, FLEETING)
     ]
     threads += [threading.Thread(target=askers.exchange, args=(host, rng.randrange(1000))) for host in stage.asking]
@@ -166,7 +168,7 @@ def soak(stage: Stage, askers: Askers, rng: random.Random, *, seconds: float) ->
 
 
 def quiet(stage: Stage, daemon: Daemon, truths: dict[str, Truth]) -> tuple[int, int]:
-    """Descriptors and KiB of memory with no service but the steady one, and no client."""
+    """Descriptors and KiB of memory with only the permanent service and no client."""
     for vip in FLEETING:
         (stage.manifests / f"s{vip.replace('.', '-')}.yaml").unlink(missing_ok=True)
         truths[vip].now()

@@ -1,4 +1,4 @@
-"""loadBalancerSourceRanges: who is in them passes, who is not hears nothing, and no other address is affected."""
+"""loadBalancerSourceRanges: clients in the ranges pass, others get no answer, other addresses are unaffected."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ OTHERS = [cell for cell in CELLS if cell not in BALANCED]
 
 
 def ranges(addresses: dict[int, str]) -> list[str]:
-    """Just these addresses."""
+    """Ranges with only these addresses."""
     return [f"{addresses[V4]}/32", f"{addresses[V6]}/128"]
 
 
 @pytest.fixture(scope="module")
 def mirrors(theatre: Stage) -> Stage:
-    """With pods that say who asks, and a client of two addresses in each family."""
+    """Pods that answer with the client's address, and a client with two addresses."""
     start_mirrors(theatre)
     theatre.client.ip(f"addr add {STRANGER[V4]}/24 dev eth0", f"addr add {STRANGER[V6]}/64 dev eth0 nodad")
     return theatre
@@ -52,7 +52,7 @@ def mirrors(theatre: Stage) -> Stage:
 
 @pytest.fixture(scope="module", params=ADAPTERS)
 def daemon(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[Daemon]:
-    """One for all tests with an adapter."""
+    """A daemon for all tests with an adapter."""
     kernel_state.forget_connections(mirrors.node)
     daemon = mirrors.daemon(QUICK, NAMED, netfilter=request.param)
     yield daemon
@@ -64,13 +64,13 @@ def daemon(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[Daemon]:
 
 
 def by(cell: Cell, stage: Stage, source: dict[int, str]) -> Said | None:
-    """What a client of a certain address is told; the node has one only."""
+    """The answer to a client at a certain address; the node has only one."""
     own = source[cell.family] if cell.who == "client" else ""
     return heard(cell.host(stage), WHOLE.address(cell.kind, cell.family), cell.protocol, source=own, timeout_s=1.0)
 
 
 def await_sources(stage: Stage, ways: dict[str, bool], source: dict[int, str]) -> None:
-    """Back as soon as just these ways are open to a client of that address."""
+    """Wait until exactly these ways are open to a client at that address."""
 
     def so() -> bool:
         return {way: bool(said) for way, said in of_cells(lambda it: by(it, stage, source)).items()} == ways
@@ -79,7 +79,7 @@ def await_sources(stage: Stage, ways: dict[str, bool], source: dict[int, str]) -
 
 
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
-def test_only_who_is_in_the_ranges_passes(mirrors: Stage, daemon: Daemon, policy: str) -> None:
+def test_only_clients_in_the_ranges_pass(mirrors: Stage, daemon: Daemon, policy: str) -> None:
     every = dict.fromkeys(map(str, CELLS), True)
     but_balanced = every | {str(cell): False for cell in BALANCED if cell.who == "client"}
     no_endpoint = every | {str(cell): False for cell in BALANCED}
@@ -106,25 +106,25 @@ def test_only_who_is_in_the_ranges_passes(mirrors: Stage, daemon: Daemon, policy
     await_sources(mirrors, every, CLIENT)
 
 
-def test_ranges_of_one_family_let_nobody_in_by_the_other(mirrors: Stage, daemon: Daemon) -> None:
+def test_ranges_of_one_family_admit_no_client_of_the_other(mirrors: Stage, daemon: Daemon) -> None:
     mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), loadBalancerSourceRanges=["10.0.0.0/8"]))
     ways = {str(cell): cell not in BALANCED or cell.family == V4 for cell in CELLS}
     await_sources(mirrors, ways, CLIENT)
-    until(lambda: "loadBalancerSourceRanges" in daemon.log(), f"it is said: {daemon.log()}")
+    until(lambda: "loadBalancerSourceRanges" in daemon.log(), f"the log names the field: {daemon.log()}")
 
 
-@pytest.mark.parametrize("wrong", ["10.2.0.0/40", "anybody", ""])
-def test_a_range_that_is_no_cidr_is_said_and_lets_nobody_in(mirrors: Stage, daemon: Daemon, wrong: str) -> None:
+@pytest.mark.parametrize("wrong", ["10.2.0.0/40", "anything", ""])
+def test_a_range_that_is_no_cidr_is_reported_and_admits_no_client(mirrors: Stage, daemon: Daemon, wrong: str) -> None:
     def renew(*cidrs: str) -> None:
         if (mirrors.manifests / f"{WHOLE.name}.yaml").exists():
-            mirrors.remove(WHOLE.name)  # or its last good version would go on being served
+            mirrors.remove(WHOLE.name)  # otherwise the daemon serves its last good version
             until(lambda: not kernel_state.redirects(mirrors.node), "gone")
         mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), loadBalancerSourceRanges=list(cidrs)))
 
     said = f"'{wrong}' is no CIDR"
     before = daemon.log().count(said)
     renew(wrong, *ranges(CLIENT))
-    until(lambda: daemon.log().count(said) > before, "it is said")
+    until(lambda: daemon.log().count(said) > before, "the log reports it")
     await_sources(mirrors, {str(cell): cell not in BALANCED or cell.who == "client" for cell in CELLS}, CLIENT)
     renew(wrong)
     await_sources(mirrors, {str(cell): cell not in BALANCED for cell in CELLS}, CLIENT)

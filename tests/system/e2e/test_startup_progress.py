@@ -1,4 +1,4 @@
-"""Somebody at a terminal sees how far a long start has come."""
+"""On a terminal the daemon shows the progress of a long start."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ spec: {{clusterIP: 10.97.{high}.{low}, ports: [{{port: 80}}]}}
 
 @contextlib.contextmanager
 def screen(fd: int) -> Iterator[list[str]]:
-    """What is written to a terminal, as it comes."""
+    """The text on a terminal, line by line."""
     seen: list[str] = []
 
     def read() -> None:
-        with contextlib.suppress(OSError):  # the terminal's last writer has gone
+        with contextlib.suppress(OSError):  # the terminal has no writer any more
             while data := os.read(fd, 65536):
                 seen.append(data.decode())
 

@@ -1,5 +1,7 @@
-"""A successor that is not quite like its predecessor: another packet filter, another bind address, IPv6. Clients do not
-notice either way."""
+"""A takeover by an instance with another packet filter, another bind address, or IPv6.
+
+No client has a failure in either direction.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ VIP_V6 = "fd00:96::10"
 
 
 def follow(stage: Stage, address: str, first: dict[str, Any], second: dict[str, Any]) -> None:
-    """One daemon after another, under 100 new connections a second and 20 long ones: none fails."""
+    """Start one daemon after another, with 100 new connections a second and 20 long ones: none fails."""
 
     def start(settings: dict[str, Any]) -> Daemon:
         options = settings.get("options", ())
@@ -40,7 +42,7 @@ def follow(stage: Stage, address: str, first: dict[str, Any], second: dict[str, 
     ):
         until(lambda: before.get("/healthz").status == 200, "the first is well")
         after = start(second)
-        until(lambda: "new instance has taken over" in before.log(), "the first one makes way")
+        until(lambda: "new instance has taken over" in before.log(), "the first instance has handed over")
         until(lambda: "serving" in after.log(), "the second serves")
         until(answered, f"{address} answers still")
     for crowd, whence in ((far, "a client"), (near, "the node itself")):
@@ -58,18 +60,18 @@ IPTABLES: dict[str, Any] = {"netfilter": "iptables"}
 
 @pytest.mark.parametrize(("first", "second"), [(NFTABLES, IPTABLES), (IPTABLES, NFTABLES)])
 def test_by_another_packet_filter(stage: Stage, first: dict[str, Any], second: dict[str, Any]) -> None:
-    """The newcomer's rules come first in every hook or after the predecessor's: either way somebody serves."""
+    """The rules of the new instance come first in every hook or last: in both cases one of the two serves."""
     stage.write_service([0, 1, 2])
     follow(stage, VIP, first, second)
     gone = "KUBE-PORTALS" if second is NFTABLES else "table inet kubeproxy"
-    until(lambda: gone not in "\n".join(kernel_state.ours(stage.node)), "the predecessor's rules are removed")
+    until(lambda: gone not in "\n".join(kernel_state.ours(stage.node)), "the rules of the first instance are removed")
     stage.await_answers(0, 1, 2)
 
 
 @pytest.mark.parametrize("bound_at_first", [False, True])
 @pytest.mark.parametrize("adapter", [NFTABLES, IPTABLES], ids=lambda adapter: str(adapter["netfilter"]))
 def test_at_another_address(stage: Stage, adapter: dict[str, Any], bound_at_first: bool) -> None:
-    """From the wildcard address to one of the node's, or back."""
+    """From the wildcard address to an address of the node, or back."""
     stage.write_service([0, 1, 2])
     bound = {**adapter, "options": ("--bind-address=10.2.0.1",)}
     follow(stage, VIP, *((bound, adapter) if bound_at_first else (adapter, bound)))
@@ -84,7 +86,7 @@ def test_of_an_ipv6_service(stage: Stage, adapter: dict[str, Any]) -> None:
 
 
 def in_v6(web: Object, listed: Object) -> tuple[Object, Object]:
-    """A Service and its endpoints, of that family."""
+    """The Service and its endpoints with IPv6 addresses."""
     web["spec"] |= {"clusterIP": VIP_V6, "clusterIPs": [VIP_V6], "ipFamilies": ["IPv6"]}
     listed["addressType"] = "IPv6"
     return web, listed

@@ -1,4 +1,4 @@
-"""What clients meet, with both adapters: one daemon for each, and everything that passes through it."""
+"""Traffic of clients with both adapters; one daemon for each."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ MB = 1_000_000
 
 @pytest.fixture(scope="module", params=ADAPTERS)
 def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
-    """One for all tests with an adapter."""
-    daemon = theatre.daemon(QUICK, "--workers=1", netfilter=request.param)  # more would not take exact turns
+    """A daemon for all tests with an adapter."""
+    daemon = theatre.daemon(QUICK, "--workers=1", netfilter=request.param)  # several workers have no common round robin
     yield daemon
     assert daemon.process.poll() is None, daemon.log()
     assert " error " not in daemon.log(), daemon.log()
@@ -46,7 +46,7 @@ def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
 
 @pytest.fixture
 def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
-    """A Service with four endpoints, being served; whatever a test does to its manifests begins anew after it."""
+    """A working Service with four endpoints; after the test its manifests are as before."""
     kernel_state.forget_connections(theatre.node)
     manifest = theatre.manifests / "web.yaml"
     if not manifest.exists():
@@ -71,7 +71,7 @@ def sockets(stage: Stage) -> set[kernel_state.Listening]:
 
 
 def from_everywhere(stage: Stage) -> tuple[Host, ...]:
-    """Another host, the node, and a pod (that may be answered by itself)."""
+    """Another host, the node, and a pod (that may be its own backend)."""
     return (*stage.asking, stage.network.pods[3])
 
 
@@ -91,7 +91,7 @@ def test_other_amounts_both_ways_at_once(served: Stage, size: int) -> None:
     exchange(served.client, (VIP, 80), size, seed="some")
 
 
-def test_the_client_says_all_and_still_hears_the_answer(served: Stage) -> None:
+def test_the_client_half_closes_and_still_receives_the_answer(served: Stage) -> None:
     for host in served.asking:
         with host.connect((VIP, 80)) as sock:
             sock.sendall(b"echo\nwords that")
@@ -99,7 +99,7 @@ def test_the_client_says_all_and_still_hears_the_answer(served: Stage) -> None:
             assert until_end(sock) == b"words that", host
 
 
-def test_the_endpoint_says_all_and_still_hears_the_client(served: Stage) -> None:
+def test_the_endpoint_half_closes_and_still_receives_from_the_client(served: Stage) -> None:
     for host in served.asking:
         with served.network.pods[0].listen((Network.pod_v4(0), 8081)) as listener:
             wired = endpoints("half", [0])
@@ -131,7 +131,7 @@ def test_a_reset_stays_a_reset(served: Stage) -> None:
 
 
 def until_end(sock: socket.socket) -> bytes:
-    """All that the other side still says."""
+    """All data until the other side closes."""
     said = b""
     while data := sock.recv(65536):
         said += data
@@ -151,8 +151,8 @@ def test_nothing_is_lost_while_endpoints_flip(served: Stage, daemon: Daemon) -> 
     assert set(far.answers) == set(near.answers) == {"pod-0", "pod-1", "pod-2", "pod-3"}
 
 
-def test_endpoints_that_are_dead_or_mute_cost_no_request(served: Stage) -> None:
-    # 10.3.0.9: nobody there. 10.3.0.1:8080 is the node, which refuses.
+def test_unreachable_and_refusing_endpoints_cost_no_request(served: Stage) -> None:
+    # 10.3.0.9 does not exist. 10.3.0.1:8080 is the node, which refuses.
     served.write_service([0, "10.3.0.9", "10.3.0.1", 1])
     served.await_answers(0, 1)
     for host in served.asking:
@@ -273,14 +273,14 @@ def test_ports_change_places_without_a_gap(served: Stage) -> None:
     assert (first.failures, second.failures) == ([], [])
 
 
-def test_what_concerns_no_listener_leaves_it_alone(served: Stage) -> None:
+def test_an_unrelated_change_keeps_the_listener(served: Stage) -> None:
     port, listeners = redirect(served), sockets(served)
     described = service(
         metadata={"labels": {"a": "b"}, "annotations": {"c": "d"}, "generation": 7},
         status={"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}},
     )
     described["spec"] |= {"selector": {"app": "web"}, "type": "LoadBalancer"}
-    # The one endpoint tells that the change has arrived.
+    # The change of the endpoint shows that the daemon has processed it.
     served.write("web", described, endpoints("web", [1]))
     served.await_answers(1)
     served.write("web", service(), endpoints("web", range(4)))
@@ -299,7 +299,7 @@ def test_several_named_ports_have_listeners_of_their_own(served: Stage) -> None:
 
 
 def test_the_backend_sees_a_whole_request_of_a_client_that_waits(served: Stage) -> None:
-    # The client says nothing for longer than the first steps of the dial ladder take.
+    # The client sends nothing for longer than the first steps of the dial ladder take.
     with served.client.connect((VIP, 80)) as sock:
         sock.settimeout(0.8)
         with pytest.raises(TimeoutError):

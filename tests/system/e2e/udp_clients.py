@@ -1,4 +1,4 @@
-"""Clients of UDP that keep their sockets, whatever happens to the Service."""
+"""UDP clients that keep their sockets across changes of the Service."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.system.e2e.stage import Stage, until
 
 WAYS = tuple(cell for cell in CELLS if cell.protocol == "UDP")
 SOON_S = 3.0
-"""A second, and what a busy machine takes; a stale flow would last half a minute at least."""
+"""One second, and some more for a busy machine; a stale flow would last half a minute at least."""
 
 
 class Loyal:
-    """A client that keeps its socket, by every way to a Service."""
+    """A client that keeps its sockets, with one for every way to a Service."""
 
     def __init__(self, stage: Stage, whole: Whole, held: ExitStack) -> None:
         self._turn = 0
@@ -26,7 +26,7 @@ class Loyal:
         self._pool = held.enter_context(ThreadPoolExecutor(len(WAYS)))
 
     def unserved(self) -> set[str]:
-        """By which ways nobody answers just now."""
+        """The ways without an answer at the moment."""
         self._turn += 1
         said = f"{self._turn}".encode()
 
@@ -43,7 +43,7 @@ class Loyal:
         return {way for way, was in zip(self._sockets, results, strict=True) if not was}
 
     def await_service(self, why: str) -> None:
-        """Back as soon as every way leads to the Service."""
+        """Wait until every way leads to the Service."""
         seen: list[set[str]] = []
 
         def all_served() -> bool:
@@ -56,5 +56,5 @@ class Loyal:
             raise AssertionError(f"{why}: unserved are {sorted(seen[-1])}") from error
 
     def await_silence(self, why: str) -> None:
-        """Back when no way leads to the Service."""
+        """Wait until no way leads to the Service."""
         until(lambda: len(self.unserved()) == len(WAYS), why)
