@@ -1,4 +1,4 @@
-"""The laboratory itself: the other tests believe it."""
+"""The laboratory itself, because the other tests rely on it."""
 
 from __future__ import annotations
 

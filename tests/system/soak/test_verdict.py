@@ -1,4 +1,4 @@
-"""An explanation holds for the client, the object and the moment it is about, and for no other."""
+"""An explanation holds only for its client, its object and its moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRACE_S = 5.0
 
 @pytest.fixture
 def chronicle() -> Chronicle:
-    """Services that stay as they are."""
+    """A record with services that never change."""
     return Chronicle(
         services={
             "web": [State(0.0, (0, 2))],
@@ -26,17 +26,17 @@ def chronicle() -> Chronicle:
 
 
 def failed(place: str = "web", *, began: float = 100.0, ended: float = 100.1, **more: object) -> Outcome:
-    """A client that was reset."""
+    """A client whose connection was reset."""
     return Outcome("client", "short", place, began, ended, port=11000, error="ConnectionResetError()")._replace(**more)  # type: ignore[arg-type]
 
 
 def answered(pod: int, place: str = "web", *, began: float = 100.0, ended: float = 100.1) -> Outcome:
-    """A client that was answered."""
+    """A client that got an answer."""
     return Outcome("client", "short", place, began, ended, port=11000, pod=pod)
 
 
 def verdict(chronicle: Chronicle, seen: Outcome) -> str | None:
-    """The verdict of one."""
+    """The verdict about one outcome."""
     return Verdict(chronicle, grace_s=GRACE_S).of(seen)
 
 
