@@ -188,8 +188,8 @@ async def test_an_outage_after_the_first_list_counts_as_lost() -> None:
 
 
 def test_a_thousand_nodes_do_not_return_together() -> None:
-    """All lose the server at the same instant, for 30 seconds; after its return less than a tenth of them come in any
-    tenth of a second, and all within the longest delay."""
+    """All nodes lose the server at the same instant, for 30 seconds. After its return, less than a tenth of them
+    return in any tenth of a second, and all within the longest delay."""
     pace, returns, drawn = Pace(), Counter[int](), Counter[float]()
     for seed in range(1000):
         backoff = DecorrelatedJitter(base_s=pace.retry_s[0], cap_s=pace.retry_s[1], random=Random(seed))

@@ -146,7 +146,7 @@ def test_aliases_between_the_items_of_a_list() -> None:
     ("name", "count"),
     [("services-1.36", 30), ("endpointslices-1.36", 22), ("endpoints-1.36", 9), ("services-1.20", 22)],
 )
-def test_recorded_lists_whose_items_do_not_repeat_the_kind(name: str, count: int) -> None:
+def test_recorded_lists_with_items_without_a_kind(name: str, count: int) -> None:
     """As JSON, and as YAML in kubectl's style."""
     found = entries(recording(name))
     assert len(found) == count

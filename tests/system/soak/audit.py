@@ -70,7 +70,7 @@ def look(world: World, faults: list[str]) -> Measure:
         for host in (world.network.client, node):
             # An endpoint that was dead may be ejected for another half minute.
             demand(lambda: _who(host, place) == expected(place), f"{place.name} answers on {host.name} as it ought to")  # noqa: B023
-    demand(lambda: not world.leaving(), "processes that were told to end have ended")
+    demand(lambda: not world.leaving(), "processes with the order to end have ended")
     demand(lambda: len(world.workers(daemon)) == WORKERS, f"there are {WORKERS} workers")
     mine = {daemon.process.pid, *world.workers(daemon)}
     demand(lambda: processes(node) == mine, f"on the node only {sorted(mine)} run")

@@ -73,7 +73,7 @@ class Verdict:
             felt = span.meets(seen.began, seen.ended) and seen.ended <= _tried_again(lost, span.end) + ROBBED_S
             # The client's kernel refuses an answer that nothing translated. The client does not notice: it waits.
             if felt or (seen.error == IMPATIENT and span.meets(*(seen.ended - PATIENCE_S + s for s in (-1, 1)))):
-                yield "somebody had removed our rules"
+                yield "a foreign program had removed our rules"
 
     def _why_unservable(self, seen: Outcome) -> Iterator[str]:
         """Reasons why the service itself was not served for a moment. (Steady ones always are.)"""
