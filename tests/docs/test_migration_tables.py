@@ -29,7 +29,7 @@ FLAGS = """
     --log-file-max-size --stderrthreshold --skip-headers --skip-log-headers --add-dir-header --one-output
     --log-backtrace-at
 """
-"""The flags of kube-proxy from 1.20 to 1.36 (its command reference, `kube-proxy --help`), without --help itself."""
+"""The flags of kube-proxy from 1.20 to 1.36, without --help. Source: its command reference, `kube-proxy --help`."""
 
 FIELDS = """
     featureGates clientConnection.kubeconfig clientConnection.acceptContentTypes clientConnection.contentType

@@ -35,7 +35,7 @@ def certificate_of(directory: Path) -> tuple[Path, Path]:
 
 
 async def test_finding_17_a_client_s_key_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server requires a client certificate; not even SIGKILL could leave the key in a file."""
+    """The server requires a client certificate. Not even SIGKILL could leave the key in a file."""
     directory = tmp_path / "tmp"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
@@ -75,7 +75,7 @@ print(json.dumps(sorted(sys.modules)))
 
 
 def test_point_9_the_library_s_models_are_not_imported() -> None:
-    """The library has some 700 modules; the tests above show that the imported ones are enough."""
+    """The library has some 700 modules. The tests above show that the imported ones are enough."""
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
     modules = json.loads(ended.stdout)
     assert "kubernetes_asyncio.config.kube_config" in modules

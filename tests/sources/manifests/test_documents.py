@@ -245,7 +245,7 @@ def test_namespaces() -> None:
     ],
 )
 def test_a_faulty_document_does_not_affect_the_others(text: str, expected: str) -> None:
-    """The faulty document is the second of three; the first has ten lines with its separator."""
+    """The faulty document is the second of three. The first has ten lines with its separator."""
     manifest = join(service("a") + "status: {}\n" * 1 + "x: 1\ny: 2\n", text, service("c"))
     (first, *middle, last) = entries(manifest)
     assert first[1].useful

@@ -27,7 +27,7 @@ class FakeDataPlane:
         self.refuse: dict[FrontendName, str] = {}
         """Frontends for which every message fails with this text."""
         self.broken: str | None = None
-        """The error text of the next `send`, which fails with it once and takes no message."""
+        """The error text of the next `send`. It fails once with this text and takes no message."""
         self.closed = False
         self._holders: dict[tuple[Transport, int], FrontendName] = {}
         """The frontend that listened last at each port."""

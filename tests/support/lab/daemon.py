@@ -91,7 +91,7 @@ class Daemon:
         raise AssertionError(f"kubeproxy was not ready within {within_s} s (/readyz: {seen}):\n{self.log()}")
 
     def get(self, path: str, *, address: tuple[str, int] = HEALTHZ) -> Answer:
-        """One GET of the daemon's health server (or, with `address`, of its metrics server), from its own host."""
+        """One GET of the daemon's health server, from its own host. With `address`, of its metrics server."""
         return get(self.host, address, path)
 
     def log(self) -> str:
@@ -115,7 +115,7 @@ class Daemon:
         return self.host.run([KUBEPROXY, "cleanup"], env=environment(self._directory))
 
     def close(self) -> None:
-        """Kill the daemon, if it runs, and the workers that have outlived it; remove its log."""
+        """Kill the daemon and the workers that have outlived it; remove its log."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -129,7 +129,7 @@ class Daemon:
 
 
 def write_manifest(path: Path, text: str) -> None:
-    """Write a manifest so that a watcher sees the old text or the new, never half of one."""
+    """Write a manifest atomically, so that a watcher never reads half of it."""
     hidden = path.with_name(f".{path.name}.new")
     hidden.write_text(text)
     hidden.rename(path)

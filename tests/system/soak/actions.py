@@ -318,7 +318,7 @@ class World:
                     self._start()
             case "successor":
                 self._start()
-                until(lambda: MADE_WAY in daemon.log(), "it makes way", within_s=PATIENCE_S)
+                until(lambda: MADE_WAY in daemon.log(), "the old instance retires", within_s=PATIENCE_S)
                 self._has_made_way(daemon)
             case "kill successor":
                 self._kill_successor(daemon, event.wait_s)

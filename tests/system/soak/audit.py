@@ -57,7 +57,7 @@ class Measure:
 
 
 def look(world: World, faults: list[str]) -> Measure:
-    """Wait until the node is as it should be, and measure; what is not so in time is a fault."""
+    """Wait until the node is as it should be, and measure. What is not so in time is a fault."""
     node, daemon = world.network.node, world.daemon
 
     def demand(condition: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
@@ -88,7 +88,7 @@ def look(world: World, faults: list[str]) -> Measure:
 
 
 class _Settled:
-    """Whether a number has stayed the same for four seconds, twice the idle time of UDP sessions."""
+    """Whether a number has stayed the same for four seconds. UDP sessions end after two."""
 
     def __init__(self, number: Callable[[], int]) -> None:
         self._number = number

@@ -22,7 +22,7 @@ from tests.system.e2e.backend import CHUNK, noise
 from tests.system.soak.schedule import PLACES, Place
 
 PATIENCE_S = 40.0
-"""How long a client waits; longer than any promise allows, so that a delay is visible."""
+"""How long a client waits. It is longer than any promise allows, so that a delay is visible."""
 IMPATIENT = "no answer within the patience of a client"
 UDP_TRY_S, UDP_TRIES = 1.0, 12
 RATE = {"client": 40.0, "node": 15.0}
@@ -190,7 +190,7 @@ class Clients:
     # UDP.
 
     async def _exchange(self, place: Place, *, for_good: bool) -> None:
-        """Ask one question on a socket of its own, or one after another on the same to the end."""
+        """Ask one question on a new socket, or one after another on the same."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
             sock.connect(place.asked)

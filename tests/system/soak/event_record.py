@@ -38,7 +38,7 @@ class Kill(NamedTuple):
     stopped: float
     killed: float
     ports: frozenset[tuple[str, int]]
-    """The host and port of every client that it had, and of those that no worker had accepted."""
+    """The host and port of every client of the worker, and of those not accepted yet."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ class Place:
     pods: tuple[int, ...] = (0, 1, 2, 3)
     """Its endpoints when all is well."""
     steady: bool = True
-    """Whether it always has an endpoint that is alive; the others may vanish, be emptied, have dead ones only."""
+    """Whether it always has an endpoint that is alive. The others may vanish, be emptied, have dead ones only."""
     spec: dict[str, Any] = field(default_factory=dict)
     """Special fields of its specification."""
     asked_at: tuple[str, int] = ("", 0)
@@ -89,7 +89,8 @@ def acts(seed: int, seconds: float) -> tuple[Act, ...]:
 
 
 def _act(seed: str, name: str, seconds: float) -> Act:
-    """Each track has a seed of its own, so that a shorter run is the beginning of a longer one."""
+    """The schedule of one act. Each track has a seed of its own, so that a shorter run is the beginning of a longer
+    one."""
     tracks = [track(random.Random(f"{seed} {track.__name__}")) for track in (_services, _api, _netfilter)]
     tracks += [_pod(random.Random(f"{seed} {pod}"), pod) for pod in range(len(SOUND), PODS)]
     if name == "upheaval":

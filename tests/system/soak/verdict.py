@@ -22,16 +22,16 @@ KILL_S = 0.2
 NOTICED_S = 3.0
 """The longest time until a client on a long connection notices that it is cut."""
 ROBBED_S = 1.0
-"""The longest time after our rules are there again in which a client may feel their loss."""
+"""The longest effect of missing rules on a client, after they are there again."""
 UDP_BACK_S = 3.0
-"""The longest time until a client that sends every second has an answer again, once the way is there."""
+"""The longest time without an answer for a client that sends every second, once the way is there."""
 ARRIVAL_S = 1.0
 """A client that comes later than that does not meet a process that was superseded."""
 GRACE_SLACK_S = 1.0
 CLOSING_S = 2.0
-"""The longest time from cutting the last connections to the end of a process, with its workers reaped."""
+"""The longest time from cutting the last connections to the end of a process. It reaps its workers meanwhile."""
 REPAIR_S = 5.0
-"""The longest time from a foreign removal of our rules to their repair, on a busy machine."""
+"""The longest time from a foreign removal of our rules to their repair. It allows for a busy machine."""
 
 
 class Verdict:
@@ -162,7 +162,7 @@ class Verdict:
 
 
 def _tried_again(lost: float, way: float) -> float:
-    """When the last client that lost a packet has tried again, if there was no way until then. A kernel pauses twice
+    """When the last client that lost a packet has tried again. There was no way until then, and a kernel pauses twice
     as long after each attempt."""
     return 2 * way - lost
 

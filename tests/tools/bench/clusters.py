@@ -63,7 +63,7 @@ def start_apiserver(stage: Stage, *, services: int) -> str:
 
 
 def write_manifests(directory: Path, *, services: int, per_file: int = 100) -> int:
-    """Write the same Services and slices as YAML files into a directory; their size in bytes."""
+    """Write the same Services and slices as YAML files; their size in bytes."""
     directory.mkdir()
     size = 0
     for first in range(0, services, per_file):

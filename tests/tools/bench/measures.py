@@ -24,7 +24,7 @@ class Metric:
     title: str
     digits: int = 0
     rare: bool = False
-    """Whether its line in the table appears only where it is not zero; the JSON always has it."""
+    """Whether the table has a line for it only where it is not zero. The JSON always has it."""
     compared: bool = True
     """Whether its ratios have a meaning."""
 
@@ -213,7 +213,7 @@ class Latency(Measure):
 
 
 class Volley(Measure):
-    """Small datagrams, each sent as soon as the last one of its socket has come back."""
+    """Small datagrams. A socket sends the next one as soon as the last one has come back."""
 
     name = "udp"
     clients = 64

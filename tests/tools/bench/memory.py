@@ -33,8 +33,8 @@ class IdleConnections:
     )
 
     def run(self, peer: Peer) -> Mapping[str, float]:
-        """Measure a peer that was started for this, so that no earlier load has left free memory in it. A few
-        connections come before, for memory that is allocated once."""
+        """Measure a peer that was started for this. Earlier load would have left free memory in it. A few connections
+        come before, for memory that is allocated once."""
         with make_stage(peer.name, peer.cores) as stage:
             try:
                 peer.start(stage)

@@ -232,7 +232,7 @@ class Kubeproxy(Peer):
         return self._daemon.process.pid if self._daemon is not None else None
 
     def stop(self) -> None:
-        """SIGTERM, so that a profile is written; AssertionError, with the log, if it ends in any other way."""
+        """SIGTERM, so that a profile is written. AssertionError, with the log, if it ends in any other way."""
         if self._daemon is None:
             return
         daemon, self._daemon = self._daemon, None
@@ -251,7 +251,7 @@ def start_daemon(
     options: Sequence[str] = (),
     command: Sequence[str] = (KUBEPROXY,),
 ) -> Daemon:
-    """Start the daemon on the stage's node and the proxy's cores; back when it has begun to serve."""
+    """Start the daemon on the stage's node and the proxy's cores. Returns when it has begun to serve."""
     daemon = Daemon(
         stage.node,
         manifests=manifests,

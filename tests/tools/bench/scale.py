@@ -41,7 +41,7 @@ LIMIT_S = 180.0
 """The limit for the last answer; after it the scenario fails."""
 _LOOK_S = 0.05
 _SAMPLE = 200
-"""The number of Services that the client tries until each has answered; it tries all of them once afterwards."""
+"""The number of Services that the client tries until each has answered. It tries all Services once afterwards."""
 _CHANGES = 60
 _ADDITIONS = 5
 _ADDITION_PAUSE_S = 1.2
@@ -244,7 +244,7 @@ def _until_answered_by(stage: Stage, address: str, endpoint: str = "") -> float:
 
 
 def _connections(stage: Stage, address: str) -> list[float]:
-    """The times of new connections to the first answer, in seconds; infinite where there was none."""
+    """The times of new connections to the first answer, in seconds. Infinite where there was none."""
     times = []
     for _ in range(_QUESTIONS):
         begun = time.monotonic()

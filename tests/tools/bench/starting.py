@@ -47,7 +47,8 @@ def cpu_s(pid: int) -> float:
 
 
 def start(node: Host, client: Host, directory: Path, options: Sequence[str]) -> tuple[float, float, list[Line]]:
-    """Seconds until the first answer, CPU seconds by then, and each line of the log with its CPU time."""
+    """Start the daemon and time it. Returns the seconds until the first answer, the CPU seconds by then, and each line
+    of the log with its CPU time."""
     lines: list[Line] = []
     began = time.monotonic()
     process = node.popen(

@@ -1,4 +1,4 @@
-"""The small programs that make and take traffic, each a process of its own on one of the hosts.
+"""Small programs that make and take traffic, each a process of its own on one host.
 
 source PORT                     bytes without end to every client
 sink ADDRESS PORT               connects, says "connected", reads two moments of the monotonic clock, which all hosts
@@ -197,7 +197,7 @@ def volley(address: str, port: int, seconds: float, count: int) -> None:
 
 
 def answers(port: int, every_s: float, limit_s: float) -> None:
-    """Print the moment of the last first answer, -1 if one was not in time; silent addresses get another question."""
+    """Print the moment of the last first answer, -1 if one was not in time. Silent addresses get another question."""
     missing = sys.stdin.read().split()
     end = time.monotonic() + limit_s
     while missing and time.monotonic() < end:

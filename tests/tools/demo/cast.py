@@ -88,7 +88,7 @@ class Cast:
 
 
 def ask(host: Host, times: int, tally: Tally | None = None, *, path: str = "/") -> Tally:
-    """Send so many requests to the Service, one after the other, each on a connection of its own."""
+    """Send so many requests to the Service, one after the other. Each has a connection of its own."""
     tally = tally if tally is not None else Tally()
     for _ in range(times):
         try:

@@ -15,7 +15,7 @@ from tests.support.lab.privilege import in_user_namespace
 from tests.tools.demo.cast import BACKEND_PORT, SERVICE, Cast, Tally, ask
 
 EXACT = ("--workers=1",)
-"""Each worker has a rotation of its own, so only that of a single worker is exact as a whole."""
+"""A single worker has an exact rotation. Each worker has its own, so several together are not exact."""
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ def stop(tell: Narrator, cast: Cast, daemon: Daemon) -> None:
 
 
 def keep(cast: Cast, daemon: Daemon) -> bool:
-    """Print how to use the demo and wait for Ctrl-C; whether the daemon ran until then."""
+    """Print how to use the demo and wait for Ctrl-C. Whether the daemon ran until then."""
     me = os.getpid()
     user = f"--user=/proc/{me}/ns/user --preserve-credentials " if in_user_namespace() else ""
 
