@@ -1,4 +1,4 @@
-"""Fixtures for everybody."""
+"""Fixtures and collection rules of all tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.lab.host import can_make_hosts
 
 @pytest.fixture
 def logging_restored() -> Iterator[None]:
-    """For whoever configures logging: who comes later in the same process finds it as it was."""
+    """Restores the logging configuration after a test that changes it."""
     root, ours = logging.getLogger(), logging.getLogger("kubeproxy")
     before = root.level, ours.level, list(root.handlers)
     yield
@@ -25,8 +25,9 @@ def logging_restored() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long begin first, so that no processor waits for one of them in the end; tests that need hosts of
-    their own are skipped, and say so, where this user may not make them."""
+    """Order the files and skip what this user cannot run. Slow files begin first, so that no processor waits for one
+    of them in the end. Tests that need hosts of their own are skipped, with a reason, where this user may not make
+    them."""
     lengths: dict[str, int] = {}
     for item in items:
         length = 2 if item.get_closest_marker("long") else 1 if item.get_closest_marker("netns") else 0

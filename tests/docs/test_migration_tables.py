@@ -1,4 +1,4 @@
-"""docs/migration.md is what the code says, and leaves nothing of kube-proxy's out."""
+"""docs/migration.md agrees with the code and covers every setting of kube-proxy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLAGS = """
     --log-file-max-size --stderrthreshold --skip-headers --skip-log-headers --add-dir-header --one-output
     --log-backtrace-at
 """
-"""kube-proxy's, from 1.20 to 1.36 (its command reference, `kube-proxy --help`), but --help itself."""
+"""The flags of kube-proxy from 1.20 to 1.36, without --help. Source: its command reference, `kube-proxy --help`."""
 
 FIELDS = """
     featureGates clientConnection.kubeconfig clientConnection.acceptContentTypes clientConnection.contentType
@@ -46,7 +46,7 @@ FIELDS = """
     conntrack.tcpCloseWaitTimeout conntrack.tcpBeLiberal conntrack.udpTimeout conntrack.udpStreamTimeout
     configSyncPeriod portRange udpIdleTimeout windowsRunAsService
 """
-"""Those of KubeProxyConfiguration v1alpha1, as the same versions have it (kube-proxy/config/v1alpha1/types.go)."""
+"""The fields of KubeProxyConfiguration v1alpha1 in the same versions (kube-proxy/config/v1alpha1/types.go)."""
 
 
 def test_the_document_is_current() -> None:
@@ -70,11 +70,11 @@ def test_every_field_of_kube_proxy_is_in_it_and_none_of_ours() -> None:
     assert listed - {"kubeproxy.master"} == set(FIELDS.split())
 
 
-def test_what_is_said_to_differ_exists_and_has_an_effect() -> None:
+def test_every_documented_difference_exists_and_has_an_effect() -> None:
     assert [path for path in DIFFERENT if path not in fields()] == []
     assert {entry.field for entry in entries() if entry.verdict is Verdict.DIFFERENT} >= set(DIFFERENT)
 
 
-def test_whatever_is_taken_is_a_setting_of_ours_or_in_it() -> None:
+def test_every_accepted_flag_is_listed_or_our_own() -> None:
     ours = {flags()[field.flag].dashed for field in fields().values() if field.ours and field.flag}
     assert {flag.dashed for flag in flags().values()} - ours <= {entry.flag for entry in entries()}

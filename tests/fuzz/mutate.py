@@ -1,7 +1,7 @@
-"""Mutations that keep a text in the language of its decoder, so that more than the parser's first complaint is tried.
+"""Mutations that produce valid JSON, so that inputs get past the parser.
 
-Flipped bytes rarely are JSON. So half of the time a JSON value is taken apart and one of its parts exchanged, doubled,
-dropped or nested; the other half belongs to the fuzzer's own mutations.
+Flipped bytes rarely are JSON. So half of the mutations take a JSON value apart and exchange, double, drop or nest one
+of its parts; the other half are the fuzzer's own.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ ODD: Final[tuple[Any, ...]] = (
     *([], {}, [[]], [None], {"": None}, {"kubernetes.io/service-name": "a"}, {"service.kubernetes.io/headless": ""}),
     *("30s", "1h", "-5s", "9999999999h", "1.5", "nan", "inf", ":0", "[::]:80", "localhost:80", "300-400", "0-0"),
 )
-"""Values at the edges of what fields allow, and just beyond."""
+"""Values at the limits of fields, and just beyond."""
 
 MOST_PLACES: Final = 2000
-"""Parts that a value may have to be changed once more: it may grow eightfold by a change, and soon be a gigabyte."""
+"""The most parts of a value that is mutated again: one mutation may multiply its size by eight, soon to a gigabyte."""
 
 MutateBytes = Callable[[bytes, int], bytes]
 
 
 def mutate(data: bytes, longest: int, seed: int, mutate_bytes: MutateBytes) -> bytes:
-    """One mutation; `mutate_bytes` is the fuzzer's own. At most `longest` bytes."""
+    """One mutation of at most `longest` bytes; `mutate_bytes` is the fuzzer's own."""
     random = Random(seed)
     if random.random() < 0.5:
         return mutate_bytes(data, longest)
@@ -53,7 +53,7 @@ def mutate(data: bytes, longest: int, seed: int, mutate_bytes: MutateBytes) -> b
 
 
 def _change(value: Any, random: Random) -> None:
-    # What was copied into several places is met in each of them: without a bound that is exponential.
+    # A part that was copied into several places occurs in each of them: without a bound that is exponential.
     places = list(islice(_places(value), MOST_PLACES + 1))
     if not 0 < len(places) <= MOST_PLACES:
         return
@@ -80,7 +80,7 @@ def _copy(value: Any) -> Any:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every part of a value: what holds it, and under which key."""
+    """Every part of a value, with its container and its key."""
     waiting = [value]
     while waiting:
         container = waiting.pop()

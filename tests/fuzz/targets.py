@@ -1,5 +1,5 @@
-"""The decoders, each with what it may raise and what must hold of what it accepts. A target takes any bytes, and
-returns or raises AssertionError; whatever else escapes from it is a finding."""
+"""The decoders, each with the errors that it may raise and the properties of what it accepts. A target takes any
+bytes, and returns or raises AssertionError; any other exception is a finding."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ from tests.fuzz.invariants import canonical, check_node, check_service, check_sl
 Target = Callable[[bytes], None]
 LONGEST_DOCUMENT: Final = 65536
 MOST_PIECES: Final = 200
-"""That a stream comes in."""
+"""The most pieces that a stream is split into."""
 LONGEST_MESSAGE: Final = 2000
-"""What is said of bad input is meant for people: no message may repeat the input at length."""
+"""The longest error message. People read it, so it may not repeat a long input."""
 
 
 @dataclass
 class Checking:
-    """A sink that believes nothing."""
+    """A sink that checks every object."""
 
     services: dict[ServiceName, Service] = field(default_factory=dict)
     slices: dict[SliceName, EndpointSlice] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Checking:
             check_node(node)
 
     def resolve(self) -> None:
-        """What came can be served, whosever endpoints it gets."""
+        """Check that each Service can be served with any of the endpoints."""
         for service in self.services.values():
             resolvable(service, self.slices.values())
 
@@ -116,7 +116,7 @@ def _said(error: Exception) -> None:
 
 
 def watch(data: bytes) -> None:
-    """The stream of a watch, in pieces whose length its first byte tells: `Garbage` or an event that makes sense."""
+    """The stream of a watch: `Garbage` or valid events. The first byte of the input is the length of the pieces."""
     step, stream = (data[0] or 256, data[1:]) if data else (1, b"")
     splitter = LineSplitter(max_line_bytes=1 << 16)
     sink = Checking()
@@ -146,7 +146,7 @@ def watch(data: bytes) -> None:
 
 
 def pages(data: bytes) -> None:
-    """A page of a list: `Garbage`, or items that are each translated or refused; the same when it comes in pieces."""
+    """A page of a list: `Garbage`, or items that are each translated or refused; the same in pieces."""
     try:
         page = parse_page(data)
     except Garbage as error:
@@ -173,7 +173,7 @@ def pages(data: bytes) -> None:
 
 
 def _split(data: bytes) -> list[bytes] | None:
-    """The items of a page that arrives 64 bytes at a time; None: it is none."""
+    """The items of a page that arrives 64 bytes at a time; None: it is not a page."""
     splitter = ListSplitter(max_object_bytes=1 << 16, piece_bytes=64)
     items: list[bytes] = []
     try:
@@ -187,7 +187,7 @@ def _split(data: bytes) -> list[bytes] | None:
 
 
 def refusals(data: bytes) -> None:
-    """What comes instead of an answer: a header Retry-After on the first line, the body of a refusal after it."""
+    """A refusal: the header Retry-After is the first line, the body follows."""
     header, _, body = data.partition(b"\n")
     wait_s = retry_after(header.decode("latin-1"), 1.7e9)
     assert wait_s is None or wait_s >= 0
@@ -208,7 +208,7 @@ def _check_faults(faults: Iterable[Any]) -> None:
 
 
 def manifests(data: bytes) -> None:
-    """A manifest: never an exception, and read again it says the same."""
+    """A manifest: never an exception, and a second reading has the same result."""
     namespaces = Namespaces()
     reading = read(data, namespaces)
     services: dict[ServiceName, Service] = {}
@@ -235,7 +235,7 @@ def manifests(data: bytes) -> None:
 
 
 def configuration(data: bytes) -> None:
-    """A configuration file: `ConfigError`, or a configuration that survives being written and read."""
+    """A configuration file: `ConfigError`, or a configuration that is equal after writing and reading."""
     _load_config({}, data)
 
 
@@ -269,7 +269,7 @@ def _in_memory(data: bytes) -> Any:
 
 
 def command_line(data: bytes) -> None:
-    """Flags, one on a line as NAME=VALUE: `ConfigError`, or a configuration that survives being written and read."""
+    """Flags, one a line as NAME=VALUE: `ConfigError`, or a configuration that is equal after writing and reading."""
     given: dict[str, list[str]] = {}
     for line in data.decode("utf-8", "surrogateescape").splitlines():
         name, _, value = line.partition("=")
@@ -283,14 +283,14 @@ def command_line(data: bytes) -> None:
     try:
         written = dump(loaded).encode()
     except UnicodeEncodeError:
-        return  # bytes of a path that are no UTF-8; no YAML file can hold them
+        return  # bytes of a path that are not UTF-8; no YAML file can hold them
     with _in_memory(written) as path:
         assert load({"config": [path]}).configuration == loaded
 
 
 def worker(data: bytes) -> None:
-    """The channel between control process and workers, both directions: `GarbledError`, or frames that are written as
-    they were read."""
+    """The channel between control process and workers, both directions: `GarbledError`, or frames. A decoded frame has
+    the same bytes when it is encoded again."""
     step, stream = (data[0] or 256, data[1:]) if data else (1, b"")
     for kind in (channel.Request, channel.Report):
         decoder: channel.Decoder[Any] = channel.Decoder(kind)
@@ -306,7 +306,7 @@ def worker(data: bytes) -> None:
 
 
 def fed(decoder: channel.Decoder[Any], data: bytes) -> Iterator[tuple[Any, int]]:
-    """The frames that are complete with these bytes."""
+    """The frames that these bytes complete."""
     while data:
         room = decoder.room
         taken = min(len(room), len(data))
@@ -316,7 +316,7 @@ def fed(decoder: channel.Decoder[Any], data: bytes) -> Iterator[tuple[Any, int]]
 
 
 def conntrack(data: bytes) -> None:
-    """What ctnetlink says: flows with sound addresses and ports, each of which can be asked to be deleted."""
+    """Output of ctnetlink: flows with valid addresses and ports, each of which a request can delete."""
     for message in parse(data):
         assert isinstance(message.error, int)
         flow = messages.parse_flow(message)
@@ -328,13 +328,13 @@ def conntrack(data: bytes) -> None:
 
 
 def canonical_or_mapped(address: str) -> None:
-    """The kernel also tracks addresses that no Service can have."""
+    """Check an address. The kernel also tracks addresses that no Service can have."""
     if not address.lower().startswith("::ffff:"):
         canonical([address])  # type: ignore[list-item]
 
 
 def nft(data: bytes) -> None:
-    """What `nft -j` prints: `msgspec.MsgspecError`, or a table from which there is a way to any other."""
+    """Output of `nft -j`: `msgspec.MsgspecError`, or a table from which there is a way to any other."""
     try:
         table = nftables_table.parse(data)
     except msgspec.MsgspecError:
@@ -343,7 +343,7 @@ def nft(data: bytes) -> None:
 
 
 def stream(data: bytes) -> None:
-    """Documents of a command: objects or `ObjectError`; the same in whatever pieces they come, and once printed."""
+    """Documents of a command: objects or `ObjectError`; the same in pieces of any length, and once printed."""
     step, data = (data[0] or 256, data[1:]) if data else (1, b"")
     step = max(step, len(data) // MOST_PIECES)
     documents, ended = _documents(data, len(data) or 1)
@@ -380,8 +380,7 @@ def _documents(data: bytes, step: int) -> tuple[list[Document], str]:
 
 
 def mapper(data: bytes) -> None:
-    """What a server says of its resources and their fields: `Garbage`, or a catalog in which everything is found; and
-    what people call them."""
+    """A server's resources and their fields: `Garbage`, or a catalog that finds each of them by every name."""
     first, _, rest = data.partition(b"\n")
     catalogs = []
     for read_catalog in (
@@ -419,8 +418,8 @@ def mapper(data: bytes) -> None:
 
 
 def host(data: bytes) -> None:
-    """A request to the metrics server: its page on the first line, the values of Host after it. None that names another
-    host is answered on loopback, and none that asks for a page from elsewhere."""
+    """A request to the metrics server: its page on the first line, the values of Host after it. On loopback, the
+    server refuses the name of another host. Other hosts get open pages only, unless it is public."""
     page, *hosts = data.decode("utf-8", "surrogateescape").split("\n")
     ours = frozenset({"node-1"})
     for public in (False, True):
@@ -439,7 +438,7 @@ def host(data: bytes) -> None:
 
 
 def talk(data: bytes) -> None:
-    """What a process says that wants to take over, or an orphan: objects line by line, or `ValueError` and the end."""
+    """A message of a new instance or an orphaned worker: objects line by line, or `ValueError` and the end."""
     asyncio.run(_talk(data))
     for line in data.split(b"\n"):
         orphan._decode(line)

@@ -1,4 +1,4 @@
-"""The outcome for packets of clients, the same with both adapters."""
+"""The fate of client packets, the same with both adapters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POD_SIDE = {Family.IPV4: "10.3.0.1", Family.IPV6: "fd00:3:0::1"}
 
 
 @pytest.mark.parametrize("family", Family)
-def test_what_a_first_packet_meets(network: Network, adapter: Adapter, family: Family) -> None:
+def test_the_fate_of_a_first_packet(network: Network, adapter: Adapter, family: Family) -> None:
     vip, node = VIP[family], NODE[family]
     pod = network.pods[0]
     everywhere: tuple[Host, ...] = (network.client, network.node, pod)
@@ -57,19 +57,19 @@ def test_what_a_first_packet_meets(network: Network, adapter: Adapter, family: F
                 assert attempt(host, vip, protocol, 82, patience_s=0.2) == SILENT, case
                 assert attempt(host, node, protocol, 7001, patience_s=0.2) == SILENT, case
                 assert attempt(host, node, protocol, 7002, patience_s=0.2) == SILENT, case
-        # Back to serving: an element less.
+        # Back to serving: one element less.
         assert adapter.apply(rule_set(rules.redirects, landing=(node,)))
         for protocol in both:
             assert attempt(network.client, vip, protocol, 81, answer="pong 7002") == ANSWERED
             assert attempt(network.client, vip, protocol, 82, answer="pong 7003") == ANSWERED
-        # Nothing of the proxy's is in the way once it lets go.
+        # After a cleanup, no rule of the proxy affects a packet.
         assert adapter.cleanup()
         for protocol in both:
             assert attempt(network.client, node, protocol, 7001) == ANSWERED
 
 
 def link_local(host: Host, interface: str) -> str:
-    """The address that an interface gave itself, once it may be used."""
+    """The link-local address of an interface, once it is usable."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         for line in host.ip(f"-6 -o addr show dev {interface} scope link -tentative").splitlines():
@@ -82,8 +82,8 @@ def link_local(host: Host, interface: str) -> str:
 def test_clients_behind_an_interface_without_an_address(network: Network, adapter: Adapter, family: Family) -> None:
     pod, vip = network.pods[0], VIP[family]
     flag, prefix, own = ("-4", 32, "10.3.0.2") if family is Family.IPV4 else ("-6", 128, "fd00:3:0::2")
-    # As Calico and the cloud CNIs do it: a host route to the pod, whose own way out is an address that the node's
-    # end of the cable does not have (IPv6: has by itself, but link-local).
+    # Calico and the cloud CNIs do this: a host route to the pod, and the pod's default route has an address that the
+    # node's end of the cable does not have (IPv6: has by itself, but link-local).
     gateway = NODE[family] if family is Family.IPV4 else link_local(network.node, "pod0")
     network.node.ip(f"{flag} addr flush dev pod0 scope global")
     network.node.ip(f"{flag} route replace {own}/{prefix} dev pod0")
@@ -117,7 +117,7 @@ def test_proxy_ports_bound_to_one_address(network: Network, adapter: Adapter, fa
             assert attempt(host, VIP[family], Protocol.TCP, 80) == ANSWERED
 
 
-def test_running_connections_do_not_feel_changes(network: Network, adapter: Adapter) -> None:
+def test_changes_do_not_affect_running_connections(network: Network, adapter: Adapter) -> None:
     vip, other = VIP[Family.IPV4], "10.96.7.8"
     mine, its = destination(vip, Protocol.TCP), destination(other, Protocol.TCP)
     with network.node.listen(("0.0.0.0", 7001)) as listener:

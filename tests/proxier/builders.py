@@ -23,13 +23,13 @@ from kubeproxy.model import (
 
 
 def name(text: str) -> ServiceName:
-    """``web`` in the namespace ``default``, or ``kube-system/dns``."""
+    """Parses ``web`` (in the namespace ``default``) or ``kube-system/dns``."""
     namespace, _, bare = text.rpartition("/")
     return ServiceName(namespace or "default", bare)
 
 
 def port(text: str) -> ServicePort:
-    """``80``, ``http:80``, ``dns:53/UDP``."""
+    """Parses ``80``, ``http:80`` or ``dns:53/UDP``."""
     rest, _, protocol = text.partition("/")
     port_name, _, number = rest.rpartition(":")
     return ServicePort(port_name, Protocol(protocol or "TCP"), int(number))
@@ -55,7 +55,7 @@ def endpoint_slice(
     called: str = "",
     trigger_time: str = "",
 ) -> EndpointSlice:
-    """A slice of a Service; endpoints are addresses separated by blanks."""
+    """An EndpointSlice of a Service; endpoints are addresses separated by blanks."""
     all_candidates = (
         tuple(Endpoint(parse_address(address)) for address in endpoints.split())
         if isinstance(endpoints, str)
@@ -72,17 +72,17 @@ def endpoint_slice(
 
 
 def frontend_name(text: str, port_name: str = "http", family: Family = Family.IPV4) -> FrontendName:
-    """The name of a frontend."""
+    """Parses the Service like `name`; the port and the family have defaults."""
     return FrontendName(ServicePortName(*name(text), port_name), family)
 
 
 def destination(text: str) -> Destination:
-    """``10.96.0.1:80`` or ``10.96.0.1:53/UDP``."""
+    """Parses ``10.96.0.1:80`` or ``10.96.0.1:53/UDP``."""
     rest, _, protocol = text.partition("/")
     address, _, number = rest.rpartition(":")
     return Destination(parse_address(address), Protocol(protocol or "TCP"), int(number))
 
 
 def targets(text: str) -> tuple[Target, ...]:
-    """``10.0.0.1:8080 10.0.0.2:8080``."""
+    """Parses endpoints separated by blanks, like ``10.0.0.1:8080 10.0.0.2:8080``."""
     return tuple(Target(Address(t.rpartition(":")[0]), int(t.rpartition(":")[2])) for t in text.split())

@@ -1,4 +1,4 @@
-"""Finding 6 of the security review: the Service that gets an address of several, live and after a restart."""
+"""Finding 6 of the security review: which Service has an address that several claim, live and after a restart."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ OLD, NEW = 1_600_000_000, 1_700_000_000
 
 
 def external(text: str, address: str, created: int = 0) -> Service:
-    """A Service whose externalIPs name an address."""
+    """A Service with an address in its externalIPs."""
     return replace(_elsewhere(text, address), external_ips=(parse_address(address),), created=created)
 
 
 def balanced(text: str, address: str, created: int = 0) -> Service:
-    """A Service whose load balancer has an address."""
+    """A Service with an address of its load balancer."""
     return replace(_elsewhere(text, address), load_balancer_ips=(parse_address(address),), created=created)
 
 
@@ -52,7 +52,7 @@ def orders(address: str) -> dict[str, list[Service]]:
 
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("why", orders("10.96.0.20"))
-def test_the_holder_does_not_depend_on_who_came_first(why: str, family: int) -> None:
+def test_the_holder_does_not_depend_on_the_order_of_arrival(why: str, family: int) -> None:
     address = STOLEN[family]
     expected = [str(it.name) for it in orders(address)[why]]
     for arrival in itertools.permutations(orders(address)[why]):
@@ -74,7 +74,7 @@ def test_the_holder_does_not_depend_on_who_came_first(why: str, family: int) -> 
 
 
 async def served(node: Node, *services: Service) -> None:
-    """These are served, each by an endpoint of its own."""
+    """Wait until each of these Services is served by its own endpoint."""
     for one in services:
         node.tracker.put_service(SOURCE, one)
         node.tracker.put_slice(SOURCE, endpoint_slice(str(one.name), f"10.0.0.{_number(one)}"))

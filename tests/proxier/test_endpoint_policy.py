@@ -1,4 +1,4 @@
-"""Findings 5, 7 and 9 of the security review: what Services may not have, and their problem texts. Pure."""
+"""Findings 5, 7 and 9 of the security review: addresses and ports that Services may not have. Pure."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_blocks(address: str, inside: bool) -> None:
 def admitted(
     *endpoints: Endpoint | str, source: str = "kubernetes", of: str = "default/web", by: Restrictions = DEFAULT
 ) -> Admitted:
-    """A Service with these endpoints, without what is withheld."""
+    """A Service with these endpoints, without the withheld addresses."""
     all_of = tuple(it if isinstance(it, Endpoint) else Endpoint(Address(it)) for it in endpoints)
     slices = (endpoint_slice(of, all_of, called=name(of).name),)
     return admit(service(of), slices, source=source, restrictions=by, facts=FACTS)
@@ -141,7 +141,7 @@ def test_external_addresses_lie_where_they_may() -> None:
 
 
 class Ports:
-    """The processes that have a port, as the kernel would report them."""
+    """The holders of ports, as the kernel would report them."""
 
     def __init__(self) -> None:
         self.holders: dict[int, tuple[Holder, ...]] = {}
@@ -166,7 +166,7 @@ async def node(ports: Ports) -> AsyncIterator[Node]:
 
 
 def has(node: Node, ports: Ports, port: int, *holders: Holder) -> None:
-    """Set the processes that have a port; none: it is free."""
+    """Set the holders of a port; none: it is free."""
     node.reserver.taken.discard((Protocol.TCP, port))
     ports.holders[port] = holders
     if holders:
@@ -287,7 +287,7 @@ async def test_a_port_that_a_daemon_had_is_not_taken_while_it_restarts(node: Nod
     has(node, ports, 443)
     for _ in range(5):
         await node.pass_time(60.0)
-    # Nor by a Service that asks anew, by the other protocol's or another Service's name.
+    # Nor by a new request of the Service, for the other protocol or by another Service's name.
     node.tracker.remove_service(SOURCE, name("tenant/tls"))
     await node.pass_time(2.0)
     await put(node, external("tenant/again", 443))
@@ -325,7 +325,7 @@ async def test_a_node_port_that_a_process_has(node: Node, ports: Ports, conflict
     assert "node port 30080 (TCP, IPv4) " + ("is served, though" if taken else "is not served") in text
     for holder in HOLDERS[whose]:
         assert str(holder) in text
-    # It is held as soon as it is free, and nothing is left to report.
+    # The port is reserved as soon as it is free, and nothing is left to report.
     has(node, ports, 30080)
     await node.pass_time(31.0)
     assert at_node(node, 30080) == SERVED
@@ -333,7 +333,7 @@ async def test_a_node_port_that_a_process_has(node: Node, ports: Ports, conflict
     assert not node.diary.problems
 
 
-async def test_a_node_port_is_not_taken_when_the_kernel_does_not_say_who_has_it(node: Node, ports: Ports) -> None:
+async def test_a_node_port_with_an_unknown_holder_is_not_taken(node: Node, ports: Ports) -> None:
     def refuse(*_: object) -> tuple[Holder, ...]:
         raise PermissionError("no")
 

@@ -42,7 +42,7 @@ async def make_node() -> AsyncIterator[MakeNode]:
 
 
 async def serving(node: Node, endpoints: str = "10.0.0.1") -> Node:
-    """The node serves ``web``, and everything has come to rest, the least period over."""
+    """Wait until the node serves ``web`` and no work is left, the least period over."""
     node.start()
     node.tracker.replace_services(SOURCE, [service("web")])
     node.tracker.replace_slices(SOURCE, [endpoint_slice("web", endpoints)] if endpoints else [])
@@ -61,7 +61,7 @@ class TestServices:
         assert node.answers(VIP) == TWO
 
     async def test_one_port_number_with_two_protocols(self, make_node: MakeNode) -> None:
-        """TestMultiPortProxy."""
+        """The counterpart of TestMultiPortProxy."""
         node = make_node(protocols=(Protocol.TCP, Protocol.UDP))
         node.start()
         node.tracker.replace_services(SOURCE, [service("dns", ports="p:53 q:53/UDP")])
@@ -71,7 +71,7 @@ class TestServices:
         assert node.answers("10.96.0.1:53/UDP") == targets("10.0.0.1:5354")
 
     async def test_only_the_ports_of_a_service_are_listened_for(self, make_node: MakeNode) -> None:
-        """TestMultiPortOnServiceAdd."""
+        """The counterpart of TestMultiPortOnServiceAdd."""
         node = make_node()
         node.start()
         node.list_nothing()
@@ -81,7 +81,7 @@ class TestServices:
         assert node.answers("10.96.0.1:82") is Fate.PASSED
 
     async def test_a_deleted_service_is_closed(self, make_node: MakeNode) -> None:
-        """TestTCPProxyStop, TestTCPProxyUpdateDelete."""
+        """The counterpart of TestTCPProxyStop and TestTCPProxyUpdateDelete."""
         node = await serving(make_node())
         node.tracker.remove_service(SOURCE, WEB.service_port.service)
         await node.rest()
@@ -90,7 +90,7 @@ class TestServices:
         assert not node.reserver.held
 
     async def test_deleted_and_created_again_it_is_served_again(self, make_node: MakeNode) -> None:
-        """TestTCPProxyUpdateDeleteUpdate."""
+        """The counterpart of TestTCPProxyUpdateDeleteUpdate."""
         node = await serving(make_node())
         node.tracker.remove_service(SOURCE, WEB.service_port.service)
         await node.pass_time(1.0)
@@ -122,7 +122,8 @@ class TestServices:
     async def test_what_does_not_concern_the_listener_leaves_it_alone(
         self, make_node: MakeNode, changed: object, where: str
     ) -> None:
-        """TestTCPProxyUpdatePort, TestProxyUpdatePublicIPs: served as before, but at the same proxy port."""
+        """The counterpart of TestTCPProxyUpdatePort and TestProxyUpdatePublicIPs: served as before, but at the same
+        proxy port."""
         node = await serving(make_node())
         port = node.proxy_port(WEB)
         node.tracker.put_service(SOURCE, changed)  # type: ignore[arg-type]
@@ -133,7 +134,7 @@ class TestServices:
         assert not [message for message in node.data_plane.sent if isinstance(message, Listen | Retire)]
 
     async def test_a_service_may_lose_and_regain_its_address(self, make_node: MakeNode) -> None:
-        """TestProxyUpdatePortal: without a cluster IP a Service is not ours, and sources withdraw it."""
+        """The counterpart of TestProxyUpdatePortal: sources withdraw a Service without a cluster IP."""
         node = await serving(make_node())
         node.tracker.remove_service(SOURCE, WEB.service_port.service)
         await node.pass_time(1.0)
@@ -322,7 +323,7 @@ async def no_more_quick_rounds(node: Node) -> None:
 
 class TestPace:
     async def test_a_service_and_its_endpoints_are_in_effect_at_once(self, make_node: MakeNode) -> None:
-        """Two writes, one after the other."""
+        """The Service and its endpoints are two writes, one after the other."""
         node = await serving(make_node())
         node.tracker.put_service(SOURCE, service("a", "10.96.0.2"))
         await node.rest()
@@ -656,7 +657,7 @@ class TestRival:
 
 
 class TestStop:
-    async def test_nothing_is_removed_unless_asked(self, make_node: MakeNode) -> None:
+    async def test_nothing_is_removed_without_a_request(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         before = node.netfilter.kernel
         await node.proxier.stop(cleanup=False)
@@ -665,7 +666,7 @@ class TestStop:
         node.proxier.close()
         assert not node.reserver.held
 
-    async def test_everything_is_removed_when_asked(self, make_node: MakeNode) -> None:
+    async def test_everything_is_removed_on_request(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         await node.proxier.stop(cleanup=True)
         assert node.netfilter.kernel == RuleSet()

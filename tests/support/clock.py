@@ -1,10 +1,10 @@
-"""A clock for those who are given one."""
+"""A clock that a test sets."""
 
 from __future__ import annotations
 
 
 class Clock:
-    """Tells the time that it is told."""
+    """Returns the time that the test has set."""
 
     def __init__(self, now: float = 100.0) -> None:
         self.now = now

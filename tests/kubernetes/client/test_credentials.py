@@ -1,4 +1,4 @@
-"""What reading credentials leaves behind, and what it costs a start."""
+"""Reading of credentials: the files that it leaves, and its cost at a start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def data(path: Path) -> str:
 
 
 def certificate_of(directory: Path) -> tuple[Path, Path]:
-    """A client's certificate, signed by itself, and its key."""
+    """A self-signed client certificate, and its key."""
     certificate, key = directory / "client.crt", directory / "client.key"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=node-a"]
     subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
@@ -35,7 +35,7 @@ def certificate_of(directory: Path) -> tuple[Path, Path]:
 
 
 async def test_finding_17_a_client_s_key_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a server that lets nobody in without a certificate; SIGKILL could leave nothing behind."""
+    """The server requires a client certificate. Not even SIGKILL could leave the key in a file."""
     directory = tmp_path / "tmp"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
@@ -75,7 +75,7 @@ print(json.dumps(sorted(sys.modules)))
 
 
 def test_point_9_the_library_s_models_are_not_imported() -> None:
-    """Some 700 modules; and what is imported of it works, as the tests above show."""
+    """The library has some 700 modules. The tests above show that the imported ones are enough."""
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
     modules = json.loads(ended.stdout)
     assert "kubernetes_asyncio.config.kube_config" in modules

@@ -35,7 +35,7 @@ def failed(source: KubernetesSource, cause: str) -> int:
 
 
 async def test_storage_restored_from_a_backup_is_noticed() -> None:
-    """The server's versions are older than the known ones; it is silent on a watch from a future version."""
+    """The server's versions are older than the known ones. It is silent on a watch from a future version."""
     async with ApiServer(cluster(), future_wait_s=0.05) as server, running(server) as (source, sink):
         backup = server.cluster.version
         server.cluster.put("services", service(8))
@@ -95,7 +95,7 @@ async def test_a_list_of_another_kind_does_not_count_as_empty() -> None:
 
 @pytest.mark.parametrize("kind", ["pages", "endless"])
 async def test_an_endless_list_is_aborted(kind: str) -> None:
-    """A time limit ends it, or a bound on objects without a name; the known state stays."""
+    """A time limit ends it, or a bound on objects without a name. The known state stays."""
     async with ApiServer(cluster()) as server, running(server, pace=replace(QUICK, list_s=0.5)) as (source, sink):
         server.keep_requests = False
         server.inject(Fault(path="/api/v1/services", watch=False, kind=kind, times=-1))
@@ -109,7 +109,7 @@ async def test_an_endless_list_is_aborted(kind: str) -> None:
 
 
 async def test_repeated_410s_make_lists_rarer() -> None:
-    """Every watch expires, so there are only lists, and each delay is longer than the previous one."""
+    """Every watch expires, so there are only lists. Each delay is longer than the previous one."""
     async with ApiServer(cluster()) as server, running(server) as (source, sink):
         server.inject(Fault(watch=True, status=410, times=-1))
         server.break_watches(Break.CUT)
@@ -188,8 +188,8 @@ async def test_an_outage_after_the_first_list_counts_as_lost() -> None:
 
 
 def test_a_thousand_nodes_do_not_return_together() -> None:
-    """All lose the server at the same instant, for 30 seconds; after its return less than a tenth of them come in any
-    tenth of a second, and all within the longest delay."""
+    """All nodes lose the server at the same instant, for 30 seconds. After its return, less than a tenth of them
+    return in any tenth of a second, and all within the longest delay."""
     pace, returns, drawn = Pace(), Counter[int](), Counter[float]()
     for seed in range(1000):
         backoff = DecorrelatedJitter(base_s=pace.retry_s[0], cap_s=pace.retry_s[1], random=Random(seed))

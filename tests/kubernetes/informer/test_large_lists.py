@@ -1,4 +1,5 @@
-"""Lists larger than memory may hold: what passes is not bounded, what is kept is, and nobody else is left out."""
+"""Lists larger than memory may hold. The passing data is not bounded, the kept data is, and one namespace does not
+affect the others."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ REFILL = replace(QUICK, refill_s=1.0)
 
 
 def heavy(number: int, kib: int, *, namespace: str = "greedy") -> dict[str, Any]:
-    """A Service with so many KiB of annotations."""
+    """A Service with annotations of so many KiB."""
     item = service(number, namespace=namespace)
     item["metadata"]["annotations"] = {"note": "x" * (kib << 10)}
     return item
@@ -46,13 +47,13 @@ VICTIM = ServiceName("victim", "service-9999")
 
 
 async def test_finding_2_260_services_of_256_kib_are_listed() -> None:
-    """In one piece, as a server's cache gives them: 65 MiB."""
+    """The list comes in one piece, as from a server's cache: 65 MiB."""
     async with ApiServer(heavy_cluster(260, 256)) as server, running(server) as (source, sink):
         assert len(sink.services) == 261
         assert VICTIM in sink.services
         assert state_of(source, "services").failures == {}
         assert server.counts["list services"] == 1
-        # And again, on a node that runs.
+        # The same again, on a running node.
         server.cluster.expire()
         server.break_watches(Break.ERROR_410)
         await until(lambda: state_of(source, "services").lists == 2 and in_step(source))
@@ -80,7 +81,7 @@ async def test_what_is_in_memory_of_a_page_is_a_piece_of_it(monkeypatch: pytest.
 
 @pytest.mark.parametrize("by", ["list", "watch"])
 async def test_an_object_as_long_as_a_tenant_can_make_it(by: str) -> None:
-    """3 MiB of a request, each byte six in JSON."""
+    """A request of 3 MiB, each byte six in JSON."""
     item = heavy(1, 0)
     item["metadata"]["annotations"] = {"note": "\x01" * (3 << 20)}
     cluster = Cluster(version=100)
@@ -95,7 +96,7 @@ async def test_an_object_as_long_as_a_tenant_can_make_it(by: str) -> None:
 
 
 async def test_a_namespace_that_fills_what_is_kept_leaves_out_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a start, at a new list, and by a watch; and what is left out comes back when there is room."""
+    """At a start, at a new list, and by a watch. The objects left out return when there is room."""
     monkeypatch.setattr(memory_bound, "MAX_KEPT_BYTES", 40_000)
     cluster = Cluster(version=100)
     for index in range(100):
@@ -109,20 +110,21 @@ async def test_a_namespace_that_fills_what_is_kept_leaves_out_its_own(monkeypatc
             assert 20 < len(kept) < 60
             assert state_of(source, "services").left_out == 100 - len(kept)
             assert source.complaint() == LEFT_OUT
-            # Victims come and change; the other's new ones are left out, and those known stay.
+            # Objects of the victim come and change; the other namespace's new ones are left out, and the known ones
+            # stay.
             server.cluster.put("services", service(203, namespace="victim"))
             server.cluster.put("services", service(101, namespace="a-greedy"))
             await until(lambda: "service-203" in of(sink.services, "victim"))
             await until(lambda: state_of(source, "services").left_out == 101 - len(kept))
             assert of(sink.services, "a-greedy") == kept
-            # A new list puts the known ones before those that come first in it.
+            # A new list puts the known objects before new ones that come first in it.
             server.cluster.put("services", service(0, namespace="a-greedy", ports=[81]))
             server.cluster.expire()
             server.break_watches(Break.ERROR_410)
             await until(lambda: state_of(source, "services").lists == 2 and in_step(source))
             assert of(sink.services, "a-greedy") == kept
             assert len(of(sink.services, "victim")) == 4
-            # Room again: what was left out comes with a list of its own.
+            # There is room again: a list of its own brings the objects that were left out.
             for index in range(75):
                 server.cluster.delete("services", "a-greedy", f"service-{index}")
                 await asyncio.sleep(0)
@@ -139,7 +141,7 @@ def of(names: Any, namespace: str) -> set[str]:
 
 
 async def test_100_000_endpoints_of_one_tenant() -> None:
-    """A thousand slices of a hundred endpoints: they fit, and a namespace's later ones do."""
+    """A thousand slices of a hundred endpoints fit, and so do later slices of another namespace."""
     cluster = Cluster(version=100)
     for index in range(1000):
         addresses = [f"10.{64 + (index >> 8)}.{index & 255}.{host}" for host in range(1, 101)]
@@ -169,7 +171,7 @@ async def test_an_answer_cut_twice_is_asked_for_in_pages_that_shrink() -> None:
                 if request.path == "/api/v1/services" and "watch" not in request.query
             ]
             assert limits == [("0", "8")] * 2 + [(None, "8"), (None, "4"), (None, "2")] + [(None, "1")] * 11
-            # The next ones grow again, until the cache is asked for all at once.
+            # The next pages grow again, until one request covers the whole cache.
             for lists, limit in ((2, "2"), (3, "4"), (4, "8"), (5, None)):
                 server.cluster.expire()
                 server.break_watches(Break.ERROR_410, "services")
@@ -186,7 +188,7 @@ async def test_an_answer_cut_twice_is_asked_for_in_pages_that_shrink() -> None:
 
 
 async def answered(body: bytes, encoding: str) -> tuple[int, bytes]:
-    """What becomes of an answer with this body: the longest piece, and all of them."""
+    """Send an answer with this body; the longest piece, and all of them."""
 
     async def handle(_: web.Request) -> web.Response:
         return web.Response(body=body, headers={"Content-Type": "application/json", "Content-Encoding": encoding})
@@ -238,7 +240,7 @@ async def test_what_cannot_be_unpacked_is_an_error(body: bytes, encoding: str, e
 
 
 async def test_the_double_packs_its_lists() -> None:
-    """Else the tests above would see no packed list at all."""
+    """Otherwise the tests above would have no packed list."""
     async with ApiServer(heavy_cluster(3, 256)) as server, aiohttp.ClientSession(auto_decompress=False) as session:
         response = await session.get(f"{server.url}/api/v1/services", headers={"Accept-Encoding": "gzip"})
         assert response.headers["Content-Encoding"] == "gzip"

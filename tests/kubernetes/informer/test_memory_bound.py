@@ -1,4 +1,4 @@
-"""What is kept is bounded, and no namespace uses the bound up for the others."""
+"""The kept objects are bounded, and no namespace uses the bound up for the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kubeproxy.kubernetes.informer.memory_bound import MAX_NAMED, OBJECT_BYTES, 
 
 
 def filled(limit: int = 100_000, *, namespace: str = "greedy", size: int = 1000) -> tuple[Allowance, int]:
-    """An allowance that one namespace has filled; how many of its objects are kept."""
+    """An allowance that one namespace has filled, and the number of its kept objects."""
     allowance = Allowance(limit)
     kept = 0
     while allowance.admit(f"{namespace}/{kept}", size - OBJECT_BYTES):
@@ -23,7 +23,7 @@ def test_what_is_within_the_bound_is_kept() -> None:
     assert (allowance.left_out, allowance.largest) == (1, "greedy")
 
 
-def test_who_fills_the_bound_leaves_out_its_own_and_not_others() -> None:
+def test_a_namespace_that_fills_the_bound_loses_only_its_own_objects() -> None:
     allowance, kept = filled()
     assert not allowance.admit("greedy/more", 0)
     assert allowance.admit("victim/web", 1000)

@@ -146,7 +146,7 @@ def test_aliases_between_the_items_of_a_list() -> None:
     ("name", "count"),
     [("services-1.36", 30), ("endpointslices-1.36", 22), ("endpoints-1.36", 9), ("services-1.20", 22)],
 )
-def test_recorded_lists_whose_items_do_not_repeat_the_kind(name: str, count: int) -> None:
+def test_recorded_lists_with_items_without_a_kind(name: str, count: int) -> None:
     """As JSON, and as YAML in kubectl's style."""
     found = entries(recording(name))
     assert len(found) == count
@@ -245,7 +245,7 @@ def test_namespaces() -> None:
     ],
 )
 def test_a_faulty_document_does_not_affect_the_others(text: str, expected: str) -> None:
-    """The faulty document is the second of three; the first has ten lines with its separator."""
+    """The faulty document is the second of three. The first has ten lines with its separator."""
     manifest = join(service("a") + "status: {}\n" * 1 + "x: 1\ny: 2\n", text, service("c"))
     (first, *middle, last) = entries(manifest)
     assert first[1].useful

@@ -23,7 +23,7 @@ class Merged:
         self.slices: dict[SliceName, EndpointSlice] = {}
 
     def update(self, **texts: str | None) -> Difference:
-        """New texts of manifests, None for one that is gone."""
+        """New texts of manifests; None for a removed manifest."""
         readings = {name: None if text is None else read(text.encode(), Namespaces()) for name, text in texts.items()}
         difference = self.inventory.update(readings)
         for name in difference.removed_services:
@@ -171,7 +171,7 @@ def test_other_kinds_are_reported_without_a_fault() -> None:
     assert str(problem) == f"m document 1: kind: {text}"
 
 
-def test_endpoints_whose_subsets_change() -> None:
+def test_endpoints_with_changing_subsets() -> None:
     merged = Merged()
     text = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\nsubsets:\n"
     one, two = (

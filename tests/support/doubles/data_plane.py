@@ -1,5 +1,5 @@
-"""A data plane without sockets, for tests of whatever speaks to one: it keeps what it is told, holds its callers to the
-rules of the channel, and fails when asked to."""
+"""A data plane without sockets, for tests of its callers. It records every message, checks that its callers keep the
+rules of the channel, and fails on request."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from kubeproxy.model.errors import KernelError
 
 
 class FakeDataPlane:
-    """Remembers instead of serving."""
+    """Records messages instead of serving."""
 
     def __init__(self) -> None:
         self.listening: dict[FrontendName, Listen] = {}
         self.endpoints: dict[FrontendName, SetEndpoints] = {}
         self.tune = Tune()
         self.sent: list[Message] = []
-        """Everything that was ever in effect, in order."""
+        """Every message that came into effect, in order."""
         self.refuse: dict[FrontendName, str] = {}
-        """Frontends for which whatever is asked fails with this text."""
+        """Frontends for which every message fails with this text."""
         self.broken: str | None = None
-        """Why nothing can be handed over at all: the next `send` fails with this once."""
+        """The error text of the next `send`. It fails once with this text and takes no message."""
         self.closed = False
         self._holders: dict[tuple[Transport, int], FrontendName] = {}
-        """Who listened at a port last."""
+        """The frontend that listened last at each port."""
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
-        """Take the messages to heart, after a breath in which the caller may be cancelled."""
+        """Record the messages, after a pause in which the caller may be cancelled."""
         await asyncio.sleep(0)
         if self.broken is not None:
             error, self.broken = KernelError(self.broken), None
@@ -77,28 +77,28 @@ class FakeDataPlane:
             self.endpoints.pop(message.frontend, None)
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
-        """Nobody ever came."""
+        """Empty: there was never a client."""
         return {name: Counters() for name in self.listening}
 
     async def worker_status(self) -> Sequence[WorkerStatus]:
-        """Nothing serves."""
+        """Empty: there is no worker."""
         return ()
 
     async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
-        """Nobody was dialed."""
+        """Empty: no endpoint was dialed."""
         return {}
 
     async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
-        """The endpoints in the order in which they were told; nobody is bound."""
+        """The endpoints in the order of the last message; no client is bound."""
         told = self.endpoints.get(frontend)
         return () if told is None else (BalancePreview(0, told.endpoints[:PREVIEWS_MAX]),)
 
     async def bindings(self) -> Sequence[RestoreBindings]:
-        """Nobody ever came."""
+        """Empty: there was never a client."""
         return ()
 
     async def ended(self) -> Sequence[Ended]:
-        """Nobody ever came."""
+        """Empty: there was never a client."""
         return ()
 
     restarts = 0
@@ -106,14 +106,14 @@ class FakeDataPlane:
     open_connections = 0
 
     async def retire(self) -> None:
-        """Nobody comes anyway."""
+        """Does nothing: there are no clients to refuse."""
 
     async def drain(self, grace_s: float) -> int:
-        """Nobody is here."""
+        """Zero: there are no connections."""
         return 0
 
     async def close(self) -> None:
-        """Forget everything."""
+        """Forget all frontends."""
         self.closed = True
         self.listening.clear()
         self.endpoints.clear()
@@ -125,15 +125,15 @@ class FakePortReserver:
     def __init__(self, *, kernel_choice: Iterator[int] | None = None) -> None:
         self.held: dict[tuple[Transport, Address, int], FakeReservation] = {}
         self._addresses: dict[tuple[Transport, Family, int], list[Address]] = {}
-        """At which addresses a port is held."""
+        """The addresses at which each port is held."""
         self.taken: set[tuple[Transport, int]] = set()
         """Ports of other processes."""
         self.error: OSError | None = None
-        """What every reservation fails with; None: nothing."""
+        """The error of every reservation; None: reservations succeed."""
         self._kernel_choice = iter(range(32768, 61000)) if kernel_choice is None else kernel_choice
 
     def reserve(self, protocol: Transport, address: Address, port: int, *, claim: bool = False) -> FakeReservation:
-        """As the kernel would."""
+        """Reserve a port under the kernel's rules."""
         if self.error is not None:
             raise self.error
         offers = iter((port,)) if port else self._kernel_choice
@@ -146,23 +146,23 @@ class FakePortReserver:
         return reservation
 
     def share(self, on: bool) -> None:
-        """There is no other process."""
+        """Does nothing: there is no other process."""
 
     def _is_free(self, protocol: Transport, address: Address, port: int) -> bool:
-        """The wildcard address stands for all of its family."""
+        """Whether the port is free. The wildcard address stands for all addresses of its family."""
         family = family_of(address)
         rivals = self._addresses.get((protocol, family, port), [])
         clash = address in rivals or (rivals and NODE_PORTS[family] in (address, *rivals))
         return (protocol, port) not in self.taken and not clash
 
     def give_back(self, protocol: Transport, address: Address, port: int) -> None:
-        """Nobody holds it any more; KeyError when nobody did."""
+        """Free the port; KeyError when it was free before."""
         del self.held[protocol, address, port]
         self._addresses[protocol, family_of(address), port].remove(address)
 
 
 class FakeReservation:
-    """A held number."""
+    """A reserved port number."""
 
     def __init__(self, reserver: FakePortReserver, protocol: Transport, address: Address, port: int) -> None:
         self._reserver = reserver
@@ -170,9 +170,9 @@ class FakeReservation:
 
     @property
     def port(self) -> int:
-        """The number."""
+        """The reserved number."""
         return self._key[2]
 
     def release(self) -> None:
-        """Give it back; KeyError when that was done before."""
+        """Free the number; KeyError when that was done before."""
         self._reserver.give_back(*self._key)

@@ -1,4 +1,4 @@
-"""An adapter in memory, for tests of those who use one."""
+"""A netfilter adapter in memory."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 
 class FakeNetfilter:
-    """A kernel with one rule set. Remembers what was applied, fails when told to, and can lose its rules."""
+    """A kernel with one rule set. It records what was applied, fails on request, and can lose its rules."""
 
     name = "fake"
 
     def __init__(self) -> None:
         self.kernel = RuleSet()
-        """What is in effect."""
+        """The rules in effect."""
         self.believed: RuleSet | None = None
-        """What the adapter thinks is in effect; None: unknown."""
+        """The rules that the adapter takes for those in effect; None: unknown."""
         self.history: list[RuleSet] = []
         """Every rule set that came into effect by a change, oldest first."""
         self.failures: list[str] = []
-        """Each makes one apply, pause or cleanup fail with this text and change nothing, first first."""
+        """Error texts, in order. Each makes one apply, pause or cleanup fail and change nothing."""
         self.not_transparent: str | None = None
-        """What `why_not_transparent` says."""
+        """The result of `why_not_transparent`."""
         self.not_guarding_sockets: str | None = None
-        """What `why_not_guarding_sockets` says."""
+        """The result of `why_not_guarding_sockets`."""
         self.paused: frozenset[Destination] = frozenset()
-        """Where clients are kept waiting."""
+        """The destinations whose clients wait."""
         self._on_foreign_change: Callable[[], None] = lambda: None
         self.closed = False
 
     def fail(self, text: str = "the kernel said no", *, times: int = 1) -> None:
-        """Let the next calls fail."""
+        """Make the next calls fail."""
         self.failures += [text] * times
 
     def lose(self, *, noticed: bool = False) -> None:
-        """Somebody flushes our rules, and nobody tells the adapter, unless it is `noticed`."""
+        """A foreign program flushes our rules. The adapter notices it only if it is `noticed`."""
         self.kernel = RuleSet()
         if noticed:
             self._on_foreign_change()
@@ -94,7 +94,7 @@ class FakeNetfilter:
         return bool(destinations)
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """See `Netfilter.on_foreign_change`: told by `lose`, when it notices."""
+        """See `Netfilter.on_foreign_change`: `lose` calls it, when the adapter notices."""
         self._on_foreign_change = callback
 
     async def cleanup(self) -> bool:

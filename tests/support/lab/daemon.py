@@ -1,4 +1,4 @@
-"""The real daemon, running on one of the laboratory's hosts."""
+"""The real daemon on one of the laboratory's hosts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ METRICS = ("127.0.0.1", 10249)
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """What our programs need in a laboratory: a lock for iptables of its own, which an ordinary user may open too."""
+    """Environment variables of our programs in a laboratory: a lock file for iptables that an ordinary user may open,
+    too."""
     return {**os.environ, "XTABLES_LOCKFILE": str(directory / "xtables.lock")}
 
 
@@ -62,7 +63,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 env=environment(self._directory),
-                # Ctrl-C is for whoever watches; the daemon is told to stop by us.
+                # Ctrl-C reaches the test run only; the daemon gets its SIGTERM from `terminate`.
                 process_group=0,
             )
         try:
@@ -72,7 +73,7 @@ class Daemon:
             raise
 
     def wait_ready(self, within_s: float) -> None:
-        """Back when /readyz says 200."""
+        """Wait until /readyz answers 200."""
         deadline = time.monotonic() + within_s
         seen = "no answer"
         while time.monotonic() < deadline:
@@ -90,22 +91,22 @@ class Daemon:
         raise AssertionError(f"kubeproxy was not ready within {within_s} s (/readyz: {seen}):\n{self.log()}")
 
     def get(self, path: str, *, address: tuple[str, int] = HEALTHZ) -> Answer:
-        """One GET of its health server (or, with `address`, of its metrics server), from the host that it runs on."""
+        """One GET of the daemon's health server, from its own host. With `address`, of its metrics server."""
         return get(self.host, address, path)
 
     def log(self) -> str:
-        """What it has logged so far."""
+        """The log so far."""
         return self.log_path.read_text(errors="replace")
 
     def wait(self, within_s: float = 60.0) -> int:
-        """Its exit status. AssertionError, with its log, if it does not end in time."""
+        """Wait for the exit status. AssertionError, with the log, if the daemon does not end in time."""
         try:
             return self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"kubeproxy still runs {within_s} s later:\n{self.log()}") from None
 
     def terminate(self, within_s: float = 60.0) -> int:
-        """SIGTERM, and its exit status."""
+        """Send SIGTERM and return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait(within_s)
 
@@ -114,7 +115,7 @@ class Daemon:
         return self.host.run([KUBEPROXY, "cleanup"], env=environment(self._directory))
 
     def close(self) -> None:
-        """End it at once, if it runs, and workers that have outlived it; remove its log."""
+        """Kill the daemon and the workers that have outlived it; remove its log."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -128,7 +129,7 @@ class Daemon:
 
 
 def write_manifest(path: Path, text: str) -> None:
-    """Write a manifest so that a watcher sees the old text or the new, never half of one."""
+    """Write a manifest atomically, so that a watcher never reads half of it."""
     hidden = path.with_name(f".{path.name}.new")
     hidden.write_text(text)
     hidden.rename(path)

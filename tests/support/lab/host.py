@@ -28,8 +28,9 @@ def _unshare() -> None:
 
 
 def _dies_with(pid: int) -> Sequence[str]:
-    """What a command starts with that must not outlive that process, its parent: a killed test, demo or benchmark must
-    not leave its programs running. One that was killed before the kernel was told to look is seen by the shell."""
+    """The first words of a command that ends with the process `pid`, its parent. A killed test, demo or benchmark must
+    not leave its programs running. A shell handles a parent that was killed before the command has requested its
+    signal."""
     return ["setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(pid)]
 
 
@@ -42,7 +43,8 @@ def can_make_hosts() -> bool:
 
 
 class Host:
-    """A network namespace with its loopback up. Close it, or let it go: the kernel removes it with its last user."""
+    """A network namespace with its loopback up. The kernel removes it when no process or descriptor uses it any
+    more."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,14 +56,14 @@ class Host:
             _setns(home)
             os.close(home)
         self._processes: list[subprocess.Popen[Any]] = []
-        # Nobody else is on these wires: waiting for duplicate addresses and routers would only cost seconds.
+        # No other host is on these wires: waiting for duplicate addresses and routers would only cost seconds.
         self.sysctl("net.ipv6.conf.default.accept_dad", 0)
         self.sysctl("net.ipv6.conf.default.router_solicitations", 0)
         self.ip("link set lo up")
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Be on this host for a moment: sockets made in here stay here. Never await inside."""
+        """Move this thread to the host; sockets made meanwhile stay there. Never await inside."""
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         try:
             _setns(self.fd)
@@ -99,9 +101,9 @@ class Host:
         return sock
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a program on this host; it is killed when the host is closed, or when the thread that started it ends.
+        """Start a program on this host. It is killed when the host is closed, or when the thread that started it ends.
 
-        The program is sought by a shell, so one that does not exist is an exit status of 127, not an error here.
+        A shell looks the program up, so a missing program is an exit status of 127, not an error here.
         """
         options.setdefault("stdin", subprocess.DEVNULL)
         with self.entered():
@@ -118,7 +120,7 @@ class Host:
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on this host to its end; its output as text. AssertionError, with that output, if it fails."""
-        # A child is born on the host that its parent's thread is on: no nsenter needed.
+        # A child starts on the host that its parent's thread is on: no nsenter needed.
         with self.entered():
             process = subprocess.Popen(
                 command,
@@ -139,7 +141,7 @@ class Host:
         return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
     def ip(self, *commands: str) -> str:
-        """`ip COMMAND` on this host, for one or several in one process; what they printed."""
+        """`ip COMMAND` on this host, one or several in one process; their output."""
         if len(commands) == 1:
             return self.run(["ip", *commands[0].split()]).stdout
         return self.run(["ip", "-batch", "-"], input="".join(f"{command}\n" for command in commands)).stdout
@@ -151,7 +153,7 @@ class Host:
             setting.write(str(value))
 
     def close(self) -> None:
-        """End the host's programs and let go of the namespace."""
+        """End the host's programs and close the namespace."""
         for process in self._processes:
             if process.poll() is None:
                 process.kill()

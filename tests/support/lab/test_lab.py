@@ -1,4 +1,4 @@
-"""The laboratory itself: the other tests believe it."""
+"""The laboratory itself, because the other tests rely on it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_programs_die_with_a_process_that_is_killed() -> None:
 
 
 @pytest.mark.parametrize("endpoints", [[], ["10.3.0.2", "10.3.1.2"]])
-def test_the_manifest_says_what_was_asked_for(endpoints: list[str]) -> None:
+def test_the_manifest_has_the_ports_and_endpoints_of_its_arguments(endpoints: list[str]) -> None:
     text = service_manifest("web", cluster_ip="10.96.0.1", ports={"http": (80, 8080)}, endpoints=endpoints)
     service, endpoint_slice = yaml.safe_load_all(text)
     assert service["spec"] == {
@@ -75,7 +75,7 @@ def test_the_manifest_says_what_was_asked_for(endpoints: list[str]) -> None:
 
 
 @pytest.mark.netns
-def test_the_daemon_serves_a_manifest_until_it_is_told_to_stop(tmp_path: Path) -> None:
+def test_the_daemon_serves_a_manifest_until_sigterm(tmp_path: Path) -> None:
     with make_network(pods=1) as network:
         server = [sys.executable, "-m", "http.server", "--bind", "10.3.0.2", "8080", "--directory", str(tmp_path)]
         network.pods[0].popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -97,6 +97,6 @@ def test_the_daemon_serves_a_manifest_until_it_is_told_to_stop(tmp_path: Path) -
 
 
 @pytest.mark.netns
-def test_a_daemon_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_the_error_of_a_failed_start_contains_the_log(tmp_path: Path) -> None:
     with Host("node") as node, pytest.raises(AssertionError, match=r"(?s)status 64.*--nonsense"):
         Daemon(node, manifests=tmp_path, options=["--nonsense"])

@@ -1,4 +1,4 @@
-"""Does what the schedule says, and puts down what really happened."""
+"""Executes the schedule and records what really happened."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.system.soak.schedule import BY_NAME, PLACES, PODS, Act, Event, Place
 GRACE_S = 5.0
 WORKERS = 2
 PATIENCE_S = 60.0
-"""How long anything may take that has to come."""
+"""Limit for everything that has to come."""
 ROOT = Path(__file__).parents[3]
 MADE_WAY = "new instance has taken over"
 BLOWS = {
@@ -53,7 +53,7 @@ REFUSAL = f"tcp dport {TARGET} tcp flags & (syn | ack) == syn reject with tcp re
 
 
 def objects_of(place: Place, pods: Iterable[int]) -> tuple[Object, Object]:
-    """A service and its endpoints, as the API has them."""
+    """A service and its EndpointSlice, as the API has them."""
     port: Object = {"name": "p", "port": place.port, "targetPort": TARGET, "protocol": place.protocol}
     if place.asked_at[1]:
         port["nodePort"] = place.asked_at[1]
@@ -75,12 +75,12 @@ def objects_of(place: Place, pods: Iterable[int]) -> tuple[Object, Object]:
 
 
 class World:
-    """The hosts, the API server, the pods, and the daemon that has its turn."""
+    """The hosts, the API server, the pods, and the daemon that serves."""
 
     def __init__(self, network: Network, api: ApiHost, chronicle: Chronicle, *, netfilter: str) -> None:
         self.network, self.api, self.chronicle, self.netfilter = network, api, chronicle, netfilter
         self.daemons: list[Daemon] = []
-        """All that there ever were; the last one serves."""
+        """All daemons so far; the last one serves."""
         self._tracks = {name: ThreadPoolExecutor(1, name) for name in ("services", "pods", "api", "netfilter")}
         self._backends: list[Popen[Any] | None] = [None] * PODS
         self._faults: dict[str, Span] = {}
@@ -98,11 +98,11 @@ class World:
 
     @property
     def daemon(self) -> Daemon:
-        """The one that serves."""
+        """The daemon that serves."""
         return self.daemons[-1]
 
     def close(self) -> None:
-        """End everything."""
+        """End all programs."""
         self._over.set()
         self._watching.join()
         for daemon in self.daemons:
@@ -111,8 +111,8 @@ class World:
             track.shutdown()
 
     def play(self, act: Act) -> None:
-        """All events of an act; at its end nothing is away any more. Each track waits for its own only; processes are
-        this thread's."""
+        """Execute all events of an act; at its end everything runs again. Each track waits only for its own events.
+        This thread starts and ends the processes."""
         begin = time.monotonic()
         playing = [
             track.submit(self._play, begin, [event for event in act.events if event.track == name])
@@ -123,12 +123,12 @@ class World:
         try:
             self._play(begin, [event for event in act.events if event.track == "process"], begin + act.seconds)
         finally:
-            # What went wrong in another track may be the cause of what went wrong here: it is told first.
+            # A failure in another track may be the cause of the failure here, so it comes first.
             for each in playing:
                 each.result()
 
     def heal(self) -> None:
-        """Everything is as in the beginning."""
+        """Restore the state of the beginning."""
         for place in PLACES:
             self._put(place.name, place.pods)
         self.daemon.wait_ready(PATIENCE_S)
@@ -145,7 +145,7 @@ class World:
         for event in events:
             time.sleep(max(0.0, begin + event.at_s - time.monotonic()))
             if time.monotonic() >= end:
-                # Processes take their time: what has not begun by the end of the act is left out.
+                # Processes take their time: events that have not begun by the end of the act are left out.
                 return
             self.chronicle.note(f"{event.track}: {event.kind} {event.target} {event.pods or ''}".rstrip())
             match event.track:
@@ -222,7 +222,7 @@ class World:
             case "garbage":
                 api.do(lambda: api.server.break_watches(Break.GARBAGE))
             case "end of begin anew":
-                # What was deleted meanwhile is in no watch, but in a list only.
+                # What was deleted meanwhile is missing in a list; no watch reports it.
                 api.do(api.server.cluster.expire)
                 api.start()
             case "end of refuse":
@@ -237,11 +237,11 @@ class World:
     # The packet filter.
 
     def _rob(self, kind: str) -> None:
-        """Somebody removes rules of ours."""
+        """A foreign program removes rules of ours."""
         node = self.network.node
         tool = ["nft"] if self.netfilter == "nftables" else ["iptables-legacy", "-w", "10"]
         with self.chronicle.during(self.chronicle.robbed, f"the rules were removed ({kind})"):
-            # They may just not be there: between two processes, or because of the last blow.
+            # The rules may be absent: between two processes, or because of the removal before.
             node.run([*tool, *BLOWS[self.netfilter][kind].split()], check=False)
             until(self._whole, "the rules are there again", within_s=PATIENCE_S)
 
@@ -275,7 +275,7 @@ class World:
         return daemon
 
     def workers(self, daemon: Daemon) -> list[int]:
-        """The process numbers of its workers."""
+        """The process numbers of the daemon's workers."""
         found = []
         for task in Path(f"/proc/{daemon.process.pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end at any time
@@ -318,7 +318,7 @@ class World:
                     self._start()
             case "successor":
                 self._start()
-                until(lambda: MADE_WAY in daemon.log(), "it makes way", within_s=PATIENCE_S)
+                until(lambda: MADE_WAY in daemon.log(), "the old instance retires", within_s=PATIENCE_S)
                 self._has_made_way(daemon)
             case "kill successor":
                 self._kill_successor(daemon, event.wait_s)
@@ -331,7 +331,7 @@ class World:
             return
         victim = workers[int(time.monotonic() * 1000) % len(workers)]
         stopped, ports = time.monotonic(), frozenset[tuple[str, int]]()
-        # A worker of an earlier run may just have ended; one that is stopped for long is killed by its own.
+        # A worker of an earlier run may just have ended; the control process kills one that is stopped for long.
         with suppress(ProcessLookupError):
             os.kill(victim, signal.SIGSTOP)
             ports = frozenset(self._clients_of(victim))
@@ -340,7 +340,7 @@ class World:
             self.chronicle.kills.append(Kill(stopped, time.monotonic(), ports))
 
     def _clients_of(self, worker: int) -> Iterator[tuple[str, int]]:
-        """Who is connected to this worker, or to nobody yet."""
+        """The clients that are connected to this worker, or not accepted by any worker yet."""
         for line in self.network.node.run(["ss", "-4tnpaH"]).stdout.splitlines():
             words = line.split()
             if words[0] != "LISTEN" and (f"pid={worker}," in line or "pid=" not in line):
@@ -348,7 +348,7 @@ class World:
                 yield "client" if address == CLIENT_V4 else "node", int(port)
 
     def _kill_successor(self, daemon: Daemon, wait_s: float) -> None:
-        """At any time of its taking over: before, in the middle, after."""
+        """Kill the new instance at any time of its takeover: before, in the middle, after."""
         blind = self.chronicle.begin(self.chronicle.blind, "killed successor")
         second = self._start()
         time.sleep(wait_s)
@@ -365,7 +365,7 @@ class World:
         blind.end = time.monotonic()
 
     def _makes_way(self, daemon: Daemon) -> bool:
-        """Whether it did so for a successor that was killed just now."""
+        """Whether the daemon retired for a new instance that was killed just now."""
         end = time.monotonic() + 2.0
         while time.monotonic() < end:
             if MADE_WAY in daemon.log() or daemon.process.poll() is not None:
@@ -375,8 +375,8 @@ class World:
 
     @contextmanager
     def _end(self, pids: Iterable[int], *, told: bool = False) -> Iterator[None]:
-        """Meanwhile these processes are told to end; they give their connections some time to. If it is not by a signal
-        that they are told, it is by the process that serves then, as soon as it does."""
+        """Record that these processes end meanwhile; they give their connections a grace period. Without a signal, the
+        process that serves then ends them as soon as it is ready."""
         now = time.monotonic()
         retired = [Retired(now, now, pid, told) for pid in pids]
         with self.chronicle.lock:
@@ -387,13 +387,13 @@ class World:
                 each.until = _logged(self.daemon, "serving services=")
 
     def _has_made_way(self, daemon: Daemon) -> None:
-        """It was told to by its successor."""
+        """Record that a new instance has ended it."""
         when = _logged(daemon, MADE_WAY)
         with self.chronicle.lock:
             self.chronicle.retired.append(Retired(when, when, daemon.process.pid, told=False))
 
     def leaving(self) -> list[int]:
-        """Who has yet to end."""
+        """The processes that have yet to end."""
         with self.chronicle.lock:
             return [retired.pid for retired in self.chronicle.retired if retired.ended == math.inf]
 
@@ -407,7 +407,7 @@ class World:
 
 
 def _logged(daemon: Daemon, words: str) -> float:
-    """When it said so last, by `time.monotonic`."""
+    """When the daemon last logged these words, by `time.monotonic`."""
     said = next(line for line in reversed(daemon.log().splitlines()) if words in line)
     when = datetime.fromisoformat(said.split(" ", 1)[0]).timestamp()
     return when - time.time() + time.monotonic()
@@ -421,7 +421,7 @@ def _comm(pid: int) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs; a zombie does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -430,7 +430,7 @@ def alive(pid: int) -> bool:
 
 @contextmanager
 def make_world(chronicle: Chronicle, *, netfilter: str) -> Iterator[World]:
-    """Everything, until the end of the context."""
+    """The hosts and programs, until the end of the context."""
     with ExitStack() as stack:
         network = stack.enter_context(make_network(pods=PODS))
         kernel_state.reset_rules(network.node)

@@ -1,4 +1,4 @@
-"""The node, looked at while all is quiet: what is there, and nothing else."""
+"""Checks the node while there is no traffic: what must be there, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tests.system.soak.actions import PATIENCE_S, WORKERS, World, alive
 from tests.system.soak.schedule import PLACES, Place
 
 TRIES = 12
-"""Questions for each endpoint: every worker takes turns of its own."""
+"""Questions for each endpoint: every worker has a rotation of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What the daemon takes when nobody is being served."""
+    """What the daemon uses without clients."""
 
     control_kib: int
-    """Proportional memory."""
+    """Memory of the control process; shared pages count in part."""
     workers_kib: tuple[int, ...]
     control_descriptors: int
     workers_descriptors: tuple[int, ...]
 
     def grown(self, before: Measure) -> list[str]:
-        """What has grown beyond what may be. Memory of a run time is given back late, if ever, and the first time that
-        something happens costs something: a leak worth its name is more than that. Descriptors are exact, but for two
-        pipes that each worker may keep, and a connection to the API server that is just being made."""
+        """What has grown beyond its tolerance. The run time returns memory late, if ever, and the first occurrence of
+        an event costs some: a leak is more than that. Descriptors are exact, but for two pipes that each worker may
+        keep, and a connection to the API server that is just being made."""
         found = []
         pairs = [("control process", before.control_kib, self.control_kib, 8 << 10)]
         memory = zip(before.workers_kib, self.workers_kib, strict=True)
@@ -57,7 +57,7 @@ class Measure:
 
 
 def look(world: World, faults: list[str]) -> Measure:
-    """Wait until all is as it ought to be, and measure; what is not so in time is a fault."""
+    """Wait until the node is as it should be, and measure. What is not so in time is a fault."""
     node, daemon = world.network.node, world.daemon
 
     def demand(condition: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
@@ -68,9 +68,9 @@ def look(world: World, faults: list[str]) -> Measure:
 
     for place in PLACES:
         for host in (world.network.client, node):
-            # An endpoint that was dead may be aside for another half minute.
+            # An endpoint that was dead may be ejected for another half minute.
             demand(lambda: _who(host, place) == expected(place), f"{place.name} answers on {host.name} as it ought to")  # noqa: B023
-    demand(lambda: not world.leaving(), "processes that were told to end have ended")
+    demand(lambda: not world.leaving(), "processes with the order to end have ended")
     demand(lambda: len(world.workers(daemon)) == WORKERS, f"there are {WORKERS} workers")
     mine = {daemon.process.pid, *world.workers(daemon)}
     demand(lambda: processes(node) == mine, f"on the node only {sorted(mine)} run")
@@ -88,7 +88,7 @@ def look(world: World, faults: list[str]) -> Measure:
 
 
 class _Settled:
-    """Whether a number has stayed the same for four seconds, twice the time that UDP sessions last."""
+    """Whether a number has stayed the same for four seconds. UDP sessions end after two."""
 
     def __init__(self, number: Callable[[], int]) -> None:
         self._number = number
@@ -102,7 +102,7 @@ class _Settled:
 
 
 def expected(place: Place) -> set[str]:
-    """Who answers when all is well."""
+    """The answers when all endpoints are well."""
     return {"one of them"} if "sessionAffinity" in place.spec else {f"pod-{pod}" for pod in place.pods}
 
 
@@ -114,7 +114,7 @@ def _who(host: Host, place: Place) -> set[str]:
 
 
 def ask(host: Host, place: Place) -> str:
-    """Who answers; why not, if nobody does."""
+    """The pod that answers, or the reason why none does."""
     try:
         if place.protocol == "TCP":
             with host.connect(place.asked, timeout=5.0) as sock:
@@ -130,7 +130,7 @@ def ask(host: Host, place: Place) -> str:
 
 
 def processes(node: Host) -> set[int]:
-    """Who is on the node, zombies aside."""
+    """The processes on the node, without zombies."""
     here = Path(f"/proc/self/fd/{node.fd}").readlink()
     found = set()
     for path in Path("/proc").iterdir():
@@ -139,12 +139,12 @@ def processes(node: Host) -> set[int]:
                 if (path / "ns/net").readlink() == here and alive(int(path.name)):
                     found.add(int(path.name))
             except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # gone, or none of ours
+                continue  # ended, or not one of ours
     return found
 
 
 def names(node: Host) -> list[str]:
-    """Our abstract sockets, by what they are for; those that listen, or are just bound."""
+    """The purposes of our abstract sockets, listening or just bound."""
     with node.entered():
         text = Path("/proc/thread-self/net/unix").read_text()
     connected = "03"
@@ -154,18 +154,18 @@ def names(node: Host) -> list[str]:
 
 
 def established(node: Host) -> int:
-    """TCP connections of clients that are not over."""
+    """The number of established TCP connections of clients."""
     lines = node.run(["ss", "-4tnH", "state", "established", "state", "close-wait"]).stdout.splitlines()
     return sum(":8001" not in line and not re.search(r":1024[89]|:10256", line) for line in lines)
 
 
 def descriptors(pids: Iterable[int]) -> int:
-    """How many they have open."""
+    """The number of open descriptors of these processes."""
     return sum(kernel_state.descriptors(pid) for pid in pids if alive(pid))
 
 
 def pss_kib(pid: int) -> int:
-    """A process's memory; what it shares with others counts in part."""
+    """The memory of a process; shared pages count in part."""
     match = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     assert match is not None
     return int(match[1])

@@ -22,7 +22,7 @@ from tests.system.e2e.backend import CHUNK, noise
 from tests.system.soak.schedule import PLACES, Place
 
 PATIENCE_S = 40.0
-"""How long a client waits; beyond what any promise allows, so that a delay is seen as one."""
+"""How long a client waits. It is longer than any promise allows, so that a delay is visible."""
 IMPATIENT = "no answer within the patience of a client"
 UDP_TRY_S, UDP_TRIES = 1.0, 12
 RATE = {"client": 40.0, "node": 15.0}
@@ -30,16 +30,16 @@ RATE = {"client": 40.0, "node": 15.0}
 LONG = {"client": 12, "node": 6}
 """Long connections at a time."""
 PORTS = (11000, 29000)
-"""From which clients ask: none that the kernel would give to others."""
+"""Source ports of the clients: none that the kernel would assign."""
 SOCKETS = 3
-"""UDP sockets that are kept to the end."""
+"""UDP sockets that are open to the end."""
 TCP = tuple(place for place in PLACES if place.protocol == "TCP")
 STEADY = tuple(place for place in TCP if place.steady)
 UDP = tuple(place for place in PLACES if place.protocol == "UDP")
 
 
 class Outcome(NamedTuple):
-    """What became of one client."""
+    """The outcome of one client."""
 
     host: str
     kind: str
@@ -48,18 +48,18 @@ class Outcome(NamedTuple):
     began: float
     ended: float
     port: int = 0
-    """The client's own; 0: it never had one."""
+    """The client's own port; 0: it never had one."""
     pod: int = -1
-    """Who answered; -1: nobody."""
+    """The pod that answered; -1: none."""
     error: str = ""
     words: int = 0
     """Checked answers, or datagrams sent."""
     heard: float = 0.0
-    """When the pod said who it is, by TCP; 0: it never did. By UDP: when the last datagram was sent."""
+    """By TCP, when the pod's name arrived; 0: never. By UDP, when the last datagram was sent."""
 
 
 class Clients:
-    """All of them, in one process."""
+    """All clients, in one process."""
 
     def __init__(self, host: str, seed: int) -> None:
         self._host = host
@@ -68,7 +68,7 @@ class Clients:
         self._port = self._rng.randrange(*PORTS)
 
     async def run(self) -> None:
-        """Until standard input ends; those who are being served then are waited for."""
+        """Run until standard input ends, then wait for the open connections."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             loop.run_in_executor(None, sys.stdin.read).add_done_callback(lambda done: self._leaving.set())
@@ -122,8 +122,8 @@ class Clients:
             call.end()
 
     def _bind(self, sock: socket.socket) -> int:
-        """Give it the next port of ours. One that comes again within ten seconds of a reset would be led by connection
-        tracking to where it was led before, which may be nobody's any more."""
+        """Bind the socket to the next of our ports. Connection tracking would lead a port that comes again within ten
+        seconds of a reset to its old endpoint, which may be gone."""
         while True:
             self._port = self._port + 1 if self._port < PORTS[1] else PORTS[0]
             with suppress(OSError):
@@ -137,7 +137,7 @@ class Clients:
             await call.expect_end()
 
     async def _talk(self, call: _Call) -> None:
-        """A short life for some, the whole time for others."""
+        """Ask on one connection: some clients for a short time, others to the end."""
         rng = random.Random(self._rng.random())
         until = time.monotonic() + (rng.uniform(1.0, 8.0) if rng.random() < 0.6 else 1e9)
         call.writer.write(b"echo\n")
@@ -157,7 +157,7 @@ class Clients:
             await call.expect_end()
 
     async def _transfer(self, call: _Call) -> None:
-        """As much each way at once, with a half-close in the middle."""
+        """Send as much each way at once, with a half-close in the middle."""
         size, seed = self._rng.randrange(100_000, 4_000_000), f"{self._rng.randrange(1 << 30)}"
         async with asyncio.timeout(PATIENCE_S):
             call.writer.write(f"both {size} {seed}\n".encode())
@@ -190,7 +190,7 @@ class Clients:
     # UDP.
 
     async def _exchange(self, place: Place, *, for_good: bool) -> None:
-        """One question on a socket of its own; or one after another to the end, on the same."""
+        """Ask one question on a new socket, or one after another on the same."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
             sock.connect(place.asked)
@@ -221,7 +221,7 @@ class Clients:
 
 
 class _Call:
-    """One client, while it is being served."""
+    """One client during its connection."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -232,28 +232,28 @@ class _Call:
         self.port, self.pod, self.words, self.error, self.heard = 0, -1, 0, "", 0.0
 
     def answered_by(self, line: bytes) -> None:
-        """ValueError when that is not the whole name of a pod."""
+        """Record the pod; ValueError when the line is not the whole name of a pod."""
         if not (line.startswith(b"pod-") and line[4:-1].isdigit() and line.endswith(b"\n")):
             raise ValueError(f"answered {line[:100]!r}")
         self.pod, self.heard = int(line[4:]), time.monotonic()
 
     async def expect_end(self) -> None:
-        """ValueError when there is more."""
+        """Wait for the end of the stream; ValueError when there is more."""
         if rest := await self.reader.read():
             raise ValueError(f"{len(rest)} bytes too many came back")
 
     def tell(self, kind: str, error: str = "") -> None:
-        """How it stands."""
+        """Print the outcome so far."""
         who = (self._host, kind, self._place, self._began, time.monotonic(), self.port)
         print(json.dumps(Outcome(*who, self.pod, error, self.words, self.heard)))
 
     def end(self, error: str = "") -> None:
-        """It is over."""
+        """Print the final outcome."""
         self.tell(self._kind, error)
 
 
 def outcome(line: str) -> Outcome:
-    """What `Clients` printed."""
+    """Parse a line that `Clients` printed."""
     words: list[Any] = json.loads(line)
     return Outcome(*words)
 

@@ -1,4 +1,4 @@
-"""What really happened, and when. Times are those of `time.monotonic`."""
+"""A record of what really happened, and when. Times are those of `time.monotonic`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 @dataclass(slots=True)
 class Span:
-    """Something that lasted; for ever, until it ends."""
+    """A stretch of time; without an end until it is set."""
 
     begin: float
     what: str
@@ -26,68 +26,68 @@ class Span:
 
 
 class State(NamedTuple):
-    """What a service was from a time on. None: it was not there."""
+    """The endpoints of a service from a time on. None: the service was not there."""
 
     since: float
     pods: tuple[int, ...] | None
 
 
 class Kill(NamedTuple):
-    """A worker was stopped, its connections were listed, and it was killed."""
+    """The kill of a worker: it was stopped, its connections were listed, and it was killed."""
 
     stopped: float
     killed: float
     ports: frozenset[tuple[str, int]]
-    """The host and port of every client it had, and of those who waited to be accepted by anybody."""
+    """The host and port of every client of the worker, and of those not accepted yet."""
 
 
 @dataclass(slots=True)
 class Retired:
-    """A process that is told to let its connections finish, and ends."""
+    """A process that lets its connections finish, and ends."""
 
     since: float
-    """It was told so then, or later."""
+    """The order to end came then, or later."""
     until: float
-    """It was told so by then."""
+    """The order to end had come by then."""
     pid: int
     told: bool
-    """By a signal: then new ones are taken until a second before the end."""
+    """By a signal: then the process takes new connections until a second before the end."""
     ended: float = math.inf
 
 
 @dataclass(slots=True)
 class Chronicle:
-    """Everything that explains a failure. Written by several threads."""
+    """Everything that explains a failure. Several threads write it."""
 
     services: dict[str, list[State]] = field(default_factory=dict)
     faults: list[Span] = field(default_factory=list)
-    """Of pods: what is the fault, target is the pod."""
+    """Of pods: `what` is the fault, `target` is the pod."""
     blind: list[Span] = field(default_factory=list)
-    """Nobody could learn of a change: no API server, or no control process."""
+    """No process could learn of a change: no API server, or no control process."""
     gaps: list[Span] = field(default_factory=list)
-    """From the word to stop until the next process was ready: new clients wait."""
+    """From the order to end until the next process was ready: new clients wait."""
     robbed: list[Span] = field(default_factory=list)
-    """From the removal of our rules by somebody until they were there again."""
+    """From the removal of our rules by a foreign program until they were there again."""
     kills: list[Kill] = field(default_factory=list)
     retired: list[Retired] = field(default_factory=list)
     quiet: list[Span] = field(default_factory=list)
-    """Nobody asked."""
+    """There was no traffic."""
     notes: list[tuple[float, str]] = field(default_factory=list)
-    """Every event, as it was done."""
+    """Every event, when it was executed."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, what: str) -> None:
-        """For the report."""
+        """Record an event for the report."""
         with self.lock:
             self.notes.append((time.monotonic(), what))
 
     def state(self, service: str, pods: tuple[int, ...] | None) -> None:
-        """From now on."""
+        """Record the endpoints of a service from now on."""
         with self.lock:
             self.services.setdefault(service, []).append(State(time.monotonic(), pods))
 
     def begin(self, spans: list[Span], what: str, target: str = "") -> Span:
-        """It has begun; whoever began it says when it ends."""
+        """Open a span; the caller sets its end."""
         span = Span(time.monotonic(), what, target)
         with self.lock:
             spans.append(span)
@@ -95,7 +95,7 @@ class Chronicle:
 
     @contextmanager
     def during(self, spans: list[Span], what: str) -> Iterator[Span]:
-        """As long as this lasts."""
+        """A span as long as the context."""
         span = self.begin(spans, what)
         yield span
         span.end = time.monotonic()

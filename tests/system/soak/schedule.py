@@ -1,4 +1,4 @@
-"""What happens when: a pure function of the seed and the length."""
+"""The schedule of events: a pure function of the seed and the length."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 PODS = 6
 SOUND = (0, 1)
-"""Nothing ever happens to these pods, and every steady service has one of them."""
+"""Pods without faults. Every steady service has one of them."""
 MORTAL = 5
-"""This pod's backend is killed now and then, but never silent: UDP has no other way to learn that nobody is there."""
+"""The pod whose backend is killed now and then, but never silent: only a refusal shows by UDP that there is no
+backend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A service, and where it is asked."""
+    """A service, and where clients reach it."""
 
     name: str
     address: str
@@ -25,15 +26,15 @@ class Place:
     pods: tuple[int, ...] = (0, 1, 2, 3)
     """Its endpoints when all is well."""
     steady: bool = True
-    """It is always there, with an endpoint that is alive; the others may vanish, be emptied, have dead ones only."""
+    """Whether it always has an endpoint that is alive. The others may vanish, be emptied, have dead ones only."""
     spec: dict[str, Any] = field(default_factory=dict)
-    """What is special about it."""
+    """Special fields of its specification."""
     asked_at: tuple[str, int] = ("", 0)
-    """Where, if not at its cluster IP."""
+    """Where clients reach it, if not at its cluster IP."""
 
     @property
     def asked(self) -> tuple[str, int]:
-        """Where clients go."""
+        """Where clients reach it."""
         return self.asked_at if self.asked_at[1] else (self.address, self.port)
 
 
@@ -52,7 +53,7 @@ BY_NAME = {place.name: place for place in PLACES}
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens. `at_s` counts from the act's begin; it happens then, or as soon as its track is free."""
+    """One event. `at_s` counts from the begin of the act; the event starts then, or as soon as its track is free."""
 
     at_s: float
     track: str
@@ -62,12 +63,12 @@ class Event:
     pods: tuple[int, ...] = ()
     """The service's endpoints from now on."""
     wait_s: float = 0.0
-    """Within the event: until the next process is started, or the successor is killed."""
+    """Within the event: until the next process starts, or the new instance is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A stretch of time, after which all is healed, and the node looked at."""
+    """A stretch of time. After it, all faults end, and the audit checks the node."""
 
     name: str
     seconds: float
@@ -81,14 +82,15 @@ NETFILTER = ("delete table", "flush table", "flush chain", "flush map")
 
 
 def acts(seed: int, seconds: float) -> tuple[Act, ...]:
-    """Upheaval first, in which processes come and go, too; then, with the same processes to the end, a while for them
-    to warm up, and a while in which nothing may grow."""
+    """The acts of a run. The first has all faults, restarts included. The others have the same processes to the end:
+    one for them to warm up, and one in which nothing may grow."""
     shares = (("upheaval", 0.6), ("warming up", 0.15), ("endurance", 0.25))
     return tuple(_act(f"{seed} {name}", name, seconds * share) for name, share in shares)
 
 
 def _act(seed: str, name: str, seconds: float) -> Act:
-    """Each track has a seed of its own, so that a shorter run is the beginning of a longer one."""
+    """The schedule of one act. Each track has a seed of its own, so that a shorter run is the beginning of a longer
+    one."""
     tracks = [track(random.Random(f"{seed} {track.__name__}")) for track in (_services, _api, _netfilter)]
     tracks += [_pod(random.Random(f"{seed} {pod}"), pod) for pod in range(len(SOUND), PODS)]
     if name == "upheaval":
@@ -105,7 +107,7 @@ def _before(track: Iterator[Event], seconds: float) -> Iterator[Event]:
 
 
 def _deck(rng: random.Random, kinds: Sequence[str]) -> Callable[[], str]:
-    """Each kind once, in any order, then again: so that a short run sees all of them."""
+    """Each kind once, in any order, then again: so that a short run has all of them."""
     left: list[str] = []
 
     def draw() -> str:
@@ -171,7 +173,7 @@ def _services(rng: random.Random) -> Iterator[Event]:
 
 
 def _some(rng: random.Random, place: Place) -> tuple[int, ...]:
-    """Endpoints for a service; among those of a steady one there is one that is alive."""
+    """Endpoints for a service; those of a steady one include one that is alive."""
     if not place.steady:
         return tuple(sorted(rng.sample(range(PODS), rng.randint(1, 3))))
     others = (MORTAL,) if place.protocol == "UDP" else tuple(range(len(SOUND), PODS))

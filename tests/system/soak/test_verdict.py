@@ -1,4 +1,4 @@
-"""An explanation holds for the client, the object and the moment it is about, and for no other."""
+"""An explanation holds only for its client, its object and its moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRACE_S = 5.0
 
 @pytest.fixture
 def chronicle() -> Chronicle:
-    """Services that stay as they are."""
+    """A record with services that never change."""
     return Chronicle(
         services={
             "web": [State(0.0, (0, 2))],
@@ -26,17 +26,17 @@ def chronicle() -> Chronicle:
 
 
 def failed(place: str = "web", *, began: float = 100.0, ended: float = 100.1, **more: object) -> Outcome:
-    """A client that was reset."""
+    """A client whose connection was reset."""
     return Outcome("client", "short", place, began, ended, port=11000, error="ConnectionResetError()")._replace(**more)  # type: ignore[arg-type]
 
 
 def answered(pod: int, place: str = "web", *, began: float = 100.0, ended: float = 100.1) -> Outcome:
-    """A client that was answered."""
+    """A client that got an answer."""
     return Outcome("client", "short", place, began, ended, port=11000, pod=pod)
 
 
 def verdict(chronicle: Chronicle, seen: Outcome) -> str | None:
-    """The verdict of one."""
+    """The verdict about one outcome."""
     return Verdict(chronicle, grace_s=GRACE_S).of(seen)
 
 
@@ -54,7 +54,7 @@ def test_wrong_bytes_are_never_explained(chronicle: Chronicle) -> None:
     assert verdict(chronicle, failed(error="ValueError('7 bytes too many came back')")) is None
 
 
-def test_who_answers_must_be_an_endpoint(chronicle: Chronicle) -> None:
+def test_only_an_endpoint_may_answer(chronicle: Chronicle) -> None:
     chronicle.services["web"].append(State(110.0, (3,)))
     assert verdict(chronicle, answered(0)) == ""
     assert verdict(chronicle, answered(1)) is None
@@ -63,7 +63,7 @@ def test_who_answers_must_be_an_endpoint(chronicle: Chronicle) -> None:
     late = 110.0 + LIVE_S + 1
     assert verdict(chronicle, answered(0, began=late, ended=late)) is None
     chronicle.blind.append(Span(109.0, "refuse", "api", 130.0))
-    assert verdict(chronicle, answered(0, began=late, ended=late)) == "", "nobody could know"
+    assert verdict(chronicle, answered(0, began=late, ended=late)) == "", "no process could know"
     late = 130.0 + BACK_S + 1
     assert verdict(chronicle, answered(0, began=late, ended=late)) is None
 
@@ -102,7 +102,7 @@ def test_a_worker_that_was_killed(chronicle: Chronicle) -> None:
     assert verdict(chronicle, waited._replace(pod=0)) is None
 
 
-def test_who_was_open_longer_than_the_grace(chronicle: Chronicle) -> None:
+def test_a_connection_open_longer_than_the_grace_period(chronicle: Chronicle) -> None:
     chronicle.retired.append(Retired(90.0, 90.5, 1, told=False, ended=95.6))
     cut = failed(began=80.0, ended=95.7)
     assert verdict(chronicle, cut)
@@ -112,10 +112,10 @@ def test_who_was_open_longer_than_the_grace(chronicle: Chronicle) -> None:
     assert verdict(chronicle, cut._replace(ended=92.1)) is None, "it did not wait"
     chronicle.retired[0].told = True
     assert verdict(chronicle, cut._replace(heard=80.1, ended=92.1)) is None, "it did not wait for those it had"
-    assert verdict(chronicle, cut._replace(heard=90.1, ended=92.1)), "who came after the word to stop"
+    assert verdict(chronicle, cut._replace(heard=90.1, ended=92.1)), "it came after the order to end"
 
 
-def test_where_there_was_no_way_a_client_learns_of_it_when_it_tries_again(chronicle: Chronicle) -> None:
+def test_a_client_notices_a_missing_way_at_its_next_attempt(chronicle: Chronicle) -> None:
     chronicle.robbed.append(Span(100.0, "the rules were removed", "", 104.0))
     cut = failed(began=98.0, heard=98.1, kind="long", pod=2)
     assert verdict(chronicle, cut._replace(ended=107.9)), "it pauses up to four seconds after four of trying"
@@ -127,7 +127,7 @@ def test_where_there_was_no_way_a_client_learns_of_it_when_it_tries_again(chroni
     assert verdict(chronicle, cut._replace(ended=108.5)) == "the backend was killed"
 
 
-def test_rules_that_nobody_repairs(chronicle: Chronicle) -> None:
+def test_rules_that_are_not_repaired(chronicle: Chronicle) -> None:
     chronicle.robbed.append(Span(100.0, "the rules were removed", "", 110.0))
     assert slow_repairs(chronicle)
     chronicle.blind.append(Span(90.0, "silence", "api", 120.0))
@@ -142,7 +142,7 @@ def test_an_answer_that_is_late(chronicle: Chronicle) -> None:
     chronicle.gaps.append(Span(90.0, "stop and start", "", 100.5))
     assert verdict(chronicle, late) == "late: stop and start"
     assert verdict(chronicle, failed()) is None, "it may be late, but not fail"
-    assert verdict(chronicle, late._replace(ended=112.0)) is None, "somebody could be tried long before"
+    assert verdict(chronicle, late._replace(ended=112.0)) is None, "the client could try again long before"
     chronicle.gaps.append(Span(104.0, "stop and start", "", 105.0))
     assert verdict(chronicle, late._replace(ended=112.0)), "every pause is twice as long as the one before"
 

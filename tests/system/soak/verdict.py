@@ -1,4 +1,4 @@
-"""Whether what a client saw is right, or explained by something that happened to just this client just then. Pure."""
+"""Judges outcomes: right, explained by an event that met just this client, or unexplained. Pure."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from tests.system.soak.event_record import Chronicle, Kill, Span, State
 from tests.system.soak.schedule import BY_NAME
 
 LIVE_S = 3.0
-"""A change is in force so long after it was made at the latest."""
+"""The latest time after which a change is in force."""
 BACK_S = 6.0
-"""The same where nobody could learn of it at first: an API server that is back is noticed within five seconds."""
+"""The same after a time without an API server or control process: the daemon reconnects within five seconds."""
 LATE_S = 5.0
-"""An answer that takes longer wants an explanation as a failure does. Two lost packets of a handshake are three."""
+"""A slower answer needs an explanation as a failure does. Two lost packets of a handshake are three seconds."""
 REFUSED = "ConnectionRefusedError"
 KILL_S = 0.2
-"""How long it may take to kill a process."""
+"""The longest time that a kill of a process takes."""
 NOTICED_S = 3.0
-"""A client on a long connection notices within so long that it is cut."""
+"""The longest time until a client on a long connection notices that it is cut."""
 ROBBED_S = 1.0
-"""So long after our rules are there again nobody is to feel their loss any more."""
+"""The longest effect of missing rules on a client, after they are there again."""
 UDP_BACK_S = 3.0
-"""A client that sends every second is answered again so long after the way is there again."""
+"""The longest time without an answer for a client that sends every second, once the way is there."""
 ARRIVAL_S = 1.0
-"""Who comes later than that does not meet a process that was superseded."""
+"""A client that comes later than that does not meet a process that was superseded."""
 GRACE_SLACK_S = 1.0
 CLOSING_S = 2.0
-"""A process that cuts its last connections has ended so long after, its workers reaped and all given back."""
+"""The longest time from cutting the last connections to the end of a process. It reaps its workers meanwhile."""
 REPAIR_S = 5.0
-"""Somebody who removes our rules is noticed at once, and they are there again; so much for a busy machine."""
+"""The longest time from a foreign removal of our rules to their repair. It allows for a busy machine."""
 
 
 class Verdict:
-    """Holds outcomes against a chronicle. `grace_s` is what the processes were given to end."""
+    """Compares outcomes with a chronicle. `grace_s` is the grace period of the processes."""
 
     def __init__(self, chronicle: Chronicle, *, grace_s: float) -> None:
         self._chronicle = chronicle
         self._grace_s = grace_s
 
     def of(self, seen: Outcome) -> str | None:
-        """Empty: it is right. Otherwise what explains it; None: nothing does."""
+        """Empty: the outcome is right. Otherwise its explanation; None: there is none."""
         if seen.error:
             return next(self._why_failed(seen), None)
         if seen.kind not in ("long", "large") and seen.pod not in self._possible(seen):
             return None
-        # How long a long connection takes after its first answer is its own affair.
+        # The time of a long connection after its first answer is not limited.
         if seen.kind != "long" and seen.ended - seen.began > LATE_S:
             return next(self._why_late(seen), None)
         return ""
@@ -56,7 +56,7 @@ class Verdict:
         if "other bytes" in seen.error or "too many" in seen.error:
             return
         if seen.kind == "udp":
-            # Whoever answers for the service may change at any time: only the way there can be missing.
+            # The endpoints of the service may change at any time: only the way there can be missing.
             for span in (*self._chronicle.gaps, *self._chronicle.robbed):
                 if span.meets(seen.heard - UDP_BACK_S, seen.heard):
                     yield f"{span.what}, and datagrams do not wait"
@@ -66,17 +66,17 @@ class Verdict:
             return
         yield from self._why_unservable(seen)
         if REFUSED not in seen.error:
-            # Only what was open can be cut.
+            # Only an open connection can be cut.
             yield from self._why_cut(seen)
         for span in self._chronicle.robbed:
             lost = max(span.begin, seen.began)
             felt = span.meets(seen.began, seen.ended) and seen.ended <= _tried_again(lost, span.end) + ROBBED_S
-            # An answer that nothing translated is refused by the client's kernel. The client is not told: it waits.
+            # The client's kernel refuses an answer that nothing translated. The client does not notice: it waits.
             if felt or (seen.error == IMPATIENT and span.meets(*(seen.ended - PATIENCE_S + s for s in (-1, 1)))):
-                yield "somebody had removed our rules"
+                yield "a foreign program had removed our rules"
 
     def _why_unservable(self, seen: Outcome) -> Iterator[str]:
-        """The service itself could not have been served for a moment. (Steady ones always can.)"""
+        """Reasons why the service itself was not served for a moment. (Steady ones always are.)"""
         if BY_NAME[seen.place].steady:
             return
         for state in self._states(seen):
@@ -103,7 +103,7 @@ class Verdict:
             elif seen.pod < 0 and self._may_come(seen, kill) and kill.stopped <= ended <= kill.killed + NOTICED_S:
                 yield "it waited to be accepted by a worker that was killed"
         for retired in self._chronicle.retired:
-            # Who comes after the word to stop has as long as those who were there before, but not all of the grace.
+            # A client after the order to end has as long as the clients before it, but not all of the grace period.
             late = retired.told and not 0.0 < seen.heard <= retired.since
             served_out = late or retired.ended >= retired.until + self._grace_s - GRACE_SLACK_S
             in_time = began <= (retired.ended - 0.8 if retired.told else retired.until + ARRIVAL_S)
@@ -111,14 +111,14 @@ class Verdict:
                 yield "it was open longer than a process that ends waits for"
 
     def _may_come(self, seen: Outcome, kill: Kill) -> bool:
-        """Whether it may have come to a worker after its clients were listed, by whichever of its attempts."""
+        """Whether one of its attempts may have reached a worker after its clients were listed."""
         ways = (*self._chronicle.gaps, *self._chronicle.robbed)
         tries_again = any(span.meets(seen.began, kill.stopped) for span in ways)
         return seen.began <= kill.killed + 0.3 and (seen.began >= kill.stopped - 0.1 or tries_again)
 
     def _noticed(self, cut: float) -> float:
-        """When the last client knows that it was cut. Where our rules are not there, nothing leads to it what it is
-        told; it is told again when it sends again."""
+        """When the last client notices that it was cut. Without our rules, no reset reaches the client; it gets one
+        when it sends again."""
         ways = [span for span in self._chronicle.robbed if span.meets(cut, cut)]
         return max([cut, *(_tried_again(cut, span.end) for span in ways)]) + NOTICED_S
 
@@ -127,7 +127,7 @@ class Verdict:
             if span.meets(seen.began, seen.ended) and self._waited_until(span.end, seen):
                 yield f"late: {span.what}"
         for fault in self._chronicle.faults:
-            # Only of whoever had answered the dial: who is silent before is passed over.
+            # Only if the endpoint had answered the dial: a silent one is passed over.
             silent = fault.what == "silence" and int(fault.target) == seen.pod
             if silent and fault.meets(seen.began, seen.ended) and self._waited_until(fault.end, seen):
                 yield "late: the backend was silent"
@@ -137,16 +137,16 @@ class Verdict:
         yield from (f"late: {why}" for why in self._why_unservable(seen))
 
     def _waited_until(self, way: float, seen: Outcome) -> bool:
-        """Whether it was answered as soon as could be, after there had been no way until then."""
+        """Whether it was answered as soon as possible, once there was a way."""
         next_try = way + UDP_BACK_S if seen.kind == "udp" else _tried_again(seen.began, way)
         return seen.ended <= next_try + LATE_S
 
     def _possible(self, seen: Outcome) -> set[int]:
-        """Who may have answered."""
+        """The pods that may have answered."""
         return {pod for state in self._states(seen) for pod in state.pods or ()}
 
     def _states(self, seen: Outcome) -> list[State]:
-        """What may have been in force of a service while somebody asked for it."""
+        """The states of a service that may have been in force during the client's attempt."""
         begin = self.unsure_since(seen.began)
         states = self._chronicle.services[seen.place]
         ends = [state.since for state in states[1:]] + [seen.ended]
@@ -162,14 +162,14 @@ class Verdict:
 
 
 def _tried_again(lost: float, way: float) -> float:
-    """When the last client of those who lost a packet has tried again, if there was no way until then: a kernel pauses
-    twice as long after each time."""
+    """When the last client that lost a packet has tried again. There was no way until then, and a kernel pauses twice
+    as long after each attempt."""
     return 2 * way - lost
 
 
 @dataclass(slots=True)
 class Tally:
-    """What all clients saw."""
+    """The sum of all outcomes."""
 
     right: Counter[str] = field(default_factory=Counter)
     """By kind."""
@@ -183,7 +183,7 @@ class Tally:
 
 
 def tally(verdict: Verdict, outcomes: Iterable[Outcome], *, quiet: Sequence[Span] = ()) -> Tally:
-    """Judge them all. `quiet`: when nobody asked."""
+    """Judge all outcomes. `quiet`: the spans without traffic."""
     result = Tally()
     last: dict[str, float] = {}
     for seen in sorted(outcomes, key=lambda it: it.ended):
@@ -206,7 +206,7 @@ def tally(verdict: Verdict, outcomes: Iterable[Outcome], *, quiet: Sequence[Span
 
 
 def slow_repairs(chronicle: Chronicle) -> list[str]:
-    """Removals of our rules that a process that was there did not repair in time."""
+    """Removals of our rules that a running process did not repair in time."""
     found = []
     for span in chronicle.robbed:
         away = [it for it in chronicle.blind if it.target != "api" and it.meets(span.begin, span.end)]
@@ -217,5 +217,5 @@ def slow_repairs(chronicle: Chronicle) -> list[str]:
 
 
 def spans_text(spans: Iterable[Span], begin: float) -> str:
-    """For whoever looks for the cause of something unexplained."""
+    """Text that helps to find the cause of an unexplained outcome."""
     return ", ".join(f"{span.what} {span.target} {span.begin - begin:.2f}..{span.end - begin:.2f}" for span in spans)

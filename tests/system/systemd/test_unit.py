@@ -1,4 +1,4 @@
-"""kubeproxy.service as systemd reads it."""
+"""Checks of kubeproxy.service, by systemd and by its settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def seconds(text: str) -> float:
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """As it is installed, with a program in its place that exists."""
+    """The installed unit, with a program that exists in the place of ours."""
     program = tmp_path / "bin/kubeproxy"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
@@ -63,12 +63,12 @@ def analyze(*args: str) -> str:
 
 
 @systemd
-def test_systemd_finds_nothing_to_complain_about(unit: Path) -> None:
+def test_systemd_accepts_the_unit_without_warnings(unit: Path) -> None:
     assert analyze("verify", "--man=no", str(unit)) == ""
 
 
 @systemd
-def test_what_an_intruder_could_do_is_little(unit: Path) -> None:
+def test_the_exposure_level_is_low(unit: Path) -> None:
     judgement = analyze("security", "--offline=true", "--no-pager", "--threshold=30", str(unit))
     exposure = re.search(r"Overall exposure level for kubeproxy.service: ([\d.]+)", judgement)
     assert exposure is not None
@@ -111,12 +111,12 @@ def test_it_has_the_capabilities_that_it_needs_and_no_other() -> None:
         assert set(capabilities.split()) == NEEDED_CAPABILITIES
 
 
-def test_workers_may_give_capabilities_up_and_helpers_make_way() -> None:
+def test_workers_may_drop_capabilities_and_helpers_may_lower_their_priority() -> None:
     allowed = settings()["SystemCallFilter"][-1].split()
     assert {"capset", "prlimit64", "setpriority"} <= set(allowed)
 
 
-def test_the_example_configuration_is_valid_and_says_nothing_without_effect() -> None:
+def test_the_example_configuration_is_valid_and_every_setting_has_an_effect() -> None:
     loaded = load({"config": [str(SOURCES / "etc/config.yaml")]})
     assert loaded.warnings == ()
     assert loaded.configuration.kubeproxy.manifests.paths == ("/etc/kubeproxy/manifests",)

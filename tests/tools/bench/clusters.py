@@ -1,4 +1,4 @@
-"""Generated clusters, as an API server and as manifests have them: Services, each with ten endpoints that answer."""
+"""Generated clusters for an API server or manifests: Services, each with ten endpoints that answer."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from tests.tools.bench.cpu_pinning import pinned
 from tests.tools.bench.stage import Stage
 
 ENDPOINTS = 10
-"""Of each Service."""
+"""The number of endpoints of each Service."""
 NETWORK = "10.0.0.0/15"
-"""Where the endpoints are."""
+"""The network of the endpoints."""
 PORT = 80
-"""The Services' only port."""
+"""The only port of the Services."""
 API_PORT = 8001
 
 
 def address_of(number: int) -> str:
-    """A Service's address."""
+    """The cluster IP of a Service."""
     address: str = service(number)["spec"]["clusterIP"]
     return address
 
 
 def endpoints_of(number: int) -> list[str]:
-    """Its endpoints."""
+    """The ten endpoint addresses of one Service."""
     return [f"10.{i >> 16}.{(i >> 8) & 255}.{i & 255}" for i in range(number * ENDPOINTS, (number + 1) * ENDPOINTS)]
 
 
 def newcomer(number: int) -> str:
-    """An endpoint that no Service has from the beginning."""
+    """An endpoint that no Service has at first."""
     return f"10.1.{250 + number // 250}.{1 + number % 250}"
 
 
 def slice_of(number: int, addresses: list[str]) -> dict[str, Any]:
-    """The slice with its endpoints, as the API server has it."""
+    """The EndpointSlice with these addresses, as the API server has it."""
     return endpoint_slice(number, addresses)
 
 
 def start_apiserver(stage: Stage, *, services: int) -> str:
-    """The test API server with so many Services, on the client's host; its URL."""
+    """Start the test API server with so many Services on the client's host; its URL."""
     process: subprocess.Popen[str] = stage.client.popen(
         [
             *pinned(stage.cores.load, sys.executable, "-m", "tests.support.apiserver", "--host", CLIENT_V4),
@@ -63,7 +63,7 @@ def start_apiserver(stage: Stage, *, services: int) -> str:
 
 
 def write_manifests(directory: Path, *, services: int, per_file: int = 100) -> int:
-    """The same Services and slices as YAML files of a directory; their size in bytes."""
+    """Write the same Services and slices as YAML files; their size in bytes."""
     directory.mkdir()
     size = 0
     for first in range(0, services, per_file):

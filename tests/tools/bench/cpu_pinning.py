@@ -1,4 +1,4 @@
-"""Which core is whose."""
+"""Assigns cores to the proxy and to the load."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Cores:
 
     @staticmethod
     def split(proxies: int = 1) -> Cores:
-        """The last `proxies` of the cores that this process may use are the proxy's, the others the load's. A machine
-        with too few shares them."""
+        """The last `proxies` of this process's cores are the proxy's, the others the load's. A machine with too few
+        shares them."""
         usable = sorted(os.sched_getaffinity(0))
         taken = min(proxies, max(1, len(usable) - 1))
         return Cores(proxy=tuple(usable[-taken:]), load=tuple(usable[:-taken] or usable))
 
     @staticmethod
     def shared() -> Cores:
-        """Every core is everybody's, as on a node that serves its own pods."""
+        """The proxy and the load use every core, as on a node with pods."""
         usable = tuple(sorted(os.sched_getaffinity(0)))
         return Cores(proxy=usable, load=usable)
 
 
 def pinned(cores: tuple[int, ...], *command: str) -> list[str]:
-    """The command, held to these cores with all that it starts."""
+    """The command, pinned to these cores with all its child processes."""
     return ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
 
 

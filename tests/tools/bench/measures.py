@@ -1,4 +1,4 @@
-"""What is measured under load. A measure loads one peer for some seconds and gives a figure for each of its metrics."""
+"""The kinds of load. A measure loads one peer for some seconds and gives a figure for each of its metrics."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.tools.bench.stage import BULK, ECHO, HTTP, Stage
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure that a measure gives."""
+    """One figure of a measure."""
 
     key: str
     title: str
     digits: int = 0
     rare: bool = False
-    """Whether it has a line in the table only where it is not zero; it is in the JSON anyhow."""
+    """Whether the table has a line for it only where it is not zero. The JSON always has it."""
     compared: bool = True
-    """Whether its ratios mean anything."""
+    """Whether its ratios have a meaning."""
 
 
 class Measure(ABC):
@@ -38,16 +38,16 @@ class Measure(ABC):
     @property
     @abstractmethod
     def metrics(self) -> tuple[Metric, ...]:
-        """What it gives."""
+        """The metrics of this measure."""
 
     @abstractmethod
     def run(self, stage: Stage, peer: Peer, seconds: float) -> Mapping[str, float]:
-        """Load the peer for so long; the figures by the keys of `metrics` (but for the `added_` ones, which the report
-        works out). AssertionError if nothing came through."""
+        """Load the peer for so long. Returns the figures by the keys of `metrics`, without the `added_` ones, which
+        the report computes. AssertionError if nothing came through."""
 
 
 class Meter:
-    """What the proxy used since this was made."""
+    """The CPU use of the proxy since the meter was made."""
 
     def __init__(self, stage: Stage, peer: Peer) -> None:
         self._cores = stage.cores.proxy
@@ -64,14 +64,14 @@ class Meter:
         return self._cpu_so_far() - self._cpu
 
     def busy(self) -> float:
-        """The share of its cores that was not idle, in percent: near 100 when the proxy is what limits."""
+        """The share of its cores that was not idle, in percent: near 100 when the proxy is the limit."""
         wall = (time.monotonic() - self._began) * len(self._cores)
         return 100 * (busy_seconds(self._cores) - self._busy) / wall
 
 
 _BUSY = Metric("busy_percent", "proxy core busy, %", compared=False)
 
-# wrk's own output is for people; its done() hook hands the sums over exactly.
+# wrk's own output is for people; its done() hook prints the exact sums.
 _WRK_SUMS = """\
 done = function(summary)
   local e = summary.errors
@@ -83,7 +83,7 @@ end
 
 @dataclass(frozen=True, slots=True)
 class WrkSums:
-    """What one run of wrk did."""
+    """The sums of one run of wrk."""
 
     requests: int
     seconds: float
@@ -91,7 +91,7 @@ class WrkSums:
 
     @staticmethod
     def parse(output: str) -> WrkSums:
-        """From wrk's output with our done() hook. AssertionError when it is not there."""
+        """Parses wrk's output with our done() hook. AssertionError when it is missing."""
         for line in output.splitlines():
             if line.startswith('{"sums"'):
                 requests, microseconds, errors = json.loads(line)["sums"]
@@ -144,7 +144,7 @@ class Http(Measure):
 
 
 class Bulk(Measure):
-    """Bytes from the backends to the client, as fast as they come, on some streams at once."""
+    """Bytes from the backends to the client at full speed, on several streams at once."""
 
     metrics = (
         Metric("gbit_per_s", "Gbit/s", digits=2),
@@ -158,7 +158,7 @@ class Bulk(Measure):
         self.title = f"bulk, {streams} stream{'s' if streams > 1 else ''}"
 
     def run(self, stage: Stage, peer: Peer, seconds: float) -> Mapping[str, float]:
-        """Half a second for the streams to open their windows, then count."""
+        """Waits half a second for the streams to open their windows, then counts."""
         address, port = peer.address(BULK)
         sinks = [
             stage.client.popen(
@@ -191,7 +191,7 @@ class Bulk(Measure):
 
 
 class Latency(Measure):
-    """The time of one small request on one kept-alive connection, with nothing else going on."""
+    """The time of one small request on one kept-alive connection, without other load."""
 
     name = "latency"
     title = "latency, one kept-alive connection"
@@ -203,7 +203,7 @@ class Latency(Measure):
     )
 
     def run(self, stage: Stage, peer: Peer, seconds: float) -> Mapping[str, float]:
-        """One question after the other."""
+        """Sends one question after the other."""
         address, port = peer.address(HTTP)
         done = stage.client.run(
             pinned(stage.cores.load[:1], *traffic.program("probe", address, str(port), str(seconds)))
@@ -213,7 +213,7 @@ class Latency(Measure):
 
 
 class Volley(Measure):
-    """Small datagrams, each sent as soon as the last one of its socket has come back."""
+    """Small datagrams. A socket sends the next one as soon as the last one has come back."""
 
     name = "udp"
     clients = 64
@@ -226,7 +226,7 @@ class Volley(Measure):
     )
 
     def run(self, stage: Stage, peer: Peer, seconds: float) -> Mapping[str, float]:
-        """As many generators as cores for them."""
+        """Starts as many generators as there are cores for them."""
         address, port = peer.address(ECHO)
         cores = stage.cores.load
         meter = Meter(stage, peer)

@@ -1,4 +1,4 @@
-"""Memory: what one idle connection takes, and what the daemon takes that has little to do."""
+"""Memory of one idle connection, and of a daemon without load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKERS = 2
 
 
 class IdleConnections:
-    """Each is used once, and then kept."""
+    """Connections that are used once, and then kept."""
 
     name = "idle"
     title = f"{CONNECTIONS:,} idle connections, all processes"
@@ -33,8 +33,8 @@ class IdleConnections:
     )
 
     def run(self, peer: Peer) -> Mapping[str, float]:
-        """The peer is started for it, so that no earlier load has left it room; a few connections come before, for what
-        is taken once."""
+        """Measure a peer that was started for this. Earlier load would have left free memory in it. A few connections
+        come before, for memory that is allocated once."""
         with make_stage(peer.name, peer.cores) as stage:
             try:
                 peer.start(stage)
@@ -54,7 +54,7 @@ def _memory(peer: Peer) -> Memory:
 
 
 def _hold(stage: Stage, peer: Peer, count: int) -> subprocess.Popen[str]:
-    """Back when so many connections are open, and have been for a moment."""
+    """Open so many connections; back when all have been open for a moment."""
     address, port = peer.address(HTTP)
     holder = stage.client.popen(
         pinned(stage.cores.load, *traffic.program("hold", address, str(port), str(count))),
@@ -69,7 +69,7 @@ def _hold(stage: Stage, peer: Peer, count: int) -> subprocess.Popen[str]:
 
 
 class IdleDaemon:
-    """A control process and two workers with ten Services, told of them by manifests or by an API server."""
+    """A control process and two workers with ten Services, from manifests or from an API server."""
 
     name = "standing"
     title = f"idle daemon, {SERVICES} services, control process and {WORKERS} workers"
@@ -81,7 +81,7 @@ class IdleDaemon:
     sources = ("manifests", "API")
 
     def run(self, source: str) -> Mapping[str, float]:
-        """Once it serves, and has had a moment to settle."""
+        """Measure a daemon that serves, after a moment to settle."""
         with make_stage("idle", Cores.shared()) as stage, _started(stage, source) as daemon:
             time.sleep(3 * _SETTLE_S)
             root, *workers = family(daemon.process.pid)

@@ -1,5 +1,5 @@
-"""Who is measured. A peer is started on the node of its stage, held to the proxy's cores, and says where the client
-finds each port of the backends."""
+"""The proxies of the comparison. A peer runs on the node of its stage, on the proxy's cores, and gives the address at
+which the client finds each port of the backends."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CLUSTER_IP = "10.96.0.10"
 
 
 class Peer(ABC):
-    """One way from the client to the backends. `lanes` is how many threads or processes of it serve: one is held to a
-    core of its own, several share all cores with the load."""
+    """One way from the client to the backends. `lanes` is its number of serving threads or processes: one is pinned to
+    a core of its own, several share all cores with the load."""
 
     def __init__(self, name: str, *, lanes: int = 1) -> None:
         self.name = name
@@ -32,33 +32,33 @@ class Peer(ABC):
 
     @property
     def cores(self) -> Cores:
-        """Where its stage is to run it."""
+        """The cores of its stage."""
         return Cores.split() if self.lanes == 1 else Cores.shared()
 
     @abstractmethod
     def start(self, stage: Stage) -> None:
-        """Start it; back when it serves."""
+        """Start the peer; back when it serves."""
 
     @abstractmethod
     def address(self, port: int) -> tuple[str, int]:
-        """Where the client finds that port of the backends."""
+        """The address at which the client finds that port of the backends."""
 
     def pid(self) -> int | None:
-        """The process whose CPU time and memory, with those of its descendants, are the peer's. None: it has none."""
+        """The process that is measured, with its descendants, for CPU time and memory. None: there is none."""
         return None
 
     def stop(self) -> None:  # noqa: B027  most peers end with their stage
-        """End it in good order."""
+        """End the peer in good order."""
 
 
 class Direct(Peer):
-    """No proxy: the client speaks to a backend, the node only forwards. What the load generator can do at most."""
+    """No proxy: the client connects to a backend, the node only forwards. The most that the load generator can do."""
 
     def start(self, stage: Stage) -> None:
-        """Nothing to do."""
+        """Does nothing: there is no proxy."""
 
     def address(self, port: int) -> tuple[str, int]:
-        """The first backend itself."""
+        """The address of the first backend."""
         return BACKENDS[0], port
 
 
@@ -71,25 +71,25 @@ class Program(Peer):
 
     @abstractmethod
     def command(self, directory: Path) -> list[str]:
-        """The command that runs it in the foreground; its files go into `directory`."""
+        """The command that runs the proxy in the foreground; its files go into `directory`."""
 
     def start(self, stage: Stage) -> None:
-        """Start it, and see it accept."""
+        """Start the program and wait until it accepts."""
         self._process = stage.node.popen(pinned(stage.cores.proxy, *self.command(stage.directory)))
         for port in (HTTP, BULK):
             wait_for(stage.client, self.address(port))
 
     def address(self, port: int) -> tuple[str, int]:
-        """The node's."""
+        """The node's own address."""
         return NODE_V4, port
 
     def pid(self) -> int | None:
-        """The program's."""
+        """The process number of the program."""
         return self._process.pid if self._process is not None else None
 
 
 class HAProxy(Program):
-    """Debian's HAProxy in TCP mode, otherwise as it comes."""
+    """Debian's HAProxy in TCP mode, with default settings otherwise."""
 
     def command(self, directory: Path) -> list[str]:
         """Round robin over the backends, a listener for each port."""
@@ -115,7 +115,7 @@ class HAProxy(Program):
 
 
 class RedirectedHAProxy(HAProxy):
-    """HAProxy behind a redirect like ours: what answering at a service address, with connection tracking, costs it."""
+    """HAProxy behind a redirect like ours: it adds the cost of service addresses and connection tracking."""
 
     def start(self, stage: Stage) -> None:
         """Redirect first, so that no connection is tracked in another way."""
@@ -128,12 +128,12 @@ class RedirectedHAProxy(HAProxy):
         super().start(stage)
 
     def address(self, port: int) -> tuple[str, int]:
-        """The cluster IP."""
+        """The cluster IP of the redirect."""
         return CLUSTER_IP, port
 
 
 class Nginx(Program):
-    """Debian's nginx with its stream module, otherwise as it comes; for UDP, too."""
+    """Debian's nginx with its stream module, with default settings otherwise; for UDP, too."""
 
     def command(self, directory: Path) -> list[str]:
         """Round robin over the backends, a server for each port."""
@@ -159,16 +159,16 @@ class Nginx(Program):
             )
             + "}\n"
         )
-        # Its workers would outlive a master that is killed; the processes of a PID namespace do not outlive its first.
+        # Its workers would outlive a killed master; the processes of a PID namespace do not outlive its first one.
         alone = ["unshare", "--pid", "--fork", "--kill-child"]
         return [*alone, "nginx", "-p", str(directory), "-e", "stderr", "-c", str(config)]
 
 
 class Streams(Program):
-    """A plain proxy on asyncio's streams (asyncio_streams.py), to show what the byte path is worth."""
+    """A plain proxy on asyncio's streams (asyncio_streams.py), to compare our byte path with."""
 
     def command(self, directory: Path) -> list[str]:
-        """It needs no files."""
+        """The command; it needs no files."""
         return [sys.executable, asyncio_streams.__file__, NODE_V4, f"{HTTP},{BULK}", *BACKENDS]
 
 
@@ -180,7 +180,7 @@ class Bare(Program):
         self._profile = profile
 
     def command(self, directory: Path) -> list[str]:
-        """It needs no files."""
+        """The command; it needs no files."""
         return [*_profiled(self._profile), data_plane_only.__file__, NODE_V4, f"{HTTP},{BULK}", *BACKENDS]
 
     def stop(self) -> None:
@@ -191,14 +191,15 @@ class Bare(Program):
 
 
 def _profiled(profile: Path | None) -> list[str]:
-    """Python, under cProfile if the profile is to be written."""
+    """The command for Python, under cProfile if there is a path for the profile."""
     return [sys.executable, *([] if profile is None else ["-m", "cProfile", "-o", str(profile.absolute())])]
 
 
 class Kubeproxy(Peer):
-    """Ours, through its real redirect: the client speaks to a cluster IP, and pays for connection tracking.
+    """The daemon, through its real redirect: the client connects to a cluster IP, with connection tracking.
 
-    `workers` is the daemon's flag of that name; 0 is everything in one process."""
+    `workers` is the daemon's flag of that name; 0 is everything in one process.
+    """
 
     def __init__(self, name: str, *, workers: int, netfilter: str = "nftables", profile: Path | None = None) -> None:
         super().__init__(name, lanes=max(1, workers))
@@ -223,15 +224,15 @@ class Kubeproxy(Peer):
             wait_for(stage.client, self.address(port))
 
     def address(self, port: int) -> tuple[str, int]:
-        """The cluster IP."""
+        """The cluster IP of the Service."""
         return CLUSTER_IP, port
 
     def pid(self) -> int | None:
-        """The daemon's."""
+        """The process number of the daemon."""
         return self._daemon.process.pid if self._daemon is not None else None
 
     def stop(self) -> None:
-        """SIGTERM, so that a profile is written; AssertionError, with the log, if it ends in any other way."""
+        """SIGTERM, so that a profile is written. AssertionError, with the log, if it ends in any other way."""
         if self._daemon is None:
             return
         daemon, self._daemon = self._daemon, None
@@ -250,12 +251,12 @@ def start_daemon(
     options: Sequence[str] = (),
     command: Sequence[str] = (KUBEPROXY,),
 ) -> Daemon:
-    """The daemon on the stage's node, on the proxy's cores; back when it has begun to serve."""
+    """Start the daemon on the stage's node and the proxy's cores. Returns when it has begun to serve."""
     daemon = Daemon(
         stage.node,
         manifests=manifests,
         netfilter=netfilter,
-        # What is left open when a measurement ends is of no interest, nor is who would go on without us.
+        # At the end of a measurement, open connections do not matter, nor does a process that outlives the daemon.
         options=["--workers", str(workers), "--shutdown-grace", "100ms", "--orphan-grace", "1s", *options],
         command=pinned(stage.cores.proxy, *command),
         ready_within_s=120.0,
@@ -265,8 +266,9 @@ def start_daemon(
 
 
 def _forget_ended_soon(stage: Stage) -> None:
-    """The kernel's 120 s would fill its table (262,144 by default, for all namespaces together) with ended connections
-    within one run. The setting exists once something on this host tracks connections."""
+    """Shorten the time for which the kernel tracks ended connections. Its 120 s would fill the table (262,144 by
+    default, for all namespaces together) within one run. The setting exists once something on this host tracks
+    connections."""
     with suppress(FileNotFoundError, PermissionError):
         stage.node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_time_wait", 10)
 

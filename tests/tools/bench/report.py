@@ -1,4 +1,4 @@
-"""What becomes of the figures: medians, ratios, aims, a table and JSON. Pure."""
+"""Turns the figures into medians, ratios, aims, a table and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _ADDED = "added_"
 
 
 Figures = Mapping[str, float]
-"""By the keys of metrics."""
+"""Figures by the keys of metrics."""
 
 
 class Described(Protocol):
-    """A measure, as far as a report is concerned."""
+    """The properties of a measure that a report uses."""
 
     name: str
     title: str
 
     @property
     def metrics(self) -> Sequence[Metric]:
-        """What it gives."""
+        """The metrics of the measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Where one of ours should stand: at least (or at most) at a figure, or `beside` a peer at so many times its."""
+    """The target of one of ours: at least (or at most) a figure, or `beside` a peer so many times its figure."""
 
     measure: str
     metric: str
@@ -90,7 +90,7 @@ class Results:
     samples: list[Sample] = field(default_factory=list)
 
     def figures(self, measure: str, metric: str, peer: str) -> dict[int, float]:
-        """By round; an `added_` metric is what the peer has more of than the direct path had in the same round."""
+        """The figures by round. An `added_` metric is the difference to the direct path in the same round."""
         if metric.startswith(_ADDED):
             metric = metric.removeprefix(_ADDED)
             direct = self.figures(measure, metric, DIRECT)
@@ -106,19 +106,19 @@ class Results:
         }
 
     def median(self, measure: str, metric: str, peer: str) -> float | None:
-        """Over the rounds; None without any."""
+        """The median of the rounds; None without any."""
         figures = self.figures(measure, metric, peer)
         return median(figures.values()) if figures else None
 
     def ratio(self, measure: str, metric: str, peer: str, beside: str) -> float | None:
-        """The median of the rounds' ratios: what slows a whole round slows both sides of its ratio. None where there
-        is nothing to compare, or only with zero."""
+        """The median of the rounds' ratios: a slow round slows both sides of its ratio. None where there is no figure
+        to compare, or only zero."""
         ours, theirs = self.figures(measure, metric, peer), self.figures(measure, metric, beside)
         ratios = [ours[number] / theirs[number] for number in ours.keys() & theirs.keys() if theirs[number]]
         return median(ratios) if ratios else None
 
     def standing(self, aim: Aim) -> float | None:
-        """The figure or ratio that an aim is about; None where it was not measured."""
+        """The figure or ratio of an aim; None where it was not measured."""
         if aim.beside is None:
             return self.median(aim.measure, aim.metric, aim.ours)
         return self.ratio(aim.measure, aim.metric, aim.ours, aim.beside)
@@ -134,7 +134,7 @@ class Section:
 
 
 def table(results: Results, sections: Iterable[Section], aims: Sequence[Aim] = AIMS) -> str:
-    """For people: medians by peer, and how ours stand to the aims."""
+    """The table for people: medians by peer, and our distance to the aims."""
     return "\n\n".join(text for section in sections if (text := _section(results, section, aims)) is not None)
 
 
@@ -178,7 +178,8 @@ def verdict(aim: Aim, standing: float, *, named: bool = False) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Columns: the first and the last to the left, the others to the right. A line of one cell spans them all."""
+    """Aligns columns: the first and the last to the left, the others to the right. A line of one cell spans all of
+    them."""
     columns = len(lines[0])
     widths = [max(len(line[column]) for line in lines if len(line) == columns) for column in range(columns)]
     text = []
@@ -196,7 +197,7 @@ _BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 def put_between_marks(page: str, text: str) -> str:
-    """The page with this text, as it stands, in place of what its marks enclose. ValueError where it has none."""
+    """Replaces the text between the marks of a page. ValueError where it has none."""
     head, begin, rest = page.partition(_BEGIN)
     _, end, tail = rest.partition(_END)
     if not (begin and end):
@@ -205,7 +206,7 @@ def put_between_marks(page: str, text: str) -> str:
 
 
 def document(results: Results, sections: Iterable[Section], aims: Sequence[Aim] = AIMS, **facts: Any) -> dict[str, Any]:
-    """For programs: the facts given, every sample, and what `table` shows."""
+    """The report for programs: the facts, every sample, and the content of `table`."""
     summary: dict[str, Any] = {}
     for section in sections:
         for measure in section.measures:

@@ -1,6 +1,6 @@
-"""Ten thousand Services: how soon they are served, how soon a change is, what it costs, and who notices.
+"""Ten thousand Services: time until they are served, time of a change, its cost, and its effect on clients.
 
-Each scenario is a daemon of its own on every core. Cold: everything is there when the daemon starts. Warm: it serves
+Each scenario is a daemon of its own on every core. Cold: all Services exist when the daemon starts. Warm: it serves
 one Service, under load, when the others come.
 """
 
@@ -38,19 +38,19 @@ from tests.tools.bench.processes import cpu_seconds, memory
 from tests.tools.bench.stage import Stage, make_stage
 
 LIMIT_S = 180.0
-"""How long the last answer may take before the scenario is given up."""
+"""The limit for the last answer; after it the scenario fails."""
 _LOOK_S = 0.05
 _SAMPLE = 200
-"""Services asked again and again until each has answered; all are asked once afterwards."""
+"""The number of Services that the client tries until each has answered. It tries all Services once afterwards."""
 _CHANGES = 60
 _ADDITIONS = 5
 _ADDITION_PAUSE_S = 1.2
-"""Longer than the least time between two transactions of netfilter, which is not what is measured."""
+"""Longer than the least time between two netfilter transactions, which is not measured here."""
 _QUESTIONS = 400
 _PACE = 1000
 _NORMAL_S = 4.0
 _PUT = 500
-"""Objects told to the API server in one breath."""
+"""The number of objects in one request to the API server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ SCENARIOS = (
 
 
 class Scale:
-    """The figures of a scenario; which ones depends on what it is."""
+    """The figures of a scenario; the scenario determines which ones."""
 
     name = "scale"
     metrics = (
@@ -99,7 +99,7 @@ class Scale:
         self.title = f"{services:,} services × 10 endpoints"
 
     def run(self, scenario: Scenario) -> Mapping[str, float]:
-        """AssertionError when a service never answers."""
+        """Measure a scenario. AssertionError when a Service never answers."""
         with make_stage("scale", Cores.shared(), everywhere=[NETWORK]) as stage:
             return self._warm(stage, scenario) if scenario.warm else self._cold(stage, scenario)
 
@@ -140,7 +140,7 @@ class Scale:
         }
 
     def _changes(self, stage: Stage) -> dict[str, float]:
-        """One change after the other, each of another Service: all its endpoints are replaced by a new one."""
+        """Make one change after the other, each of another Service: a new endpoint replaces all of its endpoints."""
         api = _api(stage)
         changes = []
         for count in range(_CHANGES):
@@ -190,14 +190,14 @@ class Scale:
 
 
 def _sample(numbers: Sequence[int]) -> list[str]:
-    """Services spread over all of them, the last among them."""
+    """Services spread evenly over all of them, with the last one."""
     step = max(1, len(numbers) // _SAMPLE)
     return [address_of(number) for number in numbers[::-step]]
 
 
 @contextmanager
 def _watching(stage: Stage, addresses: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A program on the client's host that will say when all of these have answered."""
+    """A program on the client's host that prints when all of these have answered."""
     watcher = stage.client.popen(
         pinned(stage.cores.load[:1], *traffic.program("answers", str(PORT), str(_LOOK_S), str(LIMIT_S))),
         stdin=subprocess.PIPE,
@@ -215,13 +215,13 @@ def _watching(stage: Stage, addresses: Sequence[str]) -> Iterator[subprocess.Pop
 
 
 def _silent(stage: Stage, numbers: Sequence[int]) -> int:
-    """How many do not answer, of all."""
+    """The number of Services that do not answer."""
     addresses = " ".join(address_of(number) for number in numbers)
     return int(stage.client.run(traffic.program("sweep", str(PORT)), input=addresses).stdout)
 
 
 def _ask(stage: Stage, address: str, patience_s: float = 1.0) -> str:
-    """Which endpoint answers a new connection; empty: nobody."""
+    """The endpoint that answers a new connection; empty: none."""
     try:
         with stage.client.connect((address, PORT), timeout=patience_s) as connection:
             connection.sendall(traffic.QUESTION)
@@ -231,8 +231,8 @@ def _ask(stage: Stage, address: str, patience_s: float = 1.0) -> str:
 
 
 def _until_answered_by(stage: Stage, address: str, endpoint: str = "") -> float:
-    """The moment when that endpoint (or any) answered for a Service. Asked in short order: who came too early would
-    wait a second for the kernel's next try."""
+    """The moment when that endpoint (or any) answered for a Service. The attempts are short, because an early one
+    would wait a second for the kernel's next SYN."""
     deadline = time.monotonic() + 30
     while True:
         seen = _ask(stage, address, patience_s=0.02)
@@ -240,11 +240,11 @@ def _until_answered_by(stage: Stage, address: str, endpoint: str = "") -> float:
         if seen and endpoint in ("", seen):
             return now
         if now > deadline:
-            raise AssertionError(f"{address} is answered by {seen or 'nobody'}, not by {endpoint or 'anybody'}")
+            raise AssertionError(f"{address} is answered by {seen or 'no endpoint'}, not by {endpoint or 'any'}")
 
 
 def _connections(stage: Stage, address: str) -> list[float]:
-    """How long new connections take, to the first answer, in seconds; infinite where there was none."""
+    """The times of new connections to the first answer, in seconds. Infinite where there was none."""
     times = []
     for _ in range(_QUESTIONS):
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""Where one peer is measured: client host, node, and a host with the backends."""
+"""The network of one peer: client host, node, and a host with the backends."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ HTTP, BULK, ECHO = 8080, 9000, 7000
 BACKENDS = ("10.3.0.2", "10.3.0.3", "10.3.0.4", "10.3.0.5")
 """The backends' addresses: four endpoints, all on one host."""
 
-# HAProxy's own responder: as fast as nginx's, several times as fast as any proxy on one core, and here anyway. Its
-# answer is the address that was asked.
+# HAProxy's own responder: as fast as nginx's, several times as fast as any proxy on one core, and installed anyway.
+# Its answer is the destination address of the request.
 _RESPONDER = """\
 global
     nbthread {threads}
@@ -39,7 +39,7 @@ frontend responder
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The hosts, and a directory for whoever needs files. The client reaches service addresses through the node."""
+    """The hosts, and a directory for files. The client reaches service addresses through the node."""
 
     client: Host
     node: Host
@@ -50,8 +50,8 @@ class Stage:
 
 @contextmanager
 def make_stage(name: str, cores: Cores, *, everywhere: Sequence[str] = ()) -> Iterator[Stage]:
-    """Build it, with the backends serving, and take it down again. With `everywhere`, networks all of whose addresses
-    are the backends' too, the HTTP answers say which address was asked."""
+    """Build a stage with serving backends, and remove it afterwards. With `everywhere`, the backends have all
+    addresses of these networks, too, and HTTP answers contain the destination address."""
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix=f"kubeproxy-bench-{name}-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -62,7 +62,7 @@ def make_stage(name: str, cores: Cores, *, everywhere: Sequence[str] = ()) -> It
             pod.ip(f"route add local {net} dev lo")
             node.ip(f"route add {net} via {BACKENDS[0]}")
         for host in (client, node, pod):
-            # Thousands of connections a second must find neither ports nor queues used up.
+            # Thousands of connections a second must not run out of ports or queues.
             host.sysctl("net.ipv4.ip_local_port_range", "10240 65535")
             host.sysctl("net.core.somaxconn", 4096)
             host.sysctl("net.ipv4.tcp_max_syn_backlog", 8192)
@@ -79,7 +79,7 @@ def make_stage(name: str, cores: Cores, *, everywhere: Sequence[str] = ()) -> It
 
 
 def wait_for(host: Host, address: tuple[str, int], within_s: float = 10.0) -> None:
-    """Back when somebody sends an answer from `address` to `host`; OSError when nobody does in time."""
+    """Wait for an answer from `address` to `host`; OSError when none comes in time."""
     deadline = time.monotonic() + within_s
     while True:
         try:

@@ -1,10 +1,9 @@
-"""How long a client waits for a start of ten Services: from exec to the first answer, beside what the log says on the
-way, and the CPU time that all processes of the start have taken by then.
+"""How long a client waits for a start of ten Services: from exec to the first answer. It prints the log lines on the
+way, and the CPU time that all processes of the start have used by then.
 
 ``python -m tests.tools.bench.starting [--runs N] [--api] [flags of kubeproxy run]``, as root; with `--api` the
-Services come
-from an API server instead of manifests. Bytecode is compiled beforehand, as in a package. The best run is printed in
-full, for the machine may be busy otherwise.
+Services come from an API server instead of manifests. Bytecode is compiled beforehand, as in a package. The best run
+is printed in full, because the machine may be busy otherwise.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tests.system.e2e.api import ApiHost
 
 VIP = "10.96.0.10"
 PATIENCE_S = 0.02
-"""How long one attempt waits: this fine is the answer. A client of the kernel's would send its SYN again after 1 s."""
+"""The limit of one attempt, and so the precision of the result. The client's kernel would repeat its SYN after 1 s."""
 LIMIT_S = 30.0
 SERVICES = 10
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -41,14 +40,15 @@ Line = tuple[float, str]
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time in seconds of a process, of its children, and of theirs, ended ones included."""
+    """CPU time in seconds of a process and all its descendants, ended ones included."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sum(map(int, fields[11:15])) / TICKS + sum(cpu_s(int(child)) for child in children)
 
 
 def start(node: Host, client: Host, directory: Path, options: Sequence[str]) -> tuple[float, float, list[Line]]:
-    """Seconds until the first answer, CPU seconds by then, and each line of the log with its own."""
+    """Start the daemon and time it. Returns the seconds until the first answer, the CPU seconds by then, and each line
+    of the log with its CPU time."""
     lines: list[Line] = []
     began = time.monotonic()
     process = node.popen(
@@ -86,7 +86,7 @@ def start(node: Host, client: Host, directory: Path, options: Sequence[str]) -> 
 
 
 def answers(client: Host) -> bool:
-    """Whether a connection of now is answered."""
+    """Whether a new connection gets an answer."""
     with contextlib.suppress(OSError), client.connect((VIP, 80), timeout=PATIENCE_S) as sock:
         sock.settimeout(LIMIT_S)
         return bool(sock.recv(1))
@@ -94,7 +94,7 @@ def answers(client: Host) -> bool:
 
 
 def greet(listening: socket.socket) -> None:
-    """One byte for everybody."""
+    """Send one byte to each client."""
     while True:
         try:
             sock, _ = listening.accept()
@@ -105,7 +105,7 @@ def greet(listening: socket.socket) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """As typed."""
+    """Run the program with these arguments."""
     parser = argparse.ArgumentParser(prog="python -m tests.tools.bench.starting", description=__doc__)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--api", action="store_true")

@@ -1,4 +1,4 @@
-"""The benchmark runs: every measure gives its figures. How high they are is nobody's business here."""
+"""The benchmark runs, and every measure gives its figures. The tests do not judge the figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ needs_programs = pytest.mark.skipif(bool(missing_packages()), reason=f"needs {',
 
 
 def bench(target: Path, *options: str) -> tuple[dict[str, Any], str]:
-    """What it wrote, and what it printed."""
+    """The document that it wrote, and its output."""
     done = subprocess.run(
         [
             sys.executable,

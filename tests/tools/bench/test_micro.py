@@ -1,4 +1,4 @@
-"""The micro-benchmarks run, each once. How fast they are is nobody's business here."""
+"""The micro-benchmarks run, each once. The tests do not judge their speed."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def rounds(measure: str, metric: str, **by_peer: list[float]) -> Results:
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
-    # The second round was slow for everybody: neither side of its ratio may be held against another round's.
+    # The second round was slow for every peer: neither side of its ratio may be compared with another round's.
     results = rounds("bulk8", "gbit_per_s", haproxy=[4.0, 1.0, 5.0], kubeproxy=[8.0, 3.0, 10.0])
     assert results.median("bulk8", "gbit_per_s", "kubeproxy") == 8.0
     assert results.ratio("bulk8", "gbit_per_s", "kubeproxy", "haproxy") == 2.0
@@ -60,7 +60,7 @@ def test_added_latency_is_what_the_same_rounds_direct_path_did_not_have() -> Non
 
 
 @pytest.mark.parametrize(("ours", "said"), [(15.0, "✓ 1.50 ≥ 1.5 × haproxy"), (14.9, "✗ 1.49 ≥ 1.5 × haproxy")])
-def test_the_table_says_whether_an_aim_was_met(ours: float, said: str) -> None:
+def test_the_table_shows_whether_an_aim_was_met(ours: float, said: str) -> None:
     results = rounds("bulk8", "gbit_per_s", direct=[30.0], haproxy=[10.0], kubeproxy=[ours])
     lines = table(results, [Section("one core", PEERS, [Bulk(8)])]).splitlines()
     assert lines[0].split() == ["one", "core", "direct", "haproxy", "kubeproxy", "aim"]

@@ -1,6 +1,6 @@
-"""The small programs that make and take traffic, each a process of its own on one of the hosts.
+"""Small programs that make and take traffic, each a process of its own on one host.
 
-source PORT                     bytes without end to whoever connects
+source PORT                     bytes without end to every client
 sink ADDRESS PORT               connects, says "connected", reads two moments of the monotonic clock, which all hosts
                                 share; prints how many bytes came between them
 probe ADDRESS PORT SECONDS      asks the same small question again and again on one connection; prints how long the
@@ -68,7 +68,7 @@ def sink(address: str, port: int) -> None:
         connection.settimeout(None)
         print("connected", flush=True)
         begin, end = map(float, sys.stdin.readline().split())
-        # MSG_TRUNC drops the bytes instead of copying them (tcp(7)): the proxy is to be the slowest part of the way.
+        # MSG_TRUNC drops the bytes instead of copying them (tcp(7)): the proxy must be the slowest part of the way.
         while (now := time.monotonic()) < end:
             size = connection.recv_into(buffer, _CHUNK, socket.MSG_TRUNC)
             if size == 0:
@@ -85,7 +85,7 @@ def _connected(address: str, port: int) -> socket.socket:
 
 
 def _ask(connection: socket.socket) -> None:
-    """One question, and its answer to the end."""
+    """Send one question, and read its answer to the end."""
     connection.sendall(QUESTION)
     answer = connection.recv(4096)
     while not _complete(answer):
@@ -120,9 +120,9 @@ def probe(address: str, port: int, seconds: float) -> None:
 
 
 def pace(address: str, port: int, per_s: float) -> None:
-    """Print for each appointed moment how long after it an answer was there. Who is to ask while an earlier question is
-    still open waits for that one's answer, and does not ask: so a pause counts for everybody who would have met it,
-    and for nobody else."""
+    """Print, for each fixed moment, the time from it to an answer. A question whose moment comes before the last
+    answer is not sent, but has the time of that answer. So a pause counts for every question that would have met it,
+    and for no other."""
     seen = []
     gc.disable()
     step = int(1e9 / per_s)
@@ -143,7 +143,7 @@ def pace(address: str, port: int, per_s: float) -> None:
 
 
 def hold(address: str, port: int, count: int) -> None:
-    """Keep connections that have been used once."""
+    """Keep connections open that have been used once."""
     _raise_limit()
     held = []
     for _ in range(count):
@@ -189,7 +189,7 @@ def volley(address: str, port: int, seconds: float, count: int) -> None:
                 try:
                     sock.recv(2048, socket.MSG_DONTWAIT)
                 except OSError:
-                    continue  # refused: there is nobody yet; it counts as lost
+                    continue  # refused: the port has no listener yet; it counts as lost
                 sock.send(_DATAGRAM)
                 trips += 1
                 sent[fd] = now
@@ -197,7 +197,7 @@ def volley(address: str, port: int, seconds: float, count: int) -> None:
 
 
 def answers(port: int, every_s: float, limit_s: float) -> None:
-    """Print the moment when the last of them had answered, -1 if not all did in time; who is silent is asked again."""
+    """Print the moment of the last first answer, -1 if one was not in time. Silent addresses get another question."""
     missing = sys.stdin.read().split()
     end = time.monotonic() + limit_s
     while missing and time.monotonic() < end:
@@ -209,7 +209,7 @@ def answers(port: int, every_s: float, limit_s: float) -> None:
 
 
 def sweep(port: int) -> None:
-    """Print how many were silent: a second time, too, for a change may take a transaction more."""
+    """Print how many were silent. They get a second question, because a change may take a transaction more."""
     silent = sys.stdin.read().split()
     for pause_s in (0.0, 1.5):
         time.sleep(pause_s if silent else 0.0)
@@ -220,7 +220,7 @@ def sweep(port: int) -> None:
 
 
 def _silent(addresses: list[str], port: int, patience_s: float) -> list[str]:
-    """Those that did not answer a question in time, all being asked at once."""
+    """The addresses that did not answer in time; all get their question at once."""
     _raise_limit()
     poll = select.epoll()
     asked: dict[int, tuple[socket.socket, str]] = {}

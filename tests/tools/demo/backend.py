@@ -9,7 +9,7 @@ from socketserver import ThreadingTCPServer
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Says who it is."""
+    """Answers with the name of the backend."""
 
     name = ""
 
@@ -25,11 +25,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """The story is told elsewhere."""
+        """Prints nothing: the story has the output."""
 
 
 class Server(ThreadingTCPServer):
-    """Many callers at once. (http.server's own would look its address up in the DNS, which nobody answers here.)"""
+    """Serves many clients at once. (http.server's own would look its address up in the DNS, and there is no DNS
+    here.)"""
 
     allow_reuse_address = True
     request_queue_size = 128

@@ -1,4 +1,4 @@
-"""Who takes part: the hosts, the backends in their pods, and those who ask."""
+"""The parts of the demo: the hosts, the backends in their pods, and the clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PODS = 4
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Who answered how often, and what went wrong."""
+    """The answers of each backend, and the failures."""
 
     answers: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Cast:
-    """Everybody, with the manifest directory that the daemon reads."""
+    """The hosts and backends, with the manifest directory that the daemon reads."""
 
     network: Network
     manifests: Path
@@ -45,20 +45,20 @@ class Cast:
 
     @property
     def client(self) -> Host:
-        """A host in front of the node."""
+        """The host in front of the node."""
         return self.network.client
 
     @property
     def node(self) -> Host:
-        """Where the daemon runs."""
+        """The host of the daemon."""
         return self.network.node
 
     def start_backend(self, index: int) -> str:
-        """A backend in that pod, back when it listens; its name."""
+        """Start a backend in that pod; back when it listens; its name."""
         name, pod = f"pod-{index + 1}", self.network.pods[index]
         address = (Network.pod_v4(index), BACKEND_PORT)
         command = [sys.executable, "-S", "-E", backend.__file__, name, address[0], str(address[1])]
-        # A process group of its own: Ctrl-C is for the story, which then ends everybody in good order.
+        # A process group of its own: Ctrl-C reaches the story only, which then ends all programs in good order.
         self.backends[name] = pod.popen(command, process_group=0)
         deadline = time.monotonic() + 10
         while True:
@@ -72,7 +72,7 @@ class Cast:
                 return name
 
     def kill_backend(self, name: str) -> None:
-        """SIGKILL: from now on its port answers with a reset."""
+        """SIGKILL: after it, the port answers with a reset."""
         self.backends[name].kill()
         self.backends[name].wait()
 
@@ -88,7 +88,7 @@ class Cast:
 
 
 def ask(host: Host, times: int, tally: Tally | None = None, *, path: str = "/") -> Tally:
-    """So many requests to the Service, one after the other, each on a connection of its own."""
+    """Send so many requests to the Service, one after the other. Each has a connection of its own."""
     tally = tally if tally is not None else Tally()
     for _ in range(times):
         try:
@@ -105,7 +105,7 @@ def ask(host: Host, times: int, tally: Tally | None = None, *, path: str = "/") 
 
 @contextmanager
 def assemble(directory: Path) -> Iterator[Cast]:
-    """The hosts, without any program yet; manifests go into `directory`."""
+    """The hosts, without programs at first; manifests go into `directory`."""
     with ExitStack() as stack:
         network = stack.enter_context(make_network(pods=PODS))
         yield Cast(network, directory)

@@ -1,4 +1,4 @@
-"""What happens, in order. Each scene says what it does, shows what was seen, and checks that it is as it should be."""
+"""The scenes in order. Each prints what it does and what it observes, and checks the result."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from tests.support.lab.privilege import in_user_namespace
 from tests.tools.demo.cast import BACKEND_PORT, SERVICE, Cast, Tally, ask
 
 EXACT = ("--workers=1",)
-"""Each worker takes its own turns, so only those of one are exact as a whole."""
+"""A single worker has an exact rotation. Each worker has its own, so several together are not exact."""
 
 
 @dataclass(slots=True)
 class Narrator:
-    """Tells the story on stdout and remembers whether everything held."""
+    """Prints the scenes and remembers whether every check held."""
 
     held: bool = True
 
     def scene(self, text: str) -> None:
-        """What is done now."""
+        """Print what is done now."""
         print(f"\n{text}", flush=True)
 
     def seen(self, text: object) -> None:
-        """What was observed."""
+        """Print an observation."""
         print(f"    {text}", flush=True)
 
     def check(self, claim: str, holds: bool) -> None:
-        """Whether it is as it should be."""
+        """Print a check and its result."""
         self.held = self.held and holds
         print(f"    {'ok    ' if holds else 'FAILED'} {claim}", flush=True)
 
 
 def set_up(tell: Narrator, cast: Cast) -> None:
-    """Backends and the manifest."""
+    """Start the backends and write the manifest."""
     tell.scene("1. Hosts made of network namespaces: a node, a client in front of it, four pods behind it.")
     tell.seen(f"node {NODE_V4}, client {CLIENT_V4}, pods {Network.pod_v4(0)} to {Network.pod_v4(3)}")
     tell.scene("2. A small HTTP server in each of three pods, which answers with its name, and a manifest:")
@@ -49,7 +49,7 @@ def set_up(tell: Narrator, cast: Cast) -> None:
 
 
 def even_spread(tell: Narrator, cast: Cast) -> None:
-    """From the client and from the node."""
+    """Requests from the client and from the node."""
     for number, host, whose in ((4, cast.client, "the client host"), (5, cast.node, "the node itself")):
         tell.scene(f"{number}. Thirty requests from {whose} to {SERVICE[0]}:{SERVICE[1]}; who answered?")
         tally = ask(host, 30)
@@ -59,7 +59,7 @@ def even_spread(tell: Narrator, cast: Cast) -> None:
 
 
 def backend_dies(tell: Narrator, cast: Cast) -> None:
-    """Killed between two requests; the manifest still names it."""
+    """A backend ends between two requests; the manifest still has it."""
     tell.scene(
         "6. Sixty more from the client; after twenty of them pod-2's server is killed (SIGKILL).\n"
         "   The manifest still names it: kubeproxy has to find out by itself."
@@ -74,7 +74,7 @@ def backend_dies(tell: Narrator, cast: Cast) -> None:
 
 
 def manifest_changes(tell: Narrator, cast: Cast) -> None:
-    """A new pod takes the dead one's place while requests go on."""
+    """A new pod replaces the dead one while requests continue."""
     tell.scene("7. A server starts in the fourth pod, and the manifest is edited: pod-4 in the place of pod-2.")
     cast.start_backend(3)
     cast.write_manifest((0, 2, 3))
@@ -93,8 +93,8 @@ def manifest_changes(tell: Narrator, cast: Cast) -> None:
 
 
 def stop(tell: Narrator, cast: Cast, daemon: Daemon) -> None:
-    """SIGTERM in the middle of an answer, then cleanup."""
-    tell.scene("8. A request that takes a second is under way when kubeproxy is told to stop (SIGTERM).")
+    """SIGTERM during an answer, then cleanup."""
+    tell.scene("8. A request that takes a second is under way when kubeproxy gets SIGTERM.")
     slow = Tally()
     asking = threading.Thread(target=ask, args=(cast.client, 1, slow), kwargs={"path": "/slow"})
     asking.start()
@@ -114,7 +114,7 @@ def stop(tell: Narrator, cast: Cast, daemon: Daemon) -> None:
 
 
 def keep(cast: Cast, daemon: Daemon) -> bool:
-    """How to play with it, until Ctrl-C; whether it ran until then."""
+    """Print how to use the demo and wait for Ctrl-C. Whether the daemon ran until then."""
     me = os.getpid()
     user = f"--user=/proc/{me}/ns/user --preserve-credentials " if in_user_namespace() else ""
 
@@ -147,7 +147,7 @@ Ctrl-C ends it.""",
 
 
 def tell(cast: Cast, *, netfilter: str, keep_running: bool) -> bool:
-    """The whole story; whether everything held."""
+    """Run all scenes; whether every check held."""
     narrator = Narrator()
     set_up(narrator, cast)
     narrator.scene("3. kubeproxy run on the node, with real netfilter there.")
