@@ -224,7 +224,7 @@ def test_without_a_packet_filter_several_run_side_by_side(stage: Stage) -> None:
     second = serve_nobody(stage, 10276, 10269)
     assert first.process.poll() is None
     assert first.terminate() == second.terminate() == 0
-    assert "successor" not in first.log()
+    assert "new instance" not in first.log()
 
 
 def serve_nobody(stage: Stage, health: int, metrics: int) -> Daemon:

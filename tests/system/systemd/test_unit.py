@@ -77,7 +77,7 @@ def test_the_exposure_level_is_low(unit: Path) -> None:
 
 def test_the_watchdog_leaves_time_for_more_than_one_beat() -> None:
     (period,) = settings()["WatchdogSec"]
-    notifier = Notifier("@nobody", watchdog_s=seconds(period))
+    notifier = Notifier("@absent", watchdog_s=seconds(period))
     notifier.close()
     assert notifier.beat_s <= seconds(period) / 2
 
