@@ -12,7 +12,7 @@ class TimeSlice:
     def __init__(self, slice_s: float) -> None:
         """`slice_s`: seconds between two yields; one longer piece of work adds to them."""
         self._slice_s = slice_s
-        self._end = 0.0
+        self._end = monotonic() + slice_s
 
     async def offer(self) -> None:
         """Yield if the slice is over. Call between two pieces of work."""

@@ -227,7 +227,7 @@ async def test_other_tasks_run_during_a_large_scrape(state: State) -> None:
         turns += writing
         await asyncio.sleep(0)
     assert rendering.result().count(b"\n") > 90_000
-    assert turns > 100
+    assert turns > 20
 
 
 async def test_one_scrape_is_rendered_at_a_time(state: State) -> None:

@@ -40,6 +40,8 @@ URL_POLL_S = 10.0
 """Interval of requests for each URL."""
 SLICE_S = 0.001
 """Time for which changes go to the sink before other tasks run."""
+WHOLE = 200
+"""Changes that reach the sink without a pause between them."""
 MAX_LINES = 20
 """Faults that are logged individually per change; the rest is counted."""
 NO_MEMORY = "not enough memory to read it"
@@ -355,9 +357,11 @@ class ManifestSource:
             partial(self._sink.remove_slice, NAME, endpoint_slice) for endpoint_slice in difference.removed_slices
         ]
         turns = TimeSlice(SLICE_S)
-        for call in calls:
+        for number, call in enumerate(calls, 1):
             call()
-            await turns.offer()
+            # A change of a few objects, such as a Service and its renamed ports, takes effect as a whole.
+            if number % WHOLE == 0:
+                await turns.offer()
 
     def _publish(self, step: _Step) -> None:
         """Make the new state the current one, and report new and resolved faults."""

@@ -111,10 +111,12 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.queue = WorkQueue("q", bucket=TokenBucket(qps=0, burst=1))
         self.now = 0.0
+        self.additions = 0
         self.order: list[str] = []
         self.dirty: set[str] = set()
         self.processing: set[str] = set()
-        self.due: dict[str, float] = {}
+        self.due: dict[str, tuple[float, int]] = {}
+        """When each key is due; equal times in the order of their additions."""
         self.promised: set[str] = set()
         """Keys that were added and must still be handed out."""
 
@@ -136,7 +138,10 @@ class QueueMachine(RuleBasedStateMachine):
         if delay <= 0:
             self._add(key)
         else:
-            self.due[key] = min(self.due.get(key, self.now + delay), self.now + delay)
+            when = self.now + delay
+            if key not in self.due or when < self.due[key][0]:
+                self.additions += 1
+                self.due[key] = (when, self.additions)
 
     @rule(seconds=st.integers(1, 10))
     def wait(self, seconds: int) -> None:
@@ -144,7 +149,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        ready = sorted((when, key) for key, when in self.due.items() if when <= self.now)
+        ready = sorted((due, key) for key, due in self.due.items() if due[0] <= self.now)
         before = set(self.order)
         for _, key in ready:
             del self.due[key]
@@ -173,7 +178,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         assert self.queue.processing == len(self.processing)
-        waiting = list(self.due.values())
+        waiting = [when for when, _ in self.due.values()]
         assert self.queue.next_due() == min(waiting, default=None)
 
     @invariant()

@@ -68,7 +68,7 @@ READ = "fetch('{url}').then(answer => answer.text().then(text => answer.status +
 def test_a_website_that_rebinds_its_name_reads_nothing(browser: Chromium) -> None:
     for path in ("/statusz", "/statusz.json", "/configz", "/metrics", "/trace?to=10.96.0.1:80"):
         browser.open(f"http://{EVIL}:{METRICS[1]}{path}")
-        browser.wait_for("document.body && document.body.innerText.includes('Host header names another host')")
+        browser.wait_for("document.body && document.body.innerText.includes('The Host header has another host')")
         # What is of its own origin now, the security policy of the refusal keeps from it besides.
         answer = browser.evaluate(READ.format(url=path))
         assert answer.startswith(("no: ", "421 The Host header")), path

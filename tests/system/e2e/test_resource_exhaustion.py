@@ -113,7 +113,7 @@ def test_ports_towards_an_endpoint_are_used_up(stage: Stage, workers: int) -> No
                 pass
             with pytest.raises(ConnectionResetError):
                 ask(stage.client, WEB)
-            until(lambda: "all ports towards them are in use" in daemon.log(), "the log reports it")
+            until(lambda: "no ephemeral port for a dial" in daemon.log(), "the log reports it")
             assert 'remedy="widen net.ipv4.ip_local_port_range' in daemon.log()
             stage.write_service([0, 1])
             until(lambda: answers(stage), "the other endpoint serves")

@@ -113,7 +113,7 @@ def test_finding_12_a_refused_command_says_why(stage: Stage) -> None:
     stage.daemon(metrics=("0.0.0.0", PORT))
     done = stage.client.run([KUBEPROXY, "status", "--address", f"{NODE}:{PORT}"], check=False)
     assert done.returncode == 1
-    assert f"{NODE}:{PORT} refuses /statusz: This page is shown to this host only." in done.stderr
+    assert f"{NODE}:{PORT} refuses /statusz: This page is for this host only." in done.stderr
 
 
 def test_finding_12_the_setting_opens_the_pages(stage: Stage) -> None:

@@ -99,7 +99,7 @@ LOOPS = (ITSELF, THERE, BACK, NODE_PORT, EXTERNAL)
 def test_a_service_with_a_service_address_as_endpoint_takes_nothing_from_others(
     stage: Stage, netfilter: str, workers: int
 ) -> None:
-    """Clients and datagrams of loops use no resources for long. Each Service has a reported problem."""
+    """Clients of loops use no resources for long. A loop by allocated addresses is a reported problem."""
     stage.write_service([0, 1], name="other", vip=OTHER_VIP)
     daemon = stage.daemon(QUICK, f"--workers={workers}", netfilter=netfilter, command=["prlimit", LIMIT, KUBEPROXY])
     stage.await_answers(0, 1, address=OTHER)
@@ -125,7 +125,8 @@ def test_a_service_with_a_service_address_as_endpoint_takes_nothing_from_others(
     until(lambda: descriptors(daemon) <= before + 20, "nothing is left of clients that are gone", within_s=10)
     status = daemon.get("/statusz?format=json", address=METRICS).body
     for loop in LOOPS:
-        assert re.search(rf"default/{loop.name}\b", status)
+        # An external address may be another tenant's pod: it takes no endpoint away, the mark alone ends that loop.
+        assert bool(re.search(rf"default/{loop.name}\b", status)) == (loop is not EXTERNAL), loop.name
     assert LEADS_BACK in status
     log = daemon.log()
     assert "Traceback" not in log, log
