@@ -53,6 +53,8 @@ BINDINGS: Final = 65_536
 """Clients that a predecessor may name, as many as an owner sends."""
 RETRY_S: Final = 0.1
 """How often busy processes are asked again. The new instance waits for them without limit, because they serve."""
+ENDINGS: Final = 10
+"""How often a name may end connections without an answer before it counts for nothing."""
 NAMES: Final = 32
 """Names asked at a time, the newest first."""
 STOP_MARGIN_S: Final = 30.0
@@ -122,6 +124,8 @@ class Search:
         """Names of those that may own the node and did not answer."""
         self._unproven: set[str] = set()
         """Names of those without CAP_NET_ADMIN."""
+        self._ended: dict[str, int] = {}
+        """How often a connection to each name ended without an answer."""
         self._stopping: dict[str, float] = {}
         """Names of those that stop at our request, and until when, in time of the loop."""
 
@@ -198,8 +202,10 @@ class Search:
                 return not error.looking
             case MemoryError():  # no thread for the connect: there may be one later
                 return True
-            case ConnectionError():  # it has just ended
-                return False
+            case ConnectionError():
+                # It has just ended, perhaps because another instance took over: what the others answered is older.
+                self._ended[name] = self._ended.get(name, 0) + 1
+                return self._ended[name] <= ENDINGS
             case UnprovenError():
                 self._unproven.add(name)
                 log.warning("not a kubeproxy: no CAP_NET_ADMIN", name=name)

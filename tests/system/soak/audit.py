@@ -74,7 +74,7 @@ def look(world: World, faults: list[str]) -> Measure:
     demand(lambda: len(world.workers(daemon)) == WORKERS, f"there are {WORKERS} workers")
     mine = {daemon.process.pid, *world.workers(daemon)}
     demand(lambda: processes(node) == mine, f"on the node only {sorted(mine)} run")
-    demand(lambda: names(node) == ["owner", "run"], "one owner, one run")
+    demand(lambda: names(node) == ["control", "run"], "one control process, one run")
     places = {(it.address, it.port) for it in PLACES} | hostile.PLACES
     demand(lambda: set(kernel_state.redirects(node)) == places, "the redirects are right")
     wanted = set(kernel_state.redirects(node).values()) | {HEALTHZ[1], METRICS[1]}
