@@ -217,6 +217,7 @@ def test_an_interrupt_while_standard_input_is_waited_for(server: type[Handler]) 
     process.stdin.flush()
     assert process.stdout.readline() == "configmap/a created\n"  # before the input has ended
     process.send_signal(signal.SIGINT)
+    process.wait(timeout=30)  # with its standard input still open
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert err.startswith("interrupted: ")

@@ -197,8 +197,8 @@ def test_finding_15_started_by_root_it_keeps_what_it_needs(stage: Stage, netfilt
 
 
 def test_a_proof_takes_the_capability(stage: Stage) -> None:
-    script = "import sys; from kubeproxy.runtime import net_admin; c = net_admin.Challenge(); " + (
-        "import os; print(net_admin.answer(os.dup(c.fileno())), c.answered)"
+    script = "import sys; from kubeproxy.runtime import peer_capability as proof; c = proof.Challenge(); " + (
+        "import os; print(proof.answer(os.dup(c.fileno())), c.answered)"
     )
     told = [
         stage.node.run([*prefix, sys.executable, "-c", script]).stdout.split()
