@@ -17,6 +17,7 @@ Balancer                 round robin, ejection and session affinity (pure)
 Dial                     finds an endpoint that answers, trying several if it must
 Connection, Session      moves bytes (TCP) or datagrams (UDP) both ways
 Worker                   a process that runs the data plane; it survives the control process
+Rescue                   sends a first packet again when its endpoint has failed           ``kubeproxy.rescue``
 Status, Metrics, Log     what an operator sees                                             ``kubeproxy.observability``
 Lifecycle                start, ready, reload, drain, stop                                ``kubeproxy.daemon.lifecycle``
 Takeover                 one instance replaces another without losing a connection         ``kubeproxy.daemon.takeover``

@@ -10,7 +10,7 @@ from kubeproxy.model.service import Protocol, ServiceName
 
 
 class SliceName(NamedTuple):
-    """An EndpointSlice's identity. For a legacy Endpoints object, whose every subset and family becomes a slice, the
+    """An EndpointSlice's identity. Every subset and family of a legacy Endpoints object becomes a slice; its
     name carries a suffix that no API object can have."""
 
     namespace: str
@@ -42,6 +42,11 @@ class Endpoint:
     zone: str = ""
     zone_hints: frozenset[str] = frozenset()
     node_hints: frozenset[str] = frozenset()
+    pod: str = ""
+    """The UID of its pod, or the pod's name where no UID is given; empty: no pod is known behind it. One text, because
+    a hundred thousand endpoints may have one each."""
+    draining: bool = False
+    """A rollout has asked that it gets no new connections (see `kubeproxy.model.drain`)."""
 
 
 @dataclass(frozen=True, slots=True)

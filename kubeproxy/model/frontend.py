@@ -96,6 +96,8 @@ class Frontend:
     """Of the Service; see there."""
     endpoints: tuple[Target, ...] = ()
     """Sorted and without duplicates, so that equal sets are equal values."""
+    neighbors: tuple[Target, ...] = ()
+    """Endpoints that may be on this node, and so may be its own clients."""
     preserve: frozenset[Target] = frozenset()
     """Endpoints that are dialed from the client's own address."""
     affinity_timeout_s: int | None = None

@@ -1,4 +1,4 @@
-"""The packet mark by which netfilter knows what belongs to a connection from this proxy to an endpoint."""
+"""The packet mark of connections from this proxy to endpoints, for netfilter."""
 
 MARK = 0x1000
 """The one bit of a packet's mark that we use: neither kube-proxy's (0x4000, 0x8000) nor one of those that Calico

@@ -19,3 +19,5 @@ class Node:
     eligible: bool = True
     """Whether load balancers may send new connections here: neither being deleted nor tainted
     ToBeDeletedByClusterAutoscaler (KEP-3836)."""
+    uid: str = ""
+    """metadata.uid, by which other objects refer to it as their owner."""

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kubeproxy.model.address import Address
+from kubeproxy.model.drain import DrainRequests
 
 
 class Protocol(StrEnum):
@@ -82,3 +83,5 @@ class Service:
     traffic_distribution: str = ""
     created: int = 0
     """metadata.creationTimestamp in Unix seconds; 0: not given, as in most manifests."""
+    drain: DrainRequests | None = None
+    """What rollouts ask about its endpoints; None: nothing."""

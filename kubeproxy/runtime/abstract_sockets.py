@@ -5,7 +5,7 @@ Such names have no permissions: any process may bind any free name. So the kerne
 namespace maps them; a user without a mapping shows as the overflow user, which is another user.
 
 Without unix_diag in the kernel, /proc/net/unix lists the names, and SO_PEERCRED of a connection has the user. A name
-whose queue is full accepts no connection; it counts as ours then, because overlooking a proxy is worse than waiting.
+with a full queue accepts no connection; it counts as ours then, because overlooking a proxy is worse than waiting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 NAMES: Final = "/proc/self/net/unix"
@@ -48,6 +48,24 @@ def listening(prefix: str) -> frozenset[str]:
     except OSError:
         names = [name for name in _by_proc() if name.startswith(prefix) and _may_be_ours(name)]
     return frozenset(names)
+
+
+def users(prefix: str) -> Mapping[str, int]:
+    """The names with that prefix of every user, and the user of each. Empty when the kernel cannot tell."""
+    try:
+        return {name: uid for name, uid in _by_sock_diag() if name.startswith(prefix)}
+    except OSError:
+        return {}
+
+
+def listener(name: str) -> int:
+    """The process that listens at a name; 0: it does not answer, or is not one of this PID namespace."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
+        try:
+            sock.connect(f"\0{name}")
+            return pid_of(sock)
+        except OSError:
+            return 0
 
 
 def uid_of(sock: socket.socket) -> int:

@@ -1,4 +1,4 @@
-"""Work in a thread that does not delay the end of the process."""
+"""Runs blocking work in a thread that does not delay the end of the process."""
 
 from __future__ import annotations
 

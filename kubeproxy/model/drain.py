@@ -1,0 +1,134 @@
+"""Drain requests: what a rollout asks of every node's proxy about the endpoints of a Service.
+
+They stand in an annotation of the Service, as JSON:
+
+    {"generation": 1763827200123, "spreadSeconds": 0.2, "requests": [
+        {"owner": "rolling-update/web-1", "pod": "web-1-x8k2p", "uid": "6f1c1c9e-2f0e-4c43-9c62-0d0f8f1d7a55",
+         "addresses": ["10.244.1.7"], "want": "drain", "since": 1763827200123, "until": 1763827290}]}
+
+A request is about a pod, not about an address that another pod may have a moment later. Unknown fields are ignored.
+`drain_report` has the answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from kubeproxy.model.address import Address
+from kubeproxy.model.json_values import addresses_in, number_in, object_in, parsed, shown, to_text, whole_in, word_in
+
+REQUESTS: Final = "kubeproxy/drain-requests"
+"""The annotation of a Service."""
+MAX_REQUESTS: Final = 1000
+"""Requests of one Service, about 200 bytes each: an object's annotations may have 256 KiB in all."""
+MAX_SPREAD_S: Final = 60.0
+
+
+class Want(StrEnum):
+    """What a request asks for."""
+
+    DRAIN = "drain"
+    """Send the pod no new connections, and count those that are open."""
+    USE = "use"
+    """Report when the pod is among the endpoints that may get connections."""
+    COUNT = "count"
+    """Count the open connections to the pod, and change nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequest:
+    """A request about one pod."""
+
+    owner: str
+    """The rollout that asks."""
+    pod: str
+    addresses: tuple[Address, ...]
+    want: Want
+    since: int
+    """The generation with which the request came. A node follows it if its report has this or a later one."""
+    until: float
+    """Unix seconds at which the request expires, so that one of a killed client does not stay."""
+    uid: str = ""
+    """The pod's UID; empty: the request is about whatever pod has the addresses."""
+
+    def is_about(self, pod: str) -> bool:
+        """Whether it is about an endpoint at its addresses with this `Endpoint.pod`; without a pod it is."""
+        return not self.uid or not pod or pod in (self.uid, self.pod)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequests:
+    """All requests about the endpoints of one Service."""
+
+    generation: int
+    """Grows with every change; milliseconds, so that it grows even when the annotation was removed in between."""
+    requests: tuple[DrainRequest, ...] = ()
+    spread_s: float = 0.0
+    """Seconds over which nodes spread their reports: many nodes must not write at once."""
+
+    def active(self, now: float) -> tuple[DrainRequest, ...]:
+        """The requests that have not expired; `now` in Unix seconds."""
+        return tuple(request for request in self.requests if request.until > now)
+
+    def addresses(self, now: float, *wants: Want) -> frozenset[Address]:
+        """The addresses of active requests of these kinds."""
+        return frozenset(a for request in self.active(now) if request.want in wants for a in request.addresses)
+
+    def next_expiry(self, now: float) -> float | None:
+        """When the next request expires; None: none will."""
+        return min((request.until for request in self.requests if request.until > now), default=None)
+
+
+def encode_requests(requests: DrainRequests) -> str:
+    """The annotation of a Service."""
+    return to_text(
+        {
+            "generation": requests.generation,
+            "spreadSeconds": round(requests.spread_s, 3),
+            "requests": [
+                {
+                    "owner": request.owner,
+                    "pod": request.pod,
+                    **({"uid": request.uid} if request.uid else {}),
+                    "addresses": list(request.addresses),
+                    "want": request.want.value,
+                    "since": request.since,
+                    "until": round(request.until, 3),
+                }
+                for request in requests.requests
+            ],
+        }
+    )
+
+
+def decode_requests(text: str) -> DrainRequests:
+    """The requests of an annotation. ValueError, with what is wrong, for anything else."""
+    root = object_in(parsed(text), "")
+    listed = root.get("requests", [])
+    if not isinstance(listed, list):
+        raise ValueError(f"requests: found {shown(listed)}; allowed is a list")
+    if len(listed) > MAX_REQUESTS:
+        raise ValueError(f"requests: found {len(listed)}; allowed are at most {MAX_REQUESTS}")
+    return DrainRequests(
+        generation=whole_in(root.get("generation"), "generation"),
+        requests=tuple(_request(each, f"requests[{index}]") for index, each in enumerate(listed)),
+        spread_s=min(MAX_SPREAD_S, number_in(root.get("spreadSeconds", 0), "spreadSeconds")),
+    )
+
+
+def _request(value: object, where: str) -> DrainRequest:
+    entry = object_in(value, where)
+    want = entry.get("want")
+    if want not in list(Want):
+        raise ValueError(f"{where}.want: found {shown(want)}; allowed are {', '.join(Want)}")
+    return DrainRequest(
+        owner=word_in(entry.get("owner"), f"{where}.owner"),
+        pod=word_in(entry.get("pod"), f"{where}.pod"),
+        addresses=tuple(addresses_in(entry.get("addresses"), f"{where}.addresses")),
+        want=Want(want),
+        since=whole_in(entry.get("since"), f"{where}.since"),
+        until=number_in(entry.get("until"), f"{where}.until"),
+        uid=word_in(entry["uid"], f"{where}.uid") if "uid" in entry else "",
+    )
