@@ -1,4 +1,4 @@
-"""Converts plain data to typed values, value by value, and reports all faults at once."""
+"""Converts the data of a configuration file to typed values; reports all faults at once."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ class Difference:
     """Paths of the changed fields, without fields that have no effect."""
 
     live: tuple[str, ...]
-    """Fields whose change takes effect at once."""
+    """Changed fields that take effect at once."""
     restart: tuple[str, ...]
-    """Fields whose change waits for the next start."""
+    """Changed fields that wait for the next start."""
 
 
 def compare(old: Configuration, new: Configuration) -> Difference:

@@ -25,7 +25,7 @@ _SWITCH: Final = inspect.BoolType()
 _PORT: Final = inspect.IntType(ge=0, le=65535)
 
 _OVERRIDES_FILE: Final = ("hostnameOverride", "logging.", "kubeproxy.")
-"""Fields whose flags override the file: kube-proxy's exceptions, and our settings."""
+"""Fields with flags that override the file: kube-proxy's exceptions, and our settings."""
 
 
 @dataclass(frozen=True, slots=True)

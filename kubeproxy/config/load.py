@@ -56,6 +56,14 @@ def load(given: Mapping[str, Sequence[str]]) -> Loaded:
     return Loaded(configuration, command_line.actions, tuple(diagnostics.warnings))
 
 
+def read_partly(path: Path) -> tuple[dict[str, Any], Sequence[str]]:
+    """The values of a file that are right, by path of their field, and the faults of the others."""
+    diagnostics = Diagnostics()
+    settings = _read_file(path, diagnostics)
+    _complete(settings, {})
+    return {name: value for name, value in settings.items() if value is not None}, diagnostics.faults
+
+
 def read(text: str, diagnostics: Diagnostics, *, name: str) -> dict[str, Any]:
     """The values of a file's text by path of their field; `name`: the file's name for faults of the whole text."""
     from kubeproxy.config import parse

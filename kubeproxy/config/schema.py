@@ -43,6 +43,8 @@ LogFormat = Literal["text", "json"]
 NetfilterChoice = Literal["auto", "nftables", "iptables", "none"]
 KubernetesChoice = Literal["auto", "always", "never"]
 PortConflict = Literal["take-unprivileged", "take", "keep"]
+TakeoverChoice = Literal["auto", "force"]
+DataPathChoice = Literal["userspace", "kernel", "auto"]
 Preserve = Literal["never", "external-local", "local"]
 
 Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -118,11 +120,15 @@ class IPTables(Group, frozen=True):
     """Syncs of the packet filter (any adapter), and kube-proxy's iptables mode."""
 
     masquerade_bit: Annotated[
-        MarkBit, unused("Mark bit for SNAT; a userspace proxy needs none.", flag="iptables-masquerade-bit")
+        MarkBit, unused("Mark bit for SNAT; these rules mark no packet for it.", flag="iptables-masquerade-bit")
     ] = 14
     masquerade_all: Annotated[
         bool,
-        unused("SNAT of all Service traffic; every connection leaves from the node anyway.", flag="masquerade-all"),
+        live(
+            "Whether endpoints see this node's address as that of every client of a cluster IP. On the userspace path"
+            " they do anyway.",
+            flag="masquerade-all",
+        ),
     ] = False
     localhost_node_ports: Annotated[
         bool,
@@ -156,8 +162,8 @@ class IPTables(Group, frozen=True):
 class NFTables(Group, frozen=True):
     """Settings of mode nftables; in that mode its periods replace those in ``iptables``."""
 
-    masquerade_bit: Annotated[MarkBit, unused("Mark bit for SNAT; a userspace proxy needs none.")] = 14
-    masquerade_all: Annotated[bool, unused("SNAT of all Service traffic.")] = False
+    masquerade_bit: Annotated[MarkBit, unused("Mark bit for SNAT; these rules mark no packet for it.")] = 14
+    masquerade_all: Annotated[bool, live("As iptables.masqueradeAll, for mode nftables.")] = False
     sync_period: Annotated[
         PositiveDuration, live("As iptables.syncPeriod, for mode nftables.", zero_is_default=True)
     ] = PositiveDuration.of(seconds=30)
@@ -277,6 +283,22 @@ class OwnSettings(Group, frozen=True):
             "The packet filter; auto: nftables where it works, else iptables (opposite order with mode iptables);"
             " none: no redirection.",
             flag="netfilter",
+        ),
+    ] = "auto"
+    data_path: Annotated[
+        DataPathChoice,
+        live(
+            "The way of new connections: userspace: through this proxy; kernel: straight to endpoints, translated by"
+            " nftables, where that is possible; auto: kernel while failed connections are rescued there.",
+            flag="data-path",
+        ),
+    ] = "userspace"
+    takeover: Annotated[
+        TakeoverChoice,
+        restart(
+            "Whether to take the node over from a running kubeproxy; auto: only with all of its sources and at least"
+            " half of its Services; force: always.",
+            flag="takeover",
         ),
     ] = "auto"
     workers: Annotated[
@@ -412,6 +434,14 @@ class OwnSettings(Group, frozen=True):
             flag="access-log",
         ),
     ] = ""
+    drain_reports: Annotated[
+        bool,
+        live(
+            "Take part in rollouts: send endpoints that a rollout names no new connections, and report to it by a"
+            " Lease in kube-system, which this daemon then needs the permission to create and patch.",
+            flag="drain-reports",
+        ),
+    ] = False
     shutdown_grace: Annotated[
         Duration, live("How long open connections drain after SIGTERM.", flag="shutdown-grace")
     ] = Duration.of(seconds=10)
@@ -541,6 +571,11 @@ class Configuration(Group, frozen=True):
     def min_sync_period_s(self) -> float:
         """Least seconds between two syncs."""
         return (self.nftables if self.mode == "nftables" else self.iptables).min_sync_period.seconds
+
+    @property
+    def masquerade_all(self) -> bool:
+        """Whether endpoints see this node's address as that of every client of a cluster IP."""
+        return (self.nftables if self.mode == "nftables" else self.iptables).masquerade_all
 
     @property
     def netfilter_order(self) -> tuple[str, ...]:

@@ -24,6 +24,9 @@ _MAX_KEEPALIVE_S: Final = 32767
 _SHORT_UDP_S: Final = 1.0
 """A resolver that queries other servers may take this long."""
 
+_PLACEHOLDER: Final = ".example.com"
+"""No host has such a name (RFC 2606); deploy/example and deploy/components/api-server have it, to be edited."""
+
 _URL: Final = re.compile(r"(?:https?://)?(?:\[[0-9a-fA-F:.]+]|[^\s/:\[\]]+)(?::\d{1,5})?(?:/\S*)?", re.ASCII)
 """As in kubeconfig files, where the scheme is optional."""
 
@@ -67,6 +70,12 @@ def require_source(configuration: Configuration, environ: Mapping[str, str]) -> 
         raise ConfigError(
             "kubeproxy.manifests.paths: found no source of Services; allowed: manifests (--manifests), or an API server"
             " (--kubeconfig, --master, or a pod's service account)"
+        )
+    own = not (configuration.client_connection.kubeconfig or configuration.kubeproxy.master)
+    host = environ.get("KUBERNETES_SERVICE_HOST", "")
+    if own and host.endswith(_PLACEHOLDER) and uses_kubernetes(configuration, environ):
+        raise ConfigError(
+            f"KUBERNETES_SERVICE_HOST: found {host}, a placeholder; allowed: the API server's own address"
         )
 
 

@@ -334,13 +334,12 @@ class ClusterCIDR(str):
         return tuple(self.split(",")) if self else ()
 
 
-class NodePortAddress(str):
-    """Node addresses for node ports: an address block, or one of kube-proxy's words."""
+class _CIDROrWord(str):
+    """An address block, or one of some words."""
 
     __slots__ = ()
-    WORDS: ClassVar[tuple[str, ...]] = ("primary", "localhost", "all")
+    WORDS: ClassVar[tuple[str, ...]]
     NOTATION: ClassVar[str] = "CIDR"
-    ALLOWED: ClassVar[str] = f"an address block, such as 192.0.2.0/24, or one of {', '.join(WORDS)}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -348,63 +347,61 @@ class NodePortAddress(str):
         return cls(text if text in cls.WORDS else CIDR.parse(text))
 
 
-class DeniedEndpoints(str):
+class NodePortAddress(_CIDROrWord):
+    """Node addresses for node ports: an address block, or one of kube-proxy's words."""
+
+    __slots__ = ()
+    WORDS = ("primary", "localhost", "all")
+    ALLOWED: ClassVar[str] = f"an address block, such as 192.0.2.0/24, or one of {', '.join(WORDS)}"
+
+
+class DeniedEndpoints(_CIDROrWord):
     """Denied endpoints: an address block, or the word for this node's own addresses."""
 
     __slots__ = ()
     NODE: ClassVar[str] = "node"
-    NOTATION: ClassVar[str] = "CIDR"
+    WORDS = (NODE,)
     ALLOWED: ClassVar[str] = f"an address block, such as 192.0.2.0/24, or the word {NODE}"
+
+
+class _MatchedText(str):
+    """A text that matches a pattern, and stays as it is."""
+
+    __slots__ = ()
+    PATTERN: ClassVar[re.Pattern[str]]
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From a block or the word."""
-        return cls(text if text == cls.NODE else CIDR.parse(text))
+        """From a text that matches as a whole."""
+        if not cls.PATTERN.fullmatch(text):
+            raise ValueError(text)
+        return cls(text)
 
 
-class LabelValue(str):
+class LabelValue(_MatchedText):
     """A label's value, such as a zone's name; empty for none."""
 
     __slots__ = ()
     NOTATION: ClassVar[str] = "NAME"
     ALLOWED: ClassVar[str] = "at most 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From a label value or nothing."""
-        if text and not re.fullmatch(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", text):
-            raise ValueError(text)
-        return cls(text)
+    PATTERN = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 
-class Quantity(str):
+class Quantity(_MatchedText):
     """A Kubernetes resource quantity, as written: ``0``, ``64Ki``, ``1.5M``."""
 
     __slots__ = ()
     NOTATION: ClassVar[str] = "QUANTITY"
     ALLOWED: ClassVar[str] = "a quantity, such as 0, 65536 or 64Ki"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From its text, which stays as it is."""
-        number = r"(?:\d+\.?\d*|\.\d+)"
-        if not re.fullmatch(rf"[+-]?{number}(?:[KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", text, re.ASCII):
-            raise ValueError(text)
-        return cls(text)
+    PATTERN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", re.ASCII)
 
 
-class Namespace(str):
-    """A namespace's name; empty for none."""
+class Namespace(_MatchedText):
+    """A namespace's name, an RFC 1123 label; empty for none."""
 
     __slots__ = ()
     NOTATION: ClassVar[str] = "NAME"
     ALLOWED: ClassVar[str] = (
         "a namespace: at most 63 lower-case letters, digits and '-', starting and ending with a letter or digit"
     )
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From an RFC 1123 label or nothing."""
-        if text and not re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", text):
-            raise ValueError(text)
-        return cls(text)
+    PATTERN = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)?")

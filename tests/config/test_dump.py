@@ -37,6 +37,7 @@ FLAGS: dict[str, st.SearchStrategy[str]] = {
     "node-addresses": st.sampled_from(["192.0.2.1", "192.0.2.1,2001:db8::1"]),
     "node-zone": st.sampled_from(["", "eu-1.a_B"]),
     "preserve-client-address": st.sampled_from(["never", "local"]),
+    "data-path": st.sampled_from(["userspace", "kernel", "auto"]),
     "denied-endpoint-cidrs": st.sampled_from(["", "node", "10.0.0.0/8,fd00::/8"]),
     "external-ports-on-node": st.sampled_from(["", "443", "1-65535"]),
     "reserved-ports": st.sampled_from(["", "22,80-90"]),

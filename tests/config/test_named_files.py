@@ -1,0 +1,102 @@
+"""The files that a configuration names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kubeproxy.config import named_files
+from kubeproxy.config.load import load
+from kubeproxy.model.errors import ConfigError
+
+
+def faults(**given: str) -> list[str]:
+    configuration = load({name.replace("_", "-"): [text] for name, text in given.items()}).configuration
+    return list(named_files.faults(configuration, {}))
+
+
+def kubeconfig(directory: Path, *, user: dict[str, Any] | None = None, **cluster: Any) -> str:
+    path = directory / "kubeconfig"
+    data = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://192.0.2.1:6443", **cluster}}],
+        "users": [{"name": "u", "user": user or {}}],
+    }
+    path.write_text(yaml.safe_dump(data))
+    return str(path)
+
+
+def test_everything_is_there(tmp_path: Path) -> None:
+    for name in ("ca", "key", "one.yaml"):
+        (tmp_path / name).touch()
+    settings = {
+        "kubeconfig": kubeconfig(tmp_path, user={"client-key": "key"}, **{"certificate-authority": "ca"}),
+        "access_log": str(tmp_path / "new.log"),
+    }
+    for manifests in (tmp_path, tmp_path / "one.yaml", tmp_path / "*.yaml", "https://192.0.2.1/a.yaml", "-"):
+        assert faults(manifests=str(manifests), **settings) == []
+    assert not (tmp_path / "new.log").exists(), "nothing is made"
+
+
+def test_missing_manifests(tmp_path: Path) -> None:
+    assert faults(manifests=str(tmp_path / "none")) == [
+        f"kubeproxy.manifests.paths[0]: found {tmp_path}/none (No such file or directory);"
+        " allowed: a file, a directory, a pattern of files, a URL or -"
+    ]
+    assert len(faults(manifests=str(tmp_path / "*.yaml"))) == 1
+
+
+def test_files_that_a_kubeconfig_names(tmp_path: Path) -> None:
+    user = {"client-certificate": "cert", "client-key": "key", "tokenFile": "/none/token"}
+    path = kubeconfig(tmp_path, user=user, **{"certificate-authority": "ca"})
+    (tmp_path / "key").touch()
+    assert [fault.partition(" (")[0] for fault in faults(kubeconfig=path)] == [
+        f"clientConnection.kubeconfig {path}: certificate-authority: found {tmp_path}/ca",
+        f"clientConnection.kubeconfig {path}: client-certificate: found {tmp_path}/cert",
+        f"clientConnection.kubeconfig {path}: tokenFile: found /none/token",
+    ]
+    plugin = kubeconfig(tmp_path, user={"exec": {"command": "no-such-plugin"}})
+    assert "exec.command: found no-such-plugin (no such program)" in faults(kubeconfig=plugin)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a: [", "no YAML"),
+        ("- a", "no map"),
+        ("current-context: x\ncontexts: []", 'current-context "x" is none of its contexts'),
+        ("current-context: x\ncontexts: [{name: x, context: {cluster: c}}]", 'its cluster "c" has no server'),
+    ],
+)
+def test_a_faulty_kubeconfig(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    (fault,) = faults(kubeconfig=str(path))
+    assert fault.startswith(f"clientConnection.kubeconfig: found {path} ({why}")
+
+
+def test_a_pod_without_a_service_account() -> None:
+    assert faults(kubernetes="always") == [], "a configuration for a pod can be checked elsewhere"
+    with pytest.raises(ConfigError) as caught:
+        named_files.require(load({"kubernetes": ["always"]}).configuration, {})
+    assert [fault.partition(":")[0] for fault in caught.value.faults] == ["kubeproxy.kubernetes"] * 2
+    assert faults(master="http://192.0.2.1") == []
+
+
+def test_an_access_log_that_cannot_be_written(tmp_path: Path) -> None:
+    assert "No such file or directory" in faults(manifests="/", access_log=str(tmp_path / "none/log"))[0]
+    assert "Is a directory" in faults(manifests="/", access_log=str(tmp_path))[0]
+    os.mkfifo(tmp_path / "pipe")
+    assert faults(manifests="/", access_log=str(tmp_path / "pipe")) == []
+
+
+def test_every_file_is_named_at_once(tmp_path: Path) -> None:
+    configuration = load({"manifests": ["/none"], "access-log": ["/none/log"]}).configuration
+    with pytest.raises(ConfigError) as caught:
+        named_files.require(configuration, {})
+    assert len(caught.value.faults) == 2
