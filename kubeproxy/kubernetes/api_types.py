@@ -45,6 +45,7 @@ class Annotations(Wire, frozen=True):
         name="service.beta.kubernetes.io/load-balancer-source-ranges", default=None
     )
     trigger_time: str | None = msgspec.field(name="endpoints.kubernetes.io/last-change-trigger-time", default=None)
+    drain_requests: str | None = msgspec.field(name="kubeproxy/drain-requests", default=None)
 
 
 class ObjectMeta(Wire, frozen=True):
@@ -132,9 +133,23 @@ class EndpointHints(Wire, frozen=True):
     for_nodes: list[Hint | None] | None = None
 
 
+class TargetRef(Wire, frozen=True):
+    """The object behind an endpoint, of a slice or of the legacy Endpoints: a pod, as a rule."""
+
+    kind: str | None = None
+    name: str | None = None
+    uid: str | None = None
+
+
+def pod_of(target: TargetRef | None) -> str:
+    """The UID of the pod behind an endpoint, its name where no UID is given; empty: no pod is named."""
+    return (target.uid or target.name or "") if target is not None and target.kind == "Pod" else ""
+
+
 class Endpoint(Wire, frozen=True):
     addresses: list[str | None] | None = None
     conditions: EndpointConditions | None = None
+    target_ref: TargetRef | None = None
     node_name: str | None = None
     zone: str | None = None
     hints: EndpointHints | None = None
@@ -163,6 +178,7 @@ class EndpointSlice(Wire, frozen=True):
 class EndpointAddress(Wire, frozen=True):
     ip: str | None = None
     node_name: str | None = None
+    target_ref: TargetRef | None = None
 
 
 class EndpointSubset(Wire, frozen=True):

@@ -52,7 +52,7 @@ class Object(Protocol):
 
 
 class Metadata(Wire, frozen=True):
-    """The metadata of an object whose annotations a controller reads and writes."""
+    """The metadata of an object, where a controller reads and writes annotations."""
 
     name: str = ""
     namespace: str = ""

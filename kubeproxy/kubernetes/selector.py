@@ -1,12 +1,16 @@
-"""Label selectors: which labels they match, and what is wrong with them. Pure."""
+"""Label selectors, of objects and from a command line: which labels they match. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from kubeproxy.kubernetes.api_types import Wire
+
+_NUMBER: Final = re.compile(r"[-+]?[0-9]{1,19}")
 
 
 class Requirement(Wire, frozen=True, omit_defaults=True):
@@ -14,6 +18,7 @@ class Requirement(Wire, frozen=True, omit_defaults=True):
 
     key: str = ""
     operator: str = ""
+    """``In``, ``NotIn``, ``Exists``, ``DoesNotExist``; ``Gt`` and ``Lt`` on command lines only."""
     values: list[str] = msgspec.field(default_factory=list)
 
 
@@ -46,5 +51,10 @@ def _fits(requirement: Requirement, labels: Mapping[str, str]) -> bool:
             return key in labels
         case "DoesNotExist":
             return key not in labels
+        case "Gt" | "Lt":
+            value, (bound,) = labels.get(key, ""), values
+            if not _NUMBER.fullmatch(value):
+                return False
+            return int(value) > int(bound) if requirement.operator == "Gt" else int(value) < int(bound)
         case other:
             raise ValueError(f"{other!r} is not a valid label selector operator")

@@ -7,18 +7,19 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic, time
-from typing import Self
+from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 import aiohttp
 import structlog
+from multidict import CIMultiDict
 
 from kubeproxy.kubernetes.client.credentials import PLUGIN_S, Access, ClientSettings
-from kubeproxy.kubernetes.client.decode import LineSplitter, error_of, excerpt, parse_status, retry_after
+from kubeproxy.kubernetes.client.decode import error_of, excerpt, parse_status, retry_after
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unauthorized, Unreachable
 from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.kubernetes.client.token_bucket import TokenBucket
-from kubeproxy.kubernetes.client.transport import Link, pieces, read, read_beginning
+from kubeproxy.kubernetes.client.transport import Link, lines, pieces, read, read_beginning
 from kubeproxy.model.errors import ConfigError
 
 log = structlog.get_logger(__name__)
@@ -45,11 +46,28 @@ class _Request:
     head_s: float | None = None
 
 
+class Credentials(Protocol):
+    """Where server and credentials come from: `Access`, or a command's `CommandAccess`."""
+
+    forced_renewal_s: float
+
+    async def configuration(self) -> Any:
+        """Server and credentials read from scratch, as `Link` takes them. `ConfigError` if they are unusable."""
+
+    async def headers(self, configuration: Any) -> Mapping[str, str]:
+        """The headers of one request that carry the credentials. May raise anything."""
+
+    def last_headers(self, configuration: Any) -> Mapping[str, str]:
+        """The headers where that failed: the present credentials may still be good."""
+
+
 class Client:
     """Client of one API server. Build it with `connect`, then `close` it."""
 
-    def __init__(self, access: Access, link: Link, bucket: TokenBucket) -> None:
+    def __init__(self, access: Credentials, link: Link, bucket: TokenBucket, *, answer_s: float | None = None) -> None:
+        """`answer_s`: the limit of a whole answer, in seconds; None: `ANSWER_S`."""
         self._access = access
+        self._answer_s = ANSWER_S if answer_s is None else answer_s
         self._link = link
         self._bucket = bucket
         self._renewing = asyncio.Lock()
@@ -63,8 +81,12 @@ class Client:
     async def connect(cls, settings: ClientSettings) -> Self:
         """Read configuration and credentials, without a request. `ConfigError` if they are unusable."""
         access = await asyncio.to_thread(Access.load, settings)
-        link = Link(await access.configuration())
-        return cls(access, link, TokenBucket(qps=settings.qps, burst=settings.burst))
+        return await cls.with_credentials(access, TokenBucket(qps=settings.qps, burst=settings.burst))
+
+    @classmethod
+    async def with_credentials(cls, access: Credentials, bucket: TokenBucket, *, answer_s: float | None = None) -> Self:
+        """The same with credentials from elsewhere."""
+        return cls(access, Link(await access.configuration()), bucket, answer_s=answer_s)
 
     async def close(self) -> None:
         """Close the session; running requests end with an error."""
@@ -84,7 +106,9 @@ class Client:
         head_s: float | None = None,
     ) -> bytearray:
         """The body of a JSON answer; an `ApiError` for anything else, and if it does not begin within `head_s`."""
-        async with self._answer(_Request(path=path, query=query or {}, total_s=ANSWER_S, head_s=head_s)) as response:
+        async with self._answer(
+            _Request(path=path, query=query or {}, total_s=self._answer_s, head_s=head_s)
+        ) as response:
             return await read(response, max_bytes=max_bytes)
 
     @asynccontextmanager
@@ -92,8 +116,8 @@ class Client:
         self, path: str, query: Mapping[str, str], *, head_s: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The body of a JSON answer in pieces (`transport.PIECE_BYTES` at most), as they arrive. An `ApiError` for
-        anything else, where it does not begin within `head_s`, and where it is not over after ANSWER_S."""
-        request = _Request(path=path, query=query, total_s=ANSWER_S, head_s=head_s)
+        anything else, where it does not begin within `head_s`, and where it is not over after `answer_s`."""
+        request = _Request(path=path, query=query, total_s=self._answer_s, head_s=head_s)
         async with self._answer(request) as response:
             yield pieces(response)
 
@@ -102,7 +126,7 @@ class Client:
     ) -> bytearray:
         """Write an object (POST, PATCH); returns the answer's body. An `ApiError` if the server refused it; after an
         `Unreachable` the server may have accepted it."""
-        request = _Request(method=method, path=path, body=body, content_type=content_type, total_s=ANSWER_S)
+        request = _Request(method=method, path=path, body=body, content_type=content_type, total_s=self._answer_s)
         async with self._answer(request) as response:
             return await read(response, max_bytes=MAX_ANSWER_BYTES)
 
@@ -118,7 +142,7 @@ class Client:
         """
         request = _Request(path=path, query=query, encoding="identity", silence_s=silence_s, head_s=head_s)
         async with self._answer(request) as response:
-            yield _lines(response)
+            yield lines(response)
 
     @asynccontextmanager
     async def _answer(self, request: _Request) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -143,11 +167,10 @@ class Client:
 
     async def _ask(self, link: Link, request: _Request) -> aiohttp.ClientResponse:
         await asyncio.sleep(self._bucket.take(asyncio.get_running_loop().time()))
-        headers = {"Accept-Encoding": request.encoding}
+        headers = CIMultiDict(await self._credentials(link))
+        headers["Accept-Encoding"] = request.encoding
         if request.content_type:
             headers["Content-Type"] = request.content_type
-        if authorization := await self._authorization(link):
-            headers["Authorization"] = authorization
         if self.guard is not None and request.method != "GET":
             self.guard()
         status, begun = None, monotonic()
@@ -173,18 +196,18 @@ class Client:
             _done_with(response)
         raise _refusal(response, body, where=link.base + request.path)
 
-    async def _authorization(self, link: Link) -> str:
-        """The header's value. A failed renewal is logged once: the present credentials may still be good."""
+    async def _credentials(self, link: Link) -> Mapping[str, str]:
+        """The headers. A failed renewal is logged once: the present credentials may still be good."""
         try:
             async with asyncio.timeout(PLUGIN_S):
-                key = await link.configuration.get_api_key_with_prefix("BearerToken")
-            self._complaint = ""
+                headers = await self._access.headers(link.configuration)
         except Exception as error:  # plugins, YAML files and the library's asserts raise anything
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 log.warning("credentials not renewed", source="kubernetes", error=str(error))
-            key = link.configuration.api_key.get("BearerToken")
-        return (key or "").strip()  # token files often end in a newline, which a header must not contain
+            return self._access.last_headers(link.configuration)
+        self._complaint = ""
+        return headers
 
     async def _renew(self, stale: Link, why: ApiError) -> bool:
         """Read configuration and credentials again because of `why`; whether a new try makes sense."""
@@ -205,21 +228,11 @@ class Client:
 
 
 def _done_with(response: aiohttp.ClientResponse) -> None:
-    """Release a connection whose body was read completely; close any other."""
+    """Release a connection after its body was read completely; close any other."""
     if response.content.at_eof():
         response.release()
     else:
         response.close()
-
-
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    splitter = LineSplitter()
-    where = str(response.url.with_query(None))  # the query is the same for all watches, and longer than the error
-    async for data in pieces(response, where=where):
-        for line in splitter.feed(data):
-            yield line
-    if rest := splitter.rest:
-        raise Unreachable(f"{where}: the stream ended within a line: {excerpt(rest)}", cause="half line")
 
 
 def _refusal(response: aiohttp.ClientResponse, body: bytearray, *, where: str) -> ApiError:

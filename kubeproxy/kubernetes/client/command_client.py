@@ -6,24 +6,21 @@ A watch-based client is in `client`; this one is for programs that ask, write an
 from __future__ import annotations
 
 import asyncio
-import base64
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from io import BytesIO
 from time import time
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-from multidict import CIMultiDict
-
+from kubeproxy.kubernetes.client.command_credentials import headers as credential_headers
 from kubeproxy.kubernetes.client.decode import excerpt, retry_after
 from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
 from kubeproxy.kubernetes.client.status import StatusError, parse_status
-from kubeproxy.kubernetes.client.transport import Link, read, read_beginning
-from kubeproxy.model.errors import ConfigError
+from kubeproxy.kubernetes.client.transport import Link, lines, read, read_beginning
 
 ANSWER_S: Final = 75.0
 """How long a whole answer may take, in seconds; the server gives up after 60 s."""
@@ -120,6 +117,25 @@ class RestClient:
             await asyncio.sleep(_REPEAT_S * attempt)
         raise AssertionError("the last attempt returns or raises")
 
+    @asynccontextmanager
+    async def stream(
+        self, path: str, query: Mapping[str, str], *, silence_s: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The lines of a watch; `silence_s` is its longest silence. Raises StatusError, Unreachable, Garbage."""
+        link = await self._connected()
+        headers = credential_headers(self.config)
+        headers["Accept"] = "application/json"
+        headers["Accept-Encoding"] = "identity"
+        response = await link.ask("GET", path, query, headers=headers, body=None, silence_s=silence_s)
+        try:
+            self._note(response.headers)
+            if response.status != 200:
+                refusal = bytes(await read_beginning(response, max_bytes=_MAX_ERROR_BYTES))
+                raise _refusal(response.status, response.headers, refusal, f"get {path}")
+            yield lines(response)
+        finally:
+            response.close()
+
     async def request(
         self,
         method: str,
@@ -138,7 +154,7 @@ class RestClient:
         waits = 0
         while True:
             link = await self._connected()
-            headers = self._credentials()
+            headers = credential_headers(self.config)
             headers["Accept"] = accept
             headers["Accept-Encoding"] = "gzip"
             if body is not None:
@@ -176,10 +192,10 @@ class RestClient:
 
     async def _connected(self) -> Link:
         if self._link is None:
-            if self.config.plugin is not None and not self._plugin_ran:
-                async with self._renewing:
+            async with self._renewing:  # requests that begin together wait for the plugin, which one of them runs
+                if self.config.plugin is not None and not self._plugin_ran:
                     await self._run_plugin()
-            self._link = self._link or Link(self.config)
+                self._link = self._link or Link(self.config)
         return self._link
 
     async def _run_plugin(self) -> None:
@@ -202,51 +218,12 @@ class RestClient:
                 await refused.retire()
         return True
 
-    def _credentials(self) -> CIMultiDict[str]:
-        config = self.config
-        headers = _impersonation(config.impersonate)
-        token = config.token
-        if config.token_file:
-            try:
-                with open(config.token_file, encoding="utf-8") as file:
-                    token = file.read()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"tokenFile {config.token_file}: {error}") from None
-        if token:
-            headers["Authorization"] = f"Bearer {_header(token.strip(), 'the token')}"
-        elif config.username:
-            pair = f"{config.username}:{config.password}".encode()
-            headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
-        return headers
-
     def _note(self, headers: Mapping[str, str]) -> None:
         with suppress(TypeError, ValueError, KeyError):
             self.clock_skew_s = parsedate_to_datetime(headers["Date"]).timestamp() - time()
         for value in getattr(headers, "getall", lambda *_: ())("Warning", ()):
             for text in warnings_of(value):
                 self.hooks.on_warning(text)
-
-
-def _impersonation(impersonate: Mapping[str, Any]) -> CIMultiDict[str]:
-    headers: CIMultiDict[str] = CIMultiDict()
-    user = impersonate.get("user")
-    if not user:
-        return headers
-    headers["Impersonate-User"] = _header(str(user), "the user to act as")
-    if uid := impersonate.get("uid"):
-        headers["Impersonate-Uid"] = _header(str(uid), "the uid to act as")
-    for group in impersonate.get("groups") or ():
-        headers.add("Impersonate-Group", _header(str(group), "a group to act as"))
-    for key, values in (impersonate.get("extra") or {}).items():
-        for value in values:
-            headers.add(f"Impersonate-Extra-{quote(key, safe='')}", _header(str(value), "what to act with"))
-    return headers
-
-
-def _header(text: str, what: str) -> str:
-    if not text.isprintable():
-        raise ConfigError(f"{what} has characters that no HTTP header may have")
-    return text
 
 
 def _refusal(code: int, headers: Mapping[str, str], body: bytes, about: str) -> StatusError | Garbage:

@@ -1,4 +1,4 @@
-"""Server address and credentials; the only module that imports kubernetes_asyncio.
+"""Server address and credentials of long-running clients, through kubernetes_asyncio.
 
 The library reads in-cluster configuration and kubeconfigs, runs exec plugins and keeps tokens fresh. That is a small
 part of it: its packages import some 700 models of API objects, which cost more time and memory than all of ours. So
@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -83,6 +84,14 @@ class Access:
             found.host = _url(master, like=found.host if kubeconfig else "http://")
         return found
 
+    async def headers(self, configuration: Any) -> Mapping[str, str]:
+        """The header with the bearer token, which may be renewed for that."""
+        return _bearer(await configuration.get_api_key_with_prefix("BearerToken"))
+
+    def last_headers(self, configuration: Any) -> Mapping[str, str]:
+        """The same with the token that was read last."""
+        return _bearer(configuration.api_key.get("BearerToken"))
+
     def _from_service_account(self, directory: Path) -> Any:
         configuration = self._client.Configuration()
         token, ca = str(directory / "token"), str(directory / "ca.crt")
@@ -105,13 +114,21 @@ class Access:
                     config_file=path, client_configuration=configuration, persist_config=False
                 )
         except Exception as error:  # the library raises KeyError, TypeError and AssertionError, too
-            raise ConfigError(f"kubeconfig {path}: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"kubeconfig {path}: {type(error).__name__}: {error}; allowed: a file with current-context, contexts,"
+                " clusters and users, and the files that it names"
+            ) from error
         if "://" not in configuration.host:
             raise ConfigError(f"kubeconfig {path}: server is {configuration.host!r}, not an http or https URL")
         renewal = _Renewal(loader)
         self.forced_renewal_s = FORCED_PLUGIN_S if renewal.runs_program else FORCED_FILES_S
         configuration.refresh_api_key_hook = renewal
         return configuration
+
+
+def _bearer(token: str | None) -> Mapping[str, str]:
+    token = (token or "").strip()  # token files often end in a newline, which a header must not contain
+    return {"Authorization": token} if token else {}
 
 
 def _import_configuration() -> ModuleType:

@@ -66,7 +66,7 @@ class ClientConfig:
     proxy_headers: Mapping[str, str] | None = None
     token: str = ""
     token_file: str = ""
-    """A file whose content is the token; read again after a 401."""
+    """A file that holds the token; read again after a 401."""
     username: str = ""
     password: str = ""
     impersonate: Mapping[str, Any] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class _Entry:
         """The path of a file with what is given inline (``KEY-data``) or by its path."""
         if data := self.text(f"{key}-data"):
             try:
-                return in_memory(base64.b64decode(data, validate=False))
+                return in_memory(base64.b64decode("".join(data.split()), validate=True))
             except binascii.Error as error:
                 raise ConfigError(f"kubeconfig: {key}-data is not base64: {error}") from None
         path = self.path(key)
@@ -163,11 +163,17 @@ class _Merged:
 
     def add(self, path: str, document: Mapping[str, Any]) -> None:
         self.found.append(path)
+        if (kind := _text(document, "kind", path)) not in ("", "Config"):
+            raise ConfigError(f"error loading config file {_quoted(path)}: kind: found {kind!r}; allowed: Config")
         self.current_context = self.current_context or _text(document, "current-context", path)
         directory = os.path.dirname(os.path.abspath(path))
         for part, inner in _PARTS:
+            names: set[str] = set()
             for item in _list(document, part, path):
                 name = _text(item, "name", f"{path}: {part}")
+                if name in names:
+                    raise ConfigError(f"error loading config file {_quoted(path)}: {part}: {name!r} is there twice")
+                names.add(name)
                 fields = item.get(inner)
                 if fields is not None and not isinstance(fields, dict):
                     raise ConfigError(
@@ -212,10 +218,11 @@ def _assembled(overrides: Overrides, context: _Entry, cluster: _Entry, user: _En
     named = overrides.server or cluster.text("server") or NO_SERVER
     skip = overrides.insecure_skip_tls_verify or bool(cluster.fields.get("insecure-skip-tls-verify"))
     authority = here.file("certificate-authority") or cluster.file("certificate-authority")
-    if overrides.insecure_skip_tls_verify and overrides.certificate_authority:
+    # The flag wins over a kubeconfig's authority; of one place both are a mistake that would switch the check off.
+    if skip and (overrides.certificate_authority if overrides.insecure_skip_tls_verify else authority):
         raise ConfigError(
             "specifying a root certificates file with the insecure flag is not allowed:"
-            " give one of --certificate-authority and --insecure-skip-tls-verify"
+            " give one of certificate-authority and insecure-skip-tls-verify"
         )
     token = overrides.token or user.text("token")
     username, password = overrides.username or user.text("username"), overrides.password or user.text("password")

@@ -20,7 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from multidict import CIMultiDict
 
-from kubeproxy.kubernetes.client.decode import excerpt
+from kubeproxy.kubernetes.client.decode import LineSplitter, excerpt
 from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
@@ -139,6 +139,17 @@ async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) ->
             if len(body) == max_bytes:
                 break
     return body
+
+
+async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The lines of a body as they arrive, without their ends; `Unreachable` where it ends within one."""
+    splitter = LineSplitter()
+    where = str(response.url.with_query(None))  # the query is the same for all watches, and longer than the error
+    async for data in pieces(response, where=where):
+        for line in splitter.feed(data):
+            yield line
+    if rest := splitter.rest:
+        raise Unreachable(f"{where}: the stream ended within a line: {excerpt(rest)}", cause="half line")
 
 
 async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncGenerator[bytes, None]:

@@ -1,19 +1,25 @@
-"""Workers that take keys from a queue and bring each object to where it should be."""
+"""Workers that take keys from a queue and sync the object of each."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import structlog
 
 from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
 from kubeproxy.kubernetes.controller.leader_election import LeadershipLostError
-from kubeproxy.kubernetes.controller.workqueue import WorkQueue
+from kubeproxy.kubernetes.controller.workqueue import CAP_S, WorkQueue
 from kubeproxy.kubernetes.object_client import is_conflict, namespace_terminating
 
 log = structlog.get_logger(__name__)
+
+
+AWAY_S: Final = 10.0
+"""Longest back-off in seconds while the server cannot be reached: so late is a key after the server is back. By its own
+back-off a key would wait as long again as the server was away."""
 
 
 def monotonic() -> float:
@@ -28,7 +34,8 @@ class Controller:
     """A queue with its workers. `sync` is called with one key at a time, never twice at once with the same.
 
     A sync that raises is tried again after the queue's back-off: without end, or with `max_retries` so often in a row,
-    and then not before the next event.
+    and then not before the next event. A server that cannot be reached is no reason to give up: when it is back, no
+    event need follow.
     """
 
     def __init__(self, name: str, sync: Sync, *, workers: int, max_retries: int | None = None) -> None:
@@ -53,9 +60,9 @@ class Controller:
         self.queue.add_after(key, delay_s, monotonic())
         self._changed.set()
 
-    def enqueue_rate_limited(self, key: str) -> None:
-        """Sync a key after its back-off."""
-        self.queue.add_rate_limited(key, monotonic())
+    def enqueue_rate_limited(self, key: str, *, longest_s: float = CAP_S) -> None:
+        """Sync a key after its back-off, of `longest_s` at most."""
+        self.queue.add_rate_limited(key, monotonic(), longest_s=longest_s)
         self._changed.set()
 
     async def run(self) -> None:
@@ -104,12 +111,13 @@ class Controller:
         if namespace_terminating(error):
             self.queue.forget(key)
             return
-        if self._max_retries is not None and self.queue.requeues(key) >= self._max_retries:
+        gives_up = self._max_retries is not None and not isinstance(error, Unreachable)
+        if gives_up and self.queue.requeues(key) >= (self._max_retries or 0):
             self.dropped += 1
             self.queue.forget(key)
             log.warning("sync given up", controller=self.name, key=key, error=str(error))
             return
-        self.enqueue_rate_limited(key)
+        self.enqueue_rate_limited(key, longest_s=AWAY_S if isinstance(error, Unreachable) else CAP_S)
         retries = self.queue.requeues(key)
         if is_conflict(error):
             log.debug("sync met a conflict", controller=self.name, key=key, retries=retries)

@@ -1,4 +1,4 @@
-"""Control of objects: which ones a controller keeps, adopts, releases, or leaves alone. Pure.
+"""Decides by owner references which objects a controller keeps, adopts or releases. Pure.
 
 The acting part is in `kubeproxy.kubernetes.controller.claim`.
 """

@@ -1,4 +1,4 @@
-"""One of several candidates leads, by a Lease object: the state machine. Pure.
+"""State machine of leader election: one of several candidates leads, by a Lease object. Pure.
 
 Expiry is judged by the local time since the record last changed as seen here, so that clocks of different machines are
 never compared. `now` is in seconds of a clock that also advances while the process or the machine is suspended.

@@ -6,12 +6,12 @@ in seconds of any monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 EXPIRY_S: Final = 300.0
-"""After this time expectations count as satisfied: an event was lost, or the request never arrived (upstream's)."""
+"""After this time expectations count as satisfied (upstream's): the last resort where versions cannot be compared."""
 
 
 @dataclass(slots=True)
@@ -19,6 +19,8 @@ class _Expected:
     creations: int
     deletions: set[str]
     since: float
+    newest: str = ""
+    """The resourceVersion of the object that was created last; empty: none was."""
 
 
 class Expectations:
@@ -39,6 +41,11 @@ class Expectations:
         """Expect these objects to go, in place of whatever was expected before."""
         self._expected[key] = _Expected(0, set(objects), now)
 
+    def created(self, key: str, version: str) -> None:
+        """A request for a creation succeeded; the object got this resourceVersion."""
+        if (expected := self._expected.get(key)) is not None:
+            expected.newest = max(expected.newest, version, key=lambda text: int(text) if text.isdecimal() else 0)
+
     def creation_observed(self, key: str, number: int = 1) -> None:
         """So many creations were seen, or will never come."""
         if (expected := self._expected.get(key)) is not None:
@@ -49,12 +56,17 @@ class Expectations:
         if (expected := self._expected.get(key)) is not None:
             expected.deletions.discard(object_key)
 
-    def satisfied(self, key: str, now: float) -> bool:
-        """Whether the cache shows what was written: nothing expected, all of it seen, or too old to wait for."""
+    def satisfied(self, key: str, now: float, includes: Callable[[str], bool] = lambda version: False) -> bool:
+        """Whether the cache shows what was written: nothing expected, all of it seen, or too old to wait for.
+
+        `includes` returns whether the cache has reached a resourceVersion. A creation up to there that was not observed
+        never will be: the object was deleted, or lost its owner, before the cache saw it. Ask only while no request is
+        under way.
+        """
         expected = self._expected.get(key)
-        if expected is None:
+        if expected is None or now - expected.since > self._expiry_s:
             return True
-        return (expected.creations <= 0 and not expected.deletions) or now - expected.since > self._expiry_s
+        return not expected.deletions and (expected.creations <= 0 or includes(expected.newest))
 
     def expires_in(self, key: str, now: float) -> float:
         """Seconds until the expectations count as satisfied, whatever is seen."""
@@ -65,6 +77,10 @@ class Expectations:
         """Creations and deletions that are still expected."""
         expected = self._expected.get(key)
         return (0, 0) if expected is None else (expected.creations, len(expected.deletions))
+
+    def unfulfilled(self) -> list[str]:
+        """The controllers for which something is still expected."""
+        return [key for key in self._expected if self.outstanding(key) > (0, 0)]
 
     def forget(self, key: str) -> None:
         """Drop everything expected for a controller that is gone."""

@@ -1,4 +1,4 @@
-"""Leading by a Lease object: acquires it, renews it, and stops the work when it is lost."""
+"""Runs leader election: acquires a Lease object, renews it, and stops the work when it is lost."""
 
 from __future__ import annotations
 

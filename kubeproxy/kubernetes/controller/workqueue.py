@@ -1,4 +1,4 @@
-"""A queue of keys in which each key waits once and is processed by one worker at a time.
+"""A queue of keys: each waits once, and one worker at a time processes it.
 
 The meaning is that of client-go's ``util/workqueue``. Pure: every method takes `now` in seconds of any monotonic clock,
 nothing sleeps. `kubeproxy.kubernetes.controller.controller` adds the waiting.
@@ -7,13 +7,13 @@ nothing sleeps. `kubeproxy.kubernetes.controller.controller` adds the waiting.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
 from kubeproxy.kubernetes.client.token_bucket import TokenBucket
+from kubeproxy.runtime.histogram import Histogram
 
 BASE_S: Final = 0.005
 CAP_S: Final = 1000.0
@@ -50,17 +50,8 @@ class ItemBackoff:
         return self._failures.get(key, 0)
 
 
-@dataclass(slots=True)
-class Durations:
-    """A histogram of durations: one count per bound of `DURATION_BUCKETS_S` and one above, not cumulative."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(DURATION_BUCKETS_S) + 1))
-    seconds: float = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(DURATION_BUCKETS_S, seconds)] += 1
-        self.seconds += seconds
+def _durations() -> Histogram:
+    return Histogram(DURATION_BUCKETS_S)
 
 
 @dataclass(slots=True)
@@ -69,9 +60,9 @@ class QueueCounters:
 
     adds: int = 0
     retries: int = 0
-    waited: Durations = field(default_factory=Durations)
+    waited: Histogram = field(default_factory=_durations)
     """From the addition to the start of the work."""
-    worked: Durations = field(default_factory=Durations)
+    worked: Histogram = field(default_factory=_durations)
     """From the start of the work to its end."""
 
 
@@ -130,9 +121,9 @@ class WorkQueue:
         self._due[key] = due
         heapq.heappush(self._heap, (due, next(self._order), key))
 
-    def add_rate_limited(self, key: str, now: float) -> float:
-        """Add `key` after its back-off and the bucket of the whole queue; the delay, in seconds."""
-        delay_s = max(self._backoff.next(key), self._bucket.take(now))
+    def add_rate_limited(self, key: str, now: float, *, longest_s: float = CAP_S) -> float:
+        """Add `key` after its back-off, of `longest_s` at most, and the queue's bucket; the delay, in seconds."""
+        delay_s = max(min(self._backoff.next(key), longest_s), self._bucket.take(now))
         self.counters.retries += 1
         self.add_after(key, delay_s, now)
         return delay_s
@@ -151,14 +142,14 @@ class WorkQueue:
         if not self._queue:
             return None
         key, _ = self._queue.popitem(last=False)
-        self.counters.waited.observe(max(0.0, now - self._dirty.pop(key)))
+        self.counters.waited.add(max(0.0, now - self._dirty.pop(key)))
         self._processing[key] = now
         return key
 
     def done(self, key: str, now: float) -> None:
         """The worker has finished `key`; if it was added meanwhile, it waits again."""
         started = self._processing.pop(key)
-        self.counters.worked.observe(max(0.0, now - started))
+        self.counters.worked.add(max(0.0, now - started))
         if key in self._dirty:
             self._queue[key] = None
 
@@ -180,7 +171,7 @@ class WorkQueue:
         self._heap.clear()
 
     def _promote(self, now: float) -> None:
-        """Move the keys whose time has come into the queue."""
+        """Move the keys that are due into the queue."""
         while (due := self.next_due()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)
             del self._due[key]

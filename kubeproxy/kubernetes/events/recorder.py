@@ -60,11 +60,14 @@ class EventRecorder:
         node_name: str,
         component: str = COMPONENT,
         capacity: int = CAPACITY,
+        rights: str = "",
         clock: Callable[[], float] = time,
         retry_s: tuple[float, float] = RETRY_S,
         random: Random | None = None,
     ) -> None:
+        """`rights`: what grants the right to create Events, for the log."""
         self._client = client
+        self._rights = rights
         self._node_name = node_name
         self._component = component
         self._clock = clock
@@ -144,7 +147,7 @@ class EventRecorder:
                 source=SOURCE,
                 event_reason=happened.reason,
                 seen=str(refused),
-                **({"hint": "bind system:node-proxier, which may create events"} if refused.status == 403 else {}),
+                **({"hint": self._rights} if refused.status == 403 and self._rights else {}),
             )
 
     async def _send(self, happened: Occurrence, counted: CorrelatedEvent) -> None:

@@ -73,12 +73,26 @@ class Informer(Generic[T]):
         """Set once the first whole list is in the store and was reported."""
         self._decode = decode
         self._handlers: list[Handler[T]] = []
+        self._list_handlers: list[Callable[[], None]] = []
+        self._version = 0
+        """The newest resourceVersion that was reported here; 0: none, or none that is a number."""
 
     def add_handler(self, handler: Handler[T]) -> None:
         """Report every change from now on, beginning with an addition of each object that is there already."""
         self._handlers.append(handler)
         for item in self.store:
             self._call(handler.added, item)
+
+    def add_list_handler(self, handler: Callable[[], None]) -> None:
+        """Call `handler` after every whole list: an object that came and went before it is never reported."""
+        self._list_handlers.append(handler)
+
+    def includes(self, version: str) -> bool:
+        """Whether the store has a write that got this resourceVersion, or what came after it.
+
+        Events come in the order of their versions: what is not reported by then is never reported.
+        """
+        return version.isdecimal() and 0 < int(version) <= self._version
 
     async def run(
         self,
@@ -137,8 +151,15 @@ class Informer(Generic[T]):
             self.put(item)
         self.synced.set()
 
+    def listed(self, version: str) -> None:
+        """The store has the state of this version. It is lower than before if storage came from a backup."""
+        self._version = _number(version)
+        for handler in self._list_handlers:
+            handler()
+
     def put(self, item: T) -> None:
         """One object is new or changed."""
+        self._version = max(self._version, _number(item.metadata.resource_version))
         before = self.store.get(key_of(item))
         if before is not None and before.metadata.uid != item.metadata.uid:
             self.remove(key_of(item))
@@ -192,5 +213,13 @@ class _InformerResource(Resource[Any]):
         for item in found:
             self._informer.put(item)
 
+    def listed(self, version: str) -> None:
+        self._informer.listed(version)
+
     def remove(self, metadata: wire.ObjectMeta) -> None:
         self._informer.remove(f"{metadata.namespace or ''}/{metadata.name or ''}")
+
+
+def _number(version: str) -> int:
+    """A resourceVersion that can be compared; 0 for one that is no number."""
+    return int(version) if version.isdecimal() else 0

@@ -18,7 +18,7 @@ from kubeproxy.kubernetes.client.errors import (
 from kubeproxy.runtime.backoff import DecorrelatedJitter
 
 MAX_BREAKS = 2
-"""Lists in a row whose answer began and did not end, before pages are asked for, and shorter ones each time."""
+"""Lists in a row that began and did not end, before pages are asked for, and shorter ones each time."""
 MAX_REFUSALS = 3
 """Watches that the server refused in a row before a new list; those that did not reach it do not count."""
 

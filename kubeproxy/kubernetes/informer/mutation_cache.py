@@ -1,13 +1,13 @@
 """A store that also knows what this process has written itself, before the watch reports it.
 
 A controller that decides from a cache behind its own writes would take the same step twice, or meet a Conflict. What a
-write returned counts until the store has that version or a newer one.
+write returned counts until the informer has reached its version: then the store counts, also where it has no such
+object, because that was deleted before it was ever reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.informer.store import Indexer
@@ -15,25 +15,20 @@ from kubeproxy.kubernetes.metadata import Object, key_of
 
 T = TypeVar("T", bound=Object)
 
-EXPIRY_S: Final = 60.0
-"""After this time the store counts again: an object that was written and deleted while the watch was cut is never
-reported."""
-
 
 class MutationCache(Generic[T]):
-    """The objects of an informer, newer ones where they are known. `clock` gives monotonic seconds."""
+    """The objects of an informer, newer ones where they are known."""
 
-    def __init__(self, informer: Informer[T], clock: Callable[[], float], *, expiry_s: float = EXPIRY_S) -> None:
+    def __init__(self, informer: Informer[T]) -> None:
+        self._informer = informer
         self._store = informer.store
-        self._clock = clock
-        self._expiry_s = expiry_s
-        self._written: dict[str, tuple[T, float]] = {}
+        self._written: dict[str, T] = {}
         informer.add_handler(self)
 
     def written(self, item: T) -> None:
         """The server answered a write of this process with `item`."""
         if _newer(item, self._store.get(key_of(item))):
-            self._written[key_of(item)] = item, self._clock()
+            self._written[key_of(item)] = item
 
     def get(self, key: str) -> T | None:
         """The newest known state of an object."""
@@ -69,17 +64,15 @@ class MutationCache(Generic[T]):
 
     def _seen(self, item: T) -> None:
         known = self._written.get(key_of(item))
-        if known is not None and not _newer(known[0], item):
+        if known is not None and not _newer(known, item):
             del self._written[key_of(item)]
 
     def _newest(self, key: str) -> T | None:
         known = self._written.get(key)
-        if known is None:
-            return None
-        if self._clock() - known[1] > self._expiry_s:
+        if known is not None and self._informer.includes(known.metadata.resource_version):
             del self._written[key]
             return None
-        return known[0]
+        return known
 
 
 def _newer(item: Object, known: Object | None) -> bool:

@@ -16,11 +16,12 @@ log = structlog.get_logger(__name__)
 class Connectivity:
     """Combines the failures of a source's reflectors into one outage. `clock` gives Unix seconds."""
 
-    def __init__(self, *, server: str, clock: Callable[[], float], optional: str = "") -> None:
-        """`optional` names a resource without which the others can be served."""
+    def __init__(self, *, server: str, clock: Callable[[], float], optional: str = "", rights: str = "") -> None:
+        """`optional` names a resource without which the others can be served; `rights`: what grants the rights."""
         self._server = server
         self._clock = clock
         self._optional = optional
+        self._rights = rights
         self._behind: set[str] = set()
         self._missing: set[str] = set()
         self._outdated: set[str] = set()
@@ -57,7 +58,7 @@ class Connectivity:
                     source=SOURCE,
                     unknown="zone, addresses, taints",
                     seen=str(error),
-                    hint=_hint(error),
+                    hint=_hint(error, self._rights),
                 )
             return
         self._behind.add(resource)
@@ -78,7 +79,7 @@ class Connectivity:
         self._causes.add(error.cause)
         begun = datetime.fromtimestamp(self._since, UTC).isoformat(timespec="seconds")
         fields = {"source": SOURCE, "server": self._server, "resource": called, "seen": str(error), "since": begun}
-        if hint := _hint(error):
+        if hint := _hint(error, self._rights):
             fields["hint"] = hint
         if first:
             log.warning("API server lost, serving last state" if self._ever else "no API server yet", **fields)
@@ -108,14 +109,16 @@ class Connectivity:
             log.info("API server back", source=SOURCE, server=self._server, away_s=away_s, failures=self._failures)
 
 
-def _hint(error: ApiError) -> str:
+def _hint(error: ApiError, rights: str) -> str:
     match error:
         case Forbidden() if "system:anonymous" in str(error):
             return "the request carried no credentials: check the kubeconfig's user and its token file"
         case Ahead():
             return "its storage is older than before, perhaps restored from a backup; everything is listed again"
         case Forbidden():
-            return "a server that just started refuses until its RBAC rules are loaded; else bind system:node-proxier"
+            return "a server that just started refuses until its RBAC rules are loaded" + (
+                rights and f"; else {rights}"
+            )
         case Unauthorized():
             return "the credentials were read again and are still refused: check the token or client certificate"
         case ApiError(cause="tls"):

@@ -70,7 +70,7 @@ class ReflectorState:
     faulty: int
     """Objects with a part that cannot be served."""
     left_out: int
-    """Objects that are not served, because all together exceed the memory limit (see `allowance`)."""
+    """Objects that are not served, because all together exceed the memory limit (see `memory_bound`)."""
     kept_bytes: int
     """Size of all kept objects, in bytes of JSON."""
     behind_s: float
@@ -112,7 +112,7 @@ class Reflector:
         self._faults = Faults(name)
         self._recall: DecodeCache[Any] = DecodeCache()
         self._allowance = Allowance(max_kept_bytes)
-        self._told_left_out = False
+        self._logged_left_out = False
         self._listed_at = float("-inf")
         self._nameless = 0
         self._turns = TimeSlice(pace.slice_s)
@@ -206,12 +206,13 @@ class Reflector:
                 f"the list of {resource.name} did not end in {self._pace.list_s} s", cause="timeout"
             ) from error
         resource.replace(found)
+        resource.listed(version)
         self._course.listed(version)
         self._contact.listed()
         self._tally.lists += 1
         self._tally.last_list = time()
         self._listed_at = monotonic()
-        self._tell_left_out()
+        self._log_left_out()
         log.info("listed", source=SOURCE, resource=resource.name, served=len(found), resource_version=version)
 
     def _refill_due(self) -> bool:
@@ -224,12 +225,12 @@ class Reflector:
             wait_s = max(0.0, self._listed_at + self._pace.refill_s - monotonic())
             watch.reschedule(asyncio.get_running_loop().time() + wait_s)
 
-    def _tell_left_out(self) -> None:
+    def _log_left_out(self) -> None:
         """Log it once when objects are left out, and once when none are any more."""
         left_out = self._allowance.left_out
-        if bool(left_out) == self._told_left_out:
+        if bool(left_out) == self._logged_left_out:
             return
-        self._told_left_out = bool(left_out)
+        self._logged_left_out = bool(left_out)
         if not left_out:
             log.info("all objects are kept again", source=SOURCE, resource=self._called)
             return
@@ -324,7 +325,7 @@ class Reflector:
                         seen += 1
                         if seen == 1:
                             self._in_step()
-                        self._tell_left_out()
+                        self._log_left_out()
                         self._plan_refill(refill)
                         await self._turns.offer()
             except TimeoutError:

@@ -30,6 +30,9 @@ class Resource(ABC, Generic[T]):
     def replace(self, found: Iterable[T]) -> None:
         """Replace all objects of the sink."""
 
+    def listed(self, version: str) -> None:
+        """Take note of the resourceVersion of the list that `replace` got. By default it is of no interest."""
+
     @abstractmethod
     def put(self, metadata: api_types.ObjectMeta, found: list[T]) -> None:
         """Add or change an object; `found` is its translation, which may be empty."""

@@ -105,7 +105,7 @@ def _server(url: str) -> tuple[str, str | None, int | None]:
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for a URL. aiohttp's own `trust_env` would send what ~/.netrc holds, too."""
+    """The environment's proxy for a URL. aiohttp's own ``trust_env`` would send what ~/.netrc holds, too."""
     parts: SplitResult = urlsplit(url)
     if not parts.hostname or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None

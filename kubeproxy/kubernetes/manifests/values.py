@@ -130,7 +130,8 @@ def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], C
         mark = error.problem_mark or error.context_mark
         what = error.problem or error.context or "not YAML"
         last = text.rstrip().count("\n")  # an error at the end is reported on the line after it
-        raise SyntaxFault(line + min(mark.line if mark else 0, last), what) from None
+        at = min(mark.line if mark else 0, last)
+        raise SyntaxFault(*(likely_cause(text, line, at) or (line + at, what))) from None
     except yaml.reader.ReaderError as error:
         raise SyntaxFault(line + text.count("\n", 0, error.position), error.reason) from None
     except (yaml.YAMLError, ValueError) as error:
@@ -140,6 +141,23 @@ def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], C
     finally:
         if parser is not None:
             parser.dispose()
+
+
+_TEMPLATE = re.compile(r"\{\{.*\}\}")
+_INDENT = re.compile(r"[ ]*\t")
+
+
+def likely_cause(text: str, line: int, at: int) -> tuple[int, str] | None:
+    """The line and the cause of a syntax error that YAML's own message hides; None: another one. `at`: the error's line
+    in the text, from 0."""
+    lines = text.splitlines()
+    for number in (at, at - 1):
+        if 0 <= number < len(lines) and _INDENT.match(lines[number]):
+            return line + number, "a tab; YAML indents with spaces"
+    for number, content in enumerate(lines[: at + 1]):
+        if _TEMPLATE.search(content) and not content.lstrip().startswith("#"):
+            return line + number, f"{_TEMPLATE.search(content)[0]!r} looks like a template that is not rendered"  # type: ignore[index]  # it matches
+    return None
 
 
 TAG = "tag:yaml.org,2002:"
@@ -268,7 +286,7 @@ class Composer:
     # What another reading of YAML changes
 
     def repeated(self, event: Any, key: str) -> None:
-        """A mapping has this key a second time, whose value counts unless this raises."""
+        """A mapping has this key a second time; that value counts unless this raises."""
         raise refusal(event, f"duplicate key {key!r}")
 
     def collection(self, event: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.kubernetes.resources.errors import Errors, quoted
 
@@ -38,14 +38,20 @@ def _among(error: Exception, host: str) -> str:
 
 def _known(error: Exception, host: str) -> str:
     if isinstance(error, StatusError):
-        if error.code == 401:
-            return f"error: You must be logged in to the server ({error})"
-        return f"Error from server ({error.reason}): {error}" if error.reason else f"Error from server: {error}"
+        return _refused(error.code, error.reason, str(error))
     if isinstance(error, Unreachable):
         if error.cause == "refused":
             return f"The connection to the server {host} was refused - did you specify the right host or port?"
         return f"Unable to connect to the server: {error}"
+    if isinstance(error, ApiError) and error.status is not None and error.server_text:
+        return _refused(error.status, error.reason, error.server_text)
     return ""
+
+
+def _refused(code: int, reason: str, message: str) -> str:
+    if code == 401:
+        return f"error: You must be logged in to the server ({message})"
+    return f"Error from server ({reason}): {message}" if reason else f"Error from server: {message}"
 
 
 def _invalid(error: StatusError) -> list[str]:

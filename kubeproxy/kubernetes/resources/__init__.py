@@ -1,11 +1,12 @@
 """The resource builder: from the arguments of a command to objects, one after the other.
 
-builder     a query, put together step by step; `result` visits what it finds
-paths       ``-f`` arguments to sources: files, directories, patterns, web addresses, standard input
-stream      bytes to documents, one at a time
-decode      a document to objects; `go_yaml` reads YAML as Kubernetes clients do
-resource    one object with its source
-discovery   what a server serves, kept on disk; `mapper` finds a resource in it
-openapi     the fields that a server knows; `validation` checks objects against them
-selector    label selectors, as text and as a test
+builder          a query, put together step by step; `result` visits what it finds
+paths            ``-f`` arguments to sources: files, directories, patterns, web addresses, standard input
+stream           bytes to documents, one at a time
+decode           a document to objects; `go_yaml` reads YAML as Kubernetes clients do
+manifest_object  one object with its source
+discovery        what a server serves, kept on disk; `mapper` finds a resource in it
+openapi          the fields that a server knows; `validation` checks objects against them
+errors           errors of single objects; `position` finds the line of a field
+selector_syntax  label selectors as text
 """

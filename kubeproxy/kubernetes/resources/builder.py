@@ -11,7 +11,8 @@ from kubeproxy.kubernetes.resources.errors import Errors, quoted
 from kubeproxy.kubernetes.resources.mapper import Mapper
 from kubeproxy.kubernetes.resources.paths import BytesSource, Source, expand
 from kubeproxy.kubernetes.resources.result import AwaitKind, Query, Result, Validate
-from kubeproxy.kubernetes.resources.selector import LabelSelector, parse_selector
+from kubeproxy.kubernetes.resources.selector_syntax import parse_selector
+from kubeproxy.kubernetes.selector import LabelSelector
 from kubeproxy.model.errors import ConfigError
 
 

@@ -260,7 +260,7 @@ async def discover(client: RestClient) -> Catalog:
     """Ask the server. Raises StatusError, Unreachable, `Garbage` where nothing can be had; a group that does not answer
     is put down as failed."""
     core, groups, minor = await asyncio.gather(
-        client.get("/api", accept=ACCEPT), client.get("/apis", accept=ACCEPT), _minor(client)
+        client.get("/api", accept=ACCEPT), client.get("/apis", accept=ACCEPT), server_minor(client)
     )
     parts = [await _core(client, core), await _groups(client, groups)]
     return Catalog(
@@ -270,7 +270,7 @@ async def discover(client: RestClient) -> Catalog:
     )
 
 
-async def _minor(client: RestClient) -> int:
+async def server_minor(client: RestClient) -> int:
     """The server's minor version; 0 where it is unknown."""
     try:
         answer = (await client.get("/version")).decoded()

@@ -1,4 +1,4 @@
-"""The fields that a server knows, from its OpenAPI document, kept on disk in a short form."""
+"""The fields that a server knows, by its OpenAPI document; kept on disk in short."""
 
 from __future__ import annotations
 

@@ -11,7 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from kubeproxy.kubernetes.client.command_client import RestClient
+from kubeproxy.kubernetes.client.decode import EventType, parse_event
 from kubeproxy.kubernetes.client.errors import Garbage
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.kubernetes.resources import decode
@@ -26,12 +29,17 @@ from kubeproxy.kubernetes.resources.errors import (
 from kubeproxy.kubernetes.resources.manifest_object import ResourceObject
 from kubeproxy.kubernetes.resources.mapper import Mapper
 from kubeproxy.kubernetes.resources.paths import Source
-from kubeproxy.kubernetes.resources.selector import LabelSelector
 from kubeproxy.kubernetes.resources.stream import Document, Splitter
+from kubeproxy.kubernetes.selector import LabelSelector
 from kubeproxy.model.errors import ClusterError, ConfigError
 
 PAGE: Final = 500
 """Objects asked for at once (kubectl --chunk-size: 500)."""
+WATCH_S: Final = 300
+"""Seconds after which the server ends a watch."""
+WATCH_MARGIN_S: Final = 15.0
+"""Silence beyond that, in seconds, after which a watch counts as dead."""
+_ONE_WATCH: Final = "watch is only supported on individual resources and resource collections"
 CRD_HINT: Final = "ensure CRDs are installed first"
 
 Found = ResourceObject | ConfigError | ClusterError
@@ -139,6 +147,43 @@ class Result:
                     raise ConfigError("you may only specify a single resource type")
                 seen = found.mapping
             yield found
+
+    async def watch(self, version: str = "") -> AsyncIterator[tuple[EventType, ResourceObject]]:
+        """Every change of one resource or of one object, until the server ends the watch.
+
+        `version`: changes after this resourceVersion; without it the watch begins with an addition of each object that
+        is there. Objects come from types and names, or from paths. `ConfigError` unless that is exactly one type with
+        any names, or one object; `Expired` where the version is too old.
+        """
+        mapping, names = await self._watched()
+        query = {"watch": "true", "timeoutSeconds": str(WATCH_S)}
+        query |= {"resourceVersion": version} if version else {}
+        query |= {"labelSelector": self._query.selector} if self._query.selector else {}
+        fields = [self._query.field_selector, *(f"metadata.name={name}" for name in names)]
+        query |= {"fieldSelector": ",".join(filter(None, fields))} if any(fields) else {}
+        assert self._client is not None
+        namespace = "" if self._query.all_namespaces or not mapping.namespaced else self._query.namespace
+        async with self._client.stream(mapping.path(namespace), query, silence_s=WATCH_S + WATCH_MARGIN_S) as lines:
+            async for line in lines:
+                event = parse_event(line)
+                if event.type is not EventType.BOOKMARK:
+                    data = _object(msgspec.json.decode(event.object), mapping)
+                    yield event.type, ResourceObject(data, Position(""), mapping=mapping)
+
+    async def _watched(self) -> tuple[ApiResource, list[str]]:
+        """The resource to be watched, and the name of the only object; no name: all objects."""
+        query = self._query
+        if query.paths or query.tuples or query.names:
+            found = await self.objects()
+            if len(found) != 1:
+                raise ConfigError(f"{_ONE_WATCH} - found {len(found)} objects")
+            query.namespace = found[0].namespace or query.namespace
+            return found[0].resource, [found[0].name]
+        assert self._mapper is not None
+        mappings = await self._mapper.types(query.types)
+        if len(mappings) != 1:
+            raise ConfigError(f"{_ONE_WATCH} - found {len(mappings)} types")
+        return mappings[0], []
 
     # From paths
 

@@ -172,8 +172,9 @@ async def test_an_endless_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(Garbage, match="more than 100000 bytes"):
             await client.get_json("/api/v1/services", max_bytes=100_000)
         monkeypatch.setattr(client_module, "ANSWER_S", 0.1)
-        with pytest.raises((Unreachable, Garbage)):
-            await client.get_json("/api/v1/services")
+        async with connected(server.url) as hasty:
+            with pytest.raises((Unreachable, Garbage)):
+                await hasty.get_json("/api/v1/services")
 
 
 async def test_requests_have_user_agent_and_accept_headers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -136,7 +137,8 @@ async def test_answers_that_are_none(server: Server) -> None:
             await client.get("/x")
 
 
-async def test_a_plugin_is_run_once_and_again_after_a_refusal(server: Server, tmp_path: Path) -> None:
+def _with_plugin(server: Server, tmp_path: Path) -> ClientConfig:
+    """With credentials of a plugin, which gives another token each time."""
     count = tmp_path / "count"
     plugin = tmp_path / "plugin.py"
     plugin.write_text(
@@ -166,7 +168,11 @@ async def test_a_plugin_is_run_once_and_again_after_a_refusal(server: Server, tm
         ],
     }
     (tmp_path / "config").write_text(json.dumps(document))
-    config = load(Overrides(kubeconfig=str(tmp_path / "config")), {})
+    return load(Overrides(kubeconfig=str(tmp_path / "config")), {})
+
+
+async def test_a_plugin_is_run_once_and_again_after_a_refusal(server: Server, tmp_path: Path) -> None:
+    config = _with_plugin(server, tmp_path)
     server.handlers = [answer(200, {}), answer(200, {}), answer(401, {}), answer(200, {})]
     async with RestClient(config) as client:
         for _ in range(3):
@@ -174,6 +180,13 @@ async def test_a_plugin_is_run_once_and_again_after_a_refusal(server: Server, tm
     assert [request.headers["Authorization"] for request in server.seen] == [
         *("Bearer token-1", "Bearer token-1", "Bearer token-1", "Bearer token-2"),
     ]
+
+
+async def test_requests_that_begin_together_wait_for_the_plugin(server: Server, tmp_path: Path) -> None:
+    server.handlers = [answer(200, {})] * 3
+    async with RestClient(_with_plugin(server, tmp_path)) as client:
+        await asyncio.gather(*(client.get(path) for path in ("/api", "/apis", "/version")))
+    assert [request.headers.get("Authorization") for request in server.seen] == ["Bearer token-1"] * 3
 
 
 async def test_a_failing_plugin_is_reported(server: Server) -> None:

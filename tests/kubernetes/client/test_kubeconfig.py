@@ -44,6 +44,43 @@ def test_flags_win(tmp_path: Path) -> None:
     assert found.verify_ssl is False
 
 
+def test_an_authority_and_no_check_of_certificates_exclude_each_other(tmp_path: Path) -> None:
+    authority = written(tmp_path / "ca", "CA")
+    both: dict[str, Any] = {"certificate-authority": authority, "insecure-skip-tls-verify": True}
+    path = written(tmp_path / "c", config(**both))
+    with pytest.raises(ConfigError, match="root certificates file with the insecure flag is not allowed"):
+        load(Overrides(kubeconfig=path), {})
+    found = load(Overrides(kubeconfig=path, insecure_skip_tls_verify=True), {})
+    assert (found.verify_ssl, found.ssl_ca_cert) == (False, None), "the flag wins, as kubectl's"
+    with pytest.raises(ConfigError, match="not allowed"):
+        load(Overrides(kubeconfig=path, insecure_skip_tls_verify=True, certificate_authority=authority), {})
+    unchecked: dict[str, Any] = {"insecure-skip-tls-verify": True}
+    lax = written(tmp_path / "d", config(**unchecked))
+    with pytest.raises(ConfigError, match="not allowed"):
+        load(Overrides(kubeconfig=lax, certificate_authority=authority), {})
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"kind": "Pod"}, "kind: found 'Pod'; allowed: Config"),
+        ({"contexts": [{"name": "it"}, {"name": "it"}]}, "contexts: 'it' is there twice"),
+    ],
+)
+def test_what_is_no_kubeconfig_is_refused(tmp_path: Path, change: dict[str, Any], fault: str) -> None:
+    path = written(tmp_path / "c", config() | change)
+    with pytest.raises(ConfigError, match=fault):
+        load(Overrides(kubeconfig=path), {})
+
+
+@pytest.mark.parametrize("data", ["!!!", "QUJ", "Q U\nJD!"])
+def test_data_that_is_not_base64_is_refused(tmp_path: Path, data: str) -> None:
+    broken: dict[str, Any] = {"certificate-authority-data": data}
+    path = written(tmp_path / "c", config(**broken))
+    with pytest.raises(ConfigError, match="certificate-authority-data is not base64"):
+        load(Overrides(kubeconfig=path), {})
+
+
 @pytest.mark.parametrize(
     ("server", "sent"),
     [("https://x", True), ("http://127.0.0.1:1", True), ("http://[::1]:1", True), ("http://x", False), ("x", False)],

@@ -41,6 +41,23 @@ def test_they_expire() -> None:
     assert expectations.satisfied("k", 100 + EXPIRY_S + 0.001)
 
 
+def test_what_came_and_went_unseen_is_not_awaited() -> None:
+    expectations = Expectations()
+    expectations.expect_creations("k", 2, 0)
+    expectations.created("k", "9")
+    expectations.created("k", "10")
+    assert not expectations.satisfied("k", 0, lambda version: int(version) <= 9)
+    assert expectations.unfulfilled() == ["k"]
+    assert expectations.satisfied("k", 0, lambda version: int(version) <= 10)
+
+
+def test_a_deletion_is_awaited_whatever_the_cache_has_reached() -> None:
+    expectations = Expectations()
+    expectations.expect_deletions("k", ["ns/a"], 0)
+    assert not expectations.satisfied("k", 0, lambda version: True)
+    assert expectations.unfulfilled() == ["k"]
+
+
 def test_new_ones_replace_old_ones() -> None:
     expectations = Expectations()
     expectations.expect_creations("k", 5, 0)
@@ -62,6 +79,8 @@ class ExpectationsMachine(RuleBasedStateMachine):
         self.wanted = 0
         self.events: list[tuple[str, str]] = []
         self.serial = 0
+        self.seen = 0
+        """How many creations the cache has reached."""
         self.most = 0
 
     @rule(wanted=st.integers(0, 8))
@@ -71,7 +90,7 @@ class ExpectationsMachine(RuleBasedStateMachine):
 
     @rule(failures=st.integers(0, 3))
     def sync(self, failures: int) -> None:
-        if not self.expectations.satisfied("k", 0):
+        if not self.expectations.satisfied("k", 0, lambda version: int(version or "0") <= self.seen):
             return
         missing = self.wanted - len(self.cache)
         if missing > 0:
@@ -80,6 +99,7 @@ class ExpectationsMachine(RuleBasedStateMachine):
                 if number < missing - failures:
                     self.serial += 1
                     self.server.add(f"ns/{self.serial}")
+                    self.expectations.created("k", str(self.serial))
                     self.events.append(("add", f"ns/{self.serial}"))
                 else:
                     self.expectations.creation_observed("k")
@@ -103,9 +123,21 @@ class ExpectationsMachine(RuleBasedStateMachine):
         if kind == "add":
             self.cache.add(name)
             self.expectations.creation_observed("k")
+            self.seen = int(name.removeprefix("ns/"))
         else:
             self.cache.discard(name)
             self.expectations.deletion_observed("k", name)
+
+    @rule()
+    def everything_is_listed_anew(self) -> None:
+        """The events on the way are lost; what they would have reported is on the list, or is gone."""
+        self.events.clear()
+        for name in sorted(self.cache - self.server):
+            self.expectations.deletion_observed("k", name)
+        for _ in self.server - self.cache:
+            self.expectations.creation_observed("k")
+        self.cache = set(self.server)
+        self.seen = self.serial
 
     @precondition(lambda self: self.server)
     @rule(data=st.data())

@@ -43,7 +43,12 @@ async def recording(server: ApiServer, clock: Clock | None = None) -> AsyncItera
     """A running recorder."""
     async with connected(server.url) as client:
         recorder = EventRecorder(
-            client=client, node_name="node-a", clock=clock or Clock(NOW), retry_s=(0.005, 0.01), random=Random(7)
+            client=client,
+            node_name="node-a",
+            rights="bind a role",
+            clock=clock or Clock(NOW),
+            retry_s=(0.005, 0.01),
+            random=Random(7),
         )
         task = asyncio.ensure_future(recorder.run())
         try:
@@ -186,7 +191,7 @@ async def test_a_missing_permission_is_logged_once() -> None:
             await asyncio.sleep(0.1)
             assert server.counts["create events"] == TRIES + 3, "later events get one try each"
             assert len(warnings(logs)) == 1
-            assert "system:node-proxier" in warnings(logs)[0]["hint"]
+            assert warnings(logs)[0]["hint"] == "bind a role"
             server.clear_faults()
             recorder.record(**CONFLICT)
             await until(lambda: events(server))

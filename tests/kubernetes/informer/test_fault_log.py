@@ -28,6 +28,7 @@ from tests.kubernetes.harness import QUICK, connected, kubeconfig, until, watchi
 from tests.sources.kubernetes.test_source import cluster, equal, in_step, running, state_of
 from tests.support.apiserver import ApiServer, Break, Fault
 from tests.support.apiserver.generate import service
+from tests.support.loop_turns import counted_turns
 
 
 def failed(source: KubernetesSource, cause: str) -> int:
@@ -259,19 +260,10 @@ async def test_an_object_with_a_hundred_thousand_faults_is_logged_in_a_few_lines
 
 
 async def test_other_tasks_run_during_a_flood_of_events() -> None:
-    turns = TimeSlice(0.001)
-    seen = 0
-
-    async def other() -> None:
-        nonlocal seen
-        while True:
-            seen += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.ensure_future(other())
+    time_slice = TimeSlice(0.001)
     loop = asyncio.get_running_loop()
     end = loop.time() + 0.05
-    while loop.time() < end:
-        await turns.offer()
-    task.cancel()
-    assert seen >= 10
+    async with counted_turns() as turns:
+        while loop.time() < end:
+            await time_slice.offer()
+    assert turns.count >= 10

@@ -130,9 +130,9 @@ async def test_a_namespace_that_fills_what_is_kept_leaves_out_its_own(monkeypatc
                 await asyncio.sleep(0)
             await until(lambda: len(of(sink.services, "a-greedy")) == 26)
             await until(lambda: source.complaint() is None and in_step(source))
-    told = [log for log in logs if log["event"] == "objects left out; too many to keep"]
-    assert len(told) == 1
-    assert (told[0]["log_level"], told[0]["largest_namespace"]) == ("error", "a-greedy")
+    errors = [log for log in logs if log["event"] == "objects left out; too many to keep"]
+    assert len(errors) == 1
+    assert (errors[0]["log_level"], errors[0]["largest_namespace"]) == ("error", "a-greedy")
     assert [log["event"] for log in logs].count("all objects are kept again") == 1
 
 

@@ -34,7 +34,9 @@ def logs() -> Iterator[list[Any]]:
 
 
 def in_step() -> Connectivity:
-    contact = Connectivity(server="https://10.2.0.2:6443", clock=lambda: 20.0, optional="nodes")
+    contact = Connectivity(
+        server="https://10.2.0.2:6443", clock=lambda: 20.0, optional="nodes", rights="bind system:node-proxier"
+    )
     for resource in ("services", "endpointslices", "nodes"):
         contact.found(resource)
     return contact
@@ -86,6 +88,16 @@ def test_a_forbidden_node_is_not_logged_while_everything_is_forbidden(logs: list
     contact.failed("nodes", forbidden("nodes"), since=10.0)
     assert "reading this node is forbidden" in logs[-1]["event"]
     assert "bind system:node-proxier" in logs[-1]["hint"]
+
+
+def test_a_hint_at_rights_is_that_of_the_program(logs: list[Any]) -> None:
+    for rights, end in (
+        ("bind a role", "its RBAC rules are loaded; else bind a role"),
+        ("", "its RBAC rules are loaded"),
+    ):
+        contact = Connectivity(server="https://10.2.0.2:6443", clock=lambda: 20.0, rights=rights)
+        contact.failed("pods", forbidden("pods"), since=10.0)
+        assert logs[-1]["hint"].endswith(end)
 
 
 def test_warnings_carry_hints(logs: list[Any]) -> None:

@@ -136,12 +136,12 @@ async def test_finding_14_a_redirect_to_another_server_is_not_followed(
     await web.TCPSite(runner, "127.0.0.2", 0).start()
     there = f"http://127.0.0.2:{runner.addresses[0][1]}/latest/meta-data/?token=secret"
     server.answer = web.Response(status=code, headers={"Location": there})
-    told = await refusal(client, server.url)
+    error = await refusal(client, server.url)
     await runner.cleanup()
     assert inner.asked == []
-    assert "127.0.0.2" in told
-    assert "allowed: the same scheme, host and port" in told
-    assert "secret" not in told
+    assert "127.0.0.2" in error
+    assert "allowed: the same scheme, host and port" in error
+    assert "secret" not in error
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ async def test_redirects_without_an_end_have_one(client: Session) -> None:
     runner = web.ServerRunner(web.Server(handle))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    told = await refusal(client, f"http://127.0.0.1:{runner.addresses[0][1]}/services.yaml")
+    error = await refusal(client, f"http://127.0.0.1:{runner.addresses[0][1]}/services.yaml")
     await runner.cleanup()
-    assert "more than 5 times" in told
+    assert "more than 5 times" in error
     assert asked == http.MAX_REDIRECTS + 1
 
 

@@ -26,6 +26,11 @@ def test_what_looks_like_something_else_is_quoted_and_lines_stay_lines() -> None
     )
 
 
+def test_line_breaks_at_the_end_of_a_text_do_not_end_the_document() -> None:
+    assert yaml_text({"a": "\n", "b": "x..."}) == "a: |2+\n\nb: x...\n"
+    assert yaml_text({"a": "x\n\n"}) == "a: |+\n  x\n\n"
+
+
 def test_keys_are_in_the_order_of_go() -> None:
     keys = ["a10", "a2", "B", "b", "_a", "a-b", "a.b", "a", "aB", "A1", "10", "9", "x1y", "x1", "x01", "é"]
     order = [line.partition(":")[0].strip('"') for line in yaml_text(dict.fromkeys(keys, 1)).splitlines()]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.kubernetes.client.command_client import RestClient
+from kubeproxy.kubernetes.client.errors import Expired
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.kubernetes.resources.builder import Builder
@@ -172,3 +173,52 @@ async def test_the_cache_is_left_alone_when_it_is_broken(server: WriteServer, tm
         assert cache.path.stat().st_mode & 0o777 == 0o600
         assert DiscoveryCache(tmp_path, server.url, ttl_s=0).read() is None
         assert DiscoveryCache(tmp_path, "http://other").read() is None
+
+
+def _event(type: str, name: str, version: str) -> object:
+    return {"type": type, "object": {"kind": "ConfigMap", "metadata": {"name": name, "resourceVersion": version}}}
+
+
+async def _watched(builder: Builder, version: str = "") -> list[tuple[str, str]]:
+    return [(type.value, found.label) async for type, found in builder.done().watch(version)]
+
+
+async def test_changes_of_one_type(builder: Builder, server: WriteServer) -> None:
+    server.events = [_event("ADDED", "a", "5"), _event("BOOKMARK", "", "6"), _event("DELETED", "a", "7")]
+    found = await _watched(builder.types("cm").label_selector("odd=1"), "4")
+    assert found == [("ADDED", "configmap/a"), ("DELETED", "configmap/a")]
+    path = server.requests[-1][1]
+    assert path.startswith("/api/v1/namespaces/default/configmaps?watch=true&timeoutSeconds=300&resourceVersion=4")
+    assert "labelSelector=odd" in path
+
+
+async def test_changes_of_one_object(builder: Builder, server: WriteServer, tmp_path: Path) -> None:
+    server.events = [_event("MODIFIED", "c1", "5")]
+    assert await _watched(builder.types_or_names("cm", "c1")) == [("MODIFIED", "configmap/c1")]
+    assert server.requests[-1][1].endswith("watch=true&timeoutSeconds=300&fieldSelector=metadata.name%3Dc1")
+    file = tmp_path / "one.yaml"
+    file.write_text(config_map("c2"))
+    fresh = Builder(builder._client, builder._mapper).namespace("default").filenames([str(file)])
+    assert await _watched(fresh) == [("MODIFIED", "configmap/c1")]
+    assert "metadata.name%3Dc2" in server.requests[-1][1]
+
+
+@pytest.mark.parametrize("asked", [("cm,deploy", "c1"), ("cm", "c1", "c2")])
+async def test_only_one_resource_is_watched(builder: Builder, asked: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="individual resources and resource collections - found 2 objects"):
+        await _watched(builder.types_or_names(*asked))
+
+
+async def test_two_types_are_not_watched(builder: Builder) -> None:
+    with pytest.raises(ConfigError, match="found 2 types"):
+        await _watched(builder.types("cm", "deploy").select_all())
+
+
+async def test_a_watch_that_is_too_old_or_refused(builder: Builder, server: WriteServer) -> None:
+    status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+    server.events = [{"type": "ERROR", "object": status}]
+    with pytest.raises(Expired):
+        await _watched(builder.types("cm").select_all(), "1")
+    server.tokens = {"other"}
+    with pytest.raises(StatusError, match="Unauthorized"):
+        await _watched(builder.types("cm").select_all())

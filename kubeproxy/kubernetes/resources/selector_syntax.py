@@ -1,13 +1,12 @@
-"""Label selectors: ``a=b,c!=d,e in (f,g),!h``. Pure."""
+"""Label selectors as a command line has them: ``a=b,c!=d,e in (f,g),!h``. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from kubeproxy.kubernetes.resources.errors import quoted
+from kubeproxy.kubernetes.selector import LabelSelector, Requirement
 from kubeproxy.model.errors import ConfigError
 
 _TOKEN: Final = re.compile(r"\s*(==|!=|=|!|\(|\)|,|<|>|[^\s=!(),<>]+)")
@@ -15,49 +14,10 @@ _KEY: Final = re.compile(r"(?:[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]
 _VALUE: Final = re.compile(r"(?:[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """One condition on one label."""
-
-    key: str
-    operator: str
-    """``in``, ``notin``, ``exists``, ``absent``, ``>`` or ``<``."""
-    values: frozenset[str] = frozenset()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether these labels fulfil it."""
-        value = labels.get(self.key)
-        match self.operator:
-            case "in":
-                return value is not None and value in self.values
-            case "notin":
-                return value is None or value not in self.values
-            case "exists":
-                return value is not None
-            case "absent":
-                return value is None
-            case _:
-                if value is None or not re.fullmatch(r"[-+]?[0-9]{1,19}", value):
-                    return False
-                (bound,) = self.values
-                return int(value) > int(bound) if self.operator == ">" else int(value) < int(bound)
-
-
-@dataclass(frozen=True, slots=True)
-class LabelSelector:
-    """Conditions that all have to hold; none: everything matches."""
-
-    requirements: tuple[Requirement, ...] = ()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether these labels fulfil all of them."""
-        return all(requirement.matches(labels) for requirement in self.requirements)
-
-
 def parse_selector(text: str) -> LabelSelector:
     """A selector from its text. `ConfigError` where it is none."""
     try:
-        return LabelSelector(tuple(_requirements(_tokens(text))))
+        return LabelSelector(match_expressions=_requirements(_tokens(text)))
     except ValueError as error:
         raise ConfigError(f"the provided selector {quoted(text)} is not valid: {error}") from None
 
@@ -89,22 +49,22 @@ def _requirements(tokens: list[str]) -> list[Requirement]:
 def _requirement(rest: list[str]) -> Requirement:
     token = rest.pop()
     if token == "!":
-        return Requirement(_key(rest), "absent")
+        return Requirement(_key(rest), "DoesNotExist")
     rest.append(token)
     key = _key(rest)
     if not rest or rest[-1] == ",":
-        return Requirement(key, "exists")
+        return Requirement(key, "Exists")
     match operator := rest.pop():
         case "=" | "==" | "!=":
             value = rest.pop() if rest and rest[-1] != "," else ""
-            return Requirement(key, "notin" if operator == "!=" else "in", frozenset({_value(value)}))
+            return Requirement(key, "NotIn" if operator == "!=" else "In", [_value(value)])
         case "in" | "notin":
-            return Requirement(key, operator, frozenset(_values(rest)))
+            return Requirement(key, "In" if operator == "in" else "NotIn", _values(rest))
         case ">" | "<":
             bound = rest.pop() if rest else ""
             if not re.fullmatch(r"[-+]?[0-9]{1,19}", bound):
                 raise ValueError(f"for '>' and '<' the value must be an integer, found {bound!r}")
-            return Requirement(key, operator, frozenset({bound}))
+            return Requirement(key, "Gt" if operator == ">" else "Lt", [bound])
         case _:
             raise ValueError(f"found {operator!r}, expected: in, notin, =, ==, !=, >, <")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.kubernetes.resources.selector import parse_selector
+from kubeproxy.kubernetes.resources.selector_syntax import parse_selector
 from kubeproxy.model.errors import ConfigError
 
 

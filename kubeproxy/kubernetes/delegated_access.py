@@ -1,0 +1,186 @@
+"""Access to a component's own pages, decided by the API server: TokenReview and SubjectAccessReview.
+
+The answers are kept for `CACHE_S`, as the components of Kubernetes keep them. Pure but for the requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from kubeproxy.kubernetes.api_types import Wire
+from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.kubernetes.object_client import Requests
+
+CACHE_S: Final = 10.0
+"""Seconds for which an answer counts (the default of delegated authentication and authorization)."""
+CACHED: Final = 1024
+"""Answers in memory, of each kind."""
+MAX_TOKEN: Final = 16_384
+"""Bytes; a longer token is refused without a question to the server."""
+MASTERS: Final = "system:masters"
+"""Members of this group may everything, as with every component of Kubernetes."""
+AUTHENTICATED: Final = "system:authenticated"
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """A client that has proved its name."""
+
+    name: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+ANONYMOUS: Final = User(name="system:anonymous", groups=("system:unauthenticated",))
+
+
+class AccessRefusedError(Exception):
+    """A request is not answered. `status` is the HTTP status: 401, 403, or 503 where the API server cannot decide."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class DelegatedAccess:
+    """Asks the API server for each client, not more often than every `CACHE_S`. `clock` gives monotonic seconds."""
+
+    def __init__(self, requests: Requests, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._requests = requests
+        self._users: _Recent[bytes, User | None] = _Recent(clock)
+        self._decisions: _Recent[tuple[User, str, str], str | None] = _Recent(clock)
+
+    async def demand(
+        self, path: str, method: str, *, authorization: str, certificate: Mapping[str, Any] | None
+    ) -> User:
+        """The client that asks for a page, if it may have it; else `AccessRefusedError`.
+
+        `authorization`: the header; `certificate`: the client's, which TLS has verified, as `ssl` gives it.
+        """
+        user = _user_of(certificate) if certificate else await self._user_with(authorization)
+        if MASTERS in user.groups:
+            return user
+        refusal = await self._refusal(user, path, _VERBS.get(method, method.lower()))
+        if refusal is not None:
+            raise AccessRefusedError(403, refusal)
+        return user
+
+    async def _user_with(self, authorization: str) -> User:
+        scheme, _, token = authorization.strip().partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            return ANONYMOUS
+        if len(token) > MAX_TOKEN:
+            raise AccessRefusedError(401, "Unauthorized: the token is too long")
+        key = hashlib.sha256(token.encode()).digest()
+        if (known := self._users.get(key)) is not None:
+            (user,) = known
+        else:
+            user = await self._review(token)
+            self._users.put(key, user)
+        if user is None:
+            raise AccessRefusedError(401, "Unauthorized: the API server does not accept the token")
+        return user
+
+    async def _review(self, token: str) -> User | None:
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+        status = msgspec.convert(
+            await self._ask("/apis/authentication.k8s.io/v1/tokenreviews", body), _TokenReviewStatus, strict=False
+        )
+        if not status.authenticated or not status.user.username:
+            return None
+        extra = tuple(sorted((key, tuple(values)) for key, values in (status.user.extra or {}).items()))
+        return User(name=status.user.username, uid=status.user.uid, groups=tuple(status.user.groups or ()), extra=extra)
+
+    async def _refusal(self, user: User, path: str, verb: str) -> str | None:
+        key = user, path, verb
+        if (known := self._decisions.get(key)) is not None:
+            return known[0]
+        spec: dict[str, Any] = {"nonResourceAttributes": {"path": path, "verb": verb}, "user": user.name}
+        spec |= {"groups": list(user.groups)} if user.groups else {}
+        spec |= {"uid": user.uid} if user.uid else {}
+        spec |= {"extra": {name: list(values) for name, values in user.extra}} if user.extra else {}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        status = msgspec.convert(
+            await self._ask("/apis/authorization.k8s.io/v1/subjectaccessreviews", body), _AccessStatus, strict=False
+        )
+        because = f": {status.reason}" if status.reason else ""
+        refusal = None if status.allowed else f'Forbidden: user "{user.name}" cannot {verb} path "{path}"{because}'
+        self._decisions.put(key, refusal)
+        return refusal
+
+    async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
+        try:
+            answer = await self._requests.send_json("POST", path, msgspec.json.encode(body))
+            return msgspec.json.decode(answer, type=_Review).status
+        except ApiError as error:
+            raise AccessRefusedError(503, f"the API server cannot review the client: {error}") from error
+        except msgspec.MsgspecError as error:
+            raise AccessRefusedError(503, f"the API server answered with no review: {error}") from error
+
+
+_VERBS: Final = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+class _Review(Wire, frozen=True):
+    status: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class _TokenUser(Wire, frozen=True):
+    username: str = ""
+    uid: str = ""
+    groups: list[str] | None = None
+    extra: dict[str, list[str]] | None = None
+
+
+class _TokenReviewStatus(Wire, frozen=True):
+    authenticated: bool = False
+    user: _TokenUser = _TokenUser()
+
+
+class _AccessStatus(Wire, frozen=True):
+    allowed: bool = False
+    reason: str = ""
+
+
+class _Recent(Generic[K, V]):
+    """The last answers, each in a tuple, so that None is an answer, too."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._answers: OrderedDict[K, tuple[V, float]] = OrderedDict()
+
+    def get(self, key: K) -> tuple[V] | None:
+        """The answer, unless it is too old."""
+        found = self._answers.get(key)
+        if found is None or self._clock() - found[1] >= CACHE_S:
+            return None
+        return (found[0],)
+
+    def put(self, key: K, answer: V) -> None:
+        """Keep an answer; the oldest makes room."""
+        self._answers[key] = answer, self._clock()
+        self._answers.move_to_end(key)
+        if len(self._answers) > CACHED:
+            self._answers.popitem(last=False)
+
+
+def _user_of(certificate: Mapping[str, Any]) -> User:
+    """The subject of a client certificate: its common name is the user, its organizations are the groups."""
+    subject = [pair for part in certificate.get("subject", ()) for pair in part]
+    names = [value for key, value in subject if key == "commonName"]
+    groups = [value for key, value in subject if key == "organizationName"]
+    if not names:
+        raise AccessRefusedError(401, "Unauthorized: the client certificate has no common name")
+    return User(name=names[0], groups=(*groups, AUTHENTICATED))
