@@ -21,6 +21,9 @@ SELECTOR = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy
 headless label, which older servers refuse with a 400. The labels work with every version, and `translate` drops
 headless Services that they select."""
 
+MOST_NOT_SERVED = 10_000
+"""Reasons that are kept, one for each Service, for `kubeproxy status NAME`."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -35,10 +38,30 @@ class Services(Resource[Service]):
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._decode = msgspec.json.Decoder(api_types.Service).decode
+        self._not_served: dict[ServiceName, str] = {}
+        """Why the server's Services that are not served are not, the latest `MOST_NOT_SERVED`."""
 
     def translate(self, raw: msgspec.Raw) -> tuple[list[Service], list[Fault]]:
-        service, faults = translate.service(self._decode(raw))
-        return [service] if service is not None else [], faults
+        decoded = self._decode(raw)
+        service, faults = translate.service(decoded)
+        if service is not None:
+            self._not_served.pop(service.name, None)
+            return [service], faults
+        self._note(decoded, translate.not_for_this_proxy(decoded) or f"it is faulty: {'; '.join(map(str, faults))}")
+        return [], faults
+
+    def _note(self, raw: api_types.Service, reason: str) -> None:
+        metadata = raw.metadata or api_types.ObjectMeta()
+        self._not_served[ServiceName(metadata.namespace or "", metadata.name or "")] = reason
+        while len(self._not_served) > MOST_NOT_SERVED:
+            del self._not_served[next(iter(self._not_served))]
+
+    def why_not_served(self, namespace: str, name: str) -> str:
+        """See `KubernetesSource.why_not_served`."""
+        for known, reason in self._not_served.items():
+            if known.name == name and namespace in ("", known.namespace):
+                return reason
+        return ""
 
     def replace(self, found: Iterable[Service]) -> None:
         self._sink.replace_services(SOURCE, found)
@@ -47,10 +70,12 @@ class Services(Resource[Service]):
         for service in found:
             self._sink.put_service(SOURCE, service)
         if not found:
-            self.remove(metadata)
+            self._sink.remove_service(SOURCE, ServiceName(metadata.namespace or "", metadata.name or ""))
 
     def remove(self, metadata: api_types.ObjectMeta) -> None:
-        self._sink.remove_service(SOURCE, ServiceName(metadata.namespace or "", metadata.name or ""))
+        name = ServiceName(metadata.namespace or "", metadata.name or "")
+        self._not_served.pop(name, None)
+        self._sink.remove_service(SOURCE, name)
 
 
 class Slices(Resource[EndpointSlice]):

@@ -60,7 +60,9 @@ class KubernetesSource:
         self._services = Services(sink)
         self._slices = Slices(sink)
         self._endpoints = Endpoints(sink)
-        self._contact = Connectivity(server=client.server, clock=time, optional=OwnNode.name)
+        self._contact = Connectivity(
+            server=client.server, clock=time, optional=OwnNode.name, rights="bind system:node-proxier"
+        )
         pace = pace or Pace()
         random = random or Random()
         choices: dict[str, Choice] = {Services.name: _always(self._services), Slices.name: self._choose_slices}
@@ -80,6 +82,10 @@ class KubernetesSource:
     def state(self) -> tuple[ReflectorState, ...]:
         """The state of each reflector."""
         return tuple(reflector.state() for reflector in self._reflectors)
+
+    def why_not_served(self, namespace: str, name: str) -> str:
+        """Why a Service of the server is not served (namespace empty: any); empty: it is, or none is known."""
+        return self._services.why_not_served(namespace, name)
 
     def complaint(self) -> str | None:
         """What is wrong with what the server has; None: nothing."""

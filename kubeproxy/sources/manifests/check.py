@@ -1,4 +1,4 @@
-"""Checks manifests: reports their faults without serving or watching them."""
+"""Checks manifests: reports their faults and likely mistakes without serving or watching them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,32 @@ from dataclasses import dataclass
 
 from kubeproxy.kubernetes.manifests.files import Changing, Listing, ReadError, look, read_file
 from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
-from kubeproxy.sources.manifests.documents import Namespaces, Reading, read
-from kubeproxy.sources.manifests.inventory import Inventory
+from kubeproxy.model import Service, ServiceName
+from kubeproxy.sources.manifests.documents import Namespaces, ObjectKind, Piece, Reading, pieces
+from kubeproxy.sources.manifests.inventory import Inventory, ManifestProblem
+from kubeproxy.sources.manifests.lint.known_fields import KINDS, suggestion, unknown_fields
+from kubeproxy.sources.manifests.lint.lines import line_of
+from kubeproxy.sources.manifests.lint.references import Defined, Where, warnings
 from kubeproxy.sources.manifests.source import NO_MEMORY, STDIN, STDIN_ORIGIN
+
+_SERVICE_NAME = "kubernetes.io/service-name"
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The result of a check: faults and counts."""
+    """The result of a check."""
 
     faults: tuple[str, ...]
-    """One line each: ``FILE document N: PATH: MESSAGE``."""
+    """One line each: ``FILE:LINE: error: OBJECT: PATH: MESSAGE``. The daemon does not serve these parts."""
+    warnings: tuple[str, ...]
+    """Likely mistakes, in the same form. The daemon serves the objects as they are."""
     manifests: int
     """Files, URLs and streams that could be read."""
     services: int
     slices: int
     """EndpointSlices, and Endpoints by family."""
+    ignored: Mapping[str, int]
+    """Objects that are not served, and no fault: ``apps/v1 Deployment``, ``EndpointSlice without a Service``."""
 
 
 def check(
@@ -37,24 +47,112 @@ def check(
 ) -> Survey:
     """Read the named manifests. Do not call it from a running event loop."""
     faults: list[str] = []
+    found: list[str] = []
     listings = {
         path: look(os.path.normpath(path), recursive=recursive) for path in paths if path != STDIN and not is_url(path)
     }
+    for path, listing in listings.items():
+        if listing.directory is not None and not listing.files and not listing.faults:
+            found.append(f"{path}: warning: no manifest in this directory; their names end with .yaml, .yml or .json")
     namespaces = Namespaces(default=default_namespace, enforced=enforced_namespace)
-    readings: dict[str, Reading | None] = {}
+    manifests: dict[str, list[Piece]] = {}
     for origin, data in _texts(paths, listings, faults):
         try:
-            readings[origin] = read(data, namespaces)
+            manifests[origin] = list(pieces(data, namespaces))
         except MemoryError:
             faults.append(f"{origin}: {NO_MEMORY}")
     inventory = Inventory()
-    inventory.update(readings)
+    inventory.update(
+        {
+            origin: Reading(entries=tuple((piece.place, piece.entry) for piece in read))
+            for origin, read in manifests.items()
+        }
+    )
+    mistakes = _Mistakes(manifests)
     return Survey(
-        faults=(*faults, *(str(problem) for problem in inventory.problems() if not problem.skipped)),
-        manifests=len(readings),
+        faults=(*faults, *(mistakes.located(it) for it in inventory.problems() if not it.skipped)),
+        warnings=(*found, *mistakes.of_objects(), *mistakes.of_references()),
+        manifests=len(manifests),
         services=sum(1 for _ in inventory.services()),
         slices=sum(1 for _ in inventory.slices()),
+        ignored=mistakes.ignored,
     )
+
+
+class _Mistakes:
+    """The likely mistakes in the pieces of all manifests."""
+
+    def __init__(self, manifests: Mapping[str, Sequence[Piece]]) -> None:
+        self._manifests = manifests
+        self.ignored: dict[str, int] = {}
+
+    def located(self, problem: ManifestProblem) -> str:
+        """A fault with its line."""
+        word, _, number = problem.path.rpartition("line ")
+        if number.isdecimal() and not word.strip("."):  # the text cannot be parsed from there on
+            return f"{problem.origin}:{number}: error: {problem.message}"
+        for piece in self._manifests[problem.origin]:
+            if piece.place.document == problem.document and problem.path.startswith(piece.place.item):
+                path = problem.path.removeprefix(piece.place.item)
+                return _line(problem.origin, piece, path, problem.message, level="error")
+        return str(problem)
+
+    def of_objects(self) -> Iterator[str]:
+        """The mistakes of each object by itself."""
+        for origin, read in self._manifests.items():
+            for piece in read:
+                for path, message in self._of_object(piece):
+                    yield _line(origin, piece, path, message)
+
+    def _of_object(self, piece: Piece) -> Iterator[tuple[str, str]]:
+        entry = piece.entry
+        if entry.skipped:
+            kind = entry.skipped.rpartition(" ")[2]
+            if hint := suggestion(kind, KINDS):
+                yield "kind", f"{kind!r} is not served, and ignored{hint}"
+            self._ignore(entry.skipped)
+            return
+        if entry.name is None:
+            return
+        yield from unknown_fields(value := piece.value(), entry.name.kind)
+        if entry.name.kind is not ObjectKind.SERVICE and not entry.slices and not entry.faults:
+            self._ignore(f"{entry.name.kind} without a Service")
+            if entry.name.kind is ObjectKind.ENDPOINT_SLICE and _label(value) is None:
+                yield "metadata", f"no label {_SERVICE_NAME}, so these endpoints belong to no Service and are ignored"
+
+    def _ignore(self, what: str) -> None:
+        self.ignored[what] = self.ignored.get(what, 0) + 1
+
+    def of_references(self) -> Iterator[str]:
+        """The mistakes in what objects say of each other."""
+        everything = [(origin, piece) for origin, read in self._manifests.items() for piece in read]
+        services: dict[ServiceName, tuple[Where, Service | None]] = {}
+        for origin, piece in everything:
+            if (name := piece.entry.name) is not None and name.kind is ObjectKind.SERVICE:
+                # Of several definitions the first is served.
+                services.setdefault(ServiceName(name.namespace, name.name), ((origin, piece), piece.entry.service))
+        defined = Defined(
+            services,
+            [((origin, piece), one) for origin, piece in everything for one in piece.entry.slices],
+        )
+        for where, path, message in warnings(defined):
+            yield _line(*where, path, message)
+
+
+def _label(value: object) -> object:
+    """The label of a slice that names its Service; None: there is none."""
+    for key in ("metadata", "labels", _SERVICE_NAME):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _line(origin: str, piece: Piece, path: str, message: str, *, level: str = "warning") -> str:
+    """A mistake with its line, in the form that editors and compilers use."""
+    inner = f"{piece.inner_path}.{path}" if piece.inner_path else path
+    line = line_of(piece.text, inner, first=piece.line)
+    name = f"{piece.entry.name}: " if piece.entry.name is not None else ""
+    shown = path.lstrip(".")
+    return f"{origin}:{line}: {level}: {name}{shown}{': ' if shown else ''}{message}"
 
 
 def _texts(paths: Sequence[str], listings: Mapping[str, Listing], faults: list[str]) -> Iterator[tuple[str, bytes]]:

@@ -71,6 +71,8 @@ class Entry:
     service: Service | None = None
     slices: tuple[EndpointSlice, ...] = ()
     faults: tuple[Fault, ...] = ()
+    not_for_this_proxy: str = ""
+    """Why a Service without faults is not served: headless, for example."""
     skipped: str = ""
     """The kind, if it is not one of `ObjectKind`: ``apps/v1 Deployment``."""
 
@@ -116,6 +118,37 @@ class Reading:
     """Documents and items of lists by the digest of their text; the next reading reuses them."""
 
 
+class Piece(NamedTuple):
+    """An object with its place and its text."""
+
+    place: Place
+    entry: Entry
+    text: bytes
+    """The document, or the item of a list, that contains it."""
+    line: int
+    """The number of the text's first line in the manifest."""
+    path: str
+    """The text's own path in the document; empty: it is the document."""
+
+    @property
+    def inner_path(self) -> str:
+        """The object's path in the text."""
+        return self.place.item.removeprefix(self.path).lstrip(".")
+
+    def value(self) -> object:
+        """The object as plain data; None if the text cannot be parsed."""
+        try:
+            (found, *_) = [value.to(object) for value in parse(self.text, self.line)]
+        except (SyntaxFault, ValueError, msgspec.MsgspecError, RecursionError):
+            return None
+        for step in _STEP.finditer(f".{self.inner_path}" if self.inner_path else ""):
+            try:
+                found = found[step[1]] if step[1] else found[int(step[2])]  # type: ignore[index]  # as it was read
+            except (LookupError, TypeError):
+                return None
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A text that is parsed separately: a document, or an item of a list."""
@@ -139,13 +172,22 @@ def read(data: bytes, namespaces: Namespaces, previous: Reading | None = None) -
     are the same Python objects, so that a comparison is cheap.
     """
     reader = _Reader(namespaces, previous or Reading())
-    entries: list[tuple[Place, Entry]] = []
+    entries = tuple((piece.place, piece.entry) for piece in _pieces(data, reader))
+    return Reading(entries=entries, texts=reader.texts)
+
+
+def pieces(data: bytes, namespaces: Namespaces) -> Iterator[Piece]:
+    """The objects of a manifest, each with its text. Never raises, as `read`."""
+    return _pieces(data, _Reader(namespaces, Reading()))
+
+
+def _pieces(data: bytes, reader: _Reader) -> Iterator[Piece]:
     index = 0
     for parts in _outline(data):
-        items = [item for part in parts for item in reader.items(part)]
+        items = [(part, *item) for part in parts for item in reader.items(part)]
         index += bool(items)
-        entries.extend((Place(index, path), entry) for path, entry in items)
-    return Reading(entries=tuple(entries), texts=reader.texts)
+        for part, path, entry in items:
+            yield Piece(Place(index, path), entry, part.text, part.line, part.path)
 
 
 def _outline(data: bytes) -> Iterator[tuple[_Part, ...]]:
@@ -333,7 +375,8 @@ def _translated(value: Value, name: ObjectName) -> Entry:
         raw_service = value.to(api_types.Service)
         placed = msgspec.structs.replace(raw_service, metadata=_placed(raw_service.metadata, name))
         service, faults = translate.service(placed)
-        return Entry(name=name, service=service, faults=tuple(faults))
+        reason = "" if service is not None else translate.not_for_this_proxy(placed)
+        return Entry(name=name, service=service, faults=tuple(faults), not_for_this_proxy=reason)
     if name.kind is ObjectKind.ENDPOINT_SLICE:
         raw_slice = value.to(api_types.EndpointSlice)
         endpoint_slice, faults = translate.endpoint_slice(

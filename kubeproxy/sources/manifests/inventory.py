@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
-from kubeproxy.sources.manifests.documents import Entry, ObjectName, Place, Reading
+from kubeproxy.sources.manifests.documents import Entry, ObjectKind, ObjectName, Place, Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,17 @@ class Inventory:
 
     def _entries(self) -> Iterator[Entry]:
         return (self._manifests[claims[0]].held[name].entry for name, claims in self._claims.items())
+
+    def why_not_served(self, namespace: str, name: str) -> str:
+        """Why a Service of a manifest is not served (namespace empty: any); empty: it is, or there is none."""
+        for known, origins in self._claims.items():
+            if known.kind is not ObjectKind.SERVICE or known.name != name or namespace not in ("", known.namespace):
+                continue
+            place, entry = (held := self._manifests[origins[0]].held[known]).place, held.entry
+            if entry.service is None:
+                where = f"{origins[0]} document {place.document}"
+                return entry.not_for_this_proxy or f"it is faulty, see {where}: {'; '.join(map(str, entry.faults))}"
+        return ""
 
     def problems(self) -> Iterator[ManifestProblem]:
         """All present faults, and all skipped objects."""

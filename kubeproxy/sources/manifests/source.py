@@ -143,6 +143,10 @@ class ManifestSource:
         """The source's contents now."""
         return self._state
 
+    def why_not_served(self, namespace: str, name: str) -> str:
+        """See `Inventory.why_not_served`."""
+        return self._inventory.why_not_served(namespace, name)
+
     async def run(self) -> None:
         """Read everything, deliver it to the sink, then follow changes until cancelled."""
         async with Session() as web:

@@ -33,7 +33,7 @@ def node(raw: api_types.Node) -> tuple[Node | None, list[Fault]]:
     taints = raw.spec.taints if raw.spec is not None else None
     leaving = meta.deletion_timestamp is not None or any(taint.key == LEAVING for _, taint in indexed(taints))
     zone = (meta.labels.zone if meta.labels is not None else None) or ""
-    return Node(name=name, addresses=addresses, zone=zone, eligible=not leaving), faults
+    return Node(name=name, addresses=addresses, zone=zone, uid=meta.uid or "", eligible=not leaving), faults
 
 
 def _addresses(status: api_types.NodeStatus, faults: list[Fault]) -> tuple[Address, ...]:

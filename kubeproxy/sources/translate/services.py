@@ -18,6 +18,8 @@ from kubeproxy.model import (
     TrafficPolicy,
     family_of,
 )
+from kubeproxy.model import drain as drain_annotation
+from kubeproxy.model.drain import DrainRequests
 from kubeproxy.sources.translate.validation import (
     LABEL,
     address_in,
@@ -35,6 +37,7 @@ DEFAULT_AFFINITY_S = 10800
 MAX_AFFINITY_S = 86400
 """One day, the API's upper bound."""
 
+_PROXY_LABEL = "service.kubernetes.io/service-proxy-name"
 _TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 _DISTRIBUTIONS = ("PreferSameZone", "PreferSameNode", "PreferClose")
 _CIDR = re.compile(r"[0-9A-Fa-f.:]+/[0-9]{1,3}")
@@ -46,9 +49,7 @@ def service(raw: api_types.Service) -> tuple[Service | None, list[Fault]]:
     faults: list[Fault] = FaultList()
     meta = raw.metadata or api_types.ObjectMeta()
     spec = raw.spec or api_types.ServiceSpec()
-    if (meta.labels is not None and meta.labels.service_proxy_name is not None) or spec.type == "ExternalName":
-        return None, faults
-    if spec.cluster_ip == "None" or (not spec.cluster_ip and "None" in (spec.cluster_ips or ())):
+    if not_for_this_proxy(raw):
         return None, faults
     name = object_name(meta, faults, LABEL, 63)
     if spec.type and spec.type not in _TYPES:
@@ -82,9 +83,22 @@ def service(raw: api_types.Service) -> tuple[Service | None, list[Fault]]:
             health_check_node_port=_health_check_node_port(spec, faults) if local else 0,
             traffic_distribution=_distribution(spec.traffic_distribution, faults),
             created=_created(meta.creation_timestamp, faults),
+            drain=_drain(meta.annotations, faults),
         ),
         faults,
     )
+
+
+def not_for_this_proxy(raw: api_types.Service) -> str:
+    """Why no part of a Service is for this proxy, though nothing is wrong with it; empty: it is for this proxy."""
+    meta, spec = raw.metadata or api_types.ObjectMeta(), raw.spec or api_types.ServiceSpec()
+    if meta.labels is not None and meta.labels.service_proxy_name is not None:
+        return f"it belongs to another proxy, {show(meta.labels.service_proxy_name)} (label {_PROXY_LABEL})"
+    if spec.type == "ExternalName":
+        return "it is an ExternalName: clients resolve another name, so there is nothing to proxy"
+    if spec.cluster_ip == "None" or (not spec.cluster_ip and "None" in (spec.cluster_ips or ())):
+        return "it is headless: clients connect to its endpoints, so there is nothing to proxy"
+    return ""
 
 
 def _created(text: str | None, faults: list[Fault]) -> int:
@@ -99,6 +113,18 @@ def _created(text: str | None, faults: list[Fault]) -> int:
         faults.append(Fault("metadata.creationTimestamp", f"{show(text)}; {allowed(('RFC 3339',))}; it is ignored"))
         return 0
     return max(0, int(created.timestamp()))
+
+
+def _drain(annotations: api_types.Annotations | None, faults: list[Fault]) -> DrainRequests | None:
+    """The drain requests; None where there are none, or where they are unusable: then all endpoints serve."""
+    text = None if annotations is None else annotations.drain_requests
+    if not text:
+        return None
+    try:
+        return drain_annotation.decode_requests(text)
+    except ValueError as error:
+        faults.append(Fault(f"metadata.annotations[{drain_annotation.REQUESTS}]", f"{error}; it is ignored"))
+        return None
 
 
 def _cluster_ips(spec: api_types.ServiceSpec, faults: list[Fault]) -> tuple[Address, ...]:
@@ -219,9 +245,8 @@ def _service_ports(spec: api_types.ServiceSpec, faults: list[Fault]) -> tuple[Se
             if protocol is Protocol.SCTP:
                 message = f"SCTP is not served; port {raw.port}{f' ({name})' if name else ''} is left out"
                 faults.append(Fault(f"{path}.protocol", message, unsupported=True))
-            else:
-                node_port = _node_port(f"{path}.nodePort", raw.node_port, spec.type, protocol, node_ports, faults)
-                ports.append(ServicePort(name=name, protocol=protocol, port=raw.port, node_port=node_port))
+            node_port = _node_port(f"{path}.nodePort", raw.node_port, spec.type, protocol, node_ports, faults)
+            ports.append(ServicePort(name=name, protocol=protocol, port=raw.port, node_port=node_port))
     return tuple(ports)
 
 

@@ -163,6 +163,7 @@ def _slice_endpoints(
             zone=intern(raw.zone or ""),
             zone_hints=_hints(hints.for_zones) if hints is not None else _NO_HINTS,
             node_hints=_hints(hints.for_nodes) if hints is not None else _NO_HINTS,
+            pod=api_types.pod_of(raw.target_ref),
         )
 
 
@@ -185,4 +186,5 @@ def _subset_endpoints(
     for index, raw in indexed(raw_addresses):
         address = _endpoint_address(f"{path}[{index}].ip", raw.ip, faults)
         if address is not None and address not in found:
-            found[address] = Endpoint(address=address, ready=ready, serving=ready, node=intern(raw.node_name or ""))
+            node, pod = intern(raw.node_name or ""), api_types.pod_of(raw.target_ref)
+            found[address] = Endpoint(address=address, ready=ready, serving=ready, node=node, pod=pod)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -27,13 +28,16 @@ FORBIDDEN = Fault(path="/api/v1/nodes", kind="status", status=403, times=-1)
 
 
 class NodeMemory:
-    """A `NodeSink` that keeps all nodes it received."""
+    """A `NodeSink` that keeps all nodes it received, and their UIDs apart, which differ by server."""
 
     def __init__(self) -> None:
         self.nodes: list[Node | None] = []
+        self.uids: list[str] = []
 
     def set_node(self, node: Node | None) -> None:
-        self.nodes.append(node)
+        self.nodes.append(None if node is None else replace(node, uid=""))
+        if node is not None:
+            self.uids.append(node.uid)
 
     @property
     def last(self) -> Node | None:
@@ -88,6 +92,8 @@ async def test_the_node_is_followed_from_creation_to_deletion(version: Version) 
         server.cluster.delete("nodes", "", "node-a")
         await until(lambda: memory.last is None)
         assert [node.name for node in memory.nodes if node is not None] == ["node-a", "node-a"]
+        (uid,) = set(memory.uids)
+        assert uid
 
 
 async def test_the_reason_for_a_failing_healthz_is_logged_once() -> None:

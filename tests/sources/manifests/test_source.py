@@ -22,6 +22,7 @@ from kubeproxy.sources.manifests.check import check
 from kubeproxy.sources.manifests.source import ManifestSource, Report
 from kubeproxy.sources.sink import SourceName
 from tests.kubernetes.manifests.texts import endpoint_slice, join, service
+from tests.support.loop_turns import counted_turns
 
 DEADLINE_S = 40.0
 
@@ -421,7 +422,7 @@ async def test_files_are_polled_if_nothing_can_be_watched(directory: Path, monke
 
 
 async def test_linked_files_are_polled(tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links into another directory, whose changes the watched one does not report."""
+    """Links into another directory; the watched one does not report its changes."""
     monkeypatch.setattr(source, "POLL_S", 0.05)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "a").write_text(service("a"))
@@ -503,25 +504,13 @@ async def test_a_manifest_of_fifty_megabytes(directory: Path) -> None:
         }
     )
     assert len(text) > 50_000_000
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     (directory / "large.json").write_text(text)
-    counter = asyncio.create_task(count())
-    try:
-        async with following(directory) as (listener, _):
-            assert len(listener.services) == 1000
-            assert turns > 10
-            (directory / "large.json").write_text(text.replace('"10.0.3.250"', '"10.9.9.9"'))
-            await listener.until(lambda: listener.addresses["s999"] == "10.9.9.9")
-            assert listener.calls[2:] == ["put s999"]
-    finally:
-        counter.cancel()
+    async with counted_turns() as turns, following(directory) as (listener, _):
+        assert len(listener.services) == 1000
+        assert turns.count > 10
+        (directory / "large.json").write_text(text.replace('"10.0.3.250"', '"10.9.9.9"'))
+        await listener.until(lambda: listener.addresses["s999"] == "10.9.9.9")
+        assert listener.calls[2:] == ["put s999"]
 
 
 def test_check(directory: Path) -> None:
@@ -531,10 +520,10 @@ def test_check(directory: Path) -> None:
     missing = directory / "missing"
     assert list(check([str(directory), str(missing)]).faults) == [
         f"{missing}: no such file or directory",
-        f"{directory}/a.yaml document 3: spec.ports[0].port: 0; allowed: 1 to 65535",
-        f"{directory}/b.yaml document 2: line 9: did not find expected node content",
-        f"{directory}/b.yaml document 1: metadata.name: Service default/a is already defined in {directory}/a.yaml"
-        " document 1, which is served",
+        f"{directory}/a.yaml:18: error: Service default/b: spec.ports[0].port: 0; allowed: 1 to 65535",
+        f"{directory}/b.yaml:9: error: did not find expected node content",
+        f"{directory}/b.yaml:3: error: Service default/a: metadata.name: Service default/a is already defined in"
+        f" {directory}/a.yaml document 1, which is served",
     ]
     good = check([str(directory / "c.yaml")])
     assert (good.faults, good.manifests, good.services + good.slices) == ((), 1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -33,13 +34,16 @@ def test_a_recorded_node(version: str) -> None:
     recorded = exchange(f"{version}/node/list-own.json")
     assert recorded is not None
     (item,) = recorded.json["items"]
-    assert translated(item) == (Node(name="node-a", addresses=ADDRESSES, zone="zone-a"), [])
+    uid = item["metadata"]["uid"]
+    assert translated(item) == (Node(name="node-a", addresses=ADDRESSES, zone="zone-a", uid=uid), [])
 
 
 def test_a_recorded_node_with_a_deletion_taint() -> None:
     recorded = exchange("v1.36/node/get-tainted-deleting.json")
     assert recorded is not None
-    assert translated(recorded.json) == (Node(name="node-a", addresses=MOVED, zone="zone-b", eligible=False), [])
+    uid = recorded.json["metadata"]["uid"]
+    wanted = Node(name="node-a", addresses=MOVED, zone="zone-b", eligible=False, uid=uid)
+    assert translated(recorded.json) == (wanted, [])
 
 
 def test_the_recorded_changes_of_a_node() -> None:
@@ -54,7 +58,10 @@ def test_the_recorded_changes_of_a_node() -> None:
         ("ADDED", (), "zone-a", True),
         ("MODIFIED", ADDRESSES, "zone-a", True),
     ]
-    assert seen == [(kind, Node("node-a", addresses, zone, eligible)) for kind, addresses, zone, eligible in wanted]
+    assert [(kind, replace(found, uid="")) for kind, found in seen if found is not None] == [
+        (kind, Node("node-a", addresses, zone, eligible)) for kind, addresses, zone, eligible in wanted
+    ]
+    assert all(found is not None and found.uid for _, found in seen)
 
 
 def test_internal_addresses_come_first_and_each_once() -> None:

@@ -102,6 +102,7 @@ SERVICES = {
         ),
         demo("prefer-close", "10.96.1.19", traffic_distribution="PreferClose"),
         demo("publish-not-ready", "10.96.1.24"),
+        demo("sctp", "10.96.1.22", ports=(ServicePort("diameter", Protocol.SCTP, 3868),)),
         demo("same-node", "10.96.1.18", traffic_distribution="PreferSameNode"),
         demo("same-zone", "10.96.1.17", traffic_distribution="PreferSameZone"),
         demo("sticky", "10.96.1.11", affinity_timeout_s=600),
@@ -127,7 +128,7 @@ NOT_OURS = {"external-name", "headless", "headless-labelled", "headless-no-ports
 def test_recorded_services() -> None:
     found = recorded_services("1.36")
     assert {name: service for name, (service, _) in found.items() if service is not None} == SERVICES
-    assert found.keys() - SERVICES.keys() == NOT_OURS | {"sctp"}
+    assert found.keys() - SERVICES.keys() == NOT_OURS
     assert {name for name, (_, faults) in found.items() if faults} == {"sctp"}
     (fault,) = found["sctp"][1]
     assert fault == Fault("spec.ports[0].protocol", "SCTP is not served; port 3868 (diameter) is left out", True)
@@ -151,7 +152,7 @@ def test_recorded_services_of_an_old_server() -> None:
         ]
     assert old["lb"].load_balancer_ips == ("203.0.113.50", "203.0.113.51", "203.0.113.52")
     assert old.keys() < SERVICES.keys()
-    assert found.keys() - old.keys() == NOT_OURS | {"sctp"}
+    assert found.keys() - old.keys() == NOT_OURS
 
 
 HTTP_PORT = EndpointPort("http", Protocol.TCP, 8080)
@@ -215,6 +216,30 @@ def test_parts_of_recorded_slices() -> None:
     assert [port.protocol for port in one("web-7k2xp").ports] == ["TCP", "UDP", "TCP", "TCP"]
 
 
+@pytest.mark.parametrize(
+    ("target", "pod"),
+    [
+        ({"kind": "Pod", "name": "web-0", "uid": "u-1"}, "u-1"),
+        ({"kind": "Pod", "name": "web-0"}, "web-0"),
+        ({"kind": "Pod"}, ""),
+        ({"kind": "Node", "name": "node-0", "uid": "u-1"}, ""),
+        (None, ""),
+    ],
+)
+def test_pod_of_an_endpoint_is_its_uid_or_its_name(target: object, pod: str) -> None:
+    metadata = {"name": "web", "namespace": "demo", "labels": {"kubernetes.io/service-name": "web"}}
+    of_slice = {"metadata": metadata, "addressType": "IPv4"}
+    listed = msgspec.convert(
+        {**of_slice, "endpoints": [{"addresses": ["10.0.0.1"], "targetRef": target}]}, api_types.EndpointSlice
+    )
+    found, _ = translate.endpoint_slice(listed)
+    assert found is not None
+    assert [endpoint.pod for endpoint in found.endpoints] == [pod]
+    subsets = [{"addresses": [{"ip": "10.0.0.1", "targetRef": target}]}]
+    legacy, _ = translate.endpoints(msgspec.convert({"metadata": metadata, "subsets": subsets}, api_types.Endpoints))
+    assert [endpoint.pod for endpoint in legacy[0].endpoints] == [pod]
+
+
 @pytest.mark.parametrize("version", ["1.36", "1.20"])
 def test_recorded_endpoints(version: str) -> None:
     found = recorded_endpoints(version)
@@ -275,7 +300,8 @@ PORT = {"name": "b", "port": 81}
 def test_a_wrong_port_does_not_affect_the_others(port: dict[str, Any], path: str, message: str) -> None:
     found, faults = service_with({"ports": [{"name": "a", "port": 80}, PORT | port]})
     assert found is not None
-    assert [port.name for port in found.ports] == ["a"]
+    served = [port.name for port in found.ports if port.protocol is not Protocol.SCTP]
+    assert served == ["a"]
     (fault,) = faults
     assert fault.path == f"spec.ports[1].{path}"
     assert message in fault.message

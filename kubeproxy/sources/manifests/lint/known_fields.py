@@ -1,0 +1,91 @@
+"""The fields of Services, EndpointSlices and Endpoints of Kubernetes 1.36; every other one is probably a mistake. Pure.
+
+`kubectl --validate=strict` refuses unknown fields, too. An API server drops them without a word, as the daemon does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, Final
+
+Fields = Mapping[str, Any]
+"""The names of fields: None for a value, `Fields` for a mapping, a list with `Fields` for a list of mappings."""
+
+
+def _values(*names: str) -> dict[str, Any]:
+    return dict.fromkeys(names)
+
+
+_METADATA: Final[Fields] = {
+    **_values("name", "generateName", "namespace", "selfLink", "uid", "resourceVersion", "generation"),
+    **_values("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "labels", "annotations"),
+    **_values("ownerReferences", "finalizers", "managedFields"),
+}
+_HEAD: Final[Fields] = {"apiVersion": None, "kind": None, "metadata": _METADATA}
+_PORT: Final[Fields] = _values("name", "protocol", "port", "appProtocol")
+_REFERENCE: Final[Fields] = _values("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
+_SUBSET_ADDRESS: Final[Fields] = {**_values("ip", "hostname", "nodeName"), "targetRef": _REFERENCE}
+
+_SERVICE: Final[Fields] = {
+    **_HEAD,
+    "spec": {
+        **_values("type", "clusterIP", "clusterIPs", "selector", "sessionAffinity", "internalTrafficPolicy"),
+        **_values("externalTrafficPolicy", "externalIPs", "externalName", "loadBalancerIP", "loadBalancerClass"),
+        **_values("loadBalancerSourceRanges", "allocateLoadBalancerNodePorts", "healthCheckNodePort"),
+        **_values("publishNotReadyAddresses", "ipFamilies", "ipFamilyPolicy", "trafficDistribution"),
+        "ports": [_values("name", "protocol", "port", "targetPort", "nodePort", "appProtocol")],
+        "sessionAffinityConfig": {"clientIP": _values("timeoutSeconds")},
+    },
+    "status": {
+        "conditions": None,
+        "loadBalancer": {"ingress": [_values("ip", "hostname", "ipMode", "ports")]},
+    },
+}
+_ENDPOINT_SLICE: Final[Fields] = {
+    **_HEAD,
+    "addressType": None,
+    "ports": [_PORT],
+    "endpoints": [
+        {
+            **_values("addresses", "hostname", "nodeName", "zone", "deprecatedTopology"),
+            "conditions": _values("ready", "serving", "terminating"),
+            "targetRef": _REFERENCE,
+            "hints": {"forZones": [_values("name")], "forNodes": [_values("name")]},
+        }
+    ],
+}
+_ENDPOINTS: Final[Fields] = {
+    **_HEAD,
+    "subsets": [{"addresses": [_SUBSET_ADDRESS], "notReadyAddresses": [_SUBSET_ADDRESS], "ports": [_PORT]}],
+}
+KINDS: Final[Mapping[str, Fields]] = {
+    "Service": _SERVICE,
+    "EndpointSlice": _ENDPOINT_SLICE,
+    "Endpoints": _ENDPOINTS,
+}
+
+
+def unknown_fields(found: object, kind: str) -> Iterator[tuple[str, str]]:
+    """The path of each unknown field of an object, and a message."""
+    yield from _unknown(found, KINDS[kind], "")
+
+
+def _unknown(found: object, known: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(known, list) and isinstance(found, list):
+        for index, item in enumerate(found):
+            yield from _unknown(item, known[0], f"{path}[{index}]")
+    elif isinstance(known, Mapping) and isinstance(found, Mapping):
+        for name, value in found.items():
+            here = f"{path}.{name}" if path else str(name)
+            if name in known:
+                yield from _unknown(value, known[name], here)
+            else:
+                yield here, f"unknown field, ignored{suggestion(str(name), known)}"
+
+
+def suggestion(name: str, known: Mapping[str, object]) -> str:
+    """``; did you mean port?``, or nothing."""
+    lower = {other.lower(): other for other in known}
+    near = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
+    return f"; did you mean {lower[near[0]]}?" if near else ""
