@@ -18,28 +18,30 @@ _TIMEOUT_S = 30.0
 _XTABLES_NFT = {Family.IPV4: "iptables-nft", Family.IPV6: "ip6tables-nft"}
 
 
-async def cleanup_all(*, keep: str | None = None) -> list[str]:
+async def cleanup_all(*, keep: str | None = None, dry_run: bool = False) -> list[str]:
     """Remove the rules of every adapter; what was removed, one line each. Nothing to remove is fine. So is a missing
     program, since its rules cannot be there.
 
-    `keep`: the adapter in use, whose rules stay, and the routing rules with them; rules that another adapter left in an
+    `keep`: the adapter in use. Its rules stay, and the routing rules with them; rules that another adapter left in an
     earlier run would drop or divert packets beside it. KernelError with all that could not be removed; the rest is
-    removed all the same.
+    removed all the same. `dry_run`: remove nothing; the same list.
     """
     removed: list[str] = []
     failures: list[str] = []
     if keep != "nftables" and shutil.which("nft"):
-        await _clean(Nftables(), "nftables: table inet kubeproxy", removed, failures)
+        await _clean(Nftables(), "nftables: table inet kubeproxy", removed, failures, dry_run=dry_run)
     if keep != "iptables":
-        await _clean(Iptables(), "iptables: chains KUBE-PORTALS-*, KUBE-PROXY-*, KUBE-NODEPORT-*", removed, failures)
+        chains = "iptables: chains KUBE-PORTALS-*, KUBE-PROXY-*, KUBE-NODEPORT-*"
+        await _clean(Iptables(), chains, removed, failures, dry_run=dry_run)
     if keep is None:
         try:
-            removed += ["routing rules and table of transparent connections"] if rules.remove() else []
+            had = rules.present() if dry_run else rules.remove()
+            removed += ["routing rules and table of transparent connections"] if had else []
         except KernelError as error:
             failures.append(str(error))
     for family, program in _XTABLES_NFT.items():
         try:
-            removed += [f"{program}: {text}" for text in await _clean_iptables_nft(family, program)]
+            removed += [f"{program}: {text}" for text in await _clean_iptables_nft(family, program, dry_run)]
         except KernelError as error:
             failures.append(str(error))
     if failures:
@@ -67,9 +69,11 @@ async def pause_stale_rules(*, for_s: float = PAUSE_S) -> list[str]:
     return waiting
 
 
-async def _clean(netfilter: Nftables | Iptables, what: str, removed: list[str], failures: list[str]) -> None:
+async def _clean(
+    netfilter: Nftables | Iptables, what: str, removed: list[str], failures: list[str], *, dry_run: bool
+) -> None:
     try:
-        if await netfilter.cleanup():
+        if await (netfilter.has_rules() if dry_run else netfilter.cleanup()):
             removed.append(what)
     except KernelError as error:
         failures.append(f"{netfilter.name}: {error}")
@@ -77,13 +81,13 @@ async def _clean(netfilter: Nftables | Iptables, what: str, removed: list[str], 
         await netfilter.close()
 
 
-async def _clean_iptables_nft(family: Family, program: str) -> list[str]:
+async def _clean_iptables_nft(family: Family, program: str, dry_run: bool) -> list[str]:
     """Remove kube-proxy's chains where the host's ``iptables`` keeps its rules in nftables; what was removed."""
     if shutil.which(f"{program}-save") is None or shutil.which(f"{program}-restore") is None:
         return []
     saved = (await run(f"{program}-save", timeout_s=_TIMEOUT_S)).decode(errors="replace")
     commands, removed = removal(saved)
-    if commands:
+    if commands and not dry_run:
         await run(f"{program}-restore", "--noflush", commands=commands, timeout_s=_TIMEOUT_S)
     return [f"{family} {text}" for text in removed]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from kubeproxy.netfilter.ruleset import Reach, RuleSet
+from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 PAUSE_S = 30.0
 """How long first packets are dropped until a new instance serves. TCP clients retry 1, 3, 7, 15 s after the first."""
@@ -26,6 +26,20 @@ class Netfilter(Protocol):
         are restored, and rules of an earlier run removed. Rules of other programs are never touched. True if anything
         had to be changed.
         """
+
+    async def rebalance(self, change: Rebalance) -> bool:
+        """Make this change at once, in the rules last applied.
+
+        Of spreads only targets and endpoints may differ. The cost grows with the change, not with the rules. False if
+        nothing was changed because that is not possible: the rules in the kernel are unknown, or the change takes an
+        `apply`. After True the caller enters the change in the rule set that it applied last (`RuleSet.rebalance`):
+        applying that one again then finds nothing to do."""
+
+    async def why_not_spreading(self) -> str | None:
+        """Why this host does not support `RuleSet.spreads`; None if it does. Leaves nothing behind."""
+
+    async def why_not_rescuing(self) -> str | None:
+        """Why this host does not support `RuleSet.rescue`; None if it does. Leaves nothing behind."""
 
     async def why_not_transparent(self) -> str | None:
         """Why this host does not support `RuleSet.transparent`; None if it does. Leaves nothing behind."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.nftables import tables as nftables_tables
 from kubeproxy.netfilter.subprocess import run
 
 IPVS_INTERFACE = "kube-ipvs0"
@@ -31,13 +32,13 @@ _VIRTUAL_SERVICE = re.compile(r"^(?:TCP|UDP|SCTP) ", re.MULTILINE)
 async def look(*, net: Path = _NET) -> list[str]:
     """The foreign rules in force, each by the name under which an operator finds it. A missing program or permission
     counts as no rules. The kernel makes and loads nothing for it."""
-    tables = (await _printed("nft", "list", "tables")).splitlines()
-    found = [f"nftables: {table}" for table in map("table {} kube-proxy".format, _FAMILIES) if table in tables]
+    tables = _tables()
+    found = [f"nftables: table {table}" for table in map("{} kube-proxy".format, _FAMILIES) if table in tables]
     for family in _FAMILIES:
         # The kernel makes a missing legacy table when a program asks for it.
         is_there = {
             "legacy": "nat" in _text(net / f"{family}_tables_names").split(),
-            "nft": f"table {family} nat" in tables,
+            "nft": f"{family} nat" in tables,
         }
         for program in (f"{family}tables-{kind}" for kind in is_there if is_there[kind]):
             if catches(await _printed(f"{program}-save", "-t", "nat")):
@@ -67,6 +68,13 @@ def catches(saved: str) -> bool:
 def has_virtual_services(listed: str, *, interfaces: Iterable[str]) -> bool:
     """Whether IPVS, as ``/proc/net/ip_vs`` lists it, serves for kube-proxy. Pure."""
     return IPVS_INTERFACE in interfaces and bool(_VIRTUAL_SERVICE.search(listed))
+
+
+def _tables() -> list[str]:
+    try:
+        return nftables_tables.tables()
+    except OSError:
+        return []
 
 
 async def _printed(*command: str) -> str:

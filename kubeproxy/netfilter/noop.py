@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kubeproxy.netfilter.interface import PAUSE_S
-from kubeproxy.netfilter.ruleset import Reach, RuleSet
+from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 
 class NoNetfilter:
@@ -20,6 +20,18 @@ class NoNetfilter:
         """See `Netfilter.apply`: True when the rule set is another than before."""
         changed, self._applied = wanted != self._applied, wanted
         return changed
+
+    async def rebalance(self, change: Rebalance) -> bool:
+        """See `Netfilter.rebalance`."""
+        return False
+
+    async def why_not_spreading(self) -> str | None:
+        """See `Netfilter.why_not_spreading`."""
+        return "without a packet filter nothing translates packets"
+
+    async def why_not_rescuing(self) -> str | None:
+        """See `Netfilter.why_not_rescuing`."""
+        return "without a packet filter nothing reports failures"
 
     async def why_not_transparent(self) -> str | None:
         """See `Netfilter.why_not_transparent`."""

@@ -102,6 +102,17 @@ class Holders:
         return found
 
 
+def kube_proxy_process() -> int | None:
+    """A process named kube-proxy; None: there is none. Its name can be read where its sockets cannot."""
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        if int(process) == os.getpid():  # by the alias of `kubeproxy run`
+            continue
+        with suppress(OSError):
+            if Path("/proc", process, "comm").read_text() == "kube-proxy\n":
+                return int(process)
+    return None
+
+
 def _sockets(protocol: Protocol, address: Address, port: int) -> Iterator[tuple[int, int]]:
     """User and inode of each socket that has the port there."""
     number, states = _KINDS[protocol]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target, family_of
 from kubeproxy.netfilter.cidr import contains, disjoint, is_loopback
 
 
@@ -23,6 +24,48 @@ class Reach(NamedTuple):
 
     ours: int
     others: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Endpoints among which the kernel spreads the new connections of a destination, by DNAT.
+
+    All destinations of a frontend share one value."""
+
+    service_port: str
+    """Its name, for comments and for the names of maps."""
+    targets: tuple[Target, ...]
+    """Each gets the same share. None: the redirect of the destination applies, as without a spread."""
+    endpoints: tuple[Target, ...]
+    """Where UDP flows may stay that lead there already: `targets`, and endpoints that get no new flows from the
+    kernel."""
+    affinity_timeout_s: int | None = None
+    """Seconds that a client stays with its target after its last connection; None: no affinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """A change of the endpoints to which destinations lead, and of nothing else."""
+
+    spreads: Mapping[Destination, Spread | None] = field(default_factory=dict)
+    """Those of `RuleSet.spreads` that change; None: they go."""
+    own_spreads: Mapping[Destination, Spread | None] = field(default_factory=dict)
+    hairpins: Mapping[Address, bool] = field(default_factory=dict)
+    """Addresses that are one of `RuleSet.hairpins` from now on, or are none any more."""
+
+    def __bool__(self) -> bool:
+        return bool(self.spreads or self.own_spreads or self.hairpins)
+
+
+class Masquerade(StrEnum):
+    """The clients that reach an endpoint from an address of this node, so that answers come back through it."""
+
+    ALWAYS = "always"
+    """All."""
+    OUTSIDE = "outside"
+    """Those that are not in `internal_sources`, as with kube-proxy's clusterCIDR."""
+    NODE = "node"
+    """Those of this node itself: its answer might otherwise go to an address that several nodes have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +103,10 @@ class RuleSet:
     """Guarded ports: a packet that reaches one without a redirect is dropped."""
 
     refused: frozenset[ProxyPort] = frozenset()
-    """Proxy ports whose redirected clients are refused (TCP reset, ICMP port unreachable): no endpoints."""
+    """Proxy ports that refuse redirected clients (TCP reset, ICMP port unreachable): no endpoints."""
 
     dropped: frozenset[ProxyPort] = frozenset()
-    """Proxy ports whose redirected clients are dropped: policy Local, and no local endpoint."""
+    """Proxy ports that drop redirected clients: policy Local, and no local endpoint."""
 
     landing: Mapping[Family, Address] = field(default_factory=dict)
     """Node address to which traffic from other hosts is redirected. A family without one uses the address of the
@@ -72,6 +115,42 @@ class RuleSet:
 
     bind: Mapping[Family, Address] = field(default_factory=dict)
     """Where the proxy ports listen, if not on the wildcard address: both hooks redirect there."""
+
+    spreads: dict[Destination, Spread] = field(default_factory=dict)
+    """Redirected destinations with endpoints to which the kernel leads new connections. The redirect of a loopback
+    address applies all the same, because the kernel does not forward from there. (`rebalance` changes them.)"""
+
+    own_spreads: dict[Destination, Spread] = field(default_factory=dict)
+    """The same for `own_redirects`. The order is: own spread, own redirect, spread, redirect."""
+
+    masquerades: Mapping[Destination, Masquerade] = field(default_factory=dict)
+    """Spread destinations, and the clients that do not keep their address."""
+
+    rescue: int | None = None
+    """The group of the kernel's packet log to which failures of spread connections are reported, together with copies
+    of their first packets; None: nothing is reported, and clients see failures as they are."""
+
+    hairpins: set[Address] = field(default_factory=set)
+    """Endpoints that may be clients on this node. One that reaches itself is masqueraded: its answer would not leave
+    it otherwise."""
+
+    def spreads_to(self, destination: Destination) -> bool:
+        """Whether a destination, as a client names it, is led to endpoints."""
+        node_port = destination._replace(address=NODE_PORTS[family_of(destination.address)])
+        places = (destination, node_port) if destination.address in self.node_addresses else (destination,)
+        return any(place in self.spreads or place in self.own_spreads for place in places)
+
+    def rebalance(self, change: Rebalance) -> None:
+        """Enter a change that is in force. In place: a copy would cost more than the change, with thousands of
+        Services."""
+        for spreads, changes in ((self.spreads, change.spreads), (self.own_spreads, change.own_spreads)):
+            for each, it in changes.items():
+                if it is None:
+                    spreads.pop(each, None)
+                else:
+                    spreads[each] = it
+        for address, is_one in change.hairpins.items():
+            (self.hairpins.add if is_one else self.hairpins.discard)(address)
 
     @property
     def admitted(self) -> dict[Destination, tuple[str, ...]]:
@@ -98,6 +177,28 @@ class RuleSet:
     def guarded(self) -> frozenset[ProxyPort]:
         """Every proxy port with a check: also those only in `refused` or `dropped`."""
         return self.proxy_ports | self.refused | self.dropped
+
+
+def part(rules: RuleSet, destinations: Set[Destination]) -> RuleSet:
+    """The part of a rule set that decides where packets to these destinations go."""
+
+    def of(mapping: Mapping[Destination, _Value]) -> dict[Destination, _Value]:
+        return {each: mapping[each] for each in destinations if each in mapping}
+
+    return RuleSet(
+        redirects=of(rules.redirects),
+        own_redirects=of(rules.own_redirects),
+        internal_sources=rules.internal_sources,
+        node_addresses=rules.node_addresses,
+        allowed_sources=of(rules.allowed_sources),
+        landing=rules.landing,
+        bind=rules.bind,
+        spreads=of(rules.spreads),
+        own_spreads=of(rules.own_spreads),
+    )
+
+
+_Value = TypeVar("_Value")
 
 
 @lru_cache(maxsize=1 << 14)

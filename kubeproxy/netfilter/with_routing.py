@@ -13,7 +13,7 @@ from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.routing import rules
 from kubeproxy.netfilter.routing.watch import RuleWatch
-from kubeproxy.netfilter.ruleset import Reach, RuleSet
+from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 log = structlog.get_logger(__name__)
 
@@ -41,8 +41,7 @@ class WithRouting:
         """See `Netfilter.why_not_transparent`."""
         try:
             await self._filter.probe_transparent()
-            if rules.add():
-                rules.remove()
+            rules.probe()
         except KernelError as error:
             return str(error)
         return None
@@ -54,6 +53,26 @@ class WithRouting:
         except KernelError as error:
             return str(error)
         return None
+
+    async def why_not_spreading(self) -> str | None:
+        """See `Netfilter.why_not_spreading`."""
+        try:
+            await self._filter.probe_spreads()
+        except KernelError as error:
+            return str(error)
+        return None
+
+    async def why_not_rescuing(self) -> str | None:
+        """See `Netfilter.why_not_rescuing`."""
+        try:
+            await self._filter.probe_rescue()
+        except KernelError as error:
+            return str(error)
+        return None
+
+    async def rebalance(self, change: Rebalance) -> bool:
+        """See `Netfilter.rebalance`."""
+        return await self._filter.rebalance(change)
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`. Marked packets need routing: its rules are added first and removed last."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -225,8 +227,39 @@ def test_foreign_changes_are_reported_and_our_own_are_not(
     assert not adapter.apply(RULES, verify=True)
 
 
+FLUSH_RULES = "flush table inet kubeproxy"
+"""Removes the rules; chains, maps and sets stay, so that later changes of these succeed."""
+
+
+def test_rules_removed_between_reading_and_changing_them_are_restored(
+    network: Network, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """What the adapter has just read is out of date then, and so is what it makes of it."""
+    once, program = tmp_path / "once", tmp_path / "nft"
+    program.write_text(f"""#!/bin/sh
+{shutil.which("nft")} "$@"
+status=$?
+case "$*" in *"list table"*) rm {once} 2> /dev/null && {shutil.which("nft")} {FLUSH_RULES} && sleep 0.3;; esac
+exit $status
+""")
+    program.chmod(0o755)
+    path = f"{tmp_path}:{environment['PATH']}"
+    adapter = Adapter(network.node, "nftables", env={**environment, "PATH": path})
+    adapter.call({"do": "watch"})
+    adapter.apply(RULES, verify=True)
+    whole = settled(dump(network.node))
+    network.node.run(["nft", "flush", "map", "inet", "kubeproxy", "redirects4"])
+    assert adapter.call({"do": "foreign", "within_s": 10.0})
+    once.touch()
+    adapter.apply(RULES, verify=True)
+    assert not once.exists()
+    assert adapter.call({"do": "foreign", "within_s": 10.0})
+    adapter.apply(RULES, verify=True)
+    assert settled(dump(network.node)) == whole
+
+
 def jumps(host: Host) -> list[str]:
-    """The rules of the legacy tables' built-in chains, whose order counts."""
+    """The rules of the legacy tables' built-in chains, in order."""
     return [line for line in dump(host).splitlines() if re.match(r"-A [A-Z]+ ", line)]
 
 

@@ -62,7 +62,7 @@ def meets(
 ) -> str:
     try:
         return attempt(host, (NODE if on_node else VIP)[family], protocol, port, patience_s=patience_s)
-    except PermissionError:  # the error of a sender on this host whose datagram was dropped
+    except PermissionError:  # the error of a sender on this host after a dropped datagram
         return SILENT
 
 

@@ -7,12 +7,13 @@ import errno
 import itertools
 import os
 import typing
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import structlog
 
-from kubeproxy.model import Address, Family, Protocol
+from kubeproxy.model import Address, Family, Protocol, family_of
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
 from kubeproxy.netfilter.conntrack.sock_diag import tcp_connections
@@ -63,6 +64,21 @@ class KernelConntrack:
         )
         return udp + unanswered + abandoned
 
+    async def translated_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
+        """The number of open TCP connections that the kernel has translated to each of these, without zeros.
+
+        KernelError when it does not list its flows."""
+        return await asyncio.to_thread(self._translated_to, frozenset(addresses))
+
+    def _translated_to(self, addresses: frozenset[Address]) -> Mapping[Address, int]:
+        families = sorted({family_of(address) for address in addresses})
+        try:
+            with Ctnetlink(timeout_s=self._timeout_s) as ctnetlink:
+                flows = itertools.chain.from_iterable(ctnetlink.dump(family, Protocol.TCP) for family in families)
+                return Counter(f.target for f in flows if f.target in addresses and f.is_translated and wire.is_open(f))
+        except OSError as error:
+            raise explained("cannot count TCP flows by ctnetlink", error.errno, str(error)) from error
+
     def _delete(
         self,
         what: str,
@@ -82,12 +98,12 @@ class KernelConntrack:
                 dumps = (ctnetlink.dump(family, protocol, unanswered=unanswered) for family in sorted(families))
                 deleted, failed = ctnetlink.delete(choose(itertools.chain.from_iterable(dumps), local=local))
         except OSError as error:
-            raise _explained(f"cannot look for {what} by ctnetlink", error.errno, str(error)) from error
+            raise explained(f"cannot look for {what} by ctnetlink", error.errno, str(error)) from error
         if deleted:
             log.info("conntrack flows deleted", flows=what, count=deleted)
         if failed:
             number = failed[0]
-            raise _explained(f"cannot delete {len(failed)} {what} by ctnetlink", number, os.strerror(number))
+            raise explained(f"cannot delete {len(failed)} {what} by ctnetlink", number, os.strerror(number))
         return deleted
 
 
@@ -139,8 +155,19 @@ class Ctnetlink:
 
     def delete(self, flows: Sequence[Flow]) -> tuple[int, list[int]]:
         """Delete these flows; the number deleted and the errors met. A flow that is gone already is neither."""
+        return self._delete([wire.delete_request(flow, next(self._sequence)) for flow in flows])
+
+    def delete_unanswered(self, flows: Sequence[Flow], protocol: Protocol, *, at_most: int) -> bool:
+        """Delete these flows of one target as far as they have not been answered. False, and nothing is deleted: this
+        kernel cannot do so, or it would take more than so many walks through its table."""
+        requests = wire.delete_unanswered_requests(flows, protocol, self._sequence)
+        if len(requests) > at_most:
+            return False
+        _, failed = self._delete(requests)
+        return not failed
+
+    def _delete(self, requests: Sequence[bytes]) -> tuple[int, list[int]]:
         deleted, failed = 0, list[int]()
-        requests = [wire.delete_request(flow, next(self._sequence)) for flow in flows]
         for at in range(0, len(requests), _BATCH):
             batch = requests[at : at + _BATCH]
             self._socket.send(b"".join(batch))
@@ -157,6 +184,7 @@ class Ctnetlink:
         return deleted, failed
 
 
-def _explained(what: str, number: int | None, why: str) -> KernelError:
+def explained(what: str, number: int | None, why: str) -> KernelError:
+    """A failure of ctnetlink, with what to do about it."""
     advice = _ADVICE.get(number or 0)
     return KernelError(f"{what}: {why}{'; ' + advice if advice else ''}")

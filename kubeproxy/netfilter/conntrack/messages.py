@@ -12,7 +12,7 @@ import re
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from kubeproxy.model import Address, Family, Protocol, family_of
@@ -31,15 +31,17 @@ _NEW, _GET, _DELETE = 0x100, 0x101, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL
 _NESTED = 0x8000
 
 _TUPLE_ORIG, _TUPLE_REPLY, _STATUS, _PROTOINFO, _ID, _FILTER, _STATUS_MASK = 1, 2, 3, 4, 12, 25, 26  # CTA_*
-_SEEN_REPLY = 1 << 1
-"""IPS_SEEN_REPLY (linux/netfilter/nf_conntrack_common.h)."""
+_SEEN_REPLY, _DST_NAT = 1 << 1, 1 << 5
+"""IPS_SEEN_REPLY and IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h)."""
 _PROTOINFO_TCP, _PROTOINFO_TCP_STATE = 1, 1
-_SYN_SENT, _ESTABLISHED, _CLOSE = 1, 3, 8
+_SYN_SENT, _ESTABLISHED, _LAST_ACK, _CLOSE = 1, 3, 6, 8
 """TCP_CONNTRACK_* (linux/netfilter/nf_conntrack_tcp.h): the server has not answered; the first state after the
 handshake; the last state before the flow may begin anew."""
 _TUPLE_IP, _TUPLE_PROTO = 1, 2
 _PROTO_NUM, _PROTO_SRC_PORT, _PROTO_DST_PORT = 1, 2, 3
-_FILTER_ORIG_FLAGS, _BY_PROTO_NUM = 1, 1 << 3
+_FILTER_ORIG_FLAGS, _FILTER_REPLY_FLAGS = 1, 2
+_BY_IP_SRC, _BY_IP_DST, _BY_PROTO_NUM, _BY_PROTO_SRC_PORT, _BY_PROTO_DST_PORT = (1 << bit for bit in (0, 1, 3, 4, 5))
+"""Which parts of a tuple a filter compares."""
 
 _NFGEN = struct.Struct("=BBH")  # family, version, resource
 
@@ -73,6 +75,53 @@ def delete_request(flow: Flow, sequence: int) -> bytes:
     return _request(_DELETE, NLM_F_ACK, family, sequence, original + identity)
 
 
+def delete_unanswered_requests(flows: Sequence[Flow], protocol: Protocol, sequences: Iterator[int]) -> list[bytes]:
+    """The requests to delete these flows as far as they have not been answered, of one target and family.
+
+    The kernel looks whether a flow has been answered when it deletes it, in a walk through all flows for each request.
+    Kernels that know no filter of deletions take the tuples for those of one flow, find them incomplete and answer
+    EINVAL.
+
+    A filter of IPv4 names destination and target, and has all of their flows. Linux 6.18 has the comparison of IPv6
+    addresses in filters the wrong way round, so a filter of IPv6 names ports alone, those of one client. Another
+    unanswered flow with the same three ports may go with it; its client repeats the SYN after a second."""
+    filters = {
+        (flow.address if family_of(flow.address) is Family.IPV4 else flow.source_port, flow.port): flow
+        for flow in flows
+    }
+    return [_delete_unanswered(flow, protocol, next(sequences)) for flow in filters.values()]
+
+
+def _delete_unanswered(flow: Flow, protocol: Protocol, sequence: int) -> bytes:
+    family = family_of(flow.address)
+    source, destination, _ = _IP_SRC_DST[family]
+    number = _attribute(_PROTO_NUM, bytes([_NUMBERS[protocol]]))
+
+    def side(kind: int, ip: int, address: Address, *ports: tuple[int, int]) -> bytes:
+        packed = _nest(_TUPLE_IP, _attribute(ip, ipaddress.ip_address(address).packed))
+        numbers = b"".join(_attribute(which, struct.pack("!H", port)) for which, port in ports)
+        return _nest(kind, packed + _nest(_TUPLE_PROTO, number + numbers))
+
+    ports = ((_PROTO_SRC_PORT, flow.source_port), (_PROTO_DST_PORT, flow.port))
+    original, reply = _BY_PROTO_NUM | _BY_PROTO_DST_PORT, _BY_PROTO_NUM | _BY_PROTO_SRC_PORT
+    if family is Family.IPV4:
+        original, reply = original | _BY_IP_DST, reply | _BY_IP_SRC
+    else:
+        original |= _BY_PROTO_SRC_PORT
+    flags = ((_FILTER_ORIG_FLAGS, original), (_FILTER_REPLY_FLAGS, reply))
+    status = ((_STATUS, _DST_NAT), (_STATUS_MASK, _DST_NAT | _SEEN_REPLY))
+    return _request(
+        _DELETE,
+        NLM_F_ACK,
+        family,
+        sequence,
+        side(_TUPLE_ORIG, destination, flow.address, *ports)
+        + side(_TUPLE_REPLY, source, flow.target, (_PROTO_SRC_PORT, flow.target_port))
+        + _nest(_FILTER, b"".join(_attribute(kind, struct.pack("=I", bits)) for kind, bits in flags))
+        + b"".join(_attribute(kind, struct.pack(">I", bits)) for kind, bits in status),
+    )
+
+
 def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | None:
     """The flow in an answer to `dump_request`. None when it is of another protocol, or its tuples are of a zone."""
     if message.kind != _NEW:
@@ -97,6 +146,11 @@ def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | No
 def has_begun(flow: Flow) -> bool:
     """Whether the kernel has seen the end of a TCP flow's handshake."""
     return _ESTABLISHED <= _tcp_state(flow) <= _CLOSE
+
+
+def is_open(flow: Flow) -> bool:
+    """Whether a TCP flow has begun, and not both of its ends have closed."""
+    return _ESTABLISHED <= _tcp_state(flow) <= _LAST_ACK
 
 
 def is_unanswered(flow: Flow) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, family_of
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target, family_of
 from kubeproxy.netfilter.cidr import contains, is_loopback
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 
@@ -83,11 +83,14 @@ class _Rules:
     allowed_sources: Mapping[Key, frozenset[str]] = field(default_factory=dict)
     landing: Mapping[Family, Address] = field(default_factory=dict)
     bind: Mapping[Family, Address] = field(default_factory=dict)
+    spreads: Mapping[Key, frozenset[Target]] = field(default_factory=dict)
+    own_spreads: Mapping[Key, frozenset[Target]] = field(default_factory=dict)
+    """Destinations and the endpoints to which the kernel leads them, or did before they were ejected."""
     proxy_ports: frozenset[int] = frozenset()
     guarded: frozenset[int] = frozenset()
     """Proxy ports that cannot be reached without a redirect."""
     closed: frozenset[int] = frozenset()
-    """Proxy ports whose clients are refused or dropped."""
+    """Proxy ports with clients refused or dropped."""
 
     @classmethod
     def of(cls, rules: RuleSet, protocol: Protocol) -> _Rules:
@@ -100,6 +103,8 @@ class _Rules:
             allowed_sources=_part(rules.allowed_sources, protocol),
             landing=rules.landing,
             bind=rules.bind,
+            spreads={each: frozenset(it.endpoints) for each, it in _part(rules.spreads, protocol).items()},
+            own_spreads={each: frozenset(it.endpoints) for each, it in _part(rules.own_spreads, protocol).items()},
             proxy_ports=_ports(rules.guarded, protocol),
             guarded=_ports(rules.guarded - rules.unguarded, protocol),
             closed=_ports(rules.refused | rules.dropped, protocol),
@@ -118,6 +123,8 @@ class _Rules:
             self.allowed_sources,
             self.landing,
             self.bind,
+            self.spreads,
+            self.own_spreads,
         )
 
     @property
@@ -126,12 +133,25 @@ class _Rules:
         addresses = {address for address, _ in (*self.redirects, *self.own_redirects)}
         return frozenset(map(family_of, addresses))
 
+    def is_endpoint(self, flow: Flow, local: frozenset[Address]) -> bool:
+        """Whether a flow leads to an endpoint of its destination."""
+        target = Target(flow.target, flow.target_port)
+        for key in self._keys(flow):
+            if target in self.own_spreads.get(key, _NO_TARGETS) and self._is_own(flow.source, local):
+                return True
+            if target in self.spreads.get(key, _NO_TARGETS):
+                return True
+        return False
+
+    def _keys(self, flow: Flow) -> tuple[Key, ...]:
+        key: Key = (flow.address, flow.port)
+        if flow.address in self.node_addresses:
+            return key, (NODE_PORTS[family_of(flow.address)], flow.port)
+        return (key,)
+
     def destination(self, flow: Flow, local: frozenset[Address]) -> tuple[Key, int] | None:
         """The redirect that a flow's first packet would meet: its destination and proxy port."""
-        keys: tuple[Key, ...] = ((flow.address, flow.port),)
-        if flow.address in self.node_addresses:
-            keys = (*keys, (NODE_PORTS[family_of(flow.address)], flow.port))
-        for key in keys:
+        for key in self._keys(flow):
             port = self.own_redirects.get(key)
             if port is not None and self._is_own(flow.source, local):
                 return key, port
@@ -196,6 +216,7 @@ class Transition:
             for flow in flows
             if flow.is_translated
             and flow.target in home
+            and not self._tcp.is_endpoint(flow, local)
             and (found := self._tcp.destination(flow, local)) is not None
             and found[1] != flow.target_port
         ]
@@ -208,11 +229,14 @@ class Transition:
         - if it is not translated: it began before the Service existed;
         - if it leads to another port or address of this node than the rules: that of an earlier run or Service;
         - if its client may not reach the destination, or the proxy port refuses or drops: only first packets meet that;
+        - if it leads to what was an endpoint of the destination, and is none any more;
         - if it leads to another host, and the destination had no redirect of ours before. If it had, another program's
           translation comes before ours, and would again.
 
-        Any other flow is stale if it was translated to a proxy port of ours (its Service is gone), or was sent there
-        directly (it is older than the guard). All others stay.
+        A flow to an endpoint of its destination stays, whatever the present data path.
+
+        Any other flow is stale if it was translated to a proxy port or an endpoint of ours (its Service is gone), or
+        was sent there directly (it is older than the guard). All others stay.
         """
         home = self._home | local
         return [flow for flow in flows if self._is_stale(flow, local, home)]
@@ -220,6 +244,12 @@ class Transition:
     def _is_stale(self, flow: Flow, local: frozenset[Address], home: frozenset[Address]) -> bool:
         now = self._now
         found = now.destination(flow, local)
+        was_endpoint = self._before is not None and self._before.is_endpoint(flow, local)
+        if found is not None and now.is_endpoint(flow, local):
+            allowed = now.allowed_sources.get(found[0])
+            return allowed is not None and not contains(allowed, flow.source)
+        if was_endpoint:
+            return True
         if found is None:
             if flow.is_translated:
                 return flow.target_port in self._proxy_ports and flow.target in home
@@ -235,6 +265,8 @@ class Transition:
             or not now.listens_on(flow.target, local)
         )
 
+
+_NO_TARGETS: frozenset[Target] = frozenset()
 
 _Value = TypeVar("_Value")
 

@@ -47,7 +47,7 @@ from kubeproxy.netfilter.iptables.chains import (
 from kubeproxy.netfilter.iptables.entry import Entry
 from kubeproxy.netfilter.iptables.lock import xtables_lock
 from kubeproxy.netfilter.iptables.table_info import info_of
-from kubeproxy.netfilter.ruleset import Reach, RuleSet
+from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 log = structlog.get_logger(__name__)
 
@@ -97,6 +97,24 @@ class Iptables:
         is ever redirected to a port without its guard."""
         return await self._in_thread(self._apply, wanted, verify)
 
+    async def probe_spreads(self) -> None:
+        """KernelError: these rules have no spreads."""
+        raise KernelError(
+            "iptables rules grow with the endpoints of all Services, and a change replaces a whole table; nftables"
+            " serves the kernel path"
+        )
+
+    async def probe_rescue(self) -> None:
+        """KernelError: these rules have no spreads."""
+        raise KernelError(
+            "iptables rules grow with the endpoints of all Services, and a change replaces a whole table; nftables"
+            " serves the kernel path"
+        )
+
+    async def rebalance(self, change: Rebalance) -> bool:
+        """See `Netfilter.rebalance`: there is nothing to change."""
+        return False
+
     async def reach(self, ours: RuleSet) -> Reach:
         """See `Netfilter.reach`."""
         families = [family for family in Family if _exists(family, NAT)]
@@ -106,6 +124,22 @@ class Iptables:
         """See `Netfilter.pause`. A commit of table mangle adds the drops before the redirects are removed."""
         families = [family for family in Family if _exists(family, NAT)]
         return bool(families) and await self._in_thread(self._pause, families, for_s)
+
+    async def has_rules(self) -> bool:
+        """Whether there is anything for `cleanup` to remove."""
+        return await self._in_thread(self._has_rules)
+
+    def _has_rules(self) -> bool:
+        with xtables_lock(self._lock_wait_s):
+            for family in Family:
+                for name in filter(partial(_exists, family), OWN):
+                    table = _open(family, name)
+                    try:
+                        if any(_read(table, family, name)):
+                            return True
+                    finally:
+                        table.close()
+        return False
 
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""
@@ -300,9 +334,17 @@ def _table_infos() -> dict[_Key, bytes]:
 
 @cache
 def _iptc() -> ModuleType:
-    """python-iptables. Importing it loads a kernel module and runs two programs: never at our own import."""
+    """python-iptables. Importing it loads a kernel module and runs two programs: never at our own import.
+
+    It is an extra of the distribution, because it comes as source only and needs a C compiler.
+    """
     try:
         return importlib.import_module("iptc")
+    except ModuleNotFoundError as error:
+        raise KernelError(
+            "python-iptables is not installed: pip install 'kubeproxy[iptables]' (it needs a C compiler), "
+            "or use --netfilter nftables"
+        ) from error
     except Exception as error:  # it raises anything from OSError to its own
         raise KernelError(
             f"python-iptables cannot be loaded: {error}; install libxtables, libip4tc and libip6tc (iptables)"

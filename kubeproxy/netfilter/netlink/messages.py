@@ -7,7 +7,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 NETLINK_SOCK_DIAG, NETLINK_NETFILTER = 4, 12
 """linux/netlink.h; Python has no names for them."""
@@ -15,7 +15,7 @@ SOCK_DIAG_BY_FAMILY = 20
 """linux/sock_diag.h"""
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x1, 0x4, 0x300
 NLMSG_ERROR, NLMSG_DONE = 2, 3
-_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port of the sender
+HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port of the sender
 ATTRIBUTE_HEADER = struct.Struct("=HH")  # length, type
 _ANSWER_BYTES = 1 << 16
 
@@ -57,10 +57,17 @@ def request(netlink: socket.socket, kind: int, payload: bytes, *, flags: int = 0
 
 def frame(kind: int, payload: bytes, *, flags: int, sequence: int) -> bytes:
     """A request to the kernel."""
-    return _HEADER.pack(_HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, sequence, 0) + payload
+    return HEADER.pack(HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, sequence, 0) + payload
 
 
-def answers(netlink: socket.socket, sequence: int, *, at_most: int = _ANSWER_BYTES) -> Iterator[Message]:
+class Readable(Protocol):
+    """What answers are read from: a socket."""
+
+    def recv(self, at_most: int, /) -> bytes:
+        """One read."""
+
+
+def answers(netlink: Readable, sequence: int, *, at_most: int = _ANSWER_BYTES) -> Iterator[Message]:
     """The answers to a request until the one that ends them; OSError if that is an error. `at_most`: bytes per read."""
     while True:
         for message in parse(netlink.recv(at_most)):
@@ -76,17 +83,17 @@ def answers(netlink: socket.socket, sequence: int, *, at_most: int = _ANSWER_BYT
 def parse(data: bytes) -> Iterator[Message]:
     """The messages of one read from a socket."""
     at = 0
-    while at + _HEADER.size <= len(data):
-        length, kind, _, sequence, _ = _HEADER.unpack_from(data, at)
-        if length < _HEADER.size:
+    while at + HEADER.size <= len(data):
+        length, kind, _, sequence, _ = HEADER.unpack_from(data, at)
+        if length < HEADER.size:
             return
-        yield Message(kind, sequence, data[at + _HEADER.size : at + length])
+        yield Message(kind, sequence, data[at + HEADER.size : at + length])
         at += _align(length)
 
 
 def kind_of(data: bytes) -> int:
     """The kind of the first message of one read."""
-    kind: int = _HEADER.unpack_from(data)[1]
+    kind: int = HEADER.unpack_from(data)[1]
     return kind
 
 

@@ -1,24 +1,41 @@
-"""The nftables adapter: one table of our own, changed by one ``nft -f -`` per apply."""
+"""The nftables adapter: one table of our own, changed by one transaction per apply."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 
 import msgspec
 import structlog
 
+from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import PAUSE_S
-from kubeproxy.netfilter.nftables import table
-from kubeproxy.netfilter.nftables.table import TABLE, Table
+from kubeproxy.netfilter.nftables import listing, table
+from kubeproxy.netfilter.nftables.commands import NftCommands, NotFound, TooLong, refused
+from kubeproxy.netfilter.nftables.declarations import KINDS, TABLE
+from kubeproxy.netfilter.nftables.elements import Replacement, batches
+from kubeproxy.netfilter.nftables.rebalancing import rebalancing
+from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.netfilter.nftables.spreads import clients_of
+from kubeproxy.netfilter.nftables.table import Table
+from kubeproxy.netfilter.nftables.tables import tables
 from kubeproxy.netfilter.nftables.watch import TableWatch
-from kubeproxy.netfilter.ruleset import Reach, RuleSet
-from kubeproxy.netfilter.subprocess import CommandFailed, run
+from kubeproxy.netfilter.ruleset import Masquerade, Reach, Rebalance, RuleSet, Spread
 
 log = structlog.get_logger(__name__)
 
+_LISTING_S = 30.0
+"""How long nft may take to list the table."""
+_APART = 5_000
+"""Slots that the program nft does not get, if they are so many: it would need 280 MB for those of 10,000 Services."""
+_AT_ONCE = 2_000
+"""Slots of one transaction: some ms of work, and small enough for the socket of an unprivileged user namespace."""
+_RESIZING_S = 0.2
+"""How long the kernel may take to resize a map."""
 _ATTEMPTS = 3
 """From the believed rules, from those in the kernel, and once more if another process changes them in between."""
 
@@ -29,15 +46,21 @@ class Nftables:
     name = "nftables"
 
     def __init__(self, *, nft: str = "nft", timeout_s: float = 30.0) -> None:
-        self._nft = nft
-        self._timeout_s = timeout_s
+        self._commands = NftCommands(nft=nft, timeout_s=timeout_s)
         # The table believed to be in the kernel; None: unknown.
         self._believed: Table | None = None
+        # What it was made of; rebalanced together with it.
+        self._applied: RuleSet | None = None
+        # Changes by other processes so far: one that comes while the table is read makes what was read invalid.
+        self._foreign_changes = 0
         # From the first transaction on; None then: the kernel does not notify.
         self._watch: TableWatch | None = None
         self._watching = False
         # Whether the kernel accepts every feature of our table.
         self._takes_all = False
+        self._takes_spreads = False
+        # Addresses that clients may be kept with, by the maps of clients, as of the last look at these.
+        self._kept: dict[str, frozenset[Address]] = {}
         self._on_foreign_change: Callable[[], None] = lambda: None
 
     async def probe(self) -> None:
@@ -60,9 +83,19 @@ class Nftables:
         if not self._takes_all:
             await self._check(RuleSet(guard_sockets=True))
 
+    async def probe_spreads(self) -> None:
+        """Check a rule set with spreads, of both families and protocols, with affinity and masquerading."""
+        if not self._takes_spreads:
+            await self._check(_SPREADING)
+            self._takes_spreads = True
+
+    async def probe_rescue(self) -> None:
+        """Check a rule set that reports failures of spread connections."""
+        await self._check(replace(_SPREADING, rescue=1))
+
     async def _check(self, rules: RuleSet) -> None:
         steps = table.difference(table.EMPTY, rules)
-        await self._run("-c", "-f", "-", commands=f"add table {TABLE}\n{''.join(steps)}")
+        await self._commands.run("-c", "-f", "-", commands=f"add table {TABLE}\n{''.join(steps)}")
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`."""
@@ -70,11 +103,18 @@ class Nftables:
         self._notice()
         # The kernel notifies of every foreign change, so the believed table is true, and reading it takes long.
         have = None if verify and self._watch is None else self._believed
+        if have is not None and wanted is self._applied:
+            return False
         for attempt in range(_ATTEMPTS):
-            believed = have is not None
-            steps = table.difference(have or await self._read(), wanted)
+            believed, foreign_changes = have is not None, self._foreign_changes
+            if have is None and (have := await self._read()) is not None:
+                self._kept = dict(have.kept)
+            steps, after, creation, slots = table.transition(have, wanted, apart=_APART)
             self._believed = None
             try:
+                if creation:
+                    await self._transact(creation)
+                await self._add(slots)
                 if steps:
                     await self._commit(steps)
             except KernelError as error:
@@ -83,10 +123,51 @@ class Nftables:
                 have = None
                 log.warning("transaction refused, reading the kernel's rules", believed=believed, reason=str(error))
                 continue
-            self._believed = Table.of(wanted)
+            self._believed = after if foreign_changes == self._foreign_changes else None
+            self._applied = wanted
             self._notice()
+            await self._forget_clients(clients_of([*wanted.spreads.items(), *wanted.own_spreads.items()]))
             return bool(steps)
         raise AssertionError("unreachable")
+
+    async def _add(self, slots: Iterable[Replacement]) -> None:
+        rest = iter(slots)
+        while some := list(islice(rest, _AT_ONCE)):
+            async with self._own_transaction():
+                await self._commands.change_elements(batches(KINDS, some))
+
+    async def rebalance(self, change: Rebalance) -> bool:
+        """See `Netfilter.rebalance`."""
+        self._notice()
+        have = self._believed
+        found = rebalancing(have, change) if have is not None else None
+        if have is None or found is None:
+            return False
+        if found.chains or found.elements:
+            self._believed, foreign_changes = None, self._foreign_changes
+            if found.chains:
+                await self._transact(found.chain_commands)
+            async with self._own_transaction():
+                await self._commands.change_elements(batches(KINDS, found.elements))
+            found.enter(have)
+            self._believed = have if foreign_changes == self._foreign_changes else None
+            self._notice()
+        await self._forget_clients(clients_of(found.spreads))
+        return True
+
+    async def _forget_clients(self, wanted: Mapping[str, frozenset[Address]]) -> None:
+        """Delete the clients in these maps that are kept with another address than these; they choose anew. The kernel
+        alone adds clients, only with addresses that have slots."""
+        for name, addresses in wanted.items():
+            kept = self._kept.get(name, frozenset())
+            self._kept[name] = kept | addresses
+            if not kept <= addresses:
+                known = listing.clients_in(await self._commands.run("-j", "list", "map", *TABLE.split(), name))
+                stale = {client: address for client, address in known.items() if address not in addresses}
+                if stale:
+                    await self._transact(table.forgetting(name, stale))
+                    log.info("clients choose another endpoint", map=name, count=len(stale))
+            self._kept[name] = addresses
 
     async def reach(self, ours: RuleSet) -> Reach:
         """See `Netfilter.reach`."""
@@ -103,10 +184,17 @@ class Nftables:
         await self._commit(steps)
         return True
 
+    async def has_rules(self) -> bool:
+        """Whether there is anything for `cleanup` to remove."""
+        try:
+            return TABLE in tables()
+        except OSError as error:
+            raise refused(error, "to list the tables") from error
+
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""
         self._believed = None
-        if f"table {TABLE}" not in (await self._run("list", "tables")).decode().splitlines():
+        if not await self.has_rules():
             return False
         await self._transact(f"add table {TABLE}\n{table.DELETION}")
         return True
@@ -124,6 +212,7 @@ class Nftables:
             asyncio.get_running_loop().remove_reader(self._watch)
             self._watch.close()
             self._watch = None
+        await self._commands.close()
 
     def _start_watching(self) -> None:
         if self._watching:
@@ -139,16 +228,27 @@ class Nftables:
         if self._watch is None or not self._watch.look():
             return
         self._believed = None
+        self._foreign_changes += 1
         self._on_foreign_change()
 
     async def _read(self) -> Table | None:
-        """The table in the kernel; None when there is none."""
+        """The table in the kernel; None when there is none.
+
+        While the kernel resizes a map, as after a change of thousands of elements, a listing of it may lack some."""
+        found = await self._read_once()
+        if found is None or found.sound:
+            return found
+        await asyncio.sleep(_RESIZING_S)
+        return await self._read_once()
+
+    async def _read_once(self) -> Table | None:
         try:
-            listing = await self._run("-j", "list", "table", *TABLE.split())
-        except _NotFound:
+            with _undisturbed():
+                printed = await self._commands.run("-j", "list", "table", *TABLE.split())
+        except NotFound:
             return None
         try:
-            return table.parse(listing)
+            return listing.parse(printed)
         except msgspec.MsgspecError as error:
             raise KernelError(
                 f"`nft -j list table {TABLE}` printed what this version does not understand: {error}; check whether "
@@ -158,46 +258,63 @@ class Nftables:
     async def _commit(self, steps: Sequence[str]) -> None:
         try:
             await self._transact("".join(steps))
-        except _TooLong:
+        except TooLong:
             # An unprivileged user namespace cannot enlarge the netlink buffer for thousands of elements at once.
             rest = iter(steps)
             while batch := list(islice(rest, 2)):
                 await self._transact("".join(batch))
 
     async def _transact(self, commands: str) -> None:
+        async with self._own_transaction():
+            await self._commands.run("-f", "-", commands=commands)
+
+    @asynccontextmanager
+    async def _own_transaction(self) -> AsyncIterator[None]:
+        """What is done here is one transaction of ours, or fails."""
         if self._watch is None:
-            await self._run("-f", "-", commands=commands)
+            yield
             return
         self._watch.begin()
         committed = False
         try:
-            await self._run("-f", "-", commands=commands)
+            yield
             committed = True
         finally:
             self._watch.end(committed=committed)
 
-    async def _run(self, *arguments: str, commands: str = "") -> bytes:
-        try:
-            return await run(self._nft, *arguments, commands=commands, timeout_s=self._timeout_s)
-        except CommandFailed as error:
-            if "Operation not permitted" in error.stderr or "you must be root" in error.stderr:
-                raise KernelError(f"{_shorten(error)}; it needs CAP_NET_ADMIN (root, or the capability)") from error
-            if "No such file or directory" in error.stderr:
-                raise _NotFound(_shorten(error)) from error
-            if "Message too long" in error.stderr:
-                raise _TooLong(_shorten(error)) from error
-            raise KernelError(_shorten(error)) from error
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """While nft lists the table, no process renews the sets of the rescue: see `SetElements.prolong_alive`."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # there is no table, or no rescue in it
+            elements = SetElements()
+            stack.callback(elements.close)
+            if elements.prolong_alive(_LISTING_S):
+                stack.callback(_end_prolonging, elements)
+        yield
 
 
-class _NotFound(KernelError):
-    """The table or an element does not exist."""
+def _end_prolonging(elements: SetElements) -> None:
+    with suppress(OSError):  # the rules were removed meanwhile
+        elements.end_prolonging()
 
 
-class _TooLong(KernelError):
-    """The transaction does not fit in the socket's buffer."""
+def _probed(address: str, protocol: Protocol, endpoint: str) -> tuple[Destination, Spread]:
+    targets = (Target(Address(endpoint), 80),)
+    return Destination(Address(address), protocol, 80), Spread("probe", targets, targets, 1)
 
 
-def _shorten(error: CommandFailed) -> str:
-    """The error without the command, which nft repeats and may have thousands of elements."""
-    lines = [line for line in error.stderr.splitlines() if "Error" in line]
-    return f"{error.command_line}: {'; '.join(lines[:3])}" if lines else str(error)
+_SPREADS = dict(
+    _probed(address, protocol, endpoint)
+    for protocol in (Protocol.TCP, Protocol.UDP)
+    for addresses, endpoint in ((("192.0.2.1", "0.0.0.0"), "192.0.2.2"), (("2001:db8::1", "::"), "2001:db8::2"))
+    for address in addresses
+)
+_SPREADING = RuleSet(
+    spreads=_SPREADS,
+    own_spreads=_SPREADS,
+    masquerades=dict.fromkeys(_SPREADS, Masquerade.OUTSIDE),
+    hairpins={Address("192.0.2.2"), Address("2001:db8::2")},
+)
+"""Rules of every shape that spreads have."""

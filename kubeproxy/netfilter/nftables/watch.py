@@ -7,7 +7,8 @@ import socket
 
 from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, encode, kind_of
 from kubeproxy.netfilter.netlink.multicast import received, subscribe
-from kubeproxy.netfilter.nftables.table import TABLE
+from kubeproxy.netfilter.nftables.declarations import TABLE
+from kubeproxy.netfilter.nftables.rescue import ALIVE
 
 _GROUP_NFTABLES = 7  # NFNLGRP_NFTABLES, linux/netfilter/nfnetlink.h
 _NEWGEN = 10 << 8 | 15  # NFNL_SUBSYS_NFTABLES, NFT_MSG_NEWGEN: the last message of each transaction
@@ -17,10 +18,12 @@ _ROOM_BYTES = 16 << 20
 they wait to be read."""
 
 _MANY = 1 << 20
-"""Stands for the unknown number of transactions whose notifications were lost for want of room."""
+"""Stands for the unknown number of transactions with notifications lost for want of room."""
 
 _TABLE_ATTRIBUTE = encode([(1, TABLE.split()[1].encode() + b"\0")])
 """The name of our table in a notification: it is attribute 1 of every kind of object."""
+_ALIVE_ATTRIBUTE = encode([(2, ALIVE.encode() + b"\0")])
+"""The name of the set in a notification of its elements: NFTA_SET_ELEM_LIST_SET."""
 
 
 class TableWatch:
@@ -66,7 +69,8 @@ class TableWatch:
             if message is None:
                 ended += _MANY
             elif kind_of(message) != _NEWGEN:
-                self._touched |= _TABLE_ATTRIBUTE in message  # not parsed: there is a message for every element
+                # Not parsed: there is a message for every element. `alive` is ours to renew, beside all transactions.
+                self._touched |= _TABLE_ATTRIBUTE in message and _ALIVE_ATTRIBUTE not in message
             elif self._touched:
                 ended += 1
                 self._touched = False

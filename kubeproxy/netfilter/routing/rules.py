@@ -73,6 +73,51 @@ def remove() -> bool:
     return _settle(wanted=False)
 
 
+def probe() -> None:
+    """Have the kernel check that we may change routing rules, without making one; KernelError if it refuses.
+
+    It is asked to remove a rule that is not there. One that was added and removed would leave a trace: a network
+    namespace that has ever had a rule of its own looks up every route by its rules, for good. That costs each forwarded
+    packet some 0.4 µs."""
+    try:
+        with open_netlink() as netlink:
+            for family in Family:
+                try:
+                    _probe_family(netlink, family)
+                except OSError as error:
+                    if family is Family.IPV4 or error.errno not in _NO_SUCH_FAMILY:
+                        raise
+    except OSError as error:
+        raise _refused(error) from error
+
+
+def _probe_family(netlink: socket.socket, family: Family) -> None:
+    marked = _wanted_entries(family)[-1]
+    if marked in list(_rules(netlink, family)):
+        return
+    try:
+        request(netlink, _RTM_DELRULE, marked.header + encode(marked.values))
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+
+
+def present() -> bool:
+    """Whether there is anything for `remove` to remove. KernelError when the kernel cannot list it."""
+    found = False
+    try:
+        with open_netlink() as netlink:
+            for family in Family:
+                try:
+                    found |= any((*_rules(netlink, family), *_routes(netlink, family)))
+                except OSError as error:
+                    if family is Family.IPV4 or error.errno not in _NO_SUCH_FAMILY:
+                        raise
+    except OSError as error:
+        raise KernelError(f"cannot list routing rules by netlink: {error.strerror}") from error
+    return found
+
+
 def is_removal_of_ours(message: bytes) -> bool:
     """Whether a notification of the kernel reports the removal of one of our rules."""
     return any(
@@ -93,9 +138,13 @@ def _settle(*, wanted: bool) -> bool:
                     if family is Family.IPV4 or error.errno not in _NO_SUCH_FAMILY:
                         raise
     except OSError as error:
-        hint = "; it needs CAP_NET_ADMIN" if error.errno == errno.EPERM else ""
-        raise KernelError(f"cannot change routing rules by netlink: {error.strerror}{hint}") from error
+        raise _refused(error) from error
     return changed
+
+
+def _refused(error: OSError) -> KernelError:
+    hint = "; it needs CAP_NET_ADMIN" if error.errno == errno.EPERM else ""
+    return KernelError(f"cannot change routing rules by netlink: {error.strerror}{hint}")
 
 
 def _settle_family(netlink: socket.socket, family: Family, want: list[_Entry]) -> bool:

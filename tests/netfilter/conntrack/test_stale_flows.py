@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
 from kubeproxy.netfilter.conntrack.stale_flows import Flow, NoConntrack, Transition
 from kubeproxy.netfilter.netlink.messages import NLMSG_ERROR, Message, parse
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet, Spread
 from tests.support.doubles.conntrack import FakeConntrack
 
 VIP, VIP6, OTHER_VIP = Address("10.96.0.10"), Address("fd96::a"), Address("10.96.0.11")
@@ -64,9 +64,28 @@ OWN = rules(
 RANGED = rules({udp(VIP): 7001}, allowed_sources={udp(VIP): frozenset({"10.2.0.0/30", "fd00::/8"})})
 
 
+def led_to(*endpoints: Address) -> RuleSet:
+    """The rules of a Service that the kernel leads to these endpoints, port 5353."""
+    targets = tuple(Target(endpoint, 5353) for endpoint in endpoints)
+    return replace(SERVED, spreads={udp(VIP): Spread("dns", targets, targets)})
+
+
+IN_USER_SPACE = replace(SERVED, spreads={udp(VIP): Spread("dns", (), (Target(POD, 5353),))})
+
+
 @pytest.mark.parametrize(
     ("why", "it", "before", "now", "expected"),
     [
+        ("to an endpoint", flow(VIP, POD, 5353), led_to(POD), led_to(POD, ELSEWHERE), False),
+        ("… at start", flow(VIP, POD, 5353), None, led_to(POD), False),
+        ("… that has gone", flow(VIP, POD, 5353), led_to(POD, ELSEWHERE), led_to(ELSEWHERE), True),
+        ("… at another port", flow(VIP, POD, 53), None, led_to(POD), True),
+        ("… on this node", flow(VIP, NODE, 5353), led_to(NODE), led_to(NODE), False),
+        ("… that was one at an earlier run", flow(VIP, POD, 5353), None, led_to(ELSEWHERE), True),
+        ("… by another path now", flow(VIP, POD, 5353), led_to(POD), IN_USER_SPACE, False),
+        ("to the proxy port, before the kernel path", flow(VIP, NODE, 7001), SERVED, led_to(POD), False),
+        ("to an endpoint of a Service that has gone", flow(VIP, POD, 5353), led_to(POD), NOTHING, True),
+        ("to an endpoint of another program's", flow(VIP, ELSEWHERE, 5353), led_to(POD), led_to(POD), False),
         ("not translated: older than the Service", flow(VIP, VIP, 53), NOTHING, SERVED, True),
         ("… in IPv6", flow(VIP6, VIP6, 53, source=CLIENT6), NOTHING, SERVED, True),
         ("… at start", flow(VIP, VIP, 53), None, SERVED, True),
@@ -129,7 +148,7 @@ RANGED = rules({udp(VIP): 7001}, allowed_sources={udp(VIP): frozenset({"10.2.0.0
             NODE_PORT,
             True,
         ),
-        ("… whose Service is gone", flow(NODE, NODE, 7001, port=30053), NODE_PORT, NOTHING, True),
+        ("… of a Service that is gone", flow(NODE, NODE, 7001, port=30053), NODE_PORT, NOTHING, True),
         ("the node's own clients: theirs", flow(VIP, LOOPBACK, 7002, source=NODE), None, OWN, False),
         ("… the others'", flow(VIP, LOOPBACK, 7001, source=NODE), None, OWN, True),
         ("… from all of 127/8", flow(VIP, LOOPBACK, 7002, source=Address("127.8.8.8")), None, OWN, False),

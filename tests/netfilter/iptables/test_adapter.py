@@ -89,6 +89,29 @@ def test_the_lock_is_free_again(monkeypatch: pytest.MonkeyPatch, lock_file: Path
             pass
 
 
+def test_without_python_iptables_the_error_names_the_extra() -> None:
+    """The rest of the program, the adapter's module among it, is imported without."""
+    code = """
+import asyncio, sys
+sys.modules["iptc"] = None
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.iptables.adapter import Iptables
+
+async def probe():
+    adapter = Iptables()
+    try:
+        await adapter.probe()
+    except KernelError as error:
+        print(error)
+    finally:
+        await adapter.close()
+
+asyncio.run(probe())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("python-iptables is not installed: pip install 'kubeproxy[iptables]'")
+
+
 @pytest.mark.netns
 def test_takes_over_from_kube_proxy(network: Network, environment: dict[str, str]) -> None:
     network.node.run(["iptables-legacy-restore"], input=KUBE_PROXY, env=environment)

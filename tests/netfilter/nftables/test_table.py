@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.model import Address, Destination, Family, Protocol
-from kubeproxy.netfilter.nftables import table
-from kubeproxy.netfilter.nftables.table import Table, difference, parse, rules_of
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.model import Address, Destination, Family, Protocol, Target, family_of
+from kubeproxy.netfilter.nftables import rescue, table
+from kubeproxy.netfilter.nftables.declarations import CLIENTS, DIVERT, DIVERT_HOOK, HOOKS, KINDS, Kind
+from kubeproxy.netfilter.nftables.listing import parse
+from kubeproxy.netfilter.nftables.rebalancing import Change, rebalancing
+from kubeproxy.netfilter.nftables.rules import is_dynamic, rules_of
+from kubeproxy.netfilter.nftables.table import Table, difference
+from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, Spread
 from tests.netfilter.stage import destination, node_port, rule_set
 
 WEB = destination("10.96.0.1", Protocol.TCP)
@@ -124,8 +129,31 @@ cidrs = st.frozensets(st.sampled_from(["10.3.0.0/16", "10.3.7.0/24", "10.4.0.0/1
 proxy_ports = st.frozensets(
     st.builds(ProxyPort, st.sampled_from([Protocol.TCP, Protocol.UDP]), st.integers(7001, 7003))
 )
+TARGETS = {
+    family: [Target(Address(f"{prefix}{number}"), port) for number in range(1, 5) for port in (80, 81)]
+    for family, prefix in ((Family.IPV4, "10.0.0."), (Family.IPV6, "fd00:9::"))
+}
+
+
+@st.composite
+def spreads(draw: st.DrawFn) -> dict[Destination, Spread]:
+    """Spreads of some destinations, as few of which have affinity."""
+    made = {}
+    for each in draw(st.frozensets(destinations, max_size=4)):
+        endpoints = draw(st.lists(st.sampled_from(TARGETS[family_of(each.address)]), unique=True, max_size=6))
+        targets = tuple(target for target in endpoints if draw(st.booleans()))
+        timeout_s = draw(st.sampled_from([None, None, 60]))
+        name = f"default/{draw(st.sampled_from(['web', 'dns']))}-{timeout_s}:{each.protocol}"
+        made[each] = Spread(name, targets, tuple(endpoints), timeout_s)
+    return made
+
+
 rule_sets = st.builds(
     RuleSet,
+    spreads=spreads(),
+    own_spreads=spreads(),
+    masquerades=st.dictionaries(destinations, st.sampled_from(Masquerade), max_size=3),
+    hairpins=st.sets(st.sampled_from(["10.0.0.1", "fd00:9::1"]).map(Address)),
     redirects=st.dictionaries(destinations, st.integers(7001, 7003)),
     own_redirects=st.dictionaries(destinations, st.integers(7001, 7003), max_size=2),
     internal_sources=cidrs,
@@ -144,6 +172,7 @@ class NaiveKernel:
 
     def __init__(self) -> None:
         self.sets: dict[str, dict[str, str]] = {}
+        self.chains: dict[str, list[str]] = {}
 
     def obey(self, commands: str) -> None:
         for line in commands.splitlines():
@@ -151,8 +180,23 @@ class NaiveKernel:
             match words[:2]:
                 case ["delete", "table"]:
                     self.sets.clear()
+                    self.chains.clear()
                 case ["add", "set" | "map"]:
                     self.sets[words[4].split()[0]] = {}
+                case ["delete", "map"]:
+                    del self.sets[words[4]]
+                case ["add", "chain"]:
+                    self.chains.setdefault(words[4].split()[0], [])
+                case ["flush", "chain"]:
+                    self.chains[words[4]].clear()
+                case ["delete", "chain"]:
+                    assert words[4] not in self.jumps(), "EBUSY"
+                    del self.chains[words[4]]
+                case ["add", "rule"]:
+                    chain, _, rule = words[4].partition(" ")
+                    for name in re.findall(r"@([^ ]+)", rule):
+                        assert name in self.sets, "ENOENT"
+                    self.chains[chain].append(rule.rpartition(" comment ")[2].strip('"'))
                 case ["flush", "set" | "map"]:
                     self.sets[words[4]].clear()
                 case [verb, "element"]:
@@ -161,13 +205,21 @@ class NaiveKernel:
                         element, _, timeout = element.partition(" timeout ")
                         assert bool(timeout) == name.startswith("paused")
                         key, _, value = element.partition(" : ")
+                        if value.startswith("jump "):
+                            assert value.removeprefix("jump ") in self.chains, "ENOENT"
                         if verb == "add":
                             assert self.sets[name].get(key, value) == value, "EEXIST"
                             self.sets[name][key] = value
                         else:
-                            assert self.sets[name].pop(key) == value, "ENOENT"
+                            keys = [each for each in self.sets[name] if each.partition(" comment ")[0] == key]
+                            assert [self.sets[name].pop(each) for each in keys] == [value], "ENOENT"
                 case _:
                     pass
+
+    def jumps(self) -> set[str]:
+        """The chains to which elements jump."""
+        values = (value for elements in self.sets.values() for value in elements.values())
+        return {value.removeprefix("jump ") for value in values if value.startswith("jump ")}
 
 
 @given(first=rule_sets, second=rule_sets)
@@ -176,7 +228,140 @@ def test_differences_lead_from_any_rule_set_to_any_other(first: RuleSet, second:
     travelled.obey("".join(difference(None, first)))
     travelled.obey("".join(difference(have(first), second)))
     direct.obey("".join(difference(None, second)))
-    assert travelled.sets == direct.sets
+    assert canonical(travelled) == canonical(direct)
+    assert travelled.chains == direct.chains
+
+
+@given(first=rule_sets, second=rule_sets, empty=st.booleans())
+def test_slots_apart_lead_to_the_same_table(first: RuleSet, second: RuleSet, empty: bool) -> None:
+    travelled, direct = NaiveKernel(), NaiveKernel()
+    before = None if empty else have(first)
+    if before is not None:
+        travelled.obey("".join(difference(None, first)))
+    way = table.transition(before, second, apart=1)
+    slots = "".join(table.element_steps(way.slots))
+    assert "delete" not in slots
+    for part in (way.creation, slots, "".join(way.steps)):
+        travelled.obey(part)
+    direct.obey("".join(difference(None, second)))
+    assert canonical(travelled) == canonical(direct)
+    if second.spreads and before is None and any(it.targets for it in second.spreads.values()):
+        assert slots
+        assert way.creation
+        assert not any("_slots4 {" in step or "_slots6 {" in step for step in way.steps)
+
+
+def lasting(chains: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The chains without those that come and go with numbers of endpoints and with affinity."""
+    return {name: rules for name, rules in chains.items() if not is_dynamic(name)}
+
+
+def canonical(kernel: NaiveKernel) -> dict[str, Any]:
+    """The contents of maps and sets; of slots the targets that each destination has, as their order is free."""
+    contents: dict[str, Any] = {}
+    for name, elements in kernel.sets.items():
+        if "_slots" in name:
+            pairs = [(key.rpartition(" . "), value) for key, value in elements.items()]
+            assert all(
+                sorted(int(number) for (found, _, number), _ in pairs if found == place)
+                == list(range(sum(found == place for (found, _, _), _ in pairs)))
+                for (place, _, _), _ in pairs
+            )
+            contents[name] = sorted((place, value) for (place, _, _), value in pairs)
+        else:
+            contents[name] = elements
+    return contents
+
+
+def commands(change: Change) -> str:
+    """A change in nft's syntax."""
+    return change.chain_commands + "".join(table.element_steps(change.elements))
+
+
+def _ports(spread: Spread) -> set[int]:
+    return {target.port for target in spread.endpoints}
+
+
+@given(first=rule_sets, second=rule_sets)
+def test_rebalancing_is_the_part_of_a_difference_that_concerns_targets(first: RuleSet, second: RuleSet) -> None:
+    """Only targets change: masquerading, redirects and the rest are those of the first."""
+    changes = {each: it for each, it in second.spreads.items() if (each in first.spreads)}
+    own_changes = {each: it for each, it in second.own_spreads.items() if each in first.own_spreads}
+    same = all(
+        it.affinity_timeout_s == before[each].affinity_timeout_s
+        and it.service_port == before[each].service_port
+        # A rule of affinity for a port that no endpoint has any more stays, and leads no client.
+        and (it.affinity_timeout_s is None or _ports(it) == _ports(before[each]))
+        for before, now in ((first.spreads, changes), (first.own_spreads, own_changes))
+        for each, it in now.items()
+    )
+    before = have(first)
+    change = rebalancing(before, Rebalance(changes, own_changes))
+    if change is None or not same:
+        return
+    after = replace(first, spreads={**first.spreads, **changes}, own_spreads={**first.own_spreads, **own_changes})
+    travelled, direct = NaiveKernel(), NaiveKernel()
+    travelled.obey("".join(difference(None, first)))
+    travelled.obey(commands(change))
+    direct.obey("".join(difference(None, after)))
+    assert canonical(travelled).keys() >= canonical(direct).keys()
+    assert {name: it for name, it in canonical(travelled).items() if name in direct.sets} == canonical(direct)
+    assert lasting(travelled.chains) == lasting(direct.chains)
+    assert direct.jumps() == travelled.jumps()
+    # The table that is believed to be there afterwards leads to any other as well.
+    change.enter(before)
+    travelled.obey("".join(difference(before, second)))
+    direct = NaiveKernel()
+    direct.obey("".join(difference(None, second)))
+    assert canonical(travelled) == canonical(direct)
+
+
+def test_one_endpoint_of_a_thousand_costs_two_slots_and_a_jump() -> None:
+    targets = tuple(Target(Address(f"10.0.{number >> 8}.{number & 255}"), 80) for number in range(1000))
+    before = RuleSet(spreads={WEB: Spread("default/web", targets, targets)})
+    change = rebalancing(have(before), Rebalance({WEB: Spread("default/web", targets[:3] + targets[4:], targets)}))
+    assert change is not None
+    elements = [line.split(" { ")[1].removesuffix(" }") for line in commands(change).splitlines() if "element" in line]
+    assert elements == [
+        "10.96.0.1 . 80 . 3 : 10.0.0.3 . 80, 10.96.0.1 . 80 . 999 : 10.0.3.231 . 80",
+        "10.96.0.1 . 80 . 3 : 10.0.3.231 . 80",
+        "10.96.0.1 . tcp . 80 : jump tcp_spread4_1000",
+        '10.96.0.1 . tcp . 80 comment "default/web" : jump tcp_spread4_999',
+    ]
+
+
+def test_one_endpoint_in_place_of_another_costs_one_slot() -> None:
+    targets = tuple(Target(Address(f"10.0.{number >> 8}.{number & 255}"), 80) for number in range(1000))
+    before = RuleSet(spreads={WEB: Spread("default/web", targets, targets)})
+    replaced = tuple(sorted((Target(Address("10.9.9.9"), 80), *targets[:3], *targets[4:])))
+    change = rebalancing(have(before), Rebalance({WEB: Spread("default/web", replaced, replaced)}))
+    assert change is not None
+    assert commands(change) == (
+        "delete element inet kubeproxy tcp_slots4 { 10.96.0.1 . 80 . 3 : 10.0.0.3 . 80 }\n"
+        "add element inet kubeproxy tcp_slots4 { 10.96.0.1 . 80 . 3 : 10.9.9.9 . 80 }\n"
+    )
+
+
+def test_without_targets_the_redirect_applies() -> None:
+    target = (Target(Address("10.0.0.1"), 80),)
+    before = RuleSet(redirects={WEB: 7001}, spreads={WEB: Spread("default/web", target, target)})
+    change = rebalancing(have(before), Rebalance({WEB: Spread("default/web", (), target)}))
+    assert change is not None
+    assert commands(change) == (
+        "delete element inet kubeproxy tcp_slots4 { 10.96.0.1 . 80 . 0 : 10.0.0.1 . 80 }\n"
+        "delete element inet kubeproxy spreads4 { 10.96.0.1 . tcp . 80 : jump tcp_spread4_1 }\n"
+    )
+
+
+@pytest.mark.parametrize("name", ['a"; delete table inet kubeproxy; #', "web\nflush ruleset", "n" * 300, "näme"])
+def test_no_name_of_a_service_is_a_command(name: str) -> None:
+    target = (Target(Address("10.0.0.1"), 80),)
+    rules = RuleSet(redirects={WEB: 7001}, spreads={WEB: Spread(name, target, target, 60)})
+    text = "".join(difference(None, rules))
+    assert all(line.split()[0] in ("add", "flush") for line in text.splitlines())
+    assert "delete table" not in text.replace(table.DELETION, "")
+    assert "flush ruleset" not in text
+    assert parse(encode(listing(rules))) == Table.of(rules)
 
 
 @given(before=rule_sets, after=rule_sets, sound=st.booleans())
@@ -196,14 +381,14 @@ def test_a_pause_holds_every_destination_and_nothing_else_until_the_next_rules(
     assert all(name.startswith(("paused", "node_addresses")) for name in filled)
     assert sum(len(kernel.sets[name]) for name in filled if name.startswith("paused")) == len(destinations)
     kept = {name: elements for name, elements in have(before).sets.items() if name.startswith("node_addresses")}
-    waiting = replace(have(RuleSet()), chains={}, sets={**have(RuleSet()).sets, **kept}, paused=True)
+    left = have(before) if sound else have(RuleSet())
+    chains = {name: it for name, it in left.chains.items() if is_dynamic(name)}
+    sets = {**have(RuleSet()).sets, **kept}
+    waiting = replace(have(RuleSet()), chains=chains, clients=left.clients, sets=sets, paused=True)
     assert table.pause(waiting, for_s=1.5) == []
     kernel.obey("".join(difference(waiting, after)))
     direct.obey("".join(difference(None, after)))
-    assert kernel.sets == direct.sets
-
-
-PORT = ["inet_proto", "inet_service"]
+    assert canonical(kernel) == canonical(direct)
 
 
 def prefixed(cidr: str) -> Any:
@@ -214,64 +399,59 @@ def prefixed(cidr: str) -> Any:
     return {"prefix": {"addr": address, "len": int(length)}} if length else address
 
 
+def listed_field(field: str) -> Any:
+    """A field of a key or value as nft lists it."""
+    return int(field) if field.isdigit() else prefixed(field)
+
+
+def listed_value(text: str) -> Any:
+    """The value of an element of a map as nft lists it."""
+    if text.startswith("jump "):
+        return {"jump": {"target": text.removeprefix("jump ")}}
+    fields = [listed_field(field) for field in text.split(" . ")]
+    return {"concat": fields} if len(fields) > 1 else fields[0]
+
+
+def listed_element(text: str) -> Any:
+    """An element as nft lists it, of its text in a command."""
+    key, _, value = text.partition(" : ")
+    key, _, comment = key.partition(" comment ")
+    found = listed_value(key)
+    if comment:
+        found = {"elem": {"val": found, "comment": comment.strip('"')}}
+    return [found, listed_value(value)] if value else found
+
+
 def listing(rules: RuleSet) -> list[dict[str, Any]]:
-    """A table as nft lists it."""
+    """A table as nft lists it: what its kernel makes of the commands for a new table."""
     of = {"table": "kubeproxy", "family": "inet", "handle": 1}
     items: list[dict[str, Any]] = [
         {"metainfo": {"version": "1.0.6", "json_schema_version": 1}},
         {"table": {"family": "inet", "name": "kubeproxy", "handle": 1}},
     ]
-    for prefix, redirects in (("own_redirects", rules.own_redirects), ("redirects", rules.redirects)):
-        for number, address in ((4, "ipv4_addr"), (6, "ipv6_addr")):
-            elements = [
-                [{"concat": [key.address, key.protocol.lower(), key.port]}, port]
-                for key, port in redirects.items()
-                if (":" in key.address) is (number == 6) and key.address not in ("0.0.0.0", "::")
-            ]
-            kind = {"name": f"{prefix}{number}", "type": [address, *PORT], "map": "inet_service"}
-            items.append({"map": of | kind | ({"elem": elements} if elements else {})})
-            elements = [
-                [{"concat": [key.protocol.lower(), key.port]}, port]
-                for key, port in redirects.items()
-                if key.address == ("::" if number == 6 else "0.0.0.0")
-            ]
-            kind = {"name": f"{prefix.replace('redirects', 'node_ports')}{number}", "type": PORT, "map": "inet_service"}
-            items.append({"map": of | kind | ({"elem": elements} if elements else {})})
-    for name in ("guarded", "unguarded", "refused", "dropped"):
-        elem = [{"concat": [port.protocol.lower(), port.port]} for port in getattr(rules, name)]
-        items.append({"set": of | {"name": name, "type": PORT, "elem": elem}})
-    for number, address in ((4, "ipv4_addr"), (6, "ipv6_addr")):
-        found = [it for it in sorted(rules.node_addresses) if (":" in it) is (number == 6)]
-        items.append({"set": of | {"name": f"node_addresses{number}", "type": address, "elem": found}})
-        sources = [prefixed(it) for it in sorted(rules.internal_sources) if (":" in it) is (number == 6)]
-        kind = {"name": f"internal_sources{number}", "type": address, "flags": ["interval"], "elem": sources}
-        items.append({"set": of | kind})
-        admitted = [
-            {"concat": [key.address, key.protocol.lower(), key.port, prefixed(source)]}
-            for key, sources in rules.admitted.items()
-            for source in sources
-            if (":" in key.address) is (number == 6)
-        ]
-        kind = {"name": f"admitted{number}", "type": [address, *PORT, address], "flags": ["interval"]}
-        items.append({"set": of | kind | {"elem": admitted}})
-        restricted = [
-            {"concat": [key.address, key.protocol.lower(), key.port]}
-            for key in rules.allowed_sources
-            if (":" in key.address) is (number == 6)
-        ]
-        items.append({"set": of | {"name": f"restricted{number}", "type": [address, *PORT], "elem": restricted}})
-        for name, kinds in ((f"paused{number}", [address, *PORT]), (f"paused_ports{number}", PORT)):
-            items.append({"set": of | {"name": name, "type": kinds, "flags": ["timeout"]}})
-    for name, hook, kind_, prio in (
-        ("divert", "prerouting", "filter", -150),
-        ("prerouting", "prerouting", "nat", -105),
-        ("output", "output", "nat", -105),
-        ("input", "input", "filter", -5),
-    ):
-        items.append({"chain": of | {"name": name, "type": kind_, "hook": hook, "prio": prio, "policy": "accept"}})
-    items.append({"chain": of | {"name": "guard"}})
-    for chain, made in rules_of(rules).items():
-        items += [{"rule": of | {"chain": chain, "comment": rule.comment, "expr": []}} for rule in made]
+    kernel = NaiveKernel()
+    kernel.obey("".join(difference(None, rules)))
+
+    def declare(name: str, kind: Kind) -> None:
+        kinds, leads_to, flags = kind.listed
+        item = of | {"name": name, "type": kinds} | ({"flags": flags} if flags else {})
+        if elements := [
+            listed_element(f"{key} : {value}" if value else key) for key, value in kernel.sets[name].items()
+        ]:
+            item["elem"] = elements
+        items.append({"map": item | {"map": leads_to}} if leads_to else {"set": item})
+
+    for name in kernel.sets:
+        declare(name, KINDS[name] if name in KINDS else CLIENTS[Family(int(name.removeprefix("clients")[0]))])
+    for name, made in kernel.chains.items():
+        if (hook := {**HOOKS, DIVERT: DIVERT_HOOK}.get(name)) is not None:
+            kind, where, priority, policy = hook
+            items.append(
+                {"chain": of | {"name": name, "type": kind, "hook": where, "prio": priority, "policy": policy}}
+            )
+        else:
+            items.append({"chain": of | {"name": name}})
+        items += [{"rule": of | {"chain": name, "comment": comment, "expr": []}} for comment in made]
     return items
 
 
@@ -289,10 +469,45 @@ FULL = rule_set(
     allowed={WEB: ("10.0.0.0/8", "10.7.0.0/16", "192.0.2.1/32"), WEB6: ("::ffff:0:0/96", "10.0.0.0/8")},
     landing=("10.2.0.1",),
 )
+FULL = replace(
+    FULL,
+    spreads={
+        WEB: Spread("default/web:http", tuple(TARGETS[Family.IPV4]), tuple(TARGETS[Family.IPV4]), 60),
+        WEB6: Spread("default/web:http", tuple(TARGETS[Family.IPV6]), tuple(TARGETS[Family.IPV6]), 60),
+        NODE_PORT: Spread("default/web:http", tuple(TARGETS[Family.IPV4]), tuple(TARGETS[Family.IPV4]), 60),
+        DNS: Spread("kube-system/dns", tuple(TARGETS[Family.IPV4][:3]), tuple(TARGETS[Family.IPV4])),
+        NODE_PORT6: Spread("kube-system/dns", (), tuple(TARGETS[Family.IPV6])),
+    },
+    own_spreads={NODE_PORT: Spread("default/web:http", tuple(TARGETS[Family.IPV4][2:]), tuple(TARGETS[Family.IPV4]))},
+    masquerades={WEB: Masquerade.OUTSIDE, NODE_PORT: Masquerade.ALWAYS, WEB6: Masquerade.NODE},
+    hairpins={Address("10.0.0.1"), Address("fd00:9::1")},
+)
 
 
 def test_what_is_listed_is_recognized() -> None:
     assert parse(encode(listing(FULL))) == Table.of(FULL)
+
+
+def test_what_nft_1_1_lists_is_recognized() -> None:
+    """It lists slots by the expressions of their keys, the types of endpoints one by one, and the flag `dynamic`."""
+    items = listing(FULL)
+    types: dict[str, Any] = {"inet_service": {"payload": {"protocol": "tcp", "field": "dport"}}}
+    types["integer"] = {"numgen": {"mode": "random", "mod": 2, "offset": 0}}
+    for family, protocol in (("ipv4_addr", "ip"), ("ipv6_addr", "ip6")):
+        types[family] = {"payload": {"protocol": protocol, "field": "daddr"}}
+    changed = set()
+    for found in (item["map"] for item in items if "map" in item):
+        if "_slots" in found["name"]:
+            found["type"] = {"typeof": {"concat": [types[each] for each in found["type"]]}}
+            found["map"] = found["map"].split(" . ")
+            changed.add("slots")
+        elif found["name"].startswith("clients"):
+            found["flags"] = [*found["flags"], "dynamic"]
+            changed.add("clients")
+    paused = next(item["set"] for item in items if "set" in item and item["set"]["name"] == "paused4")
+    paused["flags"] = "timeout"
+    assert changed == {"slots", "clients"}
+    assert parse(encode(items)) == Table.of(FULL)
 
 
 @pytest.mark.parametrize(
@@ -382,3 +597,50 @@ def test_sockets_are_guarded_last_and_only_where_asked_for() -> None:
 def test_what_nft_never_prints_is_an_error() -> None:
     with pytest.raises(msgspec.MsgspecError):
         parse(b"<html>")
+
+
+def test_the_chain_for_answers_to_clients_addresses_comes_and_goes() -> None:
+    """Even an empty chain costs every packet of this host time."""
+    without = RuleSet(redirects={WEB: 7001})
+    transparent = replace(without, transparent=True)
+    chain = "add chain inet kubeproxy divert { type filter hook prerouting priority -150; policy accept; }\n"
+    assert chain not in "".join(difference(None, without))
+    steps = difference(have(without), transparent)
+    assert steps[0] == chain
+    assert [step.split()[:2] for step in steps[1:]] == [["flush", "chain"]]
+    assert "socket transparent 1" in steps[1]
+    assert difference(have(transparent), without) == [
+        "flush chain inet kubeproxy divert\ndelete chain inet kubeproxy divert\n"
+    ]
+    full = replace(FULL, transparent=True)
+    assert parse(encode(listing(full))) == Table.of(full)
+    items = listing(full)
+    next(item["chain"] for item in items if item.get("chain", {}).get("name") == "divert")["prio"] = -100
+    assert not parse(encode(items)).sound
+
+
+def test_packets_of_running_connections_meet_few_chains() -> None:
+    """The kernel calls a chain of type nat for the first packet of a flow only."""
+    target = (Target(Address("10.0.0.1"), 80),)
+    rules = replace(rule_set({WEB: 7001}), spreads={WEB: Spread("default/web", target, target)}, rescue=7)
+    made = re.findall(
+        r"^add chain inet kubeproxy (\S+) \{ type filter hook (\S+) ", "".join(difference(None, rules)), re.M
+    )
+    assert sorted(made) == [("input", "input"), ("rescue_output", "output"), ("rescue_prerouting", "prerouting")]
+
+
+def test_rescue_rules_come_and_go() -> None:
+    """Another group of the packet log replaces rules only; without one nothing of them is left."""
+    without = RuleSet(redirects={WEB: 7001})
+    first, second = replace(without, rescue=7), replace(without, rescue=8)
+    steps = "".join(difference(Table.of(without), first))
+    assert "add chain inet kubeproxy rescue_first4\n" in steps
+    assert "log group 7 " in steps
+    assert difference(Table.of(first), first) == []
+    steps = "".join(difference(Table.of(first), second))
+    assert "add chain" not in steps
+    assert "log group 8 " in steps
+    steps = "".join(difference(Table.of(second), without))
+    for name in (*rescue.HOOKS, *rescue.SETS, "rescue4", "rescue6"):
+        assert f" {name}\n" in steps
+    assert "log group" not in steps

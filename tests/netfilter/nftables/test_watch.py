@@ -1,4 +1,4 @@
-"""Foreign changes of our table are noticed at once, and told apart from our own."""
+"""Foreign changes of our table are noticed at once, and not taken for our own."""
 
 from __future__ import annotations
 

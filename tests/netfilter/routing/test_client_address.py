@@ -63,7 +63,7 @@ def listening(host: Host, protocol: Protocol, port: int, family: Family) -> sock
 
 
 def ask_as(node: Host, client: str, target: tuple[str, int], protocol: Protocol) -> bytes:
-    """The answer of an endpoint to a client whose address is preserved; or how it failed."""
+    """The answer of an endpoint to a client with a preserved address; or how it failed."""
     inet = socket.AF_INET6 if ":" in client else socket.AF_INET
     with node.make_socket(inet, socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM) as sock:
         sock.settimeout(0.4)

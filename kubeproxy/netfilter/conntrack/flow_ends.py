@@ -1,0 +1,105 @@
+"""A subscription to the ends of translated flows: conntrack's events of the group NFNLGRP_CONNTRACK_DESTROY.
+
+The kernel keeps events until they are taken, as far as the socket's buffer has room, and takes no notice of the reader.
+A filter in the kernel (BPF) leaves out flows without a translated destination: a flood of those costs nothing
+here.
+
+A kernel from 5.19 on has events for those flows only that began while there was a subscription, of any process, unless
+net.netfilter.nf_conntrack_events is 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from kubeproxy.netfilter.conntrack.flow_records import DELETE, DST_NAT, NFGEN, STATUS, FlowRecord, records
+from kubeproxy.netfilter.netlink.messages import HEADER, NETLINK_NETFILTER
+from kubeproxy.netfilter.netlink.multicast import received, subscribe
+
+BUFFER_BYTES: Final = 8 << 20
+"""The room for events asked for; the kernel grants twice as much, for what it needs beside them: some 10,000 events."""
+_GROUP: Final = 3
+"""NFNLGRP_CONNTRACK_DESTROY (linux/netfilter/nfnetlink_compat.h)."""
+_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
+"""asm-generic/socket.h; Python has no names for them."""
+
+
+class FlowEnds:
+    """The subscription; OSError when the kernel refuses it. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self.overflows = 0
+        """How often the kernel had no room for events since the last call of `take_overflows`."""
+        self._socket = subscribe(NETLINK_NETFILTER, _GROUP)
+        try:
+            with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN there is less room
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, BUFFER_BYTES)
+            _attach(self._socket)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def take(self, *, cpu_s: float) -> Iterator[FlowRecord]:
+        """The flows that have ended, as far as known now. After `cpu_s` of processor time of this thread the rest stays
+        in the kernel until the next call."""
+        ends_at = time.thread_time() + cpu_s
+        for number, data in enumerate(received(self._socket)):
+            if data is None:
+                self.overflows += 1
+                continue
+            yield from records(data, DELETE)
+            if number % 64 == 63 and time.thread_time() >= ends_at:
+                return
+
+    def take_overflows(self) -> int:
+        """How often the kernel had no room since the last call. Each time an unknown number of ends was lost."""
+        found, self.overflows = self.overflows, 0
+        return found
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._socket.close()
+
+
+def _attach(sock: socket.socket) -> None:
+    """Have the kernel leave out events of flows without a translated destination."""
+    program = filter_program()
+    memory = ctypes.create_string_buffer(program, len(program))
+    length = len(program) // _INSTRUCTION.size
+    # struct sock_fprog: a length, and a pointer at its natural place.
+    packed = struct.pack("@HP", length, ctypes.addressof(memory))
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, packed)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOPROTOOPT):
+            raise  # a kernel without the extension sends all events, and `records` leaves the others out
+
+
+_INSTRUCTION: Final = struct.Struct("=HBBI")
+"""struct sock_filter: code, jump if true, jump if false, operand."""
+
+
+def filter_program() -> bytes:
+    """The filter: events with DST_NAT in their status, and those without a status."""
+    load, load_x, find, to_x, at_x = 0x00, 0x01, 0x20, 0x07, 0x40  # BPF_LD|IMM, LDX|IMM, LD|W|ABS, MISC|TAX, LD|W|IND
+    equal, has_bit, end = 0x15, 0x45, 0x06  # BPF_JMP|JEQ|K, JMP|JSET|K, RET|K
+    next_attribute = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR: from A on, look for attribute X
+    steps = [
+        (load, 0, 0, HEADER.size + NFGEN.size),
+        (load_x, 0, 0, STATUS),
+        (find, 0, 0, next_attribute),
+        (equal, 3, 0, 0),
+        (to_x, 0, 0, 0),
+        (at_x, 0, 0, 4),
+        (has_bit, 0, 1, DST_NAT),
+        (end, 0, 0, 0xFFFFFFFF),
+        (end, 0, 0, 0),
+    ]
+    return b"".join(_INSTRUCTION.pack(*step) for step in steps)

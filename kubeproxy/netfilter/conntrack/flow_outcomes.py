@@ -1,0 +1,69 @@
+"""The way in which a flow of the kernel path has ended, and when. Pure.
+
+The kernel forgets a connection some time after its end (nf_conntrack_tcp_timeout_time_wait, by default 120 s), and has
+its times only with net.netfilter.nf_conntrack_timestamp=1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from kubeproxy.netfilter.conntrack.flow_records import SEEN_REPLY, FlowRecord
+from kubeproxy.netfilter.conntrack.flow_totals import CLOSE, LAST_ACK, SYN_RECV, SYN_SENT, TIME_WAIT
+from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY
+
+_LINGERING: Final = {
+    LAST_ACK: ("nf_conntrack_tcp_timeout_last_ack", 30),
+    TIME_WAIT: ("nf_conntrack_tcp_timeout_time_wait", 120),
+    CLOSE: ("nf_conntrack_tcp_timeout_close", 10),
+}
+"""The states after the end of a connection; the setting of their seconds, and its default
+(net/netfilter/nf_conntrack_proto_tcp.c)."""
+
+
+def outcome(flow: FlowRecord) -> str:
+    """How a flow has ended: a word for the access log (`kubeproxy.dataplane.interface.Ended.reason`)."""
+    answered, state = bool(flow.status & SEEN_REPLY), flow.tcp_state
+    if state in (TIME_WAIT, LAST_ACK):
+        return "closed"
+    if state == CLOSE:
+        return "reset" if answered else "refused"
+    if state == SYN_SENT:
+        return "timeout"
+    if flow.remaining_s:
+        return "deleted"
+    if not answered:
+        return "timeout"
+    return "unfinished" if state == SYN_RECV else "idle"
+
+
+def lingering_s(*, rescued: bool, directory: Path = DIRECTORY) -> Mapping[int, int]:
+    """For how long the kernel remembers a connection after its last packet, by TCP state.
+
+    `rescued`: the rules of the rescue give connections timeouts of their own (`ct timeout`), and nft sets those that
+    the rules leave out to the defaults, whatever the host's settings are."""
+    if rescued:
+        return {state: default for state, (_, default) in _LINGERING.items()}
+    return {state: _setting(directory / name, default) for state, (name, default) in _LINGERING.items()}
+
+
+def _setting(path: Path, default: int) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return default
+
+
+def span(flow: FlowRecord, lingering: Mapping[int, int]) -> tuple[float, float] | None:
+    """When a flow began and ended, in Unix seconds; None: the kernel has no times.
+
+    A connection has ended with its last packet, so the time for which the kernel remembered it is taken off. Where the
+    kernel has forgotten it earlier, as for another one from the same port, it is less."""
+    if flow.started_ns is None or flow.stopped_ns is None:
+        return None
+    began, ended = flow.started_ns / 1e9, flow.stopped_ns / 1e9
+    if flow.tcp_state is not None and flow.tcp_state in lingering:
+        ended -= max(0, lingering[flow.tcp_state] - flow.remaining_s)
+    return began, max(began, ended)

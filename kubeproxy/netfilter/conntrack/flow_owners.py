@@ -1,0 +1,109 @@
+"""Finds the frontend to which a translated flow belongs: ours, and none of another program's. Pure.
+
+A flow is one of the kernel path if its original destination has a spread, and it leads to an endpoint of that. A flow
+to a proxy port of ours has taken the userspace path; a flow to anything else was translated by another program.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from kubeproxy.model import NODE_PORTS, Address, Destination, FrontendName, Target, family_of
+from kubeproxy.netfilter.cidr import contains, is_loopback
+from kubeproxy.netfilter.conntrack.flow_records import PROTOCOLS, FlowRecord, Route
+from kubeproxy.netfilter.ruleset import RuleSet
+
+ROUTES_MAX: Final = 1 << 16
+"""The most routes that are remembered; beyond them all are looked up again."""
+
+Holder = Callable[[Destination, bool], FrontendName | None]
+"""The frontend that has a destination; the second argument: for this node itself and pods."""
+
+
+class _Owners(NamedTuple):
+    """The frontends of a route; None: none."""
+
+    of_all: FrontendName | None
+    of_own: FrontendName | None
+    """For clients on this node and pods, as under externalTrafficPolicy Local."""
+
+
+_NONE: Final = _Owners(None, None)
+
+
+class FlowOwners:
+    """The frontends of flows by the rules that are `use`d. What was an endpoint stays one for flows that lead there."""
+
+    def __init__(self, holder: Holder, local: Callable[[], frozenset[Address]]) -> None:
+        """`local` lists the addresses of this node; it is asked when an answer depends on them."""
+        self._holder = holder
+        self._list_local = local
+        self._rules: RuleSet | None = None
+        self._local: frozenset[Address] | None = None
+        """None: not listed since the last `use`."""
+        self._found: dict[Route, _Owners] = {}
+        """By the rules in use."""
+        self._before: dict[Route, _Owners] = {}
+        """By earlier rules: connections outlive their endpoint, and their Service."""
+
+    def use(self, rules: RuleSet) -> None:
+        """Use these rules, and this node's addresses as of now."""
+        self._local = None
+        if rules is self._rules:
+            return
+        self._rules = rules
+        self._before.update((route, owners) for route, owners in self._found.items() if owners is not _NONE)
+        if len(self._before) > ROUTES_MAX:
+            self._before.clear()
+        self._found.clear()
+
+    def forget_unused(self) -> None:
+        """Forget the routes of earlier rules that no flow has had since these are in use. Call after a whole reading
+        of the kernel's flows."""
+        self._before = {route: owners for route, owners in self._before.items() if route in self._found}
+
+    def of(self, flow: FlowRecord) -> FrontendName | None:
+        """The frontend of a flow; None: it is none of the kernel path."""
+        owners = self._found.get(flow.route)
+        if owners is None:
+            if len(self._found) >= ROUTES_MAX:
+                self._found.clear()
+            owners = self._found[flow.route] = self._look_up(flow.route)
+        if owners.of_own is None:
+            return owners.of_all
+        if owners.of_all is None or owners.of_all == owners.of_own:
+            return owners.of_own
+        return owners.of_own if self._is_own(text(flow.source)) else owners.of_all
+
+    def _look_up(self, route: Route) -> _Owners:
+        rules = self._rules
+        if rules is None:
+            return _NONE
+        number, address, port, target, target_port = route
+        protocol, its = PROTOCOLS[number], text(address)
+        endpoint = Target(text(target), int.from_bytes(target_port, "big"))
+        places = [its, *([NODE_PORTS[family_of(its)]] if its in rules.node_addresses else ())]
+        found: dict[bool, FrontendName | None] = {}
+        for place in places:
+            destination = Destination(place, protocol, int.from_bytes(port, "big"))
+            for own, spreads in ((True, rules.own_spreads), (False, rules.spreads)):
+                spread = spreads.get(destination)
+                if spread is not None and endpoint in spread.endpoints and found.get(own) is None:
+                    found[own] = self._holder(destination, own)
+        owners = _Owners(found.get(False), found.get(True))
+        return self._before.get(route, _NONE) if owners == _NONE else owners
+
+    def _is_own(self, source: Address) -> bool:
+        if self._local is None:
+            self._local = self._list_local()
+        internal = self._rules.internal_sources if self._rules is not None else frozenset()
+        return source in self._local or is_loopback(source) or contains(internal, source)
+
+
+@lru_cache(maxsize=8192)
+def text(packed: bytes) -> Address:
+    """An address of a record."""
+    return Address(str(ipaddress.ip_address(packed)))

@@ -1,0 +1,314 @@
+"""Translated flows as ctnetlink writes them, for counting and for the access log. Pure.
+
+A table may have hundreds of thousands of them, each is read again and again, and at every end there is an event. A
+kernel writes the same attributes in the same order for most of them. So the first record of each kind is walked
+attribute by attribute, and its layout is kept, with which one call of `struct` reads all values of another. Addresses
+and ports stay bytes until somewhere a text is needed.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Final, NamedTuple, Union
+
+from kubeproxy.model import Protocol
+from kubeproxy.netfilter.netlink.messages import (
+    ATTRIBUTE_HEADER,
+    HEADER,
+    NLM_F_DUMP,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    attributes,
+    encode,
+    frame,
+)
+
+NEW, GET, DELETE = 0x100, 0x101, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*
+"""Kinds of messages (linux/netfilter/nfnetlink_conntrack.h); `DELETE` is the event of a flow's end, too."""
+NFGEN: Final = struct.Struct("=BBH")  # family, version, resource
+TUPLE_ORIG, TUPLE_REPLY, STATUS, PROTOINFO, TIMEOUT = 1, 2, 3, 4, 7  # CTA_*
+COUNTERS_ORIG, COUNTERS_REPLY, ID, TIMESTAMP, STATUS_MASK = 9, 10, 12, 20, 26
+SEEN_REPLY, DST_NAT = 1 << 1, 1 << 5
+"""IPS_SEEN_REPLY, IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h)."""
+_NESTED = 0x8000
+_PROTOINFO_TCP, _TCP_STATE = 1, 1
+_BYTES, _START, _STOP = 2, 1, 2  # CTA_COUNTERS_BYTES, CTA_TIMESTAMP_*
+_TUPLE_IP, _TUPLE_PROTO, _PROTO_NUM, _SRC_PORT, _DST_PORT = 1, 2, 1, 2, 3
+_IP: Final[Mapping[int, tuple[int, int, int]]] = {socket.AF_INET: (1, 2, 4), socket.AF_INET6: (3, 4, 16)}
+"""CTA_IP_*_SRC, CTA_IP_*_DST, and the bytes of an address."""
+
+PROTOCOLS: Final = {bytes([socket.IPPROTO_TCP]): Protocol.TCP, bytes([socket.IPPROTO_UDP]): Protocol.UDP}
+"""By the byte in a record. Flows of any other protocol are never ours."""
+
+LAYOUTS: Final = 64
+"""The most layouts that are kept; records with yet another are walked."""
+
+_Tree = Mapping[int, Union["_Tree", tuple[str, str]]]
+"""Attributes to be read, by type: those inside, or the name of the value and its form."""
+
+Route = tuple[bytes, bytes, bytes, bytes, bytes]
+"""What decides to which Service a flow belongs, as bytes of the network: protocol, destination and its port, the
+endpoint that it was translated to and its port."""
+
+
+class FlowRecord(NamedTuple):
+    """A flow at one moment."""
+
+    route: Route
+    source: bytes
+    source_port: bytes
+    identity: bytes
+    """The kernel's number for it. Two flows may have the same, but not from the same source at a time."""
+    status: int
+    """IPS_* bits."""
+    tcp_state: int | None
+    """TCP_CONNTRACK_*; None: not TCP, or the kernel does not say."""
+    remaining_s: int
+    """Seconds until the kernel forgets it; 0 when it has expired, or the kernel does not say."""
+    bytes_in: int | None
+    """Bytes of the client's packets with their IP headers; None: not counted (net.netfilter.nf_conntrack_acct)."""
+    bytes_out: int | None
+    """The same of the endpoint's packets."""
+    started_ns: int | None
+    """Unix time; None: not known (net.netfilter.nf_conntrack_timestamp)."""
+    stopped_ns: int | None
+    """The same, of the moment at which it expired or was deleted; None also while it lives."""
+
+    @property
+    def key(self) -> bytes:
+        """What distinguishes it from all others of one moment."""
+        return self.identity + self.source + self.source_port
+
+
+def dump_request(sequence: int) -> bytes:
+    """The request for all flows with a translated destination, of both families. Kernels before 5.18 do not filter by
+    status; they answer with all flows, and `records` leaves the others out."""
+    wanted = [(STATUS, struct.pack(">I", DST_NAT)), (STATUS_MASK, struct.pack(">I", DST_NAT))]
+    return frame(GET, NFGEN.pack(socket.AF_UNSPEC, 0, 0) + encode(wanted), flags=NLM_F_DUMP, sequence=sequence)
+
+
+def records(data: bytes, kind: int) -> Iterator[FlowRecord]:
+    """The TCP and UDP flows with a translated destination in one read from a socket, of messages of this kind."""
+    at, head = 0, HEADER.size + NFGEN.size
+    while at + head <= len(data):
+        length, its, *_ = HEADER.unpack_from(data, at)
+        if length < HEADER.size or at + length > len(data):
+            return
+        if (
+            its == kind
+            and length >= head
+            and (found := _record(data, at + head, at + length))
+            and found.status & DST_NAT
+        ):
+            yield found
+        at += (length + 3) & ~3
+
+
+def end_of_dump(data: bytes) -> int | None:
+    """The errno with which a dump ends in this read from a socket, 0 without an error; None: it goes on."""
+    at = 0
+    while at + HEADER.size <= len(data):
+        length, kind, *_ = HEADER.unpack_from(data, at)
+        if length < HEADER.size:
+            return None
+        if kind in (NLMSG_DONE, NLMSG_ERROR):
+            return -int.from_bytes(data[at + HEADER.size : at + HEADER.size + 4], sys.byteorder, signed=True)
+        at += (length + 3) & ~3
+    return None
+
+
+def _record(data: bytes, start: int, end: int) -> FlowRecord | None:
+    """The flow of the message with its attributes from `start` to `end`."""
+    key = data[start - NFGEN.size], end - start
+    for known in _layouts.get(key, ()):
+        if (known_flow := known.read(data, start)) is not None:
+            return known_flow
+    body = data[start - NFGEN.size : end]
+    found = walked(body)
+    if found is not None and sum(map(len, _layouts.values())) < LAYOUTS:
+        layout = _Layout.of(body)
+        if layout is not None and layout.read(body, NFGEN.size) == found:
+            _layouts[key] = (*_layouts.get(key, ()), layout)
+    return found
+
+
+def walked(body: bytes) -> FlowRecord | None:
+    """The flow in a message's body, whatever attributes it has; None: it is not TCP or UDP, or it is of a zone."""
+    if len(body) < NFGEN.size or body[0] not in _IP:
+        return None
+    found = _inside(body[NFGEN.size :])
+    original, reply = _tuple(found.get(TUPLE_ORIG, b""), body[0]), _tuple(found.get(TUPLE_REPLY, b""), body[0])
+    if original is None or reply is None or len(found.get(STATUS, b"")) != 4:
+        return None
+    number, source, address, source_port, port = original
+    _, target, _, target_port, _ = reply
+    big = int.from_bytes
+    state = _inside(_inside(found.get(PROTOINFO, b"")).get(_PROTOINFO_TCP, b"")).get(_TCP_STATE, b"")
+    times = _inside(found.get(TIMESTAMP, b""))
+    return FlowRecord(
+        (number, address, port, target, target_port),
+        source,
+        source_port,
+        found.get(ID, b""),
+        big(found[STATUS], "big"),
+        state[0] if state else None,
+        big(found.get(TIMEOUT, b""), "big"),
+        _number(_inside(found.get(COUNTERS_ORIG, b"")).get(_BYTES)),
+        _number(_inside(found.get(COUNTERS_REPLY, b"")).get(_BYTES)),
+        _number(times.get(_START)),
+        _number(times.get(_STOP)),
+    )
+
+
+def _number(value: bytes | None) -> int | None:
+    return None if value is None else int.from_bytes(value[:8], "big")
+
+
+def _inside(data: bytes) -> dict[int, bytes]:
+    return {kind & ~_NESTED: value for kind, value in attributes(data)}
+
+
+def _tuple(data: bytes, family: int) -> tuple[bytes, bytes, bytes, bytes, bytes] | None:
+    """Protocol, source, destination, source port, destination port; None: another protocol, or of a zone."""
+    found = _inside(data)
+    if found.keys() != {_TUPLE_IP, _TUPLE_PROTO}:
+        return None
+    addresses, ports = _inside(found[_TUPLE_IP]), _inside(found[_TUPLE_PROTO])
+    src, dst, size = _IP[family]
+    values = tuple(
+        part.get(kind, b"")
+        for part, kind in (
+            (ports, _PROTO_NUM),
+            (addresses, src),
+            (addresses, dst),
+            (ports, _SRC_PORT),
+            (ports, _DST_PORT),
+        )
+    )
+    if tuple(map(len, values)) != (1, size, size, 2, 2) or values[0] not in PROTOCOLS:
+        return None
+    return values  # type: ignore[return-value]  # five, as their lengths show
+
+
+class _Layout:
+    """The layout of the attributes of a record: with it one call reads all values of records that have the same."""
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        form, fixed, expected, places, at = [">"], list[int](), list[bytes](), dict[str, int](), 0
+        for part in parts:
+            form.append(part.form)
+            if part.fixed:
+                fixed.append(at)
+                expected.append(part.fixed)
+            elif part.field:
+                places[part.field] = at
+            at += not part.form.endswith("x")
+        self._struct = struct.Struct("".join(form))
+        self._fixed = itemgetter(*fixed)
+        self._expected = tuple(expected)
+        self._values = itemgetter(*(places.get(name, -1) for name in _FIELDS))
+
+    @classmethod
+    def of(cls, body: bytes) -> _Layout | None:
+        """The layout of a record that `walked` accepts; None: its lengths contradict each other."""
+        layout = cls(_joined(_parts(body[NFGEN.size :], _TREE[body[0]])))
+        return layout if layout._struct.size == len(body) - NFGEN.size else None
+
+    def read(self, data: bytes, at: int) -> FlowRecord | None:
+        """The flow with its attributes at that place; None: it has another layout."""
+        found = self._struct.unpack_from(data, at)
+        if self._fixed(found) != self._expected:
+            return None
+        number, address, port, target, target_port, *more = self._values((*found, None))
+        source, source_port, identity, status, state, left, in_, out, started, stopped = more
+        if number not in PROTOCOLS:
+            return None
+        return FlowRecord(
+            (number, address, port, target, target_port),
+            source,
+            source_port,
+            identity or b"",
+            status,
+            state,
+            left or 0,
+            in_,
+            out,
+            started,
+            stopped,
+        )
+
+
+class _Part(NamedTuple):
+    """A piece of a record: fixed bytes (headers of attributes), a value, or bytes that do not matter."""
+
+    form: str
+    """As `struct` has it."""
+    fixed: bytes = b""
+    field: str = ""
+
+
+def _parts(data: bytes, tree: _Tree) -> Iterator[_Part]:
+    """The pieces of these attributes."""
+    at = 0
+    while at + ATTRIBUTE_HEADER.size <= len(data):
+        length, kind = ATTRIBUTE_HEADER.unpack_from(data, at)
+        if length < ATTRIBUTE_HEADER.size or at + length > len(data):
+            return
+        value_at, end = at + ATTRIBUTE_HEADER.size, at + length
+        yield _Part(f"{ATTRIBUTE_HEADER.size}s", data[at:value_at])
+        match tree.get(kind & ~_NESTED):
+            case dict() as below:
+                yield from _parts(data[value_at:end], below)
+            case field, form if struct.calcsize(f">{form}") == end - value_at:
+                yield _Part(form, field=field)
+            case _:
+                yield _Part(f"{end - value_at}x")
+        at += (length + 3) & ~3
+        yield _Part(f"{min(at, len(data)) - end}x")
+
+
+def _joined(parts: Iterable[_Part]) -> list[_Part]:
+    """The same with neighbouring fixed bytes in one piece."""
+    found: list[_Part] = []
+    for part in parts:
+        if part.form == "0x":
+            continue
+        if part.fixed and found and found[-1].fixed:
+            fixed = found.pop().fixed + part.fixed
+            part = _Part(f"{len(fixed)}s", fixed)
+        found.append(part)
+    return found
+
+
+def _tuple_tree(family: int, names: tuple[str, str, str, str, str]) -> _Tree:
+    src, dst, size = _IP[family]
+    number, source, destination, source_port, destination_port = names
+    addresses: _Tree = {src: (source, f"{size}s"), dst: (destination, f"{size}s")}
+    ports: _Tree = {_PROTO_NUM: (number, "1s"), _SRC_PORT: (source_port, "2s"), _DST_PORT: (destination_port, "2s")}
+    return {_TUPLE_IP: addresses, _TUPLE_PROTO: ports}
+
+
+_FIELDS: Final = (
+    *("number", "address", "port", "target", "target_port", "source", "source_port", "identity"),
+    *("status", "state", "left", "in", "out", "started", "stopped"),
+)
+_TREE: Final[dict[int, _Tree]] = {
+    family: {
+        TUPLE_ORIG: _tuple_tree(family, ("number", "source", "address", "source_port", "port")),
+        TUPLE_REPLY: _tuple_tree(family, ("", "target", "", "target_port", "")),
+        STATUS: ("status", "I"),
+        PROTOINFO: {_PROTOINFO_TCP: {_TCP_STATE: ("state", "B")}},
+        TIMEOUT: ("left", "I"),
+        COUNTERS_ORIG: {_BYTES: ("in", "Q")},
+        COUNTERS_REPLY: {_BYTES: ("out", "Q")},
+        ID: ("identity", "4s"),
+        TIMESTAMP: {_START: ("started", "Q"), _STOP: ("stopped", "Q")},
+    }
+    for family in _IP
+}
+_layouts: dict[tuple[int, int], tuple[_Layout, ...]] = {}
+"""Layouts met so far, by family and length of the record. Kernels write a handful."""

@@ -1,0 +1,102 @@
+"""Sums the bytes of flows by frontend. Pure.
+
+The kernel counts by flow, and forgets a flow some time after its end. So the last count of each flow is kept, and what
+has been added since goes into the sum of its frontend, which never falls. What a flow moves between the last reading
+and its end is added at the event of its end, if there are events; otherwise it is missing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from kubeproxy.model import FrontendName
+from kubeproxy.netfilter.conntrack.flow_records import FlowRecord
+
+SYN_SENT, SYN_RECV, ESTABLISHED, FIN_WAIT, CLOSE_WAIT, LAST_ACK, TIME_WAIT, CLOSE = range(1, 9)
+"""TCP_CONNTRACK_* (linux/netfilter/nf_conntrack_tcp.h)."""
+
+_BITS: Final = 63
+"""Of a count of bytes. Both counts of a flow and the reading that found it are one number: of 200,000 flows that saves
+30 MB."""
+_MASK: Final = (1 << _BITS) - 1
+
+
+def is_open(flow: FlowRecord) -> bool:
+    """Whether a TCP connection has begun and not ended; UDP: as long as the kernel knows the flow."""
+    return flow.tcp_state is None or ESTABLISHED <= flow.tcp_state <= LAST_ACK
+
+
+@dataclass(slots=True)
+class FlowTotals:
+    """Open connections as of the last reading, and bytes since the first one.
+
+    A reading is `begin`, `seen` for each flow, and `finish` if it was complete."""
+
+    open: Counter[FrontendName] = field(default_factory=Counter)
+    bytes_in: Counter[FrontendName] = field(default_factory=Counter)
+    bytes_out: Counter[FrontendName] = field(default_factory=Counter)
+    _last: dict[bytes, int] = field(default_factory=dict)
+    _open_now: Counter[FrontendName] = field(default_factory=Counter)
+    _reading: int = 0
+    """The number of the last reading."""
+    _based: bool = False
+    """Whether a reading was finished: what flows have moved before is not of our time."""
+
+    def begin(self) -> None:
+        """Begin a reading."""
+        self._reading += 1
+        self._open_now = Counter()
+
+    def seen(self, name: FrontendName, flow: FlowRecord) -> None:
+        """Add a flow of the kernel's table."""
+        if flow.bytes_in is None or flow.bytes_out is None:
+            self._open_now[name] += is_open(flow)
+            return
+        key, now = flow.key, _packed(flow.bytes_in, flow.bytes_out, self._reading)
+        before = self._last.get(key)
+        if before == now:
+            return  # a dump has a flow twice if the kernel resizes its table meanwhile
+        self._last[key] = now
+        if before is None or before >> 2 * _BITS != self._reading:
+            self._open_now[name] += is_open(flow)
+        if self._based:
+            self._add(name, before or 0, flow.bytes_in, flow.bytes_out)
+
+    def ended(self, name: FrontendName, flow: FlowRecord) -> None:
+        """Add the rest of a flow that the kernel has forgotten."""
+        before = self._last.pop(flow.key, 0)
+        if self._based and flow.bytes_in is not None and flow.bytes_out is not None:
+            self._add(name, before, flow.bytes_in, flow.bytes_out)
+
+    def finish(self) -> None:
+        """End a complete reading: flows that it has not seen are gone. With events of ends, take those that the kernel
+        has sent until now first: their flows would otherwise count from 0 again."""
+        for key in [key for key, value in self._last.items() if value >> 2 * _BITS != self._reading]:
+            del self._last[key]
+        self.open = self._open_now
+        self._based = True
+
+    def keep(self, names: Collection[FrontendName]) -> None:
+        """Forget the sums of all other frontends."""
+        for sums in (self.bytes_in, self.bytes_out):
+            for name in [name for name in sums if name not in names]:
+                del sums[name]
+
+    def _add(self, name: FrontendName, before: int, now_in: int, now_out: int) -> None:
+        then_in, then_out = before & _MASK, before >> _BITS & _MASK
+        if now_in < then_in or now_out < then_out:  # another flow that has got the number of an old one
+            then_in = then_out = 0
+        if now_in != then_in:
+            self.bytes_in[name] += now_in - then_in
+        if now_out != then_out:
+            self.bytes_out[name] += now_out - then_out
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+
+def _packed(bytes_in: int, bytes_out: int, reading: int) -> int:
+    return bytes_in & _MASK | (bytes_out & _MASK) << _BITS | reading << 2 * _BITS

@@ -1,0 +1,25 @@
+"""Whether this node's kernel forwards packets, as it must from clients on other hosts to endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kubeproxy.model import Family
+
+DIRECTORY = Path("/proc/sys/net")
+"""Settings of this process's network namespace."""
+
+SETTINGS: Mapping[Family, str] = {Family.IPV4: "ipv4/ip_forward", Family.IPV6: "ipv6/conf/all/forwarding"}
+
+
+def forwarded_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
+    """The families that are forwarded; a kernel without a family does not forward it."""
+    return frozenset(family for family, name in SETTINGS.items() if _is_on(directory / name))
+
+
+def _is_on(path: Path) -> bool:
+    try:
+        return path.read_text().strip() not in ("", "0")
+    except OSError:
+        return False

@@ -1,0 +1,79 @@
+"""Carries out changes of our table: those of elements alone by netlink, everything else by the program nft."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Sequence
+
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.nftables.element_socket import ElementSocket
+from kubeproxy.netfilter.nftables.elements import Batch
+from kubeproxy.netfilter.subprocess import CommandFailed, run
+
+
+class NotFound(KernelError):
+    """The table or an element does not exist."""
+
+
+class TooLong(KernelError):
+    """The transaction does not fit in the socket's buffer."""
+
+
+class NftCommands:
+    """The two ways to change and to read the table. The failure of each is a KernelError."""
+
+    def __init__(self, *, nft: str = "nft", timeout_s: float = 30.0) -> None:
+        self._nft = nft
+        self._timeout_s = timeout_s
+        self._socket: ElementSocket | None = None
+        """Opened at the first use."""
+
+    async def run(self, *arguments: str, commands: str = "") -> bytes:
+        """Run the program; what it prints."""
+        try:
+            return await run(self._nft, *arguments, commands=commands, timeout_s=self._timeout_s)
+        except CommandFailed as error:
+            raise _explained(error) from error
+
+    async def change_elements(self, changes: Sequence[Batch]) -> None:
+        """Carry out these changes as one transaction, without the program."""
+        try:
+            if self._socket is None:
+                self._socket = ElementSocket()
+            await asyncio.to_thread(self._socket.transact, changes)
+        except OSError as error:
+            raise refused(error, "these elements") from error
+        except RuntimeError as error:  # no thread can be started
+            raise KernelError(f"cannot change the rules: {error}; raise the limit on processes") from error
+
+    async def close(self) -> None:
+        """Close the socket."""
+        if self._socket is not None:
+            await asyncio.to_thread(self._socket.close)
+
+
+def refused(error: OSError, what: str) -> KernelError:
+    """The error for something that the kernel has refused by netlink."""
+    text = f"nf_tables refuses {what}: {error.strerror or error}"
+    if error.errno == errno.EPERM:
+        return KernelError(f"{text}; it needs CAP_NET_ADMIN (root, or the capability)")
+    if error.errno == errno.ENOENT:
+        return NotFound(text)
+    return TooLong(text) if error.errno == errno.EMSGSIZE else KernelError(text)
+
+
+def _explained(error: CommandFailed) -> KernelError:
+    if "Operation not permitted" in error.stderr or "you must be root" in error.stderr:
+        return KernelError(f"{_shorten(error)}; it needs CAP_NET_ADMIN (root, or the capability)")
+    if "No such file or directory" in error.stderr:
+        return NotFound(_shorten(error))
+    if "Message too long" in error.stderr:
+        return TooLong(_shorten(error))
+    return KernelError(_shorten(error))
+
+
+def _shorten(error: CommandFailed) -> str:
+    """The error without the command, which nft repeats and may have thousands of elements."""
+    lines = [line for line in error.stderr.splitlines() if "Error" in line]
+    return f"{error.command_line}: {'; '.join(lines[:3])}" if lines else str(error)

@@ -1,0 +1,204 @@
+"""What our nftables table declares: its maps, sets and base chains. Pure.
+
+Chains of spreads, and chains and maps of session affinity, come and go. All else is static: what changes with the
+cluster are elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kubeproxy.model import NODE_PORTS, Destination, Family, Protocol
+
+TABLE = "inet kubeproxy"
+
+VERDICT, PORT, ENDPOINT, HOST = "verdict", "inet_service", "endpoint", "host"
+"""Kinds of values: a jump to a chain, a proxy port, the address and port of an endpoint, and an address."""
+
+
+class Kind(NamedTuple):
+    """The declaration of a map or set: the types of its key, and whether elements have address ranges, or expire."""
+
+    key: tuple[str, ...]
+    ranges: bool = False
+    expires: bool = False
+    value: str | None = None
+    """Of a map: `VERDICT`, `PORT`, `ENDPOINT` or `HOST`."""
+    family: Family = Family.IPV4
+    protocol: Protocol | None = None
+    """Of slots, which are of one protocol."""
+
+    learned: bool = False
+    """Whether rules add its elements."""
+    counted: bool = False
+    """Whether each element counts the packets that look it up: in a nat chain, new connections."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Its flags, in nft's order."""
+        held = {"interval": self.ranges, "timeout": self.expires, "dynamic": self.learned}
+        return tuple(name for name, on in held.items() if on)
+
+    @property
+    def is_map(self) -> bool:
+        """Whether its elements have values."""
+        return self.value is not None
+
+    @property
+    def declaration(self) -> str:
+        """The declaration in nft's syntax, without the braces."""
+        flags = f" flags {','.join(self.flags)};" if self.flags else ""
+        flags += f" size {CLIENTS_LIMIT};" if self.learned else ""
+        flags += " counter;" if self.counted else ""
+        if self.value == ENDPOINT:
+            # A slot number has no type that can be named, so all types are taken from expressions. Those of a map
+            # are part of each rule that uses it, hence a map for each protocol.
+            address, port = f"{IP[self.family]} daddr", f"{self.protocol} dport".lower()
+            names = {ADDRESS[self.family]: address, "inet_service": port, _SLOT: "numgen random mod 2"}
+            return f"typeof {' . '.join(names[each] for each in self.key)} : {address} . {port};{flags}"
+        value = f" : {self._value_type}" if self.value else ""
+        return f"type {' . '.join(self.key)}{value};{flags}"
+
+    @property
+    def listed(self) -> tuple[Any, ...]:
+        """Its type, values and flags, as `nft -j` lists them."""
+        flags = [flag for flag in self.flags if flag != "dynamic"]
+        return (list(self.key) if len(self.key) > 1 else self.key[0], self._value_type, flags or None)
+
+    @property
+    def _value_type(self) -> str | None:
+        address = ADDRESS[self.family]
+        return {ENDPOINT: f"{address} . inet_service", HOST: address}.get(self.value or "", self.value)
+
+
+ADDRESS = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
+IP = {Family.IPV4: "ip", Family.IPV6: "ip6"}
+CLIENTS_LIMIT = 1 << 16
+"""The most clients that one service port keeps with their endpoints; others get any."""
+
+_PORT = ("inet_proto", "inet_service")
+_SLOT = "integer"
+
+
+def _by_destination(name: str, node_ports: str, value: str | None, *, counted: bool = False) -> dict[str, Kind]:
+    """Of each family one map or set with addresses in its key, and one of node ports."""
+    kinds: dict[str, Kind] = {}
+    for family in Family:
+        kinds[f"{name}{family.value}"] = Kind((ADDRESS[family], *_PORT), value=value, family=family, counted=counted)
+        kinds[f"{node_ports}{family.value}"] = Kind(_PORT, value=value, family=family, counted=counted)
+    return kinds
+
+
+REDIRECTS: Mapping[str, Kind] = {
+    **_by_destination("own_redirects", "own_node_ports", PORT),
+    **_by_destination("redirects", "node_ports", PORT),
+}
+"""Destinations and proxy ports."""
+
+SPREADS: Mapping[str, Kind] = {
+    **_by_destination("own_spreads", "own_node_port_spreads", VERDICT, counted=True),
+    **_by_destination("spreads", "node_port_spreads", VERDICT, counted=True),
+}
+"""Destinations and the chains that choose one of their slots."""
+
+SLOTS: Mapping[str, Kind] = {
+    f"{own}{node_port}{protocol.lower()}_slots{family.value}": Kind(
+        (*(() if node_port else (ADDRESS[family],)), "inet_service", _SLOT),
+        value=ENDPOINT,
+        family=family,
+        protocol=protocol,
+    )
+    for own in ("own_", "")
+    for node_port in ("", "node_port_")
+    for protocol in (Protocol.TCP, Protocol.UDP)
+    for family in Family
+}
+"""The numbered slots of destinations, and their endpoints."""
+
+VERDICTS: Mapping[str, Kind] = {
+    **_by_destination("own_affinities", "own_node_port_affinities", VERDICT, counted=True),
+    **_by_destination("affinities", "node_port_affinities", VERDICT, counted=True),
+    **_by_destination("learned", "node_port_learned", VERDICT),
+    **_by_destination("masquerades", "node_port_masquerades", VERDICT),
+}
+"""Destinations with session affinity, and the chains that look a client's endpoint up, and keep it; destinations that
+are masqueraded, and the chains that do it."""
+
+SETS: Mapping[str, Kind] = {
+    "guarded": Kind(_PORT),
+    "unguarded": Kind(_PORT),
+    "refused": Kind(_PORT),
+    "dropped": Kind(_PORT),
+    **{f"node_addresses{family.value}": Kind((ADDRESS[family],)) for family in Family},
+    **{f"internal_sources{family.value}": Kind((ADDRESS[family],), ranges=True) for family in Family},
+    **{f"admitted{family.value}": Kind((ADDRESS[family], *_PORT, ADDRESS[family]), ranges=True) for family in Family},
+    **{f"restricted{family.value}": Kind((ADDRESS[family], *_PORT)) for family in Family},
+    **{f"hairpins{family.value}": Kind((ADDRESS[family], ADDRESS[family])) for family in Family},
+    **_by_destination("translated", "translated_node_ports", None),
+}
+"""In the order in which elements are added: those admitted to a destination come before its restriction. `translated`:
+destinations with a spread."""
+
+PAUSE_SETS: Mapping[str, Kind] = {
+    **{f"paused{family.value}": Kind((ADDRESS[family], *_PORT), expires=True) for family in Family},
+    **{f"paused_ports{family.value}": Kind(_PORT, expires=True) for family in Family},
+}
+"""Destinations: their first packets are dropped while no instance serves. Empty at any other time."""
+
+KINDS: Mapping[str, Kind] = {**REDIRECTS, **SPREADS, **SLOTS, **VERDICTS, **SETS, **PAUSE_SETS}
+"""All that are static."""
+
+CLIENTS = {family: Kind((ADDRESS[family],), expires=True, value=HOST, family=family, learned=True) for family in Family}
+"""The map of a service port with session affinity: clients and the addresses of their endpoints. There is one for each
+port that the endpoints have, as a rule cannot add both address and port of an IPv6 endpoint (nft 1.0.6)."""
+
+# Five before the usual priorities: our redirects come before another NAT table (hostports, Docker) can take the packet,
+# and a refusal is sent before a host firewall could drop the packet. "divert" sets marks before the packet is routed.
+# Numbers, because nft knows the name "dstnat" in some hooks only.
+HOOKS: Mapping[str, tuple[str, str, int, str] | None] = {
+    "prerouting": ("nat", "prerouting", -105, "accept"),
+    "output": ("nat", "output", -105, "accept"),
+    "input": ("filter", "input", -5, "accept"),
+    "postrouting": ("nat", "postrouting", 95, "accept"),
+    "arrived": ("nat", "input", 95, "accept"),
+    "guard": None,
+    "masquerade_always": None,
+    "masquerade_node": None,
+    **{f"masquerade_outside{family.value}": None for family in Family},
+}
+"""The static chains; None: one without a hook."""
+
+DIVERT = "divert"
+"""A chain that is there only while it has its rule: even an empty one costs each packet of this host time."""
+DIVERT_HOOK = ("filter", "prerouting", -150, "accept")
+"""It sets marks before the packet is routed."""
+
+
+def creation() -> str:
+    """The commands that make the table with its empty maps, sets and chains."""
+    lines = [f"add table {TABLE}"]
+    lines += [
+        f"add {'map' if kind.is_map else 'set'} {TABLE} {name} {{ {kind.declaration} }}" for name, kind in KINDS.items()
+    ]
+    lines += [chain_creation(chain, hook) for chain, hook in HOOKS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def chain_creation(chain: str, hook: tuple[str, str, int, str] | None) -> str:
+    """The command that makes a chain."""
+    base = " {{ type {} hook {} priority {}; policy {}; }}".format(*hook) if hook else ""
+    return f"add chain {TABLE} {chain}{base}"
+
+
+def place(destination: Destination, name: str, *, own: bool = False) -> str:
+    """The map or set of this name that has a destination."""
+    own_ = "own_" if own else ""
+    number = 6 if ":" in destination.address else 4
+    if destination.address not in _ANY_ADDRESS:
+        return f"{own_}{name}{number}"
+    return f"{own_}{_OF_NODE_PORTS.get(name) or f'node_port_{name}'}{number}"
+
+
+_ANY_ADDRESS = frozenset(NODE_PORTS.values())
+_OF_NODE_PORTS = {"redirects": "node_ports", "translated": "translated_node_ports", "paused": "paused_ports"}

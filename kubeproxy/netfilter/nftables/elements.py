@@ -1,0 +1,153 @@
+"""Elements of our table's maps and sets as values, in nft's syntax, and in that of nf_tables. Pure.
+
+nft's syntax is for the program nft, which carries out everything that concerns rules. The kernel's own syntax
+(linux/netfilter/nf_tables.h) is for changes of elements alone, which `element_socket` sends without a program.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from kubeproxy.model import NODE_PORTS, Destination, Protocol, Target
+from kubeproxy.netfilter.netlink.messages import encode
+from kubeproxy.netfilter.nftables.declarations import Kind
+
+Element = tuple[str | int, ...]
+"""A key: addresses, ranges and protocols as text, ports as numbers. A `ProxyPort` is one."""
+
+
+class Entry(NamedTuple):
+    """An element of a map or set."""
+
+    key: Element
+    value: Target | int | str | None = None
+    """Of a map: an endpoint, a proxy port, or the name of the chain to jump to."""
+    comment: str = ""
+
+    @property
+    def text(self) -> str:
+        """The element in nft's syntax."""
+        comment = f' comment "{self.comment}"' if self.comment else ""
+        return f"{key_text(self.key)}{comment}{self._value_text}"
+
+    @property
+    def text_to_delete(self) -> str:
+        """The element in nft's syntax, as it is deleted: by its key and value. Without the value nft 1.0.6 takes the
+        key alone, newer versions want it equal."""
+        return f"{key_text(self.key)}{self._value_text}"
+
+    @property
+    def _value_text(self) -> str:
+        match self.value:
+            case None:
+                return ""
+            case Target(address=address, port=port):
+                return f" : {address} . {port}"
+            case str(chain):
+                return f" : jump {chain}"
+            case port:
+                return f" : {port}"
+
+
+class Replacement(NamedTuple):
+    """What an element of a map or set is (None: there is none), and what it is to be. Both have the same key."""
+
+    name: str
+    old: Entry | None
+    new: Entry | None
+
+
+def destination_key(destination: Destination) -> Element:
+    """The key of a destination: without its address if it stands for a node port."""
+    return destination[1:] if destination.address in _ANY_ADDRESS else destination
+
+
+_ANY_ADDRESS: Final = frozenset(NODE_PORTS.values())
+
+
+def key_text(key: Element) -> str:
+    """A key in nft's syntax."""
+    # Only protocols have capital letters.
+    return " . ".join(map(str, key)).lower()
+
+
+# The kernel's syntax.
+
+_KEY, _DATA, _USER_DATA = 1, 2, 6  # NFTA_SET_ELEM_*
+_VALUE, _VERDICT = 1, 2  # NFTA_DATA_*
+_CODE, _CHAIN = 1, 2  # NFTA_VERDICT_*
+_NESTED: Final = 0x8000
+_JUMP: Final = struct.pack(">i", -3)  # NFT_JUMP
+_COMMENT: Final = 0  # NFTNL_UDATA_SET_ELEM_COMMENT of libnftnl: type, length and text with its end
+_NUMBERS: Final = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
+
+
+def encoded(kind: Kind, entry: Entry) -> bytes:
+    """An element that is to be added."""
+    key, value, comment = entry
+    data = encoded_key(kind, key)
+    if isinstance(value, Target):
+        data += _of_value(_DATA, _packed_address(value.address) + _PORT.pack(value.port))
+    elif isinstance(value, str):
+        verdict = encode([(_CODE, _JUMP), (_CHAIN, value.encode() + b"\0")])
+        data += encode([(_DATA | _NESTED, encode([(_VERDICT | _NESTED, verdict)]))])
+    elif value is not None:
+        data += encode([(_DATA | _NESTED, encode([(_VALUE, struct.pack(">H", value))]))])
+    if comment:
+        text = comment.encode() + b"\0"
+        data += encode([(_USER_DATA, bytes((_COMMENT, len(text))) + text)])
+    return data
+
+
+def encoded_key(kind: Kind, key: Element) -> bytes:
+    """An element that is to be deleted: the kernel finds it by its key."""
+    return _of_value(_KEY, b"".join([_PACKED[name](field) for name, field in zip(kind.key, key, strict=True)]))
+
+
+def _of_value(attribute: int, value: bytes) -> bytes:
+    """An attribute that holds a value of whole words. (Not by `encode`: there are a hundred thousand of them.)"""
+    return _TWO_HEADERS.pack(len(value) + 8, attribute | _NESTED, len(value) + 4, _VALUE) + value
+
+
+@lru_cache(maxsize=256)
+def _packed_address(address: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+
+
+_TWO_HEADERS: Final = struct.Struct("=HHHH")
+_PORT: Final = struct.Struct(">Hxx")
+_PACKED: Final[Mapping[str, Callable[[Any], bytes]]] = {
+    "inet_service": _PORT.pack,
+    "inet_proto": lambda protocol: bytes((_NUMBERS[protocol], 0, 0, 0)),
+    "integer": struct.Struct("=I").pack,  # a slot, in the order of this host, as the rules draw it
+    "ipv4_addr": _packed_address,
+    "ipv6_addr": _packed_address,
+}
+"""The fields of a key; each of them begins at a multiple of four bytes."""
+
+
+class Batch(NamedTuple):
+    """Elements of one map or set that are to be deleted, or added."""
+
+    name: str
+    adds: bool
+    elements: list[bytes]
+
+
+def batches(kinds: Mapping[str, Kind], replacements: Iterable[Replacement]) -> list[Batch]:
+    """Replacements in the kernel's syntax: those of each map and set together, deletions first."""
+    deleted: dict[str, list[bytes]] = {}
+    added: dict[str, list[bytes]] = {}
+    for name, old, new in replacements:
+        if old is not None:
+            deleted.setdefault(name, []).append(encoded_key(kinds[name], old.key))
+        if new is not None:
+            added.setdefault(name, []).append(encoded(kinds[name], new))
+    return [
+        *(Batch(name, False, elements) for name, elements in deleted.items()),
+        *(Batch(name, True, elements) for name, elements in added.items()),
+    ]

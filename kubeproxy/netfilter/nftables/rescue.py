@@ -1,0 +1,262 @@
+"""The rules that catch failed connections of the kernel path, as static chains of our table. Pure.
+
+They see packets of connections with an *original* destination in the sets ``translated*``, and no others: other
+programs translate addresses, too, and set the same status bits.
+
+- The first SYN of a client is copied to the rescue process (`kubeproxy.rescue`), which can send it once more. The flow
+  gets a timeout of a second until it is answered, so that a client's own retransmission is balanced anew. This and the
+  first of the two sets below are for the chains of type nat, which the kernel calls for the first packet of a flow
+  only. So a packet of a running connection meets one rule here, in one chain.
+- A reset that answers a SYN is reported and dropped. The kernel has just deleted its flow (``dying``); RFC 9293
+  requires RST and ACK with the sequence number 0.
+- An ICMP error about a connection without an answer, or about a datagram, is reported and dropped.
+- Two sets have the time of the last SYN to each endpoint, and of its last answer.
+
+Only while ``alive`` has the protocol anything is dropped or reported. The control process renews that element as long
+as it and the rescue process work; otherwise it expires, and the node behaves as with kube-proxy. Reports and copies
+have a limited rate; drops have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from kubeproxy.model import Family
+
+REPORT_PREFIX = "kubeproxy rescue"
+"""The text with which the packet log marks reports; copies have none."""
+ALIVE = "alive"
+ALIVE_S = 3.0
+"""How long the rules work after the last renewal of `ALIVE`."""
+BRIDGE_S = 10.0
+"""How long the rules work while the control process executes its next program, and so how long the rescue process
+outlives the control process: after that nothing is reported any more."""
+STAMP_S = 5
+"""How long ``asked*`` and ``answered*`` remember an endpoint."""
+STAMPS_MAX = 65_536
+"""Endpoints in each of these sets."""
+COPIES_PER_S, COPIES_BURST = 10_000, 5_000
+"""SYNs copied; beyond it a client of a failed endpoint waits for its own retransmission, a second."""
+REPORTS_PER_S, REPORTS_BURST = 1_000, 500
+"""Failures reported; beyond it likewise."""
+PACKET_BYTES = 1600
+"""The most of a packet that is copied: a SYN may carry data (RFC 7413), and an ICMPv6 error quotes 1,232 bytes."""
+COPIES_PER_MESSAGE = 128
+"""Copies that the kernel collects, at most for 10 ms, before it sends them. A report is sent at once, together with the
+copies that are waiting, so that a copy never comes after its report."""
+
+_FIRST = "tcp flags & (fin | syn | rst | ack) == syn"
+_MANGLE = -150
+
+Base = tuple[str, str, int, str]
+
+HOOKS: Mapping[str, Base | None] = {
+    # Before the address translation an answer has the address of the endpoint.
+    "rescue_prerouting": ("filter", "prerouting", _MANGLE, "accept"),
+    "rescue_output": ("filter", "output", _MANGLE, "accept"),
+    "rescue_resent": None,
+    "rescue_first4": None,
+    "rescue_first6": None,
+    "rescue_copy4": None,
+    "rescue_copy6": None,
+    "rescue_asked": None,
+    "rescue_asking": None,
+    "rescue_reply": None,
+    "rescue_answer": None,
+    "rescue_refused": None,
+    "rescue_error": None,
+    "rescue_unreachable": None,
+}
+"""The chains; None: one without a hook."""
+RESENT = "rescue_resent"
+"""The chain of translations for what is sent again for clients of other hosts."""
+
+
+class StampKind(NamedTuple):
+    """The declaration of a set of endpoints with times."""
+
+    name: str
+    address: str
+
+    @property
+    def text(self) -> str:
+        """The declaration, in nft's syntax."""
+        return (
+            f"{{ type {self.address} . inet_service; flags dynamic,timeout; timeout {STAMP_S}s; size {STAMPS_MAX}; }}"
+        )
+
+
+_ADDRESS = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
+STAMPS = tuple(
+    StampKind(f"{name}{family.value}", _ADDRESS[family]) for name in ("asked", "answered") for family in Family
+)
+SETS: Mapping[str, tuple[object, ...]] = {
+    ALIVE: ("inet_proto", None, ["timeout"]),
+    **{stamp.name: ([stamp.address, "inet_service"], None, ["timeout"]) for stamp in STAMPS},
+}
+"""The sets: type, values and flags, as `nft -j` lists them."""
+_TIMEOUTS = {Family.IPV4: ("rescue4", "ip"), Family.IPV6: ("rescue6", "ip6")}
+
+
+def creation(table: str) -> str:
+    """The commands that make the sets, timeouts and chains. They succeed if these are there already."""
+    lines = [f"add set {table} {ALIVE} {{ type inet_proto; flags timeout; }}"]
+    lines += [f"add set {table} {stamp.name} {stamp.text}" for stamp in STAMPS]
+    lines += [
+        f"add ct timeout {table} {name} {{ protocol tcp; l3proto {l3}; policy = {{ syn_sent : 1 }}; }}"
+        for name, l3 in _TIMEOUTS.values()
+    ]
+    for chain, hook in HOOKS.items():
+        base = " {{ type {} hook {} priority {}; policy {}; }}".format(*hook) if hook else ""
+        lines.append(f"add chain {table} {chain}{base}")
+    return "\n".join(lines) + "\n"
+
+
+def deletion(table: str) -> str:
+    """The commands that delete all of it, where it is."""
+    lines = [f"flush chain {table} {chain}" for chain in HOOKS]
+    lines += [f"delete chain {table} {chain}" for chain in HOOKS]
+    lines += [f"delete set {table} {name}" for name in sorted(SETS)]
+    lines += [f"delete ct timeout {table} {name}" for name, _ in _TIMEOUTS.values()]
+    return "\n".join(lines) + "\n"
+
+
+def rules(group: int) -> dict[str, tuple[tuple[str, str], ...]]:
+    """The rules of each chain, as text and reason; reports and copies go to an NFLOG group."""
+    # Data packets go after one test.
+    data = (
+        ("tcp flags & (syn | rst) == 0 accept", "neither begins a connection nor refuses one"),
+        ("ct direction original accept", "no answer, and no error about one's own packet"),
+    )
+    answers = (
+        ("meta l4proto tcp goto rescue_reply", "may be an endpoint's answer"),
+        ("ct state related goto rescue_error", "may be about an endpoint"),
+    )
+    log = f"group {group} snaplen {PACKET_BYTES} queue-threshold"
+    report = f'limit rate {REPORTS_PER_S}/second burst {REPORTS_BURST} packets log prefix "{REPORT_PREFIX}" {log} 1'
+    return {
+        "rescue_prerouting": (*data, ("iif lo accept", "was in the output hook"), *answers),
+        "rescue_output": (
+            *data,
+            # A listener of ours that refuses is not an endpoint.
+            ("meta l4proto . th sport @guarded accept", "sent by the proxy"),
+            *answers,
+        ),
+        **{
+            f"rescue_first{family.value}": tuple(
+                (f"{condition} goto rescue_copy{family.value}", why) for condition, why in _destinations(family)
+            )
+            for family in Family
+        },
+        **{
+            f"rescue_copy{family.value}": (
+                (f'ct timeout set "{_TIMEOUTS[family][0]}"', "a retransmission is balanced anew"),
+                (
+                    f"meta l4proto @{ALIVE} limit rate {COPIES_PER_S}/second burst {COPIES_BURST} packets "
+                    f"log {log} {COPIES_PER_MESSAGE}",
+                    "a copy, to send it again",
+                ),
+            )
+            for family in Family
+        },
+        "rescue_asked": _checked("meta l4proto tcp", "meta l4proto", "rescue_asking"),
+        "rescue_asking": tuple(
+            (f"update @asked{family.value} {{ {ip} daddr . tcp dport }}", f"{family} endpoint asked")
+            for family, ip in _IP.items()
+        ),
+        "rescue_reply": _checked("meta l4proto tcp", "meta l4proto", "rescue_answer"),
+        "rescue_answer": (
+            *(
+                (
+                    f"tcp flags & (syn | ack) == syn | ack update @answered{family.value} {{ {ip} saddr . tcp sport }} "
+                    "accept",
+                    f"{family} endpoint has answered",
+                )
+                for family, ip in _IP.items()
+            ),
+            (
+                "ct status & dying == dying tcp flags & (syn | ack | rst) == ack | rst tcp sequence 0 "
+                f"meta l4proto @{ALIVE} goto rescue_refused",
+                "a reset answers a SYN",
+            ),
+        ),
+        "rescue_refused": (
+            *(
+                (f"update @answered{family.value} {{ {ip} saddr . tcp sport }}", f"{family} endpoint has refused")
+                for family, ip in _IP.items()
+            ),
+            (report, "the endpoint refuses"),
+            # Only what this connection began with is sent again: another packet that begins alike may be one that this
+            # node has dropped. So the reset is made to name the client, and the destination that it has chosen.
+            *(
+                (f"{ip} saddr set ct original {ip} daddr {ip} daddr set ct original {ip} saddr", f"{family} {_CLIENT}")
+                for family, ip in _IP.items()
+            ),
+            (
+                "meta l4proto tcp tcp sport set ct original proto-dst tcp dport set ct original proto-src "
+                "tcp flags set rst",
+                _CLIENT,
+            ),
+            (report, "the client and its destination"),
+            ("drop", "the SYN is sent again"),
+        ),
+        "rescue_error": (
+            ("ct original protocol tcp ct status & seen-reply == seen-reply accept", "has been answered"),
+            # This node's own policies have refused it: sent again, it would pass them by.
+            ("ct status & confirmed == 0 accept", "has not left this node"),
+            *(
+                (f"{kind} ct original protocol @{ALIVE} {condition} goto rescue_unreachable", f"{family} {why}")
+                for family, kind in _UNREACHABLE.items()
+                for condition, why in _originals(family, "ct original protocol")
+            ),
+        ),
+        "rescue_unreachable": (
+            (report, "the endpoint cannot be reached"),
+            ("drop", "the packet is sent again"),
+        ),
+    }
+
+
+def copying(family: Family) -> tuple[str, str]:
+    """The rule, for a chain of first packets before their translation, that copies a client's first SYN."""
+    return f"meta nfproto ipv{family.value} {_FIRST} jump rescue_first{family.value}", "may be a client's first SYN"
+
+
+def asking() -> tuple[str, str]:
+    """The rule, for a chain of first packets after their translation, that remembers the endpoint."""
+    return f"{_FIRST} jump rescue_asked", "an endpoint may be asked"
+
+
+_CLIENT = "the connection as its client began it"
+_IP = {Family.IPV4: "ip", Family.IPV6: "ip6"}
+_UNREACHABLE = {
+    # The other code is for the discovery of a path's MTU.
+    Family.IPV4: "icmp type destination-unreachable icmp code != frag-needed",
+    Family.IPV6: "icmpv6 type destination-unreachable",
+}
+
+
+def _checked(condition: str, protocol: str, chain: str) -> tuple[tuple[str, str], ...]:
+    """Rules that lead packets of translated connections to a chain."""
+    return tuple(
+        (f"{condition} {original} goto {chain}", f"{family} {why}")
+        for family in Family
+        for original, why in _originals(family, protocol)
+    )
+
+
+def _destinations(family: Family) -> Iterator[tuple[str, str]]:
+    """Conditions for packets that are going to be translated."""
+    ip, number = _IP[family], family.value
+    yield f"{ip} daddr . meta l4proto . th dport @translated{number}", "service address"
+    yield f"{ip} daddr @node_addresses{number} meta l4proto . th dport @translated_node_ports{number}", "node port"
+
+
+def _originals(family: Family, protocol: str) -> Iterator[tuple[str, str]]:
+    """Conditions for packets of connections that were translated. nft 1.0.6 takes ``proto-dst`` in a concatenation only
+    after a match of the packet's own protocol."""
+    ip, number = _IP[family], family.value
+    key = f"{protocol} . ct original proto-dst"
+    yield f"ct original {ip} daddr . {key} @translated{number}", "service address"
+    yield f"ct original {ip} daddr @node_addresses{number} {key} @translated_node_ports{number}", "node port"

@@ -1,0 +1,376 @@
+"""The rules of our nftables table. Pure. ``docs/netfilter.md`` and ``docs/data-paths.md`` show them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kubeproxy.model import MARK, Destination, Family, family_of
+from kubeproxy.netfilter.nftables import rescue
+from kubeproxy.netfilter.nftables.declarations import DIVERT, IP, place
+from kubeproxy.netfilter.ruleset import Masquerade, RuleSet, Spread
+
+_LOOPBACK = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule and the comment by which it is recognized."""
+
+    text: str
+    why: str
+
+    @property
+    def comment(self) -> str:
+        """Its reason and a digest of its text. Rules are compared by it, as versions of nft print them differently."""
+        return f"{self.why} #{hashlib.sha256(self.text.encode()).hexdigest()[:8]}"
+
+
+class Spreading(NamedTuple):
+    """Which rules the spreads of a rule set take."""
+
+    any: bool
+    """Whether there are spreads."""
+    sticky: bool
+    """Whether one has session affinity."""
+    rescued: bool
+    """Whether their failed connections are reported."""
+
+
+def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
+    """The rules of each static chain. They depend only on the landing and bind addresses of a rule set, and on whether
+    it is transparent, guards sockets, and has spreads and session affinity."""
+    remote = {family: wanted.bind.get(family) or wanted.landing.get(family) for family in Family}
+    spreading = Spreading(has_spreads(wanted), has_affinity(wanted), wanted.rescue is not None)
+    return {
+        **(_diverting() if wanted.transparent else {}),
+        "prerouting": tuple(
+            rule
+            for family in Family
+            for rule in _first_packets(spreading, family, remote[family], from_this_host=False)
+        ),
+        "output": (
+            *(
+                (
+                    Rule(
+                        f"meta mark & {MARK:#x} == 0 fib saddr type != local goto {rescue.RESENT}",
+                        "first packets that are sent again",
+                    ),
+                )
+                if wanted.rescue is not None
+                else ()
+            ),
+            *(
+                rule
+                for family in Family
+                for rule in _first_packets(spreading, family, wanted.bind.get(family), from_this_host=True)
+            ),
+        ),
+        # The only rule that packets of running connections meet; its first match ends it for them.
+        "input": (
+            Rule(
+                "ct state new,invalid,untracked meta l4proto . th dport @guarded goto guard",
+                "first packets to proxy ports",
+            ),
+        ),
+        "guard": (
+            # An untracked packet has no ct status, so the next rule would not match it.
+            Rule("ct state invalid,untracked drop", "belongs to no connection"),
+            Rule("ct status & dnat == 0 meta l4proto . th dport != @unguarded drop", "came to a proxy port directly"),
+            Rule("meta l4proto . th dport @dropped drop", "no local endpoint"),
+            Rule("meta l4proto tcp meta l4proto . th dport @refused reject with tcp reset", "no endpoint"),
+            Rule("meta l4proto . th dport @refused reject with icmpx port-unreachable", "no endpoint"),
+            *(
+                (
+                    Rule("socket transparent 1 return", "a listener of ours"),
+                    # The socket of another program, or none: the next instance answers the client's next attempt.
+                    Rule("meta l4proto . th dport != @unguarded drop", "no listener of ours"),
+                )
+                if wanted.guard_sockets
+                else ()
+            ),
+        ),
+        "postrouting": tuple(_leaving(spreading)),
+        "arrived": tuple(_arriving(spreading)),
+        **_masquerading(spreading),
+        **_rescuing(wanted, spreading, remote),
+    }
+
+
+def _diverting() -> dict[str, tuple[Rule, ...]]:
+    """Looking for the socket costs time for each packet, so the chain is there only where needed. An ICMP packet
+    belongs to the socket of the packet that it quotes, as when an endpoint refuses."""
+    rule = Rule(
+        # Not for packets to this host: accepted sockets are transparent like their listeners, and packets of their
+        # clients are to be routed as usual.
+        "meta l4proto { tcp, udp, icmp, icmpv6 } socket transparent 1 socket wildcard 0 "
+        f"fib daddr type != local meta mark set meta mark | {MARK:#x}",
+        "answers to connections from clients' addresses",
+    )
+    return {DIVERT: (rule,)}
+
+
+def _rescuing(
+    wanted: RuleSet, spreading: Spreading, remote: Mapping[Family, str | None]
+) -> dict[str, tuple[Rule, ...]]:
+    if wanted.rescue is None:
+        return {}
+    again = (
+        rule for family in Family for rule in _first_packets(spreading, family, remote[family], from_this_host=False)
+    )
+    return {
+        **{chain: tuple(Rule(*each) for each in rules) for chain, rules in rescue.rules(wanted.rescue).items()},
+        # What a client of another host has sent once is treated as it was then.
+        rescue.RESENT: tuple(again),
+    }
+
+
+def _first_packets(spreading: Spreading, family: Family, to: str | None, *, from_this_host: bool) -> Iterator[Rule]:
+    """The rules for first packets in a hook: drop those not admitted, then lead the others by the first map that has
+    the destination, to an endpoint or to a proxy port."""
+    number, ip, loopback = family.value, IP[family], _LOOPBACK[family]
+    clients = f"{family} clients on {'this host' if from_this_host else 'other hosts'}"
+    own, others = ("", "") if from_this_host else (f"{ip} saddr @internal_sources{number} ", "pods' ")
+    on_node = f"{ip} daddr @node_addresses{number} "
+    if not from_this_host:
+        # Without a redirect the kernel drops such a packet as a martian.
+        on_node += f"{ip} daddr != {loopback} "
+
+    def rule(name: str, key: str, condition: str, why: str) -> Rule:
+        port = f"{key} map @{name}{number}"
+        action = f"redirect to :{port}" if to is None else f"dnat {ip} to {to} : {port}"
+        return Rule(f"meta nfproto ipv{number} {condition}meta l4proto {{ tcp, udp }} {action}", f"{clients}{why}")
+
+    def spread(prefix: str, name: str, key: str, condition: str, why: str) -> Iterator[Rule]:
+        if not spreading.any:
+            return
+        if from_this_host:
+            # A packet from or to a loopback address cannot leave this host; the redirect keeps it here.
+            condition = f"{ip} saddr != {loopback} {ip} daddr != {loopback} {condition}"
+        for what, of_kind in (("affinities", "known to an endpoint"), ("spreads", "straight to an endpoint")):
+            if what == "spreads" or spreading.sticky:
+                # A jump: where no slot is found the redirect below applies.
+                yield Rule(f"{condition}{key} vmap @{prefix}{name}{what}{number}", f"{clients}{why}, {of_kind}")
+
+    address, port = f"{ip} daddr . meta l4proto . th dport", "meta l4proto . th dport"
+    yield Rule(
+        # A chain of type nat can drop, and it gets first packets only, so running connections cost nothing.
+        f"{address} @restricted{number} {address} . {ip} saddr != @admitted{number} drop",
+        f"{clients}, from ranges that are not admitted",
+    )
+    if from_this_host:
+        # Before the maps: a dial of the proxy that came back to it would be dialed again.
+        yield Rule(
+            f"meta nfproto ipv{number} meta mark & {MARK:#x} == {MARK:#x} return", f"{family} dials of the proxy"
+        )
+    if spreading.any and spreading.rescued:
+        text, why = rescue.copying(family)
+        yield Rule(text, f"{clients}, {why}")
+    yield from spread("own_", "", address, own, f", {others}own way")
+    yield rule("own_redirects", address, own, f", {others}own way")
+    yield from spread("", "", address, "", "")
+    yield rule("redirects", address, "", "")
+    yield from spread("own_", "node_port_", port, own + on_node, f", {others}own way to node ports")
+    yield rule("own_node_ports", port, own + on_node, f", {others}own way to node ports")
+    yield from spread("", "node_port_", port, on_node, ", node ports")
+    yield rule("node_ports", port, on_node, ", node ports")
+
+
+def has_spreads(wanted: RuleSet) -> bool:
+    """Whether the rules that choose endpoints are needed."""
+    return bool(wanted.spreads or wanted.own_spreads)
+
+
+def has_affinity(wanted: RuleSet) -> bool:
+    """Whether the rules that remember clients are needed."""
+    return any(it.affinity_timeout_s is not None for it in (*wanted.spreads.values(), *wanted.own_spreads.values()))
+
+
+def _leaving(spreading: Spreading) -> Iterator[Rule]:
+    """The rules for first packets that leave this host for an endpoint, or have come to one by loopback."""
+    if not spreading.any:
+        return
+    yield Rule("ct status & dnat == 0 return", "not translated")
+    if spreading.sticky or spreading.rescued:
+        # Only this host's own proxy ports: an endpoint may have the same number.
+        yield Rule("oif lo meta l4proto . th dport @guarded return", "redirected to a proxy port")
+    if spreading.rescued:
+        yield Rule(*rescue.asking())
+    if spreading.sticky:
+        yield from _by_original_destination("learned", "clients that stay with their endpoint")
+    yield Rule("oif lo return", "stays on this host")
+    yield from _by_original_destination("masquerades", "answers are to come back here")
+    for family in Family:
+        ip = IP[family]
+        yield Rule(
+            f"{ip} saddr . {ip} daddr @hairpins{family.value} masquerade fully-random",
+            f"{family} endpoints that reach themselves",
+        )
+
+
+def _arriving(spreading: Spreading) -> Iterator[Rule]:
+    """The rules for first packets that have come to an endpoint on this very host."""
+    if not (spreading.any and (spreading.sticky or spreading.rescued)):
+        return
+    yield Rule("ct status & dnat == 0 return", "not translated")
+    yield Rule("meta l4proto . th dport @guarded return", "redirected to a proxy port")
+    if spreading.rescued:
+        yield Rule(*rescue.asking())
+    if spreading.sticky:
+        yield from _by_original_destination("learned", "clients that stay with their endpoint")
+
+
+def _by_original_destination(name: str, why: str) -> Iterator[Rule]:
+    """Jumps by the destination that the client has chosen. nft knows the type of its port for one protocol at a
+    time."""
+    for family in Family:
+        number, ip = family.value, IP[family]
+        for protocol in ("tcp", "udp"):
+            original = "meta l4proto . ct original proto-dst"
+            yield Rule(
+                f"meta l4proto {protocol} ct original {ip} daddr . {original} vmap @{name}{number}",
+                f"{family} {protocol}, {why}",
+            )
+            yield Rule(
+                f"meta l4proto {protocol} ct original {ip} daddr @node_addresses{number} {original} "
+                f"vmap @node_port_{name}{number}",
+                f"{family} {protocol} node ports, {why}",
+            )
+
+
+def _masquerading(spreading: Spreading) -> dict[str, tuple[Rule, ...]]:
+    if not spreading.any:
+        return dict.fromkeys(MASQUERADE_CHAINS, ())
+    action = "masquerade fully-random"
+    return {
+        "masquerade_always": (Rule(action, "every client"),),
+        "masquerade_node": (Rule(f"fib saddr type local {action}", "clients on this host"),),
+        **{
+            f"masquerade_outside{family.value}": (
+                Rule(f"{IP[family]} saddr != @internal_sources{family.value} {action}", "clients outside the cluster"),
+            )
+            for family in Family
+        },
+    }
+
+
+MASQUERADE_CHAINS = ("masquerade_always", "masquerade_node", "masquerade_outside4", "masquerade_outside6")
+
+
+def masquerade_chain(masquerade: Masquerade, family: Family) -> str:
+    """The chain that masquerades these clients."""
+    suffix = str(family.value) if masquerade is Masquerade.OUTSIDE else ""
+    return f"masquerade_{masquerade}{suffix}"
+
+
+# Chains and maps that come and go with the Services.
+
+
+def spread_chain(destination: Destination, slots: int, *, own: bool) -> str:
+    """The chain that chooses one of so many slots of a destination."""
+    return f"{place(destination, f'{destination.protocol.lower()}_spread', own=own)}_{slots}"
+
+
+def spread_rules(chain: str) -> tuple[Rule, ...]:
+    """The rules of a chain that `spread_chain` names."""
+    name, _, slots = chain.rpartition("_")
+    family = Family(int(name[-1]))
+    port = "udp dport" if "udp_spread" in name else "tcp dport"
+    key = port if "node_port" in name else f"{IP[family]} daddr . {port}"
+    return (
+        Rule(
+            f"dnat {IP[family]} to {key} . numgen random mod {slots} map @{name.replace('spread', 'slots')}",
+            f"one of {slots} slots",
+        ),
+    )
+
+
+_WORDS = re.compile(r"[^A-Za-z0-9./:-]")
+_LONGEST = 120
+"""Characters of a name in a comment (nft's limit is 128) and in an object's name."""
+
+
+def comment_of(spread: Spread) -> str:
+    """The name of a service port, as far as a comment can have it."""
+    return _WORDS.sub("?", spread.service_port)[:_LONGEST]
+
+
+def affinity_name(spread: Spread, family: Family) -> str:
+    """The common part of the names of a service port's chains and maps of clients."""
+    name = spread.service_port.replace(":", "/")
+    if _WORDS.search(name) or len(name) > _LONGEST:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        name = f"{_WORDS.sub('_', name)[:_LONGEST]}_{digest}"
+    return f"{family.value}-{name}"
+
+
+def affinity_chains(spreads: Iterable[tuple[Destination, Spread]]) -> dict[str, tuple[Rule, ...]]:
+    """The chains of all service ports with session affinity: one that leads a known client to its endpoint, and one
+    that keeps the endpoint of a client, or keeps it longer."""
+    chains: dict[str, tuple[Rule, ...]] = {}
+    for name, family, ports, timeout_s in affinities(spreads):
+        ip = IP[family]
+        chains[f"sticky{name}"] = tuple(
+            Rule(
+                f"meta l4proto {{ tcp, udp }} dnat {ip} to {ip} saddr map @{clients_map(name, port)} : {port}",
+                f"to the client's endpoint at port {port}",
+            )
+            for port in ports
+        )
+        # The kernel only renews the time of an element that is there.
+        chains[f"learn{name}"] = tuple(
+            Rule(
+                f"th dport {port} update @{clients_map(name, port)} "
+                f"{{ ct original {ip} saddr timeout {timeout_s}s : {ip} daddr }}",
+                f"endpoints at port {port}, for {timeout_s} s",
+            )
+            for port in ports
+        )
+    return chains
+
+
+class Affinity(NamedTuple):
+    """A service port with session affinity, in one family."""
+
+    name: str
+    family: Family
+    ports: tuple[int, ...]
+    """Those of its endpoints."""
+    timeout_s: int
+
+
+def affinities(spreads: Iterable[tuple[Destination, Spread]]) -> Iterator[Affinity]:
+    """The service ports with session affinity, each once."""
+    found: dict[tuple[str, Family], tuple[set[int], int]] = {}
+    seen: set[tuple[int, Family]] = set()
+    for destination, spread in spreads:
+        family = family_of(destination.address)
+        if spread.affinity_timeout_s is None or (id(spread), family) in seen:
+            continue
+        seen.add((id(spread), family))
+        ports, _ = found.setdefault((affinity_name(spread, family), family), (set(), spread.affinity_timeout_s))
+        ports.update(target.port for target in spread.endpoints)
+    for (name, family), (ports, timeout_s) in found.items():
+        if ports:
+            yield Affinity(name, family, tuple(sorted(ports)), timeout_s)
+
+
+def clients_map(name: str, port: int) -> str:
+    """The map of a service port's clients, for its endpoints at one port."""
+    return f"clients{name}-{port}"
+
+
+_DYNAMIC = re.compile(r"(?:own_)?(?:node_port_)?(?:tcp|udp)_spread[46]_[0-9]+|(?:sticky|learn)[46]-.+")
+
+
+def is_dynamic(chain: str) -> bool:
+    """Whether a chain is one of those that come and go with the Services."""
+    return _DYNAMIC.fullmatch(chain) is not None
+
+
+def draws_slots(chain: str) -> bool:
+    """Whether it is, of those, a chain that draws slots."""
+    return is_dynamic(chain) and not chain.startswith(("sticky", "learn"))

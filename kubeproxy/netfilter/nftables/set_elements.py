@@ -1,0 +1,195 @@
+"""Elements of our table's sets, by netlink: for what happens every second, for which starting `nft` costs too much.
+
+The messages are those of nf_tables (linux/netfilter/nf_tables.h). A change is a transaction of its own.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kubeproxy.model import Address, Family, Protocol, Target
+from kubeproxy.netfilter.netlink.messages import (
+    NETLINK_NETFILTER,
+    NLM_F_DUMP,
+    answers,
+    attributes,
+    encode,
+    frame,
+    open_netlink,
+)
+from kubeproxy.netfilter.nftables.element_socket import (
+    INET,
+    LIST_ELEMENTS,
+    LIST_SET,
+    LIST_TABLE,
+    NESTED,
+    NEW,
+    SUBSYSTEM,
+    TABLE_NAME,
+    ElementSocket,
+    nfgen,
+)
+from kubeproxy.netfilter.nftables.elements import Batch
+from kubeproxy.netfilter.nftables.rescue import ALIVE, ALIVE_S, STAMP_S
+
+_GET: Final = SUBSYSTEM | 13  # NFT_MSG_GETSETELEM
+_KEY, _TIMEOUT, _EXPIRATION = 1, 4, 5  # NFTA_SET_ELEM_*
+_VALUE = 1  # NFTA_DATA_VALUE
+_BUFFER_BYTES: Final = 1 << 17
+_TIMEOUT_S: Final = 1.0
+_NUMBERS: Final = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
+_ADDRESS_BYTES: Final = {Family.IPV4: 4, Family.IPV6: 16}
+
+
+class Stamps(NamedTuple):
+    """The endpoints of both sets of one family, each with the monotonic time of its last stamp."""
+
+    asked: dict[Target, float]
+    answered: dict[Target, float]
+    blur_s: float
+    """How much younger a stamp may be: the longest time in which the kernel has counted a part of them."""
+
+
+class _TimedSocket:
+    """A netlink socket that knows when the kernel has made the part of a listing that was read last.
+
+    The kernel makes the first part in `send`, and each next one in `recv` of the one before."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self.counted_at = 0.0
+        """Monotonic; at the earliest."""
+        self.blur_s = 0.0
+        """The longest that a part may have been made later than `counted_at`."""
+        self._next = (0.0, 0.0)
+
+    def send(self, data: bytes) -> None:
+        began = time.monotonic()
+        self._socket.send(data)
+        self._next = began, time.monotonic()
+
+    def recv(self, at_most: int) -> bytes:
+        began, ended = self._next
+        self.counted_at, self.blur_s = began, max(self.blur_s, ended - began)
+        began = time.monotonic()
+        data = self._socket.recv(at_most)
+        self._next = began, time.monotonic()
+        return data
+
+
+class SetElements:
+    """A netlink socket for our table's sets. Each call takes some tens of microseconds. Not for two threads at once."""
+
+    def __init__(self) -> None:
+        """OSError when the kernel has no nf_tables."""
+        self._socket = open_netlink(NETLINK_NETFILTER)
+        self._socket.settimeout(_TIMEOUT_S)
+        self._elements = ElementSocket()
+        self._sequence = 0
+        self._targets: dict[bytes, Target] = {}
+
+    def renew_alive(self, for_s: float = ALIVE_S) -> None:
+        """Keep the rescue rules working for so long; OSError when the kernel refuses, as without the table.
+
+        The kernel does not prolong an element. So it is deleted and added again, in one transaction, and added before
+        in case that it is not there. Nothing is changed while `prolong_alive` of any process keeps them working."""
+        if self._alive_for() <= for_s:
+            self._elements.transact([*_removal(for_s), _addition(for_s)])
+
+    def prolong_alive(self, for_s: float) -> bool:
+        """Keep the rescue rules working for so long, if they work, without a renewal; whether they do. OSError.
+
+        nft begins a listing anew if there was a transaction meanwhile. A listing of thousands of Services takes longer
+        than the time from one renewal to the next, and so would never end."""
+        if not self._alive_for():
+            return False
+        self._elements.transact([*_removal(for_s), _addition(for_s)])
+        return True
+
+    def end_prolonging(self) -> None:
+        """Have the rescue rules need renewals again; OSError."""
+        self._elements.transact([*_removal(ALIVE_S), _addition(ALIVE_S)])
+
+    def remove_alive(self) -> None:
+        """Make the rescue rules inert at once; OSError when the kernel refuses."""
+        self._elements.transact(_removal(ALIVE_S))
+
+    def stamps(self, family: Family) -> Stamps:
+        """When endpoints were asked and when they answered; OSError when the kernel refuses, as without the sets."""
+        # Asked first: an answer between the two readings counts, and a question does not.
+        asked, asked_blur_s = self._times(f"asked{family.value}", family)
+        answered, answered_blur_s = self._times(f"answered{family.value}", family)
+        return Stamps(asked, answered, max(asked_blur_s, answered_blur_s))
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._socket.close()
+        self._elements.close()
+
+    def _alive_for(self) -> float:
+        """The seconds for which the rescue rules work without a renewal."""
+        self._sequence += 1
+        body = nfgen(INET) + encode([(LIST_TABLE, TABLE_NAME), (LIST_SET, ALIVE.encode() + b"\0")])
+        self._socket.send(frame(_GET, body, flags=NLM_F_DUMP, sequence=self._sequence))
+        found = answers(self._socket, self._sequence, at_most=_BUFFER_BYTES)
+        return min((s for it in found if it.kind == NEW for _, s in _elements(it.body)), default=0.0)
+
+    def _times(self, name: str, family: Family) -> tuple[dict[Target, float], float]:
+        """The endpoints of a set with their stamps, and how much younger these may be."""
+        self._sequence += 1
+        body = nfgen(INET) + encode([(LIST_TABLE, TABLE_NAME), (LIST_SET, name.encode() + b"\0")])
+        timed = _TimedSocket(self._socket)
+        timed.send(frame(_GET, body, flags=NLM_F_DUMP, sequence=self._sequence))
+        times: dict[Target, float] = {}
+        for message in answers(timed, self._sequence, at_most=_BUFFER_BYTES):
+            if message.kind == NEW:
+                for key, expires_s in _elements(message.body):
+                    times[self._target(key, family)] = timed.counted_at - STAMP_S + expires_s
+        return times, timed.blur_s
+
+    def _target(self, key: bytes, family: Family) -> Target:
+        found = self._targets.get(key)
+        if found is None:
+            if len(self._targets) > 1 << 16:
+                self._targets.clear()
+            size = _ADDRESS_BYTES[family]
+            inet = socket.AF_INET if size == 4 else socket.AF_INET6
+            found = Target(Address(socket.inet_ntop(inet, key[:size])), int.from_bytes(key[size : size + 2], "big"))
+            self._targets[key] = found
+        return found
+
+
+def _addition(for_s: float) -> Batch:
+    return Batch(ALIVE, True, [_element(bytes([number]), for_s) for number in _NUMBERS.values()])
+
+
+def _removal(for_s: float) -> list[Batch]:
+    """Added first, because what is not there cannot be deleted."""
+    return [_addition(for_s), Batch(ALIVE, False, [_element(bytes([number])) for number in _NUMBERS.values()])]
+
+
+def _element(key: bytes, timeout_s: float | None = None) -> bytes:
+    parts = [(_KEY | NESTED, encode([(_VALUE, key)]))]
+    if timeout_s is not None:
+        parts.append((_TIMEOUT, struct.pack(">Q", round(timeout_s * 1000))))
+    return encode(parts)
+
+
+def _elements(body: bytes) -> Iterator[tuple[bytes, float]]:
+    """The elements in an answer, each with the seconds until it expires."""
+    for kind, value in attributes(body[4:]):
+        if kind & ~NESTED != LIST_ELEMENTS:
+            continue
+        for _, element in attributes(value):
+            key, expires_ms = b"", 0
+            for part, data in attributes(element):
+                if part & ~NESTED == _KEY:
+                    key = data[4:]  # of one attribute, NFTA_DATA_VALUE
+                elif part == _EXPIRATION:
+                    expires_ms = int.from_bytes(data, "big")
+            if key:
+                yield key, expires_ms / 1000

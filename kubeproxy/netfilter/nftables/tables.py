@@ -1,0 +1,36 @@
+"""The names of the nftables tables of this network namespace, by netlink.
+
+`nft list tables` has the kernel list every element of every set first (1.0.6): with 10,000 Services on the kernel path
+that is 210 MB and seconds of processor time, and it begins anew whenever another transaction comes in between.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from kubeproxy.netfilter.netlink.messages import (
+    NETLINK_NETFILTER,
+    NLM_F_DUMP,
+    answers,
+    attributes,
+    frame,
+    open_netlink,
+)
+
+_GET: Final = 10 << 8 | 1  # NFT_MSG_GETTABLE of NFNL_SUBSYS_NFTABLES
+_NAME: Final = 1  # NFTA_TABLE_NAME
+_FAMILIES: Final = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}  # NFPROTO_*
+_TIMEOUT_S: Final = 10.0
+
+
+def tables() -> list[str]:
+    """Each table as nft names it, by family and name, as in ``inet kubeproxy``. OSError when the kernel refuses."""
+    with open_netlink(NETLINK_NETFILTER) as sock:
+        sock.settimeout(_TIMEOUT_S)
+        sock.send(frame(_GET, struct.pack(">BBH", 0, 0, 0), flags=NLM_F_DUMP, sequence=1))
+        found = []
+        for message in answers(sock, 1):
+            names = [value.rstrip(b"\0").decode() for kind, value in attributes(message.body[4:]) if kind == _NAME]
+            found += [f"{_FAMILIES.get(message.body[0], message.body[0])} {name}" for name in names]
+        return found

@@ -1,0 +1,327 @@
+"""Spreads in a real kernel: changes of elements by netlink, and what happens when the kernel refuses one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from kubeproxy.model import Address, Destination, Family, Protocol, Target
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.nftables import table
+from kubeproxy.netfilter.nftables.adapter import Nftables
+from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.netfilter.nftables.table import Table
+from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
+from tests.netfilter.stage import destination, node_port, rule_set
+from tests.support.lab import Host
+
+pytestmark = pytest.mark.netns
+
+WEB = destination("10.96.0.1", Protocol.TCP)
+DNS6 = destination("fd96::1", Protocol.UDP, 53)
+NODE_PORT = node_port(Family.IPV4, Protocol.TCP, 30080)
+FOUR = tuple(Target(Address(f"10.0.0.{number}"), 8080 + number % 2) for number in range(1, 5))
+SIX = tuple(Target(Address(f"fd00::{number}"), 5353) for number in range(1, 4))
+RULES = replace(
+    rule_set({WEB: 7001, DNS6: 7002, NODE_PORT: 7001}, own={NODE_PORT: 7003}, node_addresses=("10.2.0.1",)),
+    spreads={
+        WEB: Spread("default/web:http", FOUR, FOUR, 60),
+        NODE_PORT: Spread("default/web:http", FOUR[:2], FOUR[:2], 60),
+        DNS6: Spread("kube-system/dns", SIX, SIX),
+    },
+    own_spreads={NODE_PORT: Spread("default/web:http", FOUR, FOUR, 60)},
+    masquerades={WEB: Masquerade.OUTSIDE, NODE_PORT: Masquerade.NODE},
+    hairpins={FOUR[0].address, SIX[0].address},
+)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """A host without rules; this thread is on it."""
+    with Host("rules") as host, host.entered():
+        yield host
+
+
+@contextlib.asynccontextmanager
+async def adapter(**settings: str) -> AsyncIterator[Nftables]:
+    """An adapter that keeps to this thread's host."""
+    nftables = Nftables(**settings)  # type: ignore[arg-type]
+    try:
+        yield nftables
+    finally:
+        await nftables.close()
+
+
+async def read(nftables: Nftables) -> Table:
+    """The table in the kernel."""
+    found = await nftables._read()
+    assert found is not None
+    return found
+
+
+async def test_the_kernel_has_what_was_applied_and_a_second_adapter_finds_nothing_to_do(host: Host) -> None:
+    async with adapter() as first, adapter() as second:
+        await first.probe_spreads()
+        assert await first.apply(RULES, verify=True)
+        assert await read(first) == Table.of(RULES)
+        assert not await second.apply(RULES, verify=True)
+        without = replace(RULES, spreads={}, own_spreads={}, masquerades={}, hairpins=set())
+        assert await second.apply(without, verify=False)
+        assert await read(second) == Table.of(without)
+
+
+async def test_many_first_slots_are_in_the_kernel_before_the_rules_that_draw_them(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubeproxy.netfilter.nftables.adapter._APART", 1)
+    async with adapter() as nftables, adapter() as second:
+        texts: list[str] = []
+        run = nftables._commands.run
+
+        async def refused_once(*arguments: str, commands: str = "") -> bytes:
+            if commands:
+                texts.append(commands)
+                if len(texts) == 2:
+                    raise KernelError("no more memory")
+            return await run(*arguments, commands=commands)
+
+        monkeypatch.setattr(nftables._commands, "run", refused_once)
+        assert await nftables.apply(RULES, verify=False)
+        creation, refused, again = texts
+        assert "add map" in creation
+        assert "redirects" in refused
+        assert "add element inet kubeproxy tcp_slots4" not in refused
+        assert again.startswith("delete table"), "slots without a jump are no table of ours"
+        assert await read(second) == Table.of(RULES)
+        assert nftables._believed == Table.of(RULES), "every part was ours"
+        await nftables.cleanup()
+        begun = len(texts)
+        assert await nftables.apply(RULES, verify=True)
+        assert not any("add element inet kubeproxy tcp_slots4" in text for text in texts[begun:])
+        assert not await second.apply(RULES, verify=True)
+
+
+async def test_rebalancing_leaves_the_table_of_the_new_rules(host: Host) -> None:
+    async with adapter() as nftables:
+        assert not await nftables.rebalance(Rebalance({WEB: None})), "nothing is known of the kernel"
+        await nftables.apply(RULES, verify=True)
+        fewer = {WEB: replace(RULES.spreads[WEB], targets=FOUR[1:]), DNS6: replace(RULES.spreads[DNS6], targets=())}
+        assert await nftables.rebalance(Rebalance(fewer))
+        after = replace(RULES, spreads={**RULES.spreads, **fewer})
+        believed = nftables._believed
+        assert believed is not None
+        assert await read(nftables) == believed
+        assert not await nftables.apply(after, verify=True) or await read(nftables) == Table.of(after, after=believed)
+        assert await nftables.rebalance(Rebalance({WEB: RULES.spreads[WEB]}))
+        assert {FOUR[0]} <= set((await read(nftables)).slots[WEB].targets)
+
+
+async def test_every_kind_of_element_is_in_the_kernel_as_the_program_nft_has_it(host: Host) -> None:
+    """Families, protocols, node ports, ways of this node, affinity, comments; endpoints come, go and are replaced."""
+    spreads, own_spreads, redirects, own_redirects = {}, {}, {}, {}
+    for protocol in (Protocol.TCP, Protocol.UDP):
+        for timeout_s in (None, 60):
+            for number, (place, targets) in enumerate(
+                (
+                    (destination("10.96.0.9", protocol, 80 + (timeout_s or 0)), FOUR),
+                    (destination("fd96::9", protocol, 80 + (timeout_s or 0)), SIX),
+                    (node_port(Family.IPV4, protocol, 30080 + (timeout_s or 0)), FOUR),
+                    (node_port(Family.IPV6, protocol, 30080 + (timeout_s or 0)), SIX),
+                )
+            ):
+                name = f"default/{protocol}-{timeout_s}-{number}:http"
+                spreads[place] = own_spreads[place] = Spread(name, targets, targets, timeout_s)
+                redirects[place] = 7001
+                own_redirects[place] = 7002
+    rules = replace(rule_set(redirects, own=own_redirects), spreads=spreads, own_spreads=own_spreads)
+
+    def with_targets(targets: Callable[[tuple[Target, ...]], tuple[Target, ...]]) -> dict[Destination, Spread | None]:
+        return {each: replace(it, targets=targets(it.targets)) for each, it in spreads.items()}
+
+    async with adapter() as nftables:
+        await nftables.apply(rules, verify=True)
+        for choose in (
+            lambda known: known[1:],
+            lambda known: (*known[:-1], replace_address(known[-1])),
+            lambda known: (),
+            lambda known: known,
+        ):
+            changes = with_targets(choose)
+            assert await nftables.rebalance(Rebalance(changes, changes))
+            assert await read(nftables) == nftables._believed
+        moved = {FOUR[0].address: True, SIX[0].address: True}
+        assert await nftables.rebalance(Rebalance(hairpins=moved))
+        assert await read(nftables) == nftables._believed
+        assert await nftables.rebalance(Rebalance(hairpins=dict.fromkeys(moved, False)))
+        gone = dict.fromkeys(spreads)
+        assert await nftables.rebalance(Rebalance(gone, gone))
+        assert await read(nftables) == nftables._believed
+
+
+def replace_address(target: Target) -> Target:
+    """Another endpoint with the same port."""
+    return target._replace(address=Address(f"{target.address}9"))
+
+
+async def test_ten_thousand_changes_are_one_transaction(host: Host) -> None:
+    """More than a message holds, and more than a socket has room for by default."""
+    places = [destination(f"10.97.{number >> 8}.{number & 255}", Protocol.TCP) for number in range(10_000)]
+    spread = Spread("default/web:http", FOUR, FOUR)
+    rules = replace(rule_set(dict.fromkeys(places, 7001)), spreads=dict.fromkeys(places, spread))
+    async with adapter() as nftables:
+        await nftables.apply(rules, verify=True)
+        assert nftables._watch is not None
+        assert await nftables.rebalance(Rebalance(dict.fromkeys(places, replace(spread, targets=FOUR[1:]))))
+        believed = nftables._believed
+        assert believed is not None, "the kernel's notifications count one transaction, which is ours"
+        async with asyncio.timeout(30):
+            while await read(nftables) != believed:  # a listing lacks elements while the kernel resizes the map
+                await asyncio.sleep(0.05)
+
+
+async def test_a_number_of_endpoints_that_is_new_costs_one_program_and_its_neighbours_none(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spread = Spread("default/web:http", FOUR, FOUR)
+    seven = tuple(Target(Address(f"10.0.1.{number}"), 80) for number in range(7))
+    async with adapter() as nftables:
+        await nftables.apply(replace(rule_set({WEB: 7001}), spreads={WEB: spread}), verify=True)
+        programs: list[tuple[str, ...]] = []
+        run = nftables._commands.run
+
+        async def counted(*arguments: str, commands: str = "") -> bytes:
+            programs.append(arguments)
+            return await run(*arguments, commands=commands)
+
+        monkeypatch.setattr(nftables._commands, "run", counted)
+        for targets, expected in ((FOUR[:3], 0), (seven, 1), (seven[:6], 0), (FOUR, 0), (seven, 0)):
+            programs.clear()
+            assert await nftables.rebalance(Rebalance({WEB: replace(spread, targets=targets, endpoints=targets)}))
+            assert len(programs) == expected, f"{len(targets)} endpoints"
+        assert await read(nftables) == nftables._believed
+
+
+async def test_rules_that_the_adapter_has_applied_are_not_compared_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with adapter() as nftables:
+        rules = replace(RULES, spreads=dict(RULES.spreads))
+        await nftables.apply(rules, verify=True)
+        fewer: dict[Destination, Spread | None] = {WEB: replace(RULES.spreads[WEB], targets=FOUR[1:])}
+        assert await nftables.rebalance(Rebalance(fewer))
+        rules.spreads[WEB] = replace(RULES.spreads[WEB], targets=FOUR[1:])
+        compared: list[RuleSet] = []
+        transition = table.transition
+
+        def recorded(have: Table | None, wanted: RuleSet, *, apart: int | None = None) -> table.Transition:
+            compared.append(wanted)
+            return transition(have, wanted, apart=apart)
+
+        monkeypatch.setattr(table, "transition", recorded)
+        assert not await nftables.apply(rules, verify=True)
+        assert not compared
+        host.run(["nft", "flush", "map", "inet", "kubeproxy", "udp_slots6"])
+        assert await nftables.apply(rules, verify=True), "another program has changed them"
+        assert compared
+        assert await read(nftables) == nftables._believed
+
+
+async def test_a_change_by_another_program_between_chain_and_elements_is_not_forgotten(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seven = tuple(Target(Address(f"10.0.1.{number}"), 80) for number in range(7))
+    more = {WEB: Spread("default/web:http", seven, seven)}
+    async with adapter() as nftables:
+        await nftables.apply(replace(rule_set({WEB: 7001}), spreads={WEB: Spread("w", FOUR, FOUR)}), verify=True)
+        transact = nftables._transact
+
+        async def followed(commands: str) -> None:
+            await transact(commands)
+            host.run(["nft", "flush", "map", "inet", "kubeproxy", "redirects4"])
+            nftables._notice()
+
+        monkeypatch.setattr(nftables, "_transact", followed)
+        assert await nftables.rebalance(Rebalance(more))
+        assert nftables._believed is None
+        monkeypatch.undo()
+        wanted = replace(rule_set({WEB: 7001}), spreads=more)
+        assert await nftables.apply(wanted, verify=True)
+        assert await read(nftables) == nftables._believed
+
+
+async def test_a_refused_change_is_an_error_and_leaves_the_kernel_as_it_was(host: Host) -> None:
+    async with adapter() as nftables:
+        await nftables.apply(RULES, verify=True)
+        believed = nftables._believed
+        assert believed is not None
+        host.run(["nft", "flush", "map", "inet", "kubeproxy", "udp_slots6"])
+        nftables._believed = believed  # as if the kernel had not notified yet
+        nftables._notice = lambda: None  # type: ignore[method-assign]
+        with pytest.raises(KernelError, match="nf_tables refuses"):
+            await nftables.rebalance(Rebalance({DNS6: replace(RULES.spreads[DNS6], targets=SIX[:1])}))
+        assert await nftables.apply(RULES, verify=True)
+        assert await read(nftables) == Table.of(RULES)
+
+
+async def test_a_change_is_an_error_without_the_privilege(host: Host) -> None:
+    """The reason says what is missing. The next full transaction repeats the change."""
+    async with adapter() as nftables:
+        await nftables.apply(RULES, verify=True)
+
+        class Refusing:
+            def transact(self, batches: object) -> None:
+                raise PermissionError(errno.EPERM, "Operation not permitted")
+
+            def close(self) -> None:
+                """Nothing to close."""
+
+        nftables._commands._socket = Refusing()  # type: ignore[assignment]
+        with pytest.raises(KernelError, match="CAP_NET_ADMIN"):
+            await nftables.rebalance(Rebalance({WEB: replace(RULES.spreads[WEB], targets=FOUR[:1])}))
+        assert nftables._believed is None
+
+
+async def test_a_listing_is_not_disturbed_by_renewals_of_the_rescue(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nft begins anew after each; with thousands of Services it would never end."""
+    async with adapter() as nftables:
+        await nftables.apply(replace(RULES, rescue=7), verify=True)
+        elements = SetElements()
+        elements.renew_alive()
+        seen: list[str] = []
+        run = nftables._commands.run
+
+        async def disturbed(*arguments: str, commands: str = "") -> bytes:
+            for _ in range(3):
+                elements.renew_alive()
+                seen.append(host.run(["nft", "-j", "list", "set", "inet", "kubeproxy", "alive"]).stdout)
+            return await run(*arguments, commands=commands)
+
+        monkeypatch.setattr(nftables._commands, "run", disturbed)
+        assert await read(nftables) == nftables._believed
+        assert all('"timeout": 30' in each for each in seen)
+        assert '"timeout": 3,' in host.run(["nft", "-j", "list", "set", "inet", "kubeproxy", "alive"]).stdout
+        elements.close()
+
+
+async def test_clients_of_an_endpoint_that_left_are_released(host: Host) -> None:
+    name = "clients4-default/web/http-8081"
+    async with adapter() as nftables:
+        await nftables.apply(RULES, verify=True)
+        elements = "10.9.9.9 timeout 60s : 10.0.0.1, 10.9.9.8 timeout 60s : 10.0.0.3"
+        host.run(["nft", "add", "element", "inet", "kubeproxy", name, f"{{ {elements} }}"])
+        assert nftables._watch is not None
+        nftables._watch.look()  # the kernel adds clients without a notification
+        left = replace(RULES.spreads[WEB], targets=FOUR[1:])
+        own = replace(RULES.own_spreads[NODE_PORT], targets=FOUR[1:])
+        port = replace(RULES.spreads[NODE_PORT], targets=FOUR[1:2])
+        assert await nftables.rebalance(Rebalance({WEB: left, NODE_PORT: port}, {NODE_PORT: own}))
+        listed = json.loads(host.run(["nft", "-j", "list", "map", "inet", "kubeproxy", name]).stdout)
+        assert [element["elem"]["val"] for element, _ in listed["nftables"][1]["map"]["elem"]] == ["10.9.9.8"]
