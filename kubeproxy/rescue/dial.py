@@ -1,0 +1,73 @@
+"""Tries an endpoint from this node, in the control process: whether it accepts a connection, or refuses datagrams."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Final, NamedTuple
+
+from kubeproxy.dataplane.sockets.connect import UNREACHABLE
+from kubeproxy.dataplane.sockets.loop_prevention import COST, FARTHEST, limit_hops, mark
+from kubeproxy.model import Target
+
+DIAL_S: Final = 0.9
+"""How long an endpoint may take: less than a second, after which the kernel would repeat the SYN, and more than the
+patience with clients' connections, so that a slow path is found to be slow and not dead."""
+
+
+REFUSAL_S: Final = 0.25
+"""How long the refusal of a datagram may take, as with silence on the TCP path."""
+_RECVERR: Final = {socket.AF_INET: (socket.IPPROTO_IP, 11), socket.AF_INET6: (socket.IPPROTO_IPV6, 25)}
+"""IP_RECVERR and IPV6_RECVERR: with them a socket learns of every ICMP error, not of closed ports alone."""
+
+
+class Outcome(NamedTuple):
+    """What a dial has found."""
+
+    answered: bool | None
+    """None: this host could not dial."""
+    took_s: float
+
+
+async def dial(target: Target) -> Outcome:
+    """Connect to an endpoint and close the connection without a byte."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    answered: bool | None
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET) as sock:
+            sock.setblocking(False)
+            mark(sock)
+            limit_hops(sock, FARTHEST - COST)
+            async with asyncio.timeout(DIAL_S):
+                await loop.sock_connect(sock, target)
+            # A local port may have been connected to itself, by a simultaneous open.
+            answered = sock.getsockname() != sock.getpeername()
+    except TimeoutError:
+        answered = False
+    except OSError as error:
+        answered = False if error.errno in UNREACHABLE else None
+    return Outcome(answered, loop.time() - began)
+
+
+async def refuses_datagrams(target: Target) -> bool:
+    """Whether an empty datagram to an endpoint comes back as an ICMP error.
+
+    An endpoint that is well mostly does not answer it, so no answer means nothing."""
+    loop = asyncio.get_running_loop()
+    inet = socket.AF_INET6 if ":" in target.address else socket.AF_INET
+    try:
+        with socket.socket(inet, socket.SOCK_DGRAM) as sock:
+            sock.setblocking(False)
+            mark(sock)
+            limit_hops(sock, FARTHEST - COST)
+            sock.setsockopt(*_RECVERR[inet], 1)
+            sock.connect(target)
+            sock.send(b"")
+            async with asyncio.timeout(REFUSAL_S):
+                await loop.sock_recv(sock, 1)
+    except TimeoutError:
+        return False
+    except OSError as error:
+        return error.errno in UNREACHABLE
+    return False

@@ -1,0 +1,423 @@
+"""The control process's part of the rescue: it keeps the rules alive, ejects endpoints and frees their flows.
+
+What happens after a failure, by its kind:
+
+- *Refused.* The process has sent the SYN again already. A dial from this node confirms the failure, then the endpoint
+  is ejected: so forged resets cannot take an endpoint away, and one that refuses single clients stays.
+- *Unreachable* (TCP). The flow leads there until it is deleted; then the SYN is sent again. A dial confirms as above.
+- *Unreachable* (UDP). A datagram of this node's own confirms it. Then the endpoint is ejected for a second, as no dial
+  can find it well, its flows are deleted, and the datagrams that the errors have quoted are sent again. Without that a
+  forged error could end all sessions with an endpoint, and have datagrams sent in other clients' names.
+- *Silent.* The endpoint is ejected, its unanswered flows are deleted, and their SYNs are sent again. A dial follows
+  soon, and brings it back if this node gets an answer. When many fall silent at once, or this process could not look
+  in time, the node may be late and not they: then a dial confirms first, and the SYNs are sent again meanwhile. So it
+  does when a dial has reached the endpoint just before: it is silent to some clients only, as under a network policy,
+  and they must not take it away from the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from typing import Protocol as Interface
+
+import structlog
+
+from kubeproxy.model import Destination, Family, Protocol, Target
+from kubeproxy.model.errors import KubeproxyError
+from kubeproxy.netfilter.conntrack.endpoint_flows import delete_flows_to
+from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
+from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.rescue.dial import dial, refuses_datagrams
+from kubeproxy.rescue.nflog import GROUPS
+from kubeproxy.rescue.process import RescueProcess
+from kubeproxy.rescue.protocol import Counts, Failed, FreedFlow, Reason, added
+from kubeproxy.rescue.silence import Lateness, SilenceWatch
+from kubeproxy.runtime.tasks import TaskSet
+
+log = structlog.get_logger(__name__)
+
+RENEW_S: Final = 1.0
+"""How often the rules are kept alive; they outlive two renewals that fail."""
+CHECK_S: Final = 0.05
+"""How often the process's health is looked at, and whether the rules have changed."""
+LOOK_S: Final = 0.05
+"""How often the times of endpoints are read while one has not answered yet."""
+IDLE_LOOK_S: Final = 0.1
+"""How often otherwise."""
+LOOK_SHARE: Final = 0.05
+"""The most of a processor that reading them may take: with thousands of endpoints it is done less often."""
+STEADY_S: Final = 60.0
+"""A process that ran so long resets the pause before its next start."""
+PAUSE_FIRST_S, PAUSE_LIMIT_S = 0.1, 10.0
+"""Before the second start in a row, and at most."""
+DIALS_MAX: Final = 64
+"""Dials at once, and datagrams at once."""
+FEW: Final = 3
+"""So many endpoints of a family that fall silent in one look are ejected at once; more of them are dialed first."""
+FREES_MAX: Final = 2
+"""So many endpoints at once have their flows deleted, each in a thread: changes of endpoints need threads, too, and do
+not queue behind thousands of them."""
+REFUSED_AGAIN_S: Final = 0.25
+"""How long an endpoint that a dial has just reached is not dialed again because of a client's failure."""
+TRUSTED_S: Final = 10.0
+"""How long an endpoint that a dial has reached is not ejected by silence alone. Each silence has it dialed again, so an
+endpoint that is silent to some clients is ejected once, and never flaps."""
+REACHED_MAX: Final = 16_384
+"""Endpoints with a last dial that is remembered: more than the rules report in `TRUSTED_S`."""
+
+
+class Ejector(Interface):
+    """The endpoints' states, and the rules that follow from them."""
+
+    def knows(self, protocol: Protocol, target: Target) -> bool:
+        """Whether a Service has this endpoint; others are left alone."""
+
+    def translates(self, destination: Destination) -> bool:
+        """Whether our rules lead this destination to endpoints; what others translate is left alone."""
+
+    def is_ejected(self, protocol: Protocol, target: Target) -> bool:
+        """Whether the rules leave it out."""
+
+    async def failed(self, protocol: Protocol, target: Target, reason: str) -> None:
+        """Eject an endpoint; returns when the rules leave it out."""
+
+    async def answered(self, protocol: Protocol, target: Target) -> None:
+        """A dial has reached an ejected endpoint: bring it back."""
+
+    def unanswered(self, protocol: Protocol, target: Target) -> None:
+        """A dial has not reached an ejected endpoint."""
+
+    def due(self, at_most: int) -> list[tuple[Protocol, Target]]:
+        """So many of the ejected endpoints to dial now; the others stay due."""
+
+
+@dataclass(frozen=True, slots=True)
+class RescueStatus:
+    """What the rescue does now."""
+
+    working: bool
+    """Whether the rules are kept alive."""
+    pid: int | None
+    group: int | None
+    """The group of the packet log."""
+    restarts: int
+    counts: Counts
+    """Of all processes of this guardian."""
+    problem: str | None
+
+
+class Guardian:
+    """Runs the rescue process, and acts on what it reports."""
+
+    def __init__(
+        self,
+        ejector: Ejector,
+        *,
+        on_group: Callable[[int], None],
+        in_force: Callable[[int], bool],
+        on_crash: Callable[[str, BaseException], None],
+        programmed_at: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """`on_group`: the rules are to report to this group of the packet log. `in_force`: whether they do.
+        `programmed_at`: when they were last changed."""
+        self._ejector = ejector
+        self._on_group = on_group
+        self._in_force = in_force
+        self._programmed_at = programmed_at
+        self._tasks = TaskSet(on_crash)
+        self._process: RescueProcess | None = None
+        self._group = GROUPS[0]
+        self._restarts = 0
+        self._counts = Counts()
+        """Of the processes that have ended."""
+        self._alive = False
+        self._problem: str | None = None
+        self._elements: SetElements | None = None
+        self.started = asyncio.Event()
+        """Set when the process has read its group of the packet log for the first time."""
+        self._silence: Mapping[Family, SilenceWatch] = {family: SilenceWatch() for family in Family}
+        self._dialing: set[Target] = set()
+        self._asking: set[Target] = set()
+        """UDP endpoints to which a datagram is on the way."""
+        self._unconfirmed: dict[Target, Reason] = {}
+        """Silent endpoints that wait for a dial, the oldest first."""
+        self._reached: dict[Target, float] = {}
+        """When a dial has last reached an endpoint, the oldest first."""
+        self._free_slots = asyncio.Semaphore(FREES_MAX)
+        self._freeing: set[tuple[Protocol, Target]] = set()
+        self._free_again: set[tuple[Protocol, Target]] = set()
+
+    async def run(self) -> None:
+        """Run until cancelled. Traffic does not stop when it fails: it goes on as with kube-proxy."""
+        self._elements = SetElements()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_process())
+                group.create_task(self._keep_alive())
+                group.create_task(self._watch_silence())
+                group.create_task(self._probe())
+        finally:
+            await self._close()
+
+    def status(self) -> RescueStatus:
+        """See `RescueStatus`."""
+        process = self._process
+        return RescueStatus(
+            working=self._alive,
+            pid=process.pid if process else None,
+            group=process.group if process else None,
+            restarts=self._restarts,
+            counts=added(self._counts, process.counts if process else Counts()),
+            problem=self._problem,
+        )
+
+    async def _close(self) -> None:
+        """End the process. The rules become inert by themselves: another instance may keep them alive by now."""
+        if self._process is not None:
+            await self._process.close()
+        await self._tasks.close()
+        if self._elements is not None:
+            self._elements.close()
+            self._elements = None
+
+    def bridge(self) -> None:
+        """Keep the rules working while this process executes its next program: the rescue process outlives it."""
+        if self._alive and self._elements is not None:
+            with contextlib.suppress(OSError):  # then they become inert sooner
+                self._elements.renew_alive(BRIDGE_S)
+
+    # The process.
+
+    async def _keep_process(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = 0.0
+        while True:
+            began = loop.time()
+            try:
+                process = self._process = RescueProcess(self._group, on_failed=self._on_failed)
+                await process.started
+                if process.group is not None:
+                    self._begin(process, process.group)
+                reason = await asyncio.shield(process.ended)
+            except OSError as error:
+                reason = f"cannot start: {error.strerror or error}"
+            if self._process is not None:
+                self._counts = added(self._counts, self._process.counts)
+            self._process = None
+            self._set_alive(False)
+            if loop.time() - began >= STEADY_S:
+                pause_s = 0.0
+            self._problem = f"the rescue process has ended: {reason}"
+            log.warning("rescue process has ended", reason=reason, restart_in_s=pause_s)
+            await asyncio.sleep(pause_s)
+            self._restarts += 1
+            pause_s = min(max(PAUSE_FIRST_S, 2 * pause_s), PAUSE_LIMIT_S)
+
+    def _begin(self, process: RescueProcess, group: int) -> None:
+        self._group = group
+        self._problem = None
+        log.info("rescue process started", pid=process.pid, group=group)
+        if process.unfiltered is not None:
+            log.warning("rescue process unconfined", reason=process.unfiltered)
+        self._on_group(group)
+        self.started.set()
+
+    # The rules.
+
+    async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        renew_at, programmed_at = 0.0, self._programmed_at()
+        while True:
+            process = self._process
+            # A transaction that makes the table anew, as after a foreign change, has emptied the set.
+            changed, programmed_at = programmed_at != self._programmed_at(), self._programmed_at()
+            if process is None or process.group is None or not process.well:
+                self._set_alive(False)
+            elif not self._in_force(process.group):
+                self._alive = False  # another instance may keep them alive by now
+            elif changed or not self._alive or loop.time() >= renew_at:
+                self._set_alive(True)
+                renew_at = loop.time() + RENEW_S
+            await asyncio.sleep(CHECK_S)
+
+    def _set_alive(self, wanted: bool) -> None:
+        if self._elements is None or not (wanted or self._alive):
+            return
+        before = self._alive
+        try:
+            if wanted:
+                self._elements.renew_alive()
+            else:
+                self._elements.remove_alive()
+            self._alive = wanted
+        except OSError as error:
+            # The rules were removed, or are being made anew; the element expires by itself.
+            self._alive = False
+            if before:
+                log.warning("cannot renew rescue rules", reason=error.strerror)
+        if before != self._alive:
+            log.info("rescue of failed connections", working=self._alive)
+
+    # Failures.
+
+    def _on_failed(self, failed: Failed) -> None:
+        protocol, target = failed.protocol, failed.endpoint
+        if not self._ejector.knows(protocol, target):
+            return  # its Service has gone; and the process that reads packets can name no other
+        if protocol is Protocol.UDP:
+            self._confirm_by_datagram(target, failed.reason)
+            return
+        if failed.reason is Reason.UNREACHABLE:
+            self._tasks.start(self._free(protocol, target), name="free flows")
+        self._confirm(target, failed.reason)
+
+    def _confirm(self, target: Target, reason: Reason) -> None:
+        now = asyncio.get_running_loop().time()
+        if (
+            target in self._dialing
+            or len(self._dialing) >= DIALS_MAX
+            or self._ejector.is_ejected(Protocol.TCP, target)
+            or now - self._reached.get(target, float("-inf")) < REFUSED_AGAIN_S
+        ):
+            return
+        self._dialing.add(target)
+        self._tasks.start(self._confirm_by_dial(target, reason), name="confirm a failure")
+
+    def _confirm_by_datagram(self, target: Target, reason: Reason) -> None:
+        if self._ejector.is_ejected(Protocol.UDP, target):
+            self._tasks.start(self._free(Protocol.UDP, target), name="free flows")
+        elif target not in self._asking and len(self._asking) < DIALS_MAX:
+            self._asking.add(target)
+            self._tasks.start(self._eject_if_refused(target, reason), name="confirm a failure")
+
+    async def _eject_if_refused(self, target: Target, reason: Reason) -> None:
+        try:
+            refused = await refuses_datagrams(target)
+        finally:
+            self._asking.discard(target)
+        if refused:
+            await self._eject_and_free(Protocol.UDP, target, reason)
+
+    async def _confirm_by_dial(self, target: Target, reason: Reason) -> None:
+        try:
+            outcome = await dial(target)
+        finally:
+            self._dialing.discard(target)
+        self._confirm_next()
+        if outcome.answered is False:
+            await self._ejector.failed(Protocol.TCP, target, reason)
+        elif outcome.answered:
+            self._has_reached(target, outcome.took_s)
+
+    def _confirm_next(self) -> None:
+        """Dial the silent endpoints that wait, as far as there is room."""
+        while self._unconfirmed and len(self._dialing) < DIALS_MAX:
+            target = next(iter(self._unconfirmed))
+            self._confirm(target, self._unconfirmed.pop(target))
+
+    def _has_reached(self, target: Target, took_s: float) -> None:
+        self._reached.pop(target, None)
+        self._reached[target] = asyncio.get_running_loop().time()
+        if len(self._reached) > REACHED_MAX:
+            del self._reached[next(iter(self._reached))]
+        self._silence[Family.IPV6 if ":" in target.address else Family.IPV4].measured(target, took_s)
+
+    async def _eject_and_free(self, protocol: Protocol, target: Target, reason: Reason) -> None:
+        if not self._ejector.is_ejected(protocol, target):
+            await self._ejector.failed(protocol, target, reason)
+        await self._free(protocol, target)
+
+    async def _free(self, protocol: Protocol, target: Target) -> None:
+        """Delete the flows to an endpoint and have their packets sent again; one call at a time for each."""
+        key = (protocol, target)
+        if key in self._freeing:
+            self._free_again.add(key)
+            return
+        self._freeing.add(key)
+        try:
+            while True:
+                self._free_again.discard(key)
+                async with self._free_slots:
+                    deleted = await delete_flows_to(target, protocol, is_ours=self._ejector.translates)
+                if self._process is not None and deleted:
+                    flows = [
+                        FreedFlow(flow.source, flow.source_port, flow.address, flow.port, peer, peer_port)
+                        for flow, peer, peer_port in deleted
+                    ]
+                    self._process.freed(protocol, target, flows)
+                if key not in self._free_again:
+                    return
+        except KubeproxyError as error:
+            log.warning("cannot free failed flows", endpoint=str(target), reason=str(error))
+        finally:
+            self._freeing.discard(key)
+
+    # Silence.
+
+    async def _watch_silence(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s, lateness = LOOK_S, Lateness()
+        while True:
+            due_at = loop.time() + pause_s
+            await asyncio.sleep(pause_s)
+            pause_s = LOOK_S
+            if not self._alive or self._elements is None:
+                continue
+            began = loop.time()
+            lateness.looked(began - due_at)
+            if not lateness.judges:
+                continue
+            try:
+                for family, watch in self._silence.items():
+                    stamps = self._elements.stamps(family)
+                    silent = watch.look(stamps.asked, stamps.answered, loop.time(), blur_s=stamps.blur_s)
+                    self._found_silent(silent, late=lateness.late)
+            except OSError as error:
+                log.info("cannot read endpoints' times", reason=error.strerror)
+                pause_s = RENEW_S
+            else:
+                pause_s = LOOK_S if any(watch.waiting for watch in self._silence.values()) else IDLE_LOOK_S
+            pause_s = max(pause_s, (loop.time() - began) / LOOK_SHARE)
+
+    def _found_silent(self, silent: Sequence[Target], *, late: bool) -> None:
+        """Eject a few endpoints at once; have many confirmed by a dial first. Their clients' SYNs never wait for it."""
+        known = [target for target in silent if self._ejector.knows(Protocol.TCP, target)]
+        fresh = [target for target in known if not self._ejector.is_ejected(Protocol.TCP, target)]
+        trusted_since = asyncio.get_running_loop().time() - TRUSTED_S
+        doubtful = [target for target in fresh if self._reached.get(target, float("-inf")) < trusted_since]
+        at_once = set() if late or len(fresh) > FEW else set(doubtful)
+        for target in known:
+            if target in at_once:
+                self._tasks.start(self._eject_and_free(Protocol.TCP, target, Reason.SILENT), name="eject")
+            else:
+                self._tasks.start(self._free(Protocol.TCP, target), name="free flows")
+        self._unconfirmed.update((target, Reason.SILENT) for target in fresh if target not in at_once)
+        self._confirm_next()
+
+    # Probes.
+
+    async def _probe(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for protocol, target in self._ejector.due(DIALS_MAX - len(self._dialing)):
+                if protocol is Protocol.UDP:
+                    self._tasks.start(self._ejector.answered(protocol, target), name="take back")
+                elif target not in self._dialing:
+                    self._dialing.add(target)
+                    self._tasks.start(self._probe_one(target), name="probe")
+
+    async def _probe_one(self, target: Target) -> None:
+        try:
+            outcome = await dial(target)
+        finally:
+            self._dialing.discard(target)
+        self._confirm_next()
+        if outcome.answered:
+            self._has_reached(target, outcome.took_s)
+            await self._ejector.answered(Protocol.TCP, target)
+        elif outcome.answered is False:
+            self._ejector.unanswered(Protocol.TCP, target)

@@ -1,0 +1,233 @@
+"""The rescue process: reads copies and reports of the packet log, and sends first packets again.
+
+It opens the packet log (CAP_NET_ADMIN) and the raw sockets (CAP_NET_RAW), and then drops every capability, for good. It
+keeps no more than these sockets: it can read what the rules send to its group, and send any packet; it can change no
+rule, open no socket and no file of others, execute no program. What it reads comes from the network, so its parser is
+fuzzed. No packet is ever logged.
+
+Without the control process it lives on for a moment, until the rules have become inert: SYNs that are refused meanwhile
+are sent again as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor, Timer
+from kubeproxy.dataplane.workers import seccomp
+from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, answers, open_netlink
+from kubeproxy.netfilter.nftables.rescue import BRIDGE_S, COPIES_PER_MESSAGE, PACKET_BYTES
+from kubeproxy.rescue import nflog
+from kubeproxy.rescue.packets import Refusal, Refused, Unreachable, parse
+from kubeproxy.rescue.protocol import BEAT_S, MESSAGE_BYTES, Beat, Failed, GarbledError, Report, Started, decode_order
+from kubeproxy.rescue.protocol import encode as encode_message
+from kubeproxy.rescue.raw_socket import RawSockets
+from kubeproxy.rescue.resends import Packet, Resends
+from kubeproxy.runtime import privileges
+
+EXIT_INTERNAL_ERROR: Final = 70
+"""sysexits' EX_SOFTWARE."""
+ROOM_BYTES: Final = 4 << 20
+"""Of the kernel's buffer for the packet log: some 30,000 copies."""
+READS_PER_TURN: Final = 32
+STOPPED_S: Final = 1.0
+"""After so long without a turn this process was stopped, and what waits is out of date."""
+_SO_RCVBUFFORCE: Final = 33
+"""asm-generic/socket.h"""
+
+
+class RescueProcess:
+    """The process, from its start to its exit."""
+
+    def __init__(self, channel: socket.socket, log: socket.socket, raw: RawSockets) -> None:
+        self._reactor = Reactor()
+        self._channel: socket.socket | None = channel
+        self._log = log
+        self._room = memoryview(bytearray(nflog.READ_BYTES))
+        self._raw = raw
+        self._resends = Resends()
+        self._resent = self._unsent = self._overflows = 0
+        self._timer: Timer | None = None
+        self._turned_at = self._reactor.now
+        channel.setblocking(False)
+        log.setblocking(False)
+        self._reactor.add(channel.fileno(), self._on_channel, LEVEL)
+        self._reactor.add(log.fileno(), self._on_log, LEVEL)
+        self._reactor.after(BEAT_S, self._beat)
+
+    def live(self) -> None:
+        """Work until the control process is gone."""
+        self._reactor.run()
+
+    def report(self, message: Report) -> None:
+        """Send a message to the control process.
+
+        Where its socket is full, it learns of the failure by the next one."""
+        if self._channel is None:
+            return
+        try:
+            with contextlib.suppress(BlockingIOError):
+                self._channel.send(encode_message(message))
+        except OSError:
+            self._lose_channel()
+
+    def _on_log(self, what: int) -> None:
+        now = self._reactor.now
+        stale = now - self._turned_at > STOPPED_S
+        self._turned_at = now
+        if stale:
+            self._resends.clear()
+        for _ in range(READS_PER_TURN):
+            try:
+                size = self._log.recv_into(self._room)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                self._overflows += 1
+                continue
+            if not stale:
+                self._take(bytes(self._room[:size]), now)
+        self._send_due()
+
+    def _take(self, data: bytes, now: float) -> None:
+        """Keep the copies, and do what the reports demand: none comes before its copy."""
+        reports = [each.packet for each in nflog.packets(data) if each.reported] if nflog.may_report(data) else []
+        if copies := nflog.count(data) - len(reports):
+            self._resends.copied(data, copies, now)
+        for packet in reports:
+            found = parse(packet)
+            failed: Failed | None = None
+            if isinstance(found, Refusal):
+                failed = self._resends.refused(found, now)
+            elif isinstance(found, Refused):
+                self._resends.refused_client(found, now)
+            elif isinstance(found, Unreachable):
+                failed = self._resends.unreachable(found, now)
+            if failed is not None:
+                self.report(failed)
+
+    def _on_channel(self, what: int) -> None:
+        while self._channel is not None:
+            try:
+                data = self._channel.recv(MESSAGE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self._lose_channel()
+                break
+            try:
+                order = decode_order(data)
+            except GarbledError as error:
+                _log(str(error))
+                self._lose_channel()
+                break
+            for packet in self._resends.freed(order, self._reactor.now):
+                self._send(packet)
+        self._send_due()
+
+    def _send_due(self) -> None:
+        """Send what is due, and wake up for the next."""
+        now = self._reactor.now
+        for packet in self._resends.due(now):
+            self._send(packet)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (at := self._resends.next_at) is not None:
+            self._timer = self._reactor.after(max(0.0, at - now), self._send_due)
+
+    def _send(self, packet: Packet) -> None:
+        try:
+            self._raw.send(*packet)
+            self._resent += 1
+        except OSError:
+            self._unsent += 1
+
+    def _beat(self) -> None:
+        self._reactor.after(BEAT_S, self._beat)
+        self._turned_at = self._reactor.now
+        self._resends.forget(self._reactor.now)
+        self.report(
+            Beat(self._resends.counts(resent=self._resent, unsent=self._unsent, overflows=self._overflows)),
+        )
+
+    def _lose_channel(self) -> None:
+        """Outlive the control process until the rules are inert."""
+        if self._channel is None:
+            return
+        self._reactor.remove(self._channel.fileno())
+        self._channel.close()
+        self._channel = None
+        self._reactor.after(BRIDGE_S, self._reactor.stop)
+
+
+def open_log(preferred: int) -> tuple[socket.socket, int]:
+    """The packet log, and the group that it reads.
+
+    OSError when no group is free, or the kernel has no packet log."""
+    sock = open_netlink(NETLINK_NETFILTER)
+    with contextlib.suppress(PermissionError):  # in a user namespace the buffer stays as it is
+        sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, ROOM_BYTES)
+    for sequence, group in enumerate([preferred, *(each for each in nflog.GROUPS if each != preferred)], start=1):
+        request = nflog.bind_request(group, packet_bytes=PACKET_BYTES, threshold=COPIES_PER_MESSAGE, sequence=sequence)
+        try:
+            sock.send(request)
+            for _ in answers(sock, sequence):
+                pass
+        except OSError as error:
+            # The first of another socket's group. Without the capability all groups answer so.
+            if error.errno in (errno.EPERM, errno.EBUSY):
+                continue
+            sock.close()
+            raise
+        return sock, group
+    sock.close()
+    groups = f"{nflog.GROUPS[0]} to {nflog.GROUPS[-1]}"
+    raise OSError(errno.EBUSY, f"all groups of the packet log from {groups} are taken, or CAP_NET_ADMIN is missing")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the process; the exit status. The arguments are those of `process.command`."""
+    fd, preferred = map(int, arguments)
+    try:
+        with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # the name is for ps and top only
+            comm.write("kubeproxy-resc")
+        # Signals to the process group are for the control process.
+        for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(ignored, signal.SIG_IGN)
+        channel = socket.socket(fileno=fd)
+        log, group = open_log(preferred)
+        process = RescueProcess(channel, log, RawSockets())
+        privileges.drop()
+        unfiltered = seccomp.confine(sockets=False)
+        gc.collect()
+        gc.freeze()
+        process.report(Started(group, unfiltered))
+        process.live()
+    except OSError as error:
+        _log(f"cannot work: {error.strerror or error}")
+        return 1
+    except BaseException as error:
+        _log(f"internal error: {type(error).__name__}")  # its text might hold a client's bytes
+        return EXIT_INTERNAL_ERROR
+    return 0
+
+
+def _log(text: str) -> None:
+    print(f"kubeproxy rescue (pid {os.getpid()}): {text}", file=sys.stderr, flush=True)  # noqa: T201 - its log
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,182 @@
+"""The control process's side of the rescue process: its child process and channel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final
+
+from kubeproxy.model import Protocol, Target
+from kubeproxy.rescue.protocol import (
+    BEAT_S,
+    FLOWS_PER_MESSAGE,
+    MESSAGE_BYTES,
+    Beat,
+    Counts,
+    Failed,
+    Freed,
+    FreedFlow,
+    GarbledError,
+    Started,
+    decode_report,
+    encode,
+)
+
+START_S: Final = 10.0
+"""How long it may take until its first message."""
+SILENT_BEATS: Final = 4
+"""After so many beats without a message the process counts as stopped, and the rules are made inert: a second."""
+HUNG_BEATS: Final = 40
+"""After so many it is killed and replaced: ten seconds, as an operator may have stopped it to look at it."""
+REAP_LOOK_S: Final = 0.01
+"""How often a process with a closed channel is checked for its exit."""
+REAP_S: Final = 2.0
+"""How long it may take to exit; then it is killed."""
+REPORTS_PER_TURN: Final = 256
+
+
+def command(fd: int, group: int) -> list[str]:
+    """The command line of a process; `fd` is its end of the channel, `group` the one it prefers."""
+    # -P: no imports from the current directory.
+    return [sys.executable, "-P", "-m", "kubeproxy.rescue.main", str(fd), str(group)]
+
+
+class RescueProcess:
+    """A running process, started by the constructor. `ended` is done when it has exited, with the reason."""
+
+    def __init__(self, group: int, *, on_failed: Callable[[Failed], None]) -> None:
+        """OSError when the process cannot start."""
+        self.group: int | None = None
+        """The group of the packet log that it reads; None: it does not work yet."""
+        self.unfiltered: str | None = None
+        """Why its system calls are not filtered."""
+        self.counts = Counts()
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self.started: asyncio.Future[None] = self._loop.create_future()
+        """Done when `group` is known, or the process has exited."""
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self._silent = 0
+        self._killed_for: str | None = None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    command(theirs.fileno(), group),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+        except BaseException:
+            ours.close()
+            raise
+        ours.setblocking(False)
+        self._channel: socket.socket | None = ours
+        self._loop.add_reader(ours, self._on_readable)
+        self._beating = self._loop.call_later(BEAT_S, self._beat)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def well(self) -> bool:
+        """Whether it works: it reads its group, and has sent a message within the last second."""
+        return self.group is not None and self._channel is not None and self._silent < SILENT_BEATS
+
+    def freed(self, protocol: Protocol, endpoint: Target, flows: Sequence[FreedFlow]) -> None:
+        """Have it send again what belonged to these flows. Where its socket is full, clients repeat it themselves."""
+        rest = iter(flows)
+        while self._channel is not None and (some := tuple(islice(rest, FLOWS_PER_MESSAGE))):
+            with contextlib.suppress(OSError):  # its end is noticed by the reader
+                self._channel.send(encode(Freed(protocol, endpoint, some)))
+
+    def kill(self, reason: str) -> None:
+        """Kill the process, for `reason` if it is the first."""
+        self._killed_for = self._killed_for or reason
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> None:
+        """End it; returns when it has exited."""
+        self.kill("no longer needed")
+        await asyncio.wait((self.ended,))
+
+    def _beat(self) -> None:
+        self._beating = self._loop.call_later(BEAT_S, self._beat)
+        if self._process.poll() is not None:
+            self._end("")
+            return
+        # Beats, not seconds: while the control process itself is stopped, no time counts.
+        self._silent += 1
+        if self._silent > (HUNG_BEATS if self.group is not None else START_S / BEAT_S):
+            self.kill(f"silent for {self._silent * BEAT_S:g} s")
+
+    def _on_readable(self) -> None:
+        for _ in range(REPORTS_PER_TURN):
+            if self._channel is None:
+                return
+            try:
+                data = self._channel.recv(MESSAGE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._end("closed its channel")
+                return
+            try:
+                message = decode_report(data)
+            except GarbledError as error:
+                self.kill(str(error))
+                self._end("")
+                return
+            self._silent = 0
+            match message:
+                case Started(group, unfiltered):
+                    self.group, self.unfiltered = group, unfiltered
+                    if not self.started.done():
+                        self.started.set_result(None)
+                case Beat(counts):
+                    self.counts = counts
+                case Failed():
+                    self._on_failed(message)
+
+    def _end(self, reason: str) -> None:
+        if self._channel is None:
+            return
+        self._beating.cancel()
+        self._loop.remove_reader(self._channel)
+        self._channel.close()
+        self._channel = None
+        self._reap(reason, self._loop.time() + REAP_S)
+
+    def _reap(self, reason: str, until: float) -> None:
+        status = self._process.poll()
+        if status is None:
+            if self._loop.time() >= until:
+                self.kill(reason or "did not exit")
+            self._loop.call_later(REAP_LOOK_S, self._reap, reason, until)
+            return
+        if not self.started.done():
+            self.started.set_result(None)
+        if not self.ended.done():
+            self.ended.set_result(_ending(status, self._killed_for) or reason)
+
+
+def _ending(status: int, killed_for: str | None) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    if killed_for is not None and status == -signal.SIGKILL:
+        return killed_for
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

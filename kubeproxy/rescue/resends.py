@@ -1,0 +1,208 @@
+"""Decides which packets are sent again, and when. Pure: packets and reports in, packets to send out.
+
+A refused client's SYN is sent again at once, and by chance may meet the same endpoint until the control process has
+ejected it; so the next attempts wait, each twice as long. A SYN for a silent or unreachable endpoint, and a
+datagram, still have a flow that leads there: they wait until the control process has deleted it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from itertools import count
+from typing import Final, NamedTuple
+
+from kubeproxy.model import Protocol, Target
+from kubeproxy.rescue.copies import COPIES_MAX, KEEP_S, Copies, Copy
+from kubeproxy.rescue.packets import Refusal, Refused, Side, Unreachable, again, datagram, packed, text_of
+from kubeproxy.rescue.protocol import Counts, Failed, Freed, FreedFlow, Reason
+
+DELAYS_S: Final = (0.0, 0.002, 0.004, 0.008, 0.016, 0.064, 0.25, 0.5)
+"""Before each attempt for the same SYN. Together less than a second, after which the client repeats it; and their
+number keeps two dead endpoints from passing it to each other without end."""
+QUIET_S: Final = 0.02
+"""How long no other failure of the same kind is reported for an endpoint."""
+SCHEDULED_MAX: Final = 16_384
+"""Attempts that wait."""
+DATAGRAMS_MAX, DATAGRAM_S = 1024, 1.0
+"""Datagrams that wait, and for how long."""
+
+
+class Packet(NamedTuple):
+    """A packet to send, and an address to which this host has a route: the service address may have none."""
+
+    data: bytes
+    by_way_of: bytes
+
+
+class _Waiting(NamedTuple):
+    at: float
+    unreachable: Unreachable
+
+
+class _First(NamedTuple):
+    key: tuple[Side, Side, int]
+    at: float
+
+
+class Resends:
+    """The state of one process."""
+
+    def __init__(self) -> None:
+        self._copies = Copies()
+        self._ticket = count()
+        self._scheduled: list[tuple[float, int, Copy, bytes]] = []
+        self._datagrams: deque[_Waiting] = deque()
+        self._way: dict[int, bytes] = {}
+        """The endpoint that has refused last, by the length of its address."""
+        self._first: dict[int, _First] = {}
+        """The connection that had a sequence number first, the latest attempt last."""
+        self._reported: dict[tuple[Protocol, Side, Reason], float] = {}
+        self._copied = self._refused = self._unreachable = self._given_up = self._unknown = 0
+
+    def counts(self, *, resent: int, unsent: int, overflows: int) -> Counts:
+        """What has been done."""
+        return Counts(
+            copied=self._copied,
+            refused=self._refused,
+            unreachable=self._unreachable,
+            resent=resent,
+            given_up=self._given_up,
+            unknown=self._unknown,
+            unsent=unsent,
+            overflows=overflows,
+            held=len(self._copies),
+        )
+
+    def copied(self, data: bytes, count: int, now: float) -> None:
+        """So many clients have sent their first packets: one read from the packet log."""
+        self._copied += count
+        self._copies.add(data, count, now)
+
+    def refused(self, refusal: Refusal, now: float) -> Failed | None:
+        """An endpoint has refused a client; the report, unless there was one just now."""
+        self._refused += 1
+        self._way[len(refusal.endpoint.address)] = refusal.endpoint.address
+        return self._report(Protocol.TCP, refusal.endpoint, Reason.REFUSED, now)
+
+    def refused_client(self, refused: Refused, now: float) -> None:
+        """The connection as its client began it, reported next. None but its own SYN is sent again: a client could give
+        the sequence number of a refused one to a packet that this node has dropped."""
+        copy = self._copies.of(refused.client, refused.service)
+        by_way_of = self._way.get(len(refused.client.address))
+        if copy is None or copy.syn.last != refused.last or by_way_of is None:
+            self._unknown += 1
+        else:
+            self._schedule(copy, by_way_of, now)
+
+    def unreachable(self, error: Unreachable, now: float) -> Failed | None:
+        """A packet has not reached its endpoint; the report, unless there was one just now."""
+        self._unreachable += 1
+        if error.protocol is Protocol.UDP:
+            if error.payload is None:
+                self._unknown += 1
+            else:
+                self._datagrams.append(_Waiting(now, error))
+                self._forget_datagrams(now)
+        return self._report(error.protocol, error.endpoint, Reason.UNREACHABLE, now)
+
+    def freed(self, freed: Freed, now: float) -> list[Packet]:
+        """The flows to an endpoint are deleted; the packets to send now. SYNs follow by `due`."""
+        if freed.protocol is Protocol.UDP:
+            return self._datagrams_of(freed, now)
+        by_way_of = packed(freed.endpoint.address)
+        for flow in freed.flows:
+            copy = self._copies.of(*_sides(flow))
+            if copy is None:
+                self._unknown += 1
+            else:
+                self._schedule(copy, by_way_of, now)
+        return []
+
+    def due(self, now: float) -> list[Packet]:
+        """The SYNs to send now."""
+        found: list[Packet] = []
+        while self._scheduled and self._scheduled[0][0] <= now:
+            _, _, copy, by_way_of = heapq.heappop(self._scheduled)
+            if (data := again(copy.syn)) is not None:
+                copy.tried_at = now
+                found.append(Packet(data, by_way_of))
+        return found
+
+    @property
+    def next_at(self) -> float | None:
+        """When something is `due`; None: nothing is scheduled."""
+        return self._scheduled[0][0] if self._scheduled else None
+
+    def forget(self, now: float) -> None:
+        """Drop what is too old. Call it now and then."""
+        self._copies.forget(now)
+        while self._first and (first := next(iter(self._first))) and self._first[first].at <= now - KEEP_S:
+            del self._first[first]
+        self._forget_datagrams(now)
+        self._reported = {key: at for key, at in self._reported.items() if at > now - QUIET_S}
+
+    def clear(self) -> None:
+        """Drop everything: this process was stopped for long, and clients have given up."""
+        self._copies.clear()
+        self._scheduled.clear()
+        self._datagrams.clear()
+
+    def _schedule(self, copy: Copy, by_way_of: bytes, now: float) -> None:
+        if copy.attempts >= len(DELAYS_S) or len(self._scheduled) >= SCHEDULED_MAX or not self._is_first(copy, now):
+            self._given_up += 1
+            return
+        at = now + DELAYS_S[copy.attempts]
+        copy.attempts += 1
+        heapq.heappush(self._scheduled, (at, next(self._ticket), copy, by_way_of))
+
+    def _is_first(self, copy: Copy, now: float) -> bool:
+        """Whether this is the first connection of late with its SYN's sequence number.
+
+        Nodes with each other's node ports as endpoints pass a SYN round until its hop limit is used up, each time
+        from another port. If each round had attempts of its own, each of them would go round."""
+        key, last = copy.key, copy.syn.last
+        first = self._first.get(last)
+        if first is not None and first.key != key and now - first.at < KEEP_S:
+            return False
+        self._first.pop(last, None)
+        self._first[last] = _First(key, now)
+        while len(self._first) > COPIES_MAX:
+            del self._first[next(iter(self._first))]
+        return True
+
+    def _report(self, protocol: Protocol, endpoint: Side, reason: Reason, now: float) -> Failed | None:
+        key = (protocol, endpoint, reason)
+        if self._reported.get(key, float("-inf")) > now - QUIET_S:
+            return None
+        self._reported[key] = now
+        return Failed(protocol, endpoint.target, reason)
+
+    def _datagrams_of(self, freed: Freed, now: float) -> list[Packet]:
+        self._forget_datagrams(now)
+        flows = {(flow.peer, flow.peer_port): flow for flow in freed.flows}
+        kept: deque[_Waiting] = deque()
+        found: list[Packet] = []
+        for waiting in self._datagrams:
+            error = waiting.unreachable
+            flow = flows.get((text_of(error.peer.address), error.peer.port))
+            if flow is None or error.payload is None or not _is(error.endpoint, freed.endpoint):
+                kept.append(waiting)
+                continue
+            client, service = _sides(flow)
+            found.append(Packet(datagram(client, service, error.payload), error.endpoint.address))
+        self._datagrams = kept
+        return found
+
+    def _forget_datagrams(self, now: float) -> None:
+        waiting = self._datagrams
+        while waiting and (waiting[0].at <= now - DATAGRAM_S or len(waiting) > DATAGRAMS_MAX):
+            waiting.popleft()
+
+
+def _sides(flow: FreedFlow) -> tuple[Side, Side]:
+    return Side(packed(flow.client), flow.client_port), Side(packed(flow.service), flow.service_port)
+
+
+def _is(side: Side, target: Target) -> bool:
+    return side.port == target.port and text_of(side.address) == target.address

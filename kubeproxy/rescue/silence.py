@@ -1,0 +1,102 @@
+"""Finds endpoints that do not answer, from the times in the kernel's sets. Pure.
+
+The sets have the last SYN to each endpoint and its last answer, not each SYN. So an endpoint is silent when it was
+asked, and has not answered any SYN since, for `PATIENCE_S`. One that answers some clients is not.
+
+The times come as spans until an element expires, and this process must know when the kernel has counted each. It may
+lose the processor while it reads them: then they are off by the reading's `blur_s`, and nothing within it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kubeproxy.model import Target
+
+PATIENCE_S: Final = 0.25
+"""How long an endpoint may take to answer: the first step of a dial on the userspace path."""
+PATIENCE_LIMIT_S: Final = 0.9
+"""The most that is allowed for a slow path. After a second the client repeats the SYN, and its flow has expired."""
+RESOLUTION_S: Final = 0.005
+"""Times that differ by less are equal: the kernel counts in jiffies, mostly of 4 ms. So a question so soon after an
+answer is taken for answered. If it was not, the client repeats it after a second."""
+BLUR_LIMIT_S: Final = 0.1
+"""A reading that is less exact is not judged."""
+LATE_S: Final = 0.1
+"""A look that begins so late judges nothing: what this process could not do in time, others may not, either."""
+LATE_MAX: Final = 3
+"""Late looks in a row that judge nothing; the next one does, and every silence it finds is confirmed by a dial."""
+
+
+class Lateness:
+    """Whether this process looks in time."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def looked(self, late_s: float) -> None:
+        """A look has begun so long after it was due."""
+        self._in_a_row = self._in_a_row + 1 if late_s > LATE_S else 0
+
+    @property
+    def late(self) -> bool:
+        """Whether the last look was late."""
+        return self._in_a_row > 0
+
+    @property
+    def judges(self) -> bool:
+        """Whether the last look judges: one in time, or one after too many that did not."""
+        return not self.late or self._in_a_row > LATE_MAX
+
+
+class SilenceWatch:
+    """The endpoints of one family that have been asked and have not answered yet."""
+
+    def __init__(self) -> None:
+        self._since: dict[Target, float] = {}
+        """When the wait began."""
+        self._reported: dict[Target, float] = {}
+        """The question after which the endpoint was found silent: only another one begins a new wait."""
+        self._patience: dict[Target, float] = {}
+
+    def look(
+        self, asked: Mapping[Target, float], answered: Mapping[Target, float], now: float, *, blur_s: float = 0.0
+    ) -> list[Target]:
+        """The endpoints that have become silent; monotonic seconds. Each stamp may be up to `blur_s` younger."""
+        if blur_s > BLUR_LIMIT_S:
+            return []
+        since_before, reported_before = self._since, self._reported
+        self._since, self._reported = {}, {}
+        silent: list[Target] = []
+        for target, asked_at in asked.items():
+            settled_at = answered.get(target, float("-inf")) + RESOLUTION_S + blur_s
+            if asked_at <= settled_at:
+                continue
+            if (reported_at := reported_before.get(target)) is not None:
+                if asked_at <= reported_at + RESOLUTION_S + blur_s:
+                    self._reported[target] = reported_at
+                    continue
+                settled_at = max(settled_at, reported_at + RESOLUTION_S)
+            since = since_before.get(target, asked_at)
+            if since <= settled_at:
+                since = asked_at
+            if now - since - blur_s < self._patience.get(target, PATIENCE_S):
+                self._since[target] = since
+            else:
+                self._reported[target] = asked_at
+                silent.append(target)
+        return silent
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an endpoint has been asked and has not answered yet, as of the last look."""
+        return bool(self._since)
+
+    def measured(self, target: Target, answer_s: float) -> None:
+        """An endpoint took so long to answer a dial: a slow path is not taken for a dead endpoint."""
+        patience_s = min(2 * answer_s, PATIENCE_LIMIT_S)
+        if patience_s > PATIENCE_S:
+            self._patience[target] = patience_s
+        else:
+            self._patience.pop(target, None)

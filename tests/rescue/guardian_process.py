@@ -1,0 +1,135 @@
+"""A guardian on a node, with the rules of the kernel path for one Service.
+
+Tests run it on a host of the laboratory.
+
+Standard input has the endpoints, ``ADDRESS PORT`` each. Standard output has a line for each change of the ejected ones,
+for each dial, and for each change of the rescue process's counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target, family_of
+from kubeproxy.netfilter.nftables.adapter import Nftables
+from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
+from kubeproxy.proxier.ejections import Ejections, Endpoint
+from kubeproxy.rescue import guardian as guardian_module
+from kubeproxy.rescue.dial import Outcome, dial
+from kubeproxy.rescue.guardian import Guardian
+
+SERVICE = {4: "10.96.0.10", 6: "fd00:96::10"}
+PORT = 80
+NODE_PORT = 30080
+PROXY_PORT = 7001
+"""Of the userspace listener, which takes over when all endpoints are ejected; the tests bind it."""
+
+
+class OneService:
+    """The `Ejector` of one Service, and its rules."""
+
+    def __init__(self, endpoints: Sequence[Target]) -> None:
+        self._endpoints = endpoints
+        self._family = family_of(endpoints[0].address)
+        self._ejections = Ejections()
+        self._adapter = Nftables()
+        self._lock = asyncio.Lock()
+        self.group: int | None = None
+
+    def knows(self, protocol: Protocol, target: Target) -> bool:
+        return target in self._endpoints
+
+    def translates(self, destination: Destination) -> bool:
+        return self.rules().spreads_to(destination)
+
+    def is_ejected(self, protocol: Protocol, target: Target) -> bool:
+        return Endpoint(protocol, target) in self._ejections.ejected
+
+    async def failed(self, protocol: Protocol, target: Target, reason: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if target in self._endpoints and self._ejections.failed(
+            Endpoint(protocol, target), now, reason=reason, noticed_by="rescue"
+        ):
+            await self._spread()
+
+    async def answered(self, protocol: Protocol, target: Target) -> None:
+        if self._ejections.answered(Endpoint(protocol, target), asyncio.get_running_loop().time()):
+            await self._spread()
+
+    def unanswered(self, protocol: Protocol, target: Target) -> None:
+        self._ejections.unanswered(Endpoint(protocol, target), asyncio.get_running_loop().time())
+
+    def due(self, at_most: int) -> list[tuple[Protocol, Target]]:
+        now = asyncio.get_running_loop().time()
+        return [(each.protocol, each.target) for each in self._ejections.due(now, at_most)]
+
+    def spreads(self) -> dict[Destination, Spread]:
+        address, spreads = Address(SERVICE[self._family.value]), {}
+        for protocol in (Protocol.TCP, Protocol.UDP):
+            usable = [each for each in self._endpoints if Endpoint(protocol, each) not in self._ejections.ejected]
+            spread = Spread("default/web", tuple(usable), tuple(self._endpoints))
+            spreads[Destination(address, protocol, PORT)] = spread
+            spreads[Destination(NODE_PORTS[self._family], protocol, NODE_PORT)] = spread
+        return spreads
+
+    def rules(self) -> RuleSet:
+        spreads = self.spreads()
+        return RuleSet(
+            redirects=dict.fromkeys(spreads, PROXY_PORT),
+            spreads=spreads,
+            masquerades={each: Masquerade.ALWAYS for each in spreads if each.port == NODE_PORT},
+            hairpins={each.address for each in self._endpoints},
+            node_addresses=frozenset({Address("10.2.0.1"), Address("fd00:2::1")}),
+            landing={Family.IPV4: Address("10.2.0.1"), Family.IPV6: Address("fd00:2::1")},
+            rescue=self.group,
+        )
+
+    async def use(self, group: int) -> None:
+        """Report to this group of the packet log."""
+        async with self._lock:
+            self.group = group
+            await self._adapter.apply(self.rules(), verify=False)
+
+    async def _spread(self) -> None:
+        async with self._lock:
+            assert await self._adapter.rebalance(Rebalance(self.spreads()))
+            found = sorted(
+                (each.protocol.value, str(each.target), it.reason) for each, it in self._ejections.ejected.items()
+            )
+            print(json.dumps(found), flush=True)
+
+
+async def main(endpoints: Sequence[Target]) -> None:
+    service = OneService(endpoints)
+    uses: set[asyncio.Task[None]] = set()
+
+    def on_group(group: int) -> None:
+        uses.add(asyncio.create_task(service.use(group)))
+
+    def on_crash(name: str, error: BaseException) -> None:
+        raise error
+
+    async def noted(target: Target) -> Outcome:
+        print(json.dumps({"dialed": str(target)}), flush=True)
+        return await dial(target)
+
+    guardian_module.dial = noted  # type: ignore[attr-defined]
+    guardian = Guardian(service, on_group=on_group, in_force=lambda group: service.group == group, on_crash=on_crash)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(guardian.run())
+        before = None
+        while True:
+            if (counts := guardian.status().counts) != before:
+                print(json.dumps({"counts": msgspec.structs.asdict(counts)}), flush=True)
+                before = counts
+            await asyncio.sleep(0.1)
+
+
+if __name__ == "__main__":
+    pairs = [line.split() for line in sys.stdin.read().splitlines()]
+    asyncio.run(main([Target(Address(address), int(port)) for address, port in pairs]))

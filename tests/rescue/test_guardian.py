@@ -1,0 +1,178 @@
+"""`kubeproxy.rescue.guardian`: which silent endpoints are ejected, and what keeps the rules at work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import pytest
+
+from kubeproxy.model import Address, Destination, Protocol, Target
+from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.rescue import guardian as guardian_module
+from kubeproxy.rescue.dial import Outcome
+from kubeproxy.rescue.guardian import DIALS_MAX, FEW, FREES_MAX, Guardian
+from kubeproxy.rescue.process import RescueProcess
+
+
+class Endpoints:
+    """An `Ejector` that knows all endpoints, and dials of which the silent ones fail."""
+
+    def __init__(self, silent: Sequence[Target]) -> None:
+        self.silent = frozenset(silent)
+        self.ejected: list[Target] = []
+        self.dialed: list[Target] = []
+        self.dialing = self.dialing_most = 0
+        self.freed: list[Target] = []
+        self.freeing = self.freeing_most = 0
+        self.guardian: Guardian | None = None
+
+    def knows(self, protocol: Protocol, target: Target) -> bool:
+        return True
+
+    def translates(self, destination: Destination) -> bool:
+        return True
+
+    def is_ejected(self, protocol: Protocol, target: Target) -> bool:
+        return target in self.ejected
+
+    async def failed(self, protocol: Protocol, target: Target, reason: str) -> None:
+        assert reason == "silent"
+        self.ejected.append(target)
+
+    async def answered(self, protocol: Protocol, target: Target) -> None:
+        raise AssertionError("no endpoint is probed")
+
+    def unanswered(self, protocol: Protocol, target: Target) -> None:
+        raise AssertionError("no endpoint is probed")
+
+    def due(self, at_most: int) -> list[tuple[Protocol, Target]]:
+        return []
+
+    async def dial(self, target: Target) -> Outcome:
+        self.dialed.append(target)
+        self.dialing += 1
+        self.dialing_most = max(self.dialing_most, self.dialing)
+        await asyncio.sleep(0)
+        self.dialing -= 1
+        return Outcome(target not in self.silent, 0.001)
+
+    async def free(self, target: Target, protocol: Protocol, *, is_ours: Callable[[Destination], bool]) -> list[object]:
+        assert is_ours == self.translates
+        self.freed.append(target)
+        self.freeing += 1
+        self.freeing_most = max(self.freeing_most, self.freeing)
+        await asyncio.sleep(0)
+        self.freeing -= 1
+        return []
+
+
+def pods(count: int) -> list[Target]:
+    return [Target(Address(f"10.0.{number // 250}.{number % 250}"), 80) for number in range(count)]
+
+
+async def found_silent(
+    monkeypatch: pytest.MonkeyPatch,
+    endpoints: Endpoints,
+    silent: Sequence[Target],
+    *,
+    late: bool = False,
+    made: Guardian | None = None,
+) -> None:
+    """Have a guardian, a new one by default, find endpoints silent in one look, and finish what follows."""
+    monkeypatch.setattr(guardian_module, "dial", endpoints.dial)
+    monkeypatch.setattr(guardian_module, "delete_flows_to", endpoints.free)
+
+    def on_crash(name: str, error: BaseException) -> None:
+        raise error
+
+    made = made or Guardian(endpoints, on_group=lambda group: None, in_force=lambda group: True, on_crash=on_crash)
+    endpoints.guardian = made
+    before = asyncio.all_tasks()
+    made._found_silent(silent, late=late)
+    while begun := asyncio.all_tasks() - before:
+        await asyncio.gather(*begun)
+
+
+async def test_a_few_are_ejected_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = pods(FEW)
+    endpoints = Endpoints(silent=())
+    await found_silent(monkeypatch, endpoints, silent)
+    assert sorted(endpoints.ejected) == sorted(silent)
+    assert not endpoints.dialed
+    assert sorted(endpoints.freed) == sorted(silent)
+
+
+async def test_many_are_dialed_first_and_those_that_answer_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = pods(1000)
+    dead = found[::10]
+    endpoints = Endpoints(silent=dead)
+    await found_silent(monkeypatch, endpoints, found)
+    assert sorted(endpoints.ejected) == sorted(dead)
+    assert sorted(endpoints.dialed) == sorted(found), "each once"
+    assert 1 < endpoints.dialing_most <= DIALS_MAX
+    assert endpoints.freeing_most == FREES_MAX
+    assert sorted(endpoints.freed) == sorted(found), "their clients do not wait for the dials"
+
+
+async def test_one_that_a_dial_has_reached_is_not_taken_away_by_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is silent to some clients only. Their packets are sent again all the same."""
+    (pod,) = pods(1)
+    endpoints = Endpoints(silent=())
+    await found_silent(monkeypatch, endpoints, [pod], late=True)
+    made = endpoints.guardian
+    assert made is not None
+    assert endpoints.dialed == [pod]
+    for _ in range(3):
+        await found_silent(monkeypatch, endpoints, [pod], made=made)
+    assert not endpoints.ejected
+    assert endpoints.freed == [pod] * 4
+
+
+async def test_a_late_look_ejects_none_without_a_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    well, dead = pods(2)
+    endpoints = Endpoints(silent=[dead])
+    await found_silent(monkeypatch, endpoints, [well, dead], late=True)
+    assert endpoints.ejected == [dead]
+    assert sorted(endpoints.dialed) == sorted([well, dead])
+
+
+class Works:
+    """A process that works, and a set of the rules that counts its renewals."""
+
+    well = True
+    group = 1
+
+    def __init__(self) -> None:
+        self.renewed = 0
+
+    def renew_alive(self) -> None:
+        self.renewed += 1
+
+    def remove_alive(self) -> None:
+        raise AssertionError("it works")
+
+
+async def test_rules_that_are_made_anew_are_kept_alive_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that makes the table anew leaves the set empty that keeps the rescue at work."""
+    monkeypatch.setattr(guardian_module, "RENEW_S", 1e9)
+    works, programmed_at = Works(), 1.0
+    guardian = Guardian(
+        Endpoints(silent=()),
+        on_group=lambda group: None,
+        in_force=lambda group: True,
+        on_crash=lambda task, error: None,
+        programmed_at=lambda: programmed_at,
+    )
+    guardian._elements = cast(SetElements, works)
+    guardian._process = cast(RescueProcess, works)
+    keeping = asyncio.create_task(guardian._keep_alive())
+    async with asyncio.timeout(30):
+        while works.renewed == 0:
+            await asyncio.sleep(0.01)
+        programmed_at = 2.0
+        while works.renewed == 1:
+            await asyncio.sleep(0.01)
+    keeping.cancel()
+    assert works.renewed == 2

@@ -1,0 +1,75 @@
+"""The rescue rules in the kernel: read back they are what was wanted, and they leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.lab import Host
+
+pytestmark = pytest.mark.netns
+
+_ROUND_TRIP = """
+import asyncio, json
+from dataclasses import replace
+from kubeproxy.netfilter.nftables.adapter import Nftables, _SPREADING
+from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.model import Family
+
+async def main():
+    await Nftables().probe_rescue()
+    adapter, foreign = Nftables(), []
+    rules = replace(_SPREADING, rescue=7)
+    found = {"made": await adapter.apply(rules, verify=True)}
+    adapter.on_foreign_change(lambda: foreign.append(1))
+    elements = SetElements()
+    elements.renew_alive()
+    elements.renew_alive()
+    await asyncio.sleep(0.1)
+    found["foreign"] = len(foreign)
+    found["again"] = await Nftables().apply(rules, verify=True)
+    found["other group"] = await Nftables().apply(replace(rules, rescue=8), verify=True)
+    found["stamps"] = [list(map(len, elements.stamps(family)[:2])) for family in Family]
+    other = SetElements()
+    found["prolonged"] = other.prolong_alive(30.0), elements._alive_for() > 20
+    elements.renew_alive()
+    found["not renewed"] = elements._alive_for() > 20
+    other.end_prolonging()
+    elements.renew_alive()
+    found["renewed"] = 0 < elements._alive_for() <= 3.1
+    elements.remove_alive()
+    found["not prolonged"] = other.prolong_alive(30.0), elements._alive_for()
+    found["gone"] = await Nftables().apply(replace(rules, rescue=None), verify=True)
+    found["still"] = await Nftables().apply(replace(rules, rescue=None), verify=True)
+    try:
+        elements.renew_alive()
+    except OSError as error:
+        found["refused"] = error.strerror
+    print(json.dumps(found))
+
+asyncio.run(main())
+"""
+
+
+def test_round_trip() -> None:
+    with Host("node") as node:
+        process = node.popen([sys.executable, "-c", _ROUND_TRIP], stdout=subprocess.PIPE, text=True)
+        printed, _ = process.communicate(timeout=60)
+        assert json.loads(printed.splitlines()[-1]) == {
+            "made": True,
+            "foreign": 0,
+            "again": False,
+            "other group": True,
+            "stamps": [[0, 0], [0, 0]],
+            "prolonged": [True, True],
+            "not renewed": True,
+            "renewed": True,
+            "not prolonged": [False, 0.0],
+            "gone": True,
+            "still": False,
+            "refused": "No such file or directory",
+        }
+        assert "rescue" not in node.run(["nft", "list", "ruleset"]).stdout

@@ -1,0 +1,167 @@
+"""Others on the node and in the network, with real packets: programs that translate, policies, and forged resets."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kubeproxy.model import Family
+from kubeproxy.rescue.packets import checksum, packed
+from tests.rescue.stage import POD_PORT, PODS, Stage, stage, wait_for
+
+pytestmark = pytest.mark.netns
+
+CLIENT = "10.2.0.2"
+ALL = {f"pod{pod}" for pod in range(PODS)}
+OTHERS = {-110: "10.99.0.1", -105: "10.99.0.2", -100: "10.99.0.3"}
+"""Addresses that another program translates, by the priority of its chain; ours have -105."""
+CLOSED, OPEN, MASQUERADED, SILENT = 80, 81, 82, 83
+"""Ports of these addresses, and where they lead."""
+
+
+@pytest.fixture
+def ipv4() -> Iterator[Stage]:
+    with stage(Family.IPV4) as made:
+        yield made
+
+
+def test_what_another_program_translates_is_left_alone(ipv4: Stage) -> None:
+    node, client, pods = ipv4.network.node, ipv4.network.client, ipv4.addresses
+    rules = "".join(
+        f"""
+        add chain inet other d{-priority} {{ type nat hook prerouting priority {priority}; }}
+        add rule inet other d{-priority} ip daddr {address} tcp dport {CLOSED} dnat ip to {pods[0]}:{POD_PORT + 1}
+        add rule inet other d{-priority} ip daddr {address} tcp dport {OPEN} dnat ip to {pods[0]}:{POD_PORT}
+        add rule inet other d{-priority} ip daddr {address} tcp dport {MASQUERADED} dnat ip to {pods[0]}:{POD_PORT}
+        add rule inet other d{-priority} ip daddr {address} tcp dport {SILENT} dnat ip to {pods[1]}:{POD_PORT}
+        """
+        for priority, address in OTHERS.items()
+    )
+    masquerade = f"add rule inet other s meta l4proto tcp ct original proto-dst {MASQUERADED} masquerade"
+    hook = "add chain inet other s { type nat hook postrouting priority 100; }"
+    node.run(["nft", "-f", "-"], input=f"add table inet other\n{hook}\n{masquerade}\n{rules}")
+    before = node.run(["nft", "list", "table", "inet", "other"]).stdout
+    for address in OTHERS.values():
+        assert ipv4.ask(client, (address, OPEN)).text == "pod0"
+        assert ipv4.ask(client, (address, MASQUERADED)).text == "pod0"
+        assert ipv4.ask(client, (address, CLOSED)) == ("ConnectionRefusedError", 0)
+    # An endpoint of ours falls silent: unanswered flows of others to the same pod stay.
+    ipv4.filter(1, "drop")
+    waiting = [_begin(ipv4, (address, SILENT)) for address in OTHERS.values()]
+    try:
+        answers, _ = ipv4.ask_often(client, 40)
+        assert set(answers) == ALL - {"pod1"}
+        wait_for(lambda: bool(ipv4.ejected), "it is ejected")
+        tracked = node.run(["conntrack", "-L"]).stdout
+        for address in OTHERS.values():
+            assert f"dst={address}" in "".join(line for line in tracked.splitlines() if "SYN_SENT" in line)
+        ipv4.unfilter(1)
+        for sock in waiting:
+            assert sock.recv(10) == b"pod1"
+    finally:
+        for sock in waiting:
+            sock.close()
+    assert node.run(["nft", "list", "table", "inet", "other"]).stdout == before
+    assert set(ipv4.noticed) == {"silent"}
+    # An error about another's connection reaches the client.
+    ipv4.filter(0, "reject with icmpx admin-prohibited")
+    for address in OTHERS.values():
+        assert ipv4.ask(client, (address, CLOSED)).text in ("OSError", "ConnectionRefusedError")
+
+
+def _begin(made: Stage, to: tuple[str, int]) -> socket.socket:
+    """A connection that has sent its SYN."""
+    sock = made.network.client.make_socket()
+    sock.setblocking(False)
+    sock.connect_ex(to)
+    sock.settimeout(30)
+    return sock
+
+
+def policy(made: Stage, rule: str) -> None:
+    """A policy of the node in chain FORWARD."""
+    made.network.node.run(
+        ["nft", f"add table ip rules; add chain ip rules c {{ type filter hook forward priority 0; }}; {rule}"]
+    )
+
+
+def test_a_policy_that_rejects_is_not_passed_by(ipv4: Stage) -> None:
+    """What the node's own filter rejects is not sent again: the output hook would let it through."""
+    policy(ipv4, f"add rule ip rules c ip saddr {CLIENT} ct state new reject with icmp admin-prohibited")
+    answers, _ = ipv4.ask_often(ipv4.network.client, 5)
+    assert not set(answers) & ALL
+    assert not ipv4.noticed
+
+
+def test_a_policy_that_drops_is_not_passed_by_and_costs_the_client_a_second(ipv4: Stage) -> None:
+    """The endpoint has not been asked, so it is not silent. The client's own retransmission is balanced anew."""
+    policy(ipv4, f"add rule ip rules c ip saddr {CLIENT} ip daddr {ipv4.addresses[1]} ct state new drop")
+    assert set(ipv4.ask_at_once(ipv4.network.client, 40)) == ALL - {"pod1"}
+    assert not ipv4.noticed
+    assert not ipv4.counts["resent"]
+
+
+@pytest.mark.parametrize("state", ["ct state new ", ""], ids=["examines first packets", "examines every packet"])
+def test_what_is_sent_again_does_not_meet_policies_of_forwarding(ipv4: Stage, state: str) -> None:
+    """One endpoint refuses the client, and a policy forbids another one. What the first has refused may come to the
+    other. A policy for first packets does not end that connection; one for every packet lets it hang."""
+    forbidden = ipv4.addresses[1]
+    policy(ipv4, f"add rule ip rules c ip saddr {CLIENT} ip daddr {forbidden} {state}drop")
+    ipv4.filter(0, f"ip saddr {CLIENT} tcp flags syn reject with tcp reset")
+    # One in twelve is refused first and comes to the forbidden one then: none of 160 does once in a million times.
+    answers = ipv4.ask_at_once(ipv4.network.client, 160, timeout=4.0)
+    assert set(answers) - {"TimeoutError"} == (ALL - {"pod0"} if state else ALL - {"pod0", "pod1"})
+    if not state:
+        assert answers["TimeoutError"]
+    assert not ipv4.noticed["refused"]
+
+
+def test_forged_resets_take_no_endpoint_away(ipv4: Stage) -> None:
+    """A third host answers a client's SYNs in the names of all endpoints, with the right numbers."""
+    ports = range(6000, 6040)
+    for pod in range(PODS):
+        ipv4.filter(pod, f"tcp sport {ports[0]}-{ports[-1]} drop")  # so that the third host is always the first
+    stop = threading.Event()
+
+    def ask() -> None:  # clients in between: no endpoint is silent
+        while not stop.is_set():
+            ipv4.ask(ipv4.network.client)
+
+    asking = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in asking:
+        thread.start()
+    try:
+        with _raw(ipv4, "client") as client, _raw(ipv4, "pod") as third:
+            for number in ports:
+                client.sendto(_segment(CLIENT, number, *ipv4.service, number, 0, 0x02), (ipv4.service[0], 0))
+                for address in ipv4.addresses:
+                    third.sendto(_segment(address, POD_PORT, CLIENT, number, 0, number + 1, 0x14), (CLIENT, 0))
+        wait_for(lambda: ipv4.counts["refused"] >= len(ports), "the resets are taken for refusals")
+    finally:
+        stop.set()
+        for thread in asking:
+            thread.join()
+    assert not ipv4.noticed["refused"]
+    wait_for(lambda: ipv4.ejected == [], "no endpoint is left out")
+    answers, _ = ipv4.ask_often(ipv4.network.client, 60)
+    assert set(answers) == ALL
+
+
+def _raw(made: Stage, place: str) -> socket.socket:
+    """A socket for whole packets, on a host."""
+    with made.hosts()[place].entered():
+        return socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+
+
+def _segment(source: str, port: int, destination: str, to: int, sequence: int, acknowledged: int, flags: int) -> bytes:
+    """An IPv4 packet with a TCP header."""
+    addresses = packed(source) + packed(destination)
+    fields = (port, to, sequence, acknowledged, 0x50, flags, 65535)
+    body = struct.pack("!HHIIBBHHH", *fields, 0, 0)
+    total = checksum(addresses + struct.pack("!II", len(body), socket.IPPROTO_TCP) + body)
+    header = struct.pack("!BBHHHBBH", 0x45, 0, 40, 0, 0, 64, socket.IPPROTO_TCP, 0)
+    return header + addresses + struct.pack("!HHIIBBHHH", *fields, total, 0)
