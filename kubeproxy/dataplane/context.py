@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from kubeproxy.dataplane.connection_log import ConnectionLog
@@ -15,7 +15,7 @@ from kubeproxy.dataplane.messages import Tune
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget, Share
 from kubeproxy.dataplane.resources.memory_reserve import MemoryReserve
 from kubeproxy.dataplane.resources.pipe_pool import PipePool
-from kubeproxy.model import FrontendName
+from kubeproxy.model import FrontendName, Target
 from kubeproxy.runtime.histogram import Histogram
 
 
@@ -31,6 +31,10 @@ class Live(Protocol):
 
     since: float
     """Time of accept, by the reactor's clock."""
+
+    @property
+    def targets(self) -> Collection[Target]:
+        """The endpoint that it is connected to, or those that are being dialed."""
 
     def abort(self) -> None:
         """End it now; client and endpoint get a reset."""

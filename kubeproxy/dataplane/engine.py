@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 from kubeproxy.dataplane.balancing.affinity import pieces
@@ -22,7 +22,7 @@ from kubeproxy.dataplane.interface import (
     Ended,
     WorkerStatus,
 )
-from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.resources.fd_budget import Tenant
 from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
 from kubeproxy.dataplane.tcp.keepalive import KeepaliveSweep
@@ -76,6 +76,13 @@ class Engine:
                 case SetEndpoints(frontend=name):
                     if (listener := self._listeners.get(name)) is not None:
                         listener.set_endpoints(message)
+                case MarkEndpoint(frontend=name, target=target, reason=reason):
+                    if (listener := self._listeners.get(name)) is None:
+                        continue
+                    if reason is None:
+                        listener.balancer.answered(target)
+                    else:
+                        listener.balancer.failed(target, self._context.reactor.clock(), reason)
                 case RestoreBindings(frontend=name):
                     if (listener := self._listeners.get(name)) is not None:
                         listener.balancer.restore_bindings(message.bindings, self._context.reactor.clock())
@@ -206,6 +213,20 @@ class Engine:
             if name is not None and listener is not None and listener.balancer.affinity_entries:
                 yield from pieces(name, listener.balancer.bindings(self._context.reactor.clock(), since=since))
             yield None
+
+    def open_to(self, addresses: Collection[Address], counts: dict[Address, int]) -> Iterator[None]:
+        """Count the open connections, dials and UDP sessions to each of the addresses into `counts`.
+
+        The caller may pause between two steps; what begins meanwhile is not counted."""
+        for live in tuple(self._context.live):
+            for target in live.targets if live in self._context.live else ():
+                if target.address in addresses:
+                    counts[target.address] = counts.get(target.address, 0) + 1
+            yield
+        for session_target in self._sessions.targets():
+            if session_target is not None and session_target.address in addresses:
+                counts[session_target.address] = counts.get(session_target.address, 0) + 1
+            yield
 
     def preview(self, frontend: FrontendName, client: Address, *, worker: int = 0) -> BalancePreview | None:
         """The endpoints that a client's next connection would try; None: the frontend is not served."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from kubeproxy.dataplane.context import Context
@@ -75,6 +75,13 @@ class LocalDataPlane:
         """See `DataPlane.previews`."""
         preview = self.engine.preview(frontend, client)
         return () if preview is None else (preview,)
+
+    async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
+        """See `DataPlane.open_to`."""
+        counts: dict[Address, int] = {}
+        async for _ in _in_slices(self.engine.open_to(frozenset(addresses), counts)):
+            pass
+        return counts
 
     async def bindings(self) -> Sequence[RestoreBindings]:
         """See `DataPlane.bindings`."""

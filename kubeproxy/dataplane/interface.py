@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -39,6 +39,15 @@ class Counters(Struct, array_like=True):
     """From endpoints to clients."""
     looped: int = 0
     """Connections that failed because they had passed too many proxies; UDP: datagrams."""
+    by_kernel: int = 0
+    """Connections that the kernel has led straight to an endpoint; UDP: flows. The control process counts them, and
+    what follows here."""
+    kernel_open: int = 0
+    """Those of them that are open."""
+    kernel_bytes_in: int = 0
+    """Bytes of their packets from clients to endpoints, with headers."""
+    kernel_bytes_out: int = 0
+    """The same from endpoints to clients."""
 
     @property
     def failed(self) -> int:
@@ -122,22 +131,29 @@ class Ended(Struct, frozen=True, array_like=True):
     client: Target
     endpoint: Target | None
     """The endpoint that answered; None: none did."""
-    attempts: int
-    """Dials for this client."""
+    attempts: int | None
+    """Dials for this client; None: the kernel path, where a repeated first packet is a connection of its own."""
     began: float
-    """Time of accept, Unix seconds."""
+    """Time of accept, Unix seconds; without a duration: time of the end."""
     dial_s: float | None
-    """From accept to the endpoint's answer; None: none answered."""
-    duration_s: float
-    """From accept to the end."""
-    bytes_in: int
-    """Bytes from the client, whether or not the endpoint took them."""
-    bytes_out: int
-    """Bytes from the endpoint, whether or not the client took them."""
+    """From accept to the endpoint's answer; None: none answered, or the kernel path."""
+    duration_s: float | None
+    """From accept to the end; None: not known (kernel path)."""
+    bytes_in: int | None
+    """Bytes from the client, whether or not the endpoint took them. Kernel path: of packets, with headers; None: not
+    counted."""
+    bytes_out: int | None
+    """Bytes from the endpoint, whether or not the client took them. Kernel path: as above."""
     reason: str
     """``closed``: by both sides; ``reset by client``, ``reset by endpoint``; ``idle``: half-closed, and idle for too
     long; ``cut``: by this proxy's own shutdown. And without an endpoint: ``refused``, ``timeout``, ``no endpoint``,
-    ``unable``, ``loop`` (see `Counters`). ``no memory``: this host had none left."""
+    ``unable``, ``loop`` (see `Counters`). ``no memory``: this host had none left.
+
+    On the kernel path: ``closed``; ``reset``, by either side; ``refused``; ``timeout``: no answer to the client;
+    ``unfinished``: no answer to the endpoint's; ``idle``: without packets for as long as the kernel remembers it;
+    ``deleted``: before that, as when the endpoint of a UDP flow goes."""
+    path: str = "userspace"
+    """``kernel``: the endpoint is the one to which the kernel has led the client, whether or not it answered."""
 
 
 class DataPlane(Protocol):
@@ -146,8 +162,8 @@ class DataPlane(Protocol):
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
         """Apply messages in order and return the failures as texts, by frontend.
 
-        Returns when all are in effect. A failure does not hinder the other messages. A new frontend whose `Listen`
-        failed does not listen."""
+        Returns when all are in effect. A failure does not hinder the other messages. After a failed `Listen`
+        a new frontend does not listen."""
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
         """A snapshot of the counters, summed over all serving processes."""
@@ -162,6 +178,9 @@ class DataPlane(Protocol):
         """The endpoints that each serving process would try for a client's next connection.
 
         The query changes nothing. Empty for a frontend that is not served."""
+
+    async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
+        """Open connections, dials and UDP sessions to each of these addresses, without zeros."""
 
     async def bindings(self) -> Sequence[RestoreBindings]:
         """The session affinity bindings of all frontends, for a new instance."""
@@ -201,7 +220,7 @@ class PortReserver(Protocol):
     def reserve(self, protocol: Transport, address: Address, port: int, *, claim: bool = False) -> Reservation:
         """Bind without listening; port 0 lets the kernel choose. OSError when the port is taken.
 
-        A `claim` only keeps other programs from a port whose traffic netfilter redirects; it is never listened on."""
+        A `claim` only keeps other programs from a port that netfilter redirects; it is never listened on."""
 
     def share(self, on: bool) -> None:
         """Whether another instance that shares, too, may hold the same claims.

@@ -33,6 +33,15 @@ class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
     """Endpoints that are dialed from the client's own address."""
 
 
+class MarkEndpoint(Struct, frozen=True, tag=True, array_like=True):
+    """An endpoint of a frontend has failed clients on the kernel path, or answers again."""
+
+    frontend: FrontendName
+    target: Target
+    reason: str | None
+    """How it failed; None: it answers."""
+
+
 class Retire(Struct, frozen=True, tag=True, array_like=True):
     """Stop serving a frontend: accept the clients already queued, then close the listener.
 
@@ -88,4 +97,4 @@ class RestoreBindings(Struct, frozen=True, tag=True, array_like=True):
     bindings: tuple[Binding, ...]
 
 
-Message = Listen | SetEndpoints | Retire | Tune | RestoreBindings
+Message = Listen | SetEndpoints | MarkEndpoint | Retire | Tune | RestoreBindings

@@ -124,7 +124,7 @@ def refusing_target() -> Iterator[Target]:
 
 @contextlib.contextmanager
 def silent_target() -> Iterator[Target]:
-    """An address that never answers: a listener whose queue is full, so that the kernel drops further SYNs."""
+    """An address that never answers: a listener with a full queue, so that the kernel drops further SYNs."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))

@@ -20,6 +20,7 @@ from kubeproxy.dataplane.workers.protocol import Apply, CountersReply, DoneReply
 from kubeproxy.model import FrontendName, Protocol, Target
 from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, sends
 from tests.dataplane.workers.harness import WorkerPool, until, worker_pool
+from tests.support.loop_turns import counted_turns
 
 
 async def at_rest(it: WorkerPool) -> bool:
@@ -68,27 +69,18 @@ async def test_queries_over_all_frontends_yield_to_the_loop(bench: Bench, monkey
         for name in names:
             assert await ask(await bench.serve(target, name=name)) == "hello"
         await eventually(lambda: not bench.plane.open_connections)
-        turns = 0
-
-        async def count_turns() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
-
-        counting = asyncio.ensure_future(count_turns())
-        both = await asyncio.gather(bench.plane.counters(), bench.plane.counters())
-        assert turns >= len(names) - 1
-        for found in both:
-            assert {name: counters.accepted for name, counters in found.items()} == {frontend(n): 1 for n in names}
-        turns = 0
-        await bench.plane.ejected()
-        assert turns >= len(names) - 1
-        turns = 0
-        await bench.plane.retire()
-        assert turns >= len(names) - 1
-        assert await bench.plane.counters() == {}
-        counting.cancel()
+        async with counted_turns() as turns:
+            both = await asyncio.gather(bench.plane.counters(), bench.plane.counters())
+            assert turns.count >= len(names) - 1
+            for found in both:
+                assert {name: counters.accepted for name, counters in found.items()} == {frontend(n): 1 for n in names}
+            turns.count = 0
+            await bench.plane.ejected()
+            assert turns.count >= len(names) - 1
+            turns.count = 0
+            await bench.plane.retire()
+            assert turns.count >= len(names) - 1
+            assert await bench.plane.counters() == {}
 
 
 async def test_many_counters_are_reported_once_in_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Timeouts of the steps of all dials.
+"""Ends the steps of dials that got no answer in time.
 
 Steps of one length end in the order in which they began, so one queue for each length replaces a heap of timers at a
 fraction of the cost: nearly every dial is answered within its first step, and its queue entry is then ignored."""

@@ -1,7 +1,7 @@
 """The event loop that moves bytes, on an epoll of its own.
 
 Why not asyncio's: a proxied connection is two sockets that live for milliseconds, and asyncio's bookkeeping
-(`add_reader`, `remove_reader`, handles, an `epoll_ctl` for each change of interest) costs more than the bytes. Here a
+(`add_reader`, `remove_reader`, handles, an epoll_ctl(2) for each change of interest) costs more than the bytes. Here a
 socket is registered once for its life, edge-triggered for all events, and the kernel removes it when it is closed; the
 handler of an event is looked up in a dict, so a socket changes its handler without a system call.
 

@@ -2,7 +2,7 @@
 
 The kernel lets a socket with IP_TRANSPARENT send from an address that is not this host's. Netfilter and routing return
 the endpoint's answers: they are addressed to the client, and a mark routes them to this host's sockets. That works for
-endpoints whose answers pass through this node: its own pods.
+endpoints that answer through this node: its own pods.
 """
 
 from __future__ import annotations

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 EPHEMERAL_PORTS_FROM = 32_768
 """Default start of net.ipv4.ip_local_port_range; if that is lowered, lower ports are concerned too."""
 UNDER_WAY = (0, errno.EINPROGRESS)
-UNREACHABLE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+UNREACHABLE = (
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EACCES,  # ICMPv6: administratively prohibited
+)
 """Errors that are the endpoint's; others (no port, no memory) are this host's own."""
 HUNG_UP = select.EPOLLERR | select.EPOLLHUP
 """An endpoint that refused, or a client that reset. (A client that only sent FIN may still want its answer.)"""

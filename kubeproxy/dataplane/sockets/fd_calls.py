@@ -1,4 +1,4 @@
-"""Socket calls on plain descriptors, which Python offers only on socket objects.
+"""Socket calls on plain file descriptors; Python offers them only on socket objects.
 
 A socket object for an accepted descriptor costs a look-up of enums, a system call that checks its kind, and three
 Python calls to close; for a connection that lives a millisecond that is a tenth of all its work. So connections are

@@ -1,6 +1,6 @@
 """Mark and hop limit of sockets that dial endpoints; they end loops of proxies.
 
-An endpoint may be a service address: of this node, of another node whose endpoint is this node again, or of a ring of
+An endpoint may be a service address: of this node, of another node that leads back to this one, or of a ring of
 nodes. Proxies would then accept and dial for such a connection without end. Two things stop it.
 
 The *mark* (SO_MARK): our rules do not redirect marked packets of this host, so a dial of ours is never redirected here.

@@ -25,15 +25,16 @@ from kubeproxy.dataplane.resources.pipe_pool import PIPE_BYTES, Pipe
 from kubeproxy.dataplane.sockets.fd_calls import finish_writing, keep_alive, reset_on_close, write_last
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from kubeproxy.dataplane.connection_log import Entry
     from kubeproxy.dataplane.context import Context, FrontendCounters
+    from kubeproxy.model import Target
 
 READABLE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 READ_ON = select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 """After one of these a short read does not mean that the source is empty: the end was reported (and will not be
-reported again), or there is urgent data, at whose mark a read stops."""
+reported again), or there is urgent data: a read stops at its mark."""
 WRITABLE = select.EPOLLOUT
 BROKEN = select.EPOLLERR
 SPLICE_FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
@@ -358,7 +359,18 @@ def send_backlogs(flows: Iterable[Flow]) -> None:
 class Connection:
     """A client connected to an endpoint; owns both descriptors and the claim on them."""
 
-    __slots__ = ("_client", "_context", "_counters", "_endpoint", "_entry", "down", "kept_alive", "since", "up")
+    __slots__ = (
+        "_client",
+        "_context",
+        "_counters",
+        "_endpoint",
+        "_entry",
+        "down",
+        "kept_alive",
+        "since",
+        "target",
+        "up",
+    )
 
     def __init__(
         self,
@@ -367,11 +379,14 @@ class Connection:
         *,
         client: int,
         endpoint: int,
+        target: Target,
         since: float,
         entry: Entry | None,
     ) -> None:
         """The reactor watches both descriptors already. `entry`: the connection log's, if there is to be one."""
         self.since = since
+        self.target = target
+        """The endpoint."""
         self.kept_alive = False
         """Whether TCP keepalive is on towards the endpoint."""
         self._context = context
@@ -404,6 +419,11 @@ class Connection:
             up.on_event(client_events)
         if endpoint_events & READABLE and down.open:
             down.on_event(endpoint_events)
+
+    @property
+    def targets(self) -> Collection[Target]:
+        """The endpoint."""
+        return (self.target,)
 
     @property
     def half_closed(self) -> bool:

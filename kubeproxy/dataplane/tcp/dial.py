@@ -25,13 +25,15 @@ from kubeproxy.dataplane.tcp.connection import READ_BYTES, Connection
 from kubeproxy.dataplane.tcp.probe import EndpointProbe
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from kubeproxy.dataplane.balancing.balancer import Balancer
     from kubeproxy.dataplane.connection_log import Entry
     from kubeproxy.dataplane.context import Context, FrontendCounters
     from kubeproxy.model import Target
 
 ATTEMPTS_PER_STEP = 8
-"""Limits the connects for one client of a Service whose thousand endpoints all refuse."""
+"""Limits the connects for one client of a Service with a thousand endpoints that all refuse."""
 
 
 class Dial:
@@ -95,6 +97,11 @@ class Dial:
         """Whether an endpoint has refused, or was unreachable."""
         self._entry = entry
         context.live.add(self)
+
+    @property
+    def targets(self) -> Collection[Target]:
+        """The endpoints that are being dialed."""
+        return self._waiting.values()
 
     def begin(self) -> None:
         """Begin the first step."""
@@ -229,7 +236,13 @@ class Dial:
             context.reactor.add(self._client, self._on_client)
             self._watched = True
         connection = Connection(
-            context, self._counters, client=self._client, endpoint=fd, since=self.since, entry=self._entry
+            context,
+            self._counters,
+            client=self._client,
+            endpoint=fd,
+            target=target,
+            since=self.since,
+            entry=self._entry,
         )
         self._waiting.clear()
         context.live.discard(self)

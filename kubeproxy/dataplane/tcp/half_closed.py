@@ -2,8 +2,8 @@
 
 One side has sent FIN, the other sends nothing and does not close: a peer that is alive and idle, which keepalive never
 finds. A rare sweep checks all connections at once, so that none needs a timer, nor the time of its last byte. It ends a
-half-closed connection that has moved no byte between two checks a whole limit apart. A connection whose endpoint has
-not sent a byte at all has a limit of minutes: it may be a loop, or its endpoint may be dead."""
+half-closed connection that has moved no byte between two checks a whole limit apart. While the endpoint has
+not sent a byte at all, the limit is minutes: it may be a loop, or the endpoint may be dead."""
 
 from __future__ import annotations
 

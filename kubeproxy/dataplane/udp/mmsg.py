@@ -202,7 +202,7 @@ class Departures(_Slots):
         sender.sent(sum(self._lengths[:count]) - lost_bytes, dropped)
 
     def forget(self, sender: Sender) -> None:
-        """Send the batch if it is this sender's, whose socket is about to be closed."""
+        """Send the batch if it is this sender's: its socket is about to be closed."""
         if sender is self._sender:
             self.flush()
             self._sender = None

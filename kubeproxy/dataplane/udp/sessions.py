@@ -16,6 +16,7 @@ import random
 import select
 import socket
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 
 from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.dataplane.context import Context, FrontendCounters
@@ -61,6 +62,12 @@ class Sessions:
 
     def __len__(self) -> int:
         return self._count
+
+    def targets(self) -> Iterator[Target | None]:
+        """The endpoint of each session; None: it has none at the moment."""
+        for sessions in tuple(self._by_idleness.values()):
+            for session in tuple(sessions):
+                yield session.target
 
     def make_room(self, listener: DatagramListener) -> bool:
         """Claim a descriptor for one more session of a listener; False if there is none.
@@ -278,6 +285,11 @@ class Session:
         if self._socket is not None:
             limit_hops(self._socket, left)
         return True
+
+    @property
+    def target(self) -> Target | None:
+        """The endpoint; None: none at the moment."""
+        return self._target
 
     def leave(self, endpoints: frozenset[Target]) -> None:
         """Disconnect if the session's endpoint is not among `endpoints`: the next datagram goes to another."""

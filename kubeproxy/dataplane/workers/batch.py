@@ -13,7 +13,7 @@ from kubeproxy.dataplane.workers.protocol import Apply, Reply
 from kubeproxy.model import FrontendName
 
 CHUNK = 32
-"""Frontends in one frame, whose sockets are open in both processes for a moment."""
+"""Frontends in one frame. Their sockets are open in both processes for a moment."""
 CHUNK_SOCKETS = 256
 """Sockets in one frame to each worker, over all workers."""
 CHUNK_MESSAGES = 64

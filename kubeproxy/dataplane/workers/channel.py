@@ -28,7 +28,7 @@ class Channel(Generic[F]):
         self._decoder: Decoder[F] = Decoder(receives)
         self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._received: deque[int] = deque()
-        """Received descriptors whose frame is not complete yet."""
+        """Received descriptors of a frame that is not complete yet."""
 
     @property
     def congested(self) -> bool:

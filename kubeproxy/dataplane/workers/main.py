@@ -42,6 +42,8 @@ from kubeproxy.dataplane.workers.protocol import (
     Exit,
     GarbledError,
     Heartbeat,
+    OpenToReply,
+    OpenToRequest,
     PreviewReply,
     PreviewRequest,
     Query,
@@ -51,7 +53,7 @@ from kubeproxy.dataplane.workers.protocol import (
     Topic,
     WorkerStatusReply,
 )
-from kubeproxy.model import FrontendName
+from kubeproxy.model import Address, FrontendName
 from kubeproxy.runtime import privileges
 
 EXIT_INTERNAL_ERROR = 70
@@ -59,7 +61,7 @@ EXIT_INTERNAL_ERROR = 70
 SLICE_S = 0.001
 """Time for requests in one turn; events of connections are handled before the next slice."""
 COUNTERS_PER_FRAME = 128
-"""Frontends whose counters are sent in one frame: about 10 kB, some tenths of a millisecond to encode and send."""
+"""Frontends with counters in one frame: about 10 kB, some tenths of a millisecond to encode and send."""
 LOOK_S = 0.05
 """How often a drain checks for its end, and a channel without memory tries again."""
 STATUS_S = 1.0
@@ -216,6 +218,8 @@ class Worker:
                 return self._report_ejected(number)
             case Query(number, Topic.BINDINGS):
                 return self._report_bindings(number)
+            case OpenToRequest(number, addresses):
+                return self._count_open(number, addresses)
             case StopAccepting(number):
                 return self._stop_accepting(number)
             case Drain(number, grace_s):
@@ -291,6 +295,12 @@ class Worker:
         except MemoryError:  # the next query repeats them
             self._context.memory.spend()
         self._answer(BindingsReply(number, self._open))
+
+    def _count_open(self, number: int, addresses: frozenset[Address]) -> Iterator[bool]:
+        counts: dict[Address, int] = {}
+        for _ in self._engine.open_to(addresses, counts):
+            yield False
+        self._answer(OpenToReply(number, self._open, tuple(counts.items())))
 
     def _stop_accepting(self, number: int) -> Iterator[bool]:
         for _ in self._engine.retire():

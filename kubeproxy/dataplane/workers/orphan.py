@@ -2,8 +2,8 @@
 
 Each control process listens on an abstract Unix socket (`kubeproxy.daemon.takeover.control_socket`); only the owner
 answers an orphaned worker. The worker connects and introduces itself, with a socket for the owner to prove
-CAP_NET_ADMIN on (`net_admin`). It retires on the owner's request, if that proof is given; before, the owner may ask for
-session affinity::
+CAP_NET_ADMIN on (`peer_capability`). It retires on the owner's request, if that proof is given; before, the owner may
+ask for session affinity::
 
     worker   {"type": "orphan", "protocol": 1, "pid": 4711, "run": "..."}
     owner    {"type": "recall"}                              any number of times, with equal protocol versions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -11,7 +12,7 @@ from itertools import product
 from msgspec.structs import astuple, replace
 
 from kubeproxy.dataplane.interface import NOTHING, BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
-from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts
 from kubeproxy.dataplane.workers.batch import CHUNK, CHUNK_MESSAGES, WorkerBatch, add_to_all, chunks
@@ -24,6 +25,8 @@ from kubeproxy.dataplane.workers.protocol import (
     DrainReply,
     EjectedReply,
     EndedReply,
+    OpenToReply,
+    OpenToRequest,
     PreviewReply,
     PreviewRequest,
     Query,
@@ -152,6 +155,8 @@ class WorkerDataPlane:
                             moved.append(name)
                         except OSError as error:
                             failures[name] = f"cannot keep clients with one worker: {error.strerror or error}"
+                    add_to_all(batches, message, unless_unsent=name)
+                case MarkEndpoint(frontend=name) if name in self._frontends:
                     add_to_all(batches, message, unless_unsent=name)
                 case RestoreBindings(frontend=name) if (sockets := self._frontends.get(name)) is not None:
                     for number, share in sockets.restore_bindings(message.bindings, self._clock()).items():
@@ -284,6 +289,14 @@ class WorkerDataPlane:
         """See `DataPlane.ended`."""
         replies = await self._supervisor.request_all(lambda number: Query(number, Topic.ENDED))
         return [ended for reply in replies if isinstance(reply, EndedReply) for ended in reply.ended]
+
+    async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
+        """See `DataPlane.open_to`."""
+        wanted, counts = frozenset(addresses), Counter[Address]()
+        for reply in await self._supervisor.request_all(lambda number: OpenToRequest(number, wanted)):
+            if isinstance(reply, OpenToReply):
+                counts.update(dict(reply.counts))
+        return counts
 
     async def bindings(self) -> Sequence[RestoreBindings]:
         """See `DataPlane.bindings`."""

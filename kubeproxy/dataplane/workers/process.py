@@ -37,13 +37,13 @@ REPLY_BEATS = 30
 READ_AGAIN_S = 0.1
 """How long a channel is not read after a MemoryError."""
 REAP_LOOK_S = 0.01
-"""How often a process whose channel has closed is checked for its exit."""
+"""How often a process with a closed channel is checked for its exit."""
 REAP_S = 2.0
 """How long a process may take to exit after its channel has closed; then it is killed."""
 
 
 def command(fd: int, *, number: int, run: str, owner_prefix: str) -> list[str]:
-    """The command line of a worker whose end of the channel is `fd`."""
+    """The command line of a worker; `fd` is its end of the channel."""
     arguments = [str(fd), str(number), run, owner_prefix]
     # -P: no imports from the current directory.
     return [sys.executable, "-P", "-m", "kubeproxy.dataplane.workers.main", *arguments]
@@ -70,7 +70,7 @@ class WorkerProcess:
         self.bindings: list[RestoreBindings] = []
         """Reported affinity bindings; the reader clears them."""
         self._forgotten: dict[FrontendName, int] = {}
-        """Removed frontends, and the last request whose reply may still have their counters; ordered by that."""
+        """Removed frontends, and the last request that may still bring their counters; ordered by that."""
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[str] = self._loop.create_future()
         self.reaped: asyncio.Future[None] = self._loop.create_future()

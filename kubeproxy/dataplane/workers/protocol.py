@@ -2,7 +2,7 @@
 
 A frame is a header - length of the body, number of descriptors that travel beside it - and a body in MessagePack: one
 request or one reply. Requests are numbered, and each gets one reply with its number. A worker replies in the order of
-the requests, except to `Drain`, whose reply waits for connections. An unrequested `Heartbeat` has no number.
+the requests, except to `Drain`: its reply waits for connections. An unrequested `Heartbeat` has no number.
 """
 
 from __future__ import annotations
@@ -80,6 +80,13 @@ class PreviewRequest(Struct, frozen=True, tag=True, array_like=True):
     client: Address
 
 
+class OpenToRequest(Struct, frozen=True, tag=True, array_like=True):
+    """Count the open connections, dials and UDP sessions to each of these addresses; `OpenToReply`."""
+
+    number: int
+    addresses: frozenset[Address]
+
+
 class StopAccepting(Struct, frozen=True, tag=True, array_like=True):
     """Accept the clients already queued, then close all listeners; `DoneReply`."""
 
@@ -154,6 +161,14 @@ class PreviewReply(Struct, frozen=True, tag=True, array_like=True):
     preview: BalancePreview | None
 
 
+class OpenToReply(Struct, frozen=True, tag=True, array_like=True):
+    """Open connections, dials and UDP sessions by address, without zeros."""
+
+    number: int
+    open: int
+    counts: tuple[tuple[Address, int], ...]
+
+
 class BindingsReply(Struct, frozen=True, tag=True, array_like=True):
     """Affinity bindings made or used since the last such query.
 
@@ -178,7 +193,7 @@ class Heartbeat(Struct, frozen=True, tag=True, array_like=True):
     open: int
 
 
-Request = Apply | ClosePrevious | Query | PreviewRequest | StopAccepting | Drain | Exit
+Request = Apply | ClosePrevious | Query | PreviewRequest | OpenToRequest | StopAccepting | Drain | Exit
 Reply = (
     DoneReply
     | CountersReply
@@ -186,6 +201,7 @@ Reply = (
     | EjectedReply
     | EndedReply
     | PreviewReply
+    | OpenToReply
     | BindingsReply
     | DrainReply
 )

@@ -81,8 +81,8 @@ _TYPE_MASK = 0xF
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 
-def program(machine: Machine, pid: int) -> bytes:
-    """The filter for a process, as an array of struct sock_filter."""
+def program(machine: Machine, pid: int, *, sockets: bool = True) -> bytes:
+    """The filter for a process, as an array of struct sock_filter. `sockets`: whether it may open any."""
 
     def refuse_if(*equal: int) -> list[tuple[int, int, int, int]]:
         return [step for value in equal for step in ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _REFUSE))]
@@ -103,6 +103,7 @@ def program(machine: Machine, pid: int) -> bytes:
         *refuse_unless(socket.SOCK_STREAM, socket.SOCK_DGRAM),
         (_RETURN, 0, 0, _ALLOW),
     ]
+    opening = [(_EQUAL, 0, len(plain_socket), machine.socket), *plain_socket] if sockets else refuse_if(machine.socket)
     steps = [
         (_LOAD, 0, 0, _ARCH),
         (_EQUAL, 1, 0, machine.arch),
@@ -113,22 +114,22 @@ def program(machine: Machine, pid: int) -> bytes:
         *refuse_if(*machine.refused),
         (_EQUAL, 0, len(own_thread), machine.tgkill),
         *own_thread,
-        (_EQUAL, 0, len(plain_socket), machine.socket),
-        *plain_socket,
+        *opening,
         (_RETURN, 0, 0, _ALLOW),
     ]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
-def confine() -> str | None:
+def confine(*, sockets: bool = True) -> str | None:
     """Filter the system calls of this process; None, or the reason why that is not possible.
 
-    Requires no_new_privs (`privileges.drop`). Applies to this thread and to threads that it starts later.
+    `sockets`: whether it may still open those that a worker needs. Requires no_new_privs (`privileges.drop`). Applies
+    to this thread and to threads that it starts later.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
         return f"no filter for this architecture ({platform.machine()})"
-    code = program(machine, os.getpid())
+    code = program(machine, os.getpid(), sockets=sockets)
     filters = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(filters)))
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Messages between an orphaned worker and the owner of the node, and the version of the takeover protocol.
+"""Messages between an orphaned worker and the owner; the version of the takeover protocol.
 
 One JSON object per line, over a stream socket; ``type`` names the kind. Unknown fields are ignored. `OrphanHello` and
 `Retire` are frozen: they mean the same in every version, so that an owner can replace the workers of another version.
@@ -28,7 +28,7 @@ class TakeoverMessage(msgspec.Struct, frozen=True, tag_field="type", tag=str.low
 
 
 class OrphanHello(TakeoverMessage, frozen=True, tag="orphan"):
-    """The first message of an orphaned worker, sent with a `net_admin.Challenge`. Frozen."""
+    """The first message of an orphaned worker, sent with a `peer_capability.Challenge`. Frozen."""
 
     protocol: int
     pid: int

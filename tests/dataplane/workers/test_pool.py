@@ -19,7 +19,7 @@ import pytest
 
 from kubeproxy.dataplane.balancing.affinity import merged
 from kubeproxy.dataplane.in_process import LocalDataPlane
-from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.workers import pool
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.count import DEFAULT_MAX, workers_for
@@ -519,7 +519,7 @@ async def test_clients_keep_their_endpoints_when_a_worker_dies(count: int, monke
 
 
 def known(it: WorkerPool) -> set[str]:
-    """The clients whose bindings the control process has."""
+    """The clients with bindings in the control process."""
     return {
         binding.client
         for sockets in it.plane._frontends.values()
@@ -580,6 +580,20 @@ async def test_ejected_endpoints_are_reported_by_worker() -> None:
         assert await it.plane.previews(frontend("no_endpoint"), Address("10.0.0.1")) == []
 
 
+async def test_an_endpoint_that_failed_elsewhere_is_left_out_until_it_answers() -> None:
+    """The kernel path has found it dead: no worker has to find out by a client's dial."""
+    async with worker_pool(2) as it, endpoint(sends("a")) as dead, endpoint(sends("b")) as other:
+        address = await it.serve(dead, other)
+        assert await it.plane.send([MarkEndpoint(frontend(), dead, "silent")]) == {}
+        found = (await it.plane.ejected())[frontend()]
+        assert {(each.worker, each.target, each.reason) for each in found} == {(0, dead, "silent"), (1, dead, "silent")}
+        assert {await ask(address) for _ in range(20)} == {"b"}
+        assert await it.plane.send([MarkEndpoint(frontend(), dead, None)]) == {}
+        assert (await it.plane.ejected()).get(frontend(), ()) == ()
+        assert {await ask(address) for _ in range(40)} == {"a", "b"}
+        assert await it.plane.send([MarkEndpoint(frontend("gone"), dead, "silent")]) == {}
+
+
 async def test_many_messages_do_not_stop_connections() -> None:
     """Ten thousand changes are applied in slices, between which connections are served."""
     async with worker_pool(1) as it, endpoint(echo) as target:
@@ -629,6 +643,44 @@ async def test_drain_waits_for_open_connections_and_retire_stops_accepting() -> 
         os.kill(it.workers[0].pid, signal.SIGKILL)
         await eventually(lambda: len(it.workers) == 1)
         assert it.plane.restarts == 0, "no worker is needed any more"
+
+
+ONE, OTHER = Address("127.0.0.2"), Address("127.0.0.3")
+
+
+async def test_open_connections_are_counted_by_endpoint_address() -> None:
+    async with worker_pool(WORKERS) as it:
+        await _count_connections(it)
+
+
+async def test_one_process_counts_open_connections_by_endpoint_address(bench: Bench) -> None:
+    await _count_connections(bench)
+
+
+async def _count_connections(it: WorkerPool | Bench) -> None:
+    async def counts(wanted: dict[Address, int]) -> bool:
+        return await it.plane.open_to({ONE, OTHER}) == wanted
+
+    async with endpoint(echo, host=ONE) as first, endpoint(echo, host=OTHER) as second:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, udp_client() as client:
+            datagrams.bind((OTHER, 0))
+            tcp = await it.serve(first)
+            udp = await it.serve(Target(OTHER, datagrams.getsockname()[1]), name="udp", protocol=Protocol.UDP)
+            writers = [(await asyncio.open_connection(*tcp))[1] for _ in range(5)]
+            client.sendto(b"x", udp)
+            await until(lambda: counts({ONE: 5, OTHER: 1}))
+            assert await it.plane.open_to({OTHER}) == {OTHER: 1}
+            assert await it.plane.open_to({Address("127.0.0.9")}) == {}
+            await it.plane.send([SetEndpoints(frontend(), (second,))])
+            assert await it.plane.open_to({ONE}) == {ONE: 5}, "open connections go on"
+            for writer in writers[:2]:
+                writer.close()
+            await until(lambda: counts({ONE: 3, OTHER: 1}))
+            for writer in writers[2:]:
+                writer.close()
+            await until(lambda: counts({OTHER: 1}))
+            await it.plane.send([SetEndpoints(frontend("udp"), ())])
+            assert await it.plane.open_to({OTHER}) == {}, "sessions get another endpoint with the next datagram"
 
 
 async def test_close_resets_connections_and_leaves_nothing() -> None:

@@ -15,10 +15,10 @@ ALLOW, EPERM, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 PID = 4711
 
 
-def run(machine: Machine, number: int, *args: int, arch: int | None = None) -> int:
+def run(machine: Machine, number: int, *args: int, arch: int | None = None, sockets: bool = True) -> int:
     """The filter's verdict on a system call, by an interpreter of classic BPF."""
     data = struct.pack("<iIQ6Q", number, machine.arch if arch is None else arch, 0, *args, *[0] * (6 - len(args)))
-    steps = list(struct.iter_unpack("=HBBI", program(machine, PID)))
+    steps = list(struct.iter_unpack("=HBBI", program(machine, PID, sockets=sockets)))
     place = accumulator = 0
     while True:
         code, if_true, if_false, k = steps[place]
@@ -71,6 +71,15 @@ def test_the_filter_refuses_the_listed_calls_only(machine: Machine) -> None:
 )
 def test_the_filter_allows_tcp_udp_and_unix_sockets(machine: Machine, family: int, kind: int, answer: int) -> None:
     assert run(machine, machine.socket, family, kind) == answer
+
+
+@machines
+def test_without_sockets_none_is_allowed(machine: Machine) -> None:
+    for family in range(50):
+        for kind in range(1, 6):
+            assert run(machine, machine.socket, family, kind, sockets=False) == EPERM
+    assert run(machine, machine.tgkill, PID, PID, 9, sockets=False) == ALLOW
+    assert run(machine, 0, sockets=False) == ALLOW
 
 
 @machines
