@@ -5,14 +5,19 @@ The modules, in the order in which a change passes them:
 tracker             what every source defines, which source owns a Service, and what changed since the last round
 node                facts about this node on which frontends and rules depend
 frontends           one Service and its slices -> its frontends, one per family and scope
+endpoint_policy     endpoints, addresses and ports that the configuration withholds, by `cidr_set`
+loops               endpoints that lead back to this proxy
+draining            the drain requests of a Service, applied to its endpoints
 endpoint_selection  which endpoints may serve: ready or terminating, on this node or on any, by topology
 state               wanted frontends, existing listeners, their ports; it decides what may be done next
 plan                compares wanted and existing -> what to open, update, add to the rules, remove from them, close
-node_ports          node ports and ports at the node's own addresses, held against other processes
+port_claims         node ports and ports at the node's own addresses, held against other processes
 port_allocator      proxy ports: from a range or from the kernel
+data_path           which frontends the kernel leads; `slot_budget` is the number of slots that each namespace may have
 ruleset_builder     serving frontends -> RuleSet
 sync_schedule       when the next netfilter transaction is due
 clock               the time, and waiting for it; tests have a clock of their own
+observer            receives the events, for metrics and health; `state_snapshot` is the state as values
 proxier             carries out the decisions; with the clock the only module that awaits
 
 The others are synchronous, and time is an argument to them.

@@ -29,8 +29,8 @@ _SHOWN = 3
 """Addresses that one remark names; it counts the others."""
 
 _API_SERVER = ServiceName("default", "kubernetes")
-"""Its EndpointSlice of the same name is the API server's own, and names no node: on a control plane node its address is
-this node's."""
+"""Its EndpointSlice or Endpoints of the same name is the API server's own, and names no node: on a control plane node
+its address is this node's."""
 
 
 class NodePortConflict(StrEnum):
@@ -137,7 +137,7 @@ def _admit_slice(
     trusted: bool,
     refused: dict[str, dict[Address, None]],
 ) -> EndpointSlice:
-    own = it.service == _API_SERVER and it.name == SliceName(*_API_SERVER)
+    own = it.service == _API_SERVER and _is_own_slice(it.name)
     admitted = []
     for endpoint in it.endpoints:
         if reason := _refusal(endpoint, restrictions, facts, trusted=trusted, of_api_server=own):
@@ -145,6 +145,11 @@ def _admit_slice(
         else:
             admitted.append(endpoint)
     return it if len(admitted) == len(it.endpoints) else replace(it, endpoints=tuple(admitted))
+
+
+def _is_own_slice(name: SliceName) -> bool:
+    # A slice made of Endpoints has a suffix that no API object's name can have.
+    return (name.namespace, name.name.partition("/")[0]) == _API_SERVER
 
 
 def _refusal(

@@ -43,6 +43,8 @@ class Choice:
     """For the Local policies."""
     on_this_node: frozenset[Target]
     """Endpoints on this node that are not processes of the host itself."""
+    elsewhere: frozenset[Target]
+    """Endpoints that are known to be on other nodes."""
 
     @property
     def any_usable(self) -> bool:
@@ -83,6 +85,9 @@ def choose(all_candidates: Sequence[Candidate], facts: NodeFacts) -> Choice:
         cluster_wide=_usable(_by_topology(ready, facts) or all_candidates),
         local=_usable(local),
         on_this_node=frozenset(target for target, _ in local if not facts.is_own(target.address)),
+        elsewhere=frozenset(
+            target for target, endpoint in all_candidates if endpoint.node and endpoint.node != facts.name
+        ),
     )
 
 

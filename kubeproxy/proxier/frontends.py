@@ -101,6 +101,7 @@ def _frontends(
             endpoints=endpoints,
             claims={d: claim for d, claim in claims.items() if d in destinations or d in own},
             created=service.created,
+            neighbors=_neighbors(endpoints, choice),
             preserve=_preserved(endpoints, scope, choice, facts),
             affinity_timeout_s=service.affinity_timeout_s,
             when_empty=Verdict.DROP if choice.any_usable and not endpoints else Verdict.REFUSE,
@@ -140,6 +141,12 @@ def _preserved(endpoints: tuple[Target, ...], scope: Scope, choice: Choice, fact
     would leave the host without passing this proxy."""
     asked = facts.preserve is Preserve.LOCAL or (facts.preserve is Preserve.EXTERNAL_LOCAL and scope is Scope.EXTERNAL)
     return choice.on_this_node.intersection(endpoints) if asked else frozenset()
+
+
+def _neighbors(endpoints: tuple[Target, ...], choice: Choice) -> tuple[Target, ...]:
+    if choice.elsewhere.isdisjoint(endpoints):
+        return endpoints  # not copied: most Services have all of them here, or do not say where
+    return tuple(target for target in endpoints if target not in choice.elsewhere)
 
 
 def _without_source_range(service: Service) -> tuple[Address, ...]:

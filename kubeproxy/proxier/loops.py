@@ -87,6 +87,11 @@ class Loops:
                 if target.address in moved:
                     self.affected.update(dict.fromkeys(_each(names)))
 
+    def frontends_at(self, target: Target) -> Iterator[FrontendName]:
+        """The frontends with this endpoint."""
+        names = self._at.get(target)
+        return iter(()) if names is None else _each(names)
+
     def _mark_affected(self, destination: Destination) -> None:
         any_address = destination.address in NODE_PORTS.values()
         for address in _own(self._facts).union(_LOOPBACK) if any_address else (destination.address,):

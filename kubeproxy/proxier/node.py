@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kubeproxy.model import Address
+from kubeproxy.model import Address, Family
 
 
 class Preserve(StrEnum):
@@ -30,6 +30,8 @@ class NodeFacts:
     """All addresses of this node: a Service at one of them takes its ports from the processes of this host."""
     internal_sources: frozenset[str] = frozenset()
     """CIDRs of the cluster's pods, if known."""
+    forwarding: frozenset[Family] = frozenset()
+    """The families that this node's kernel forwards."""
     preserve: Preserve = Preserve.EXTERNAL_LOCAL
 
     def is_own(self, address: Address) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from kubeproxy.model import ServiceName
+from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.errors import KubeproxyError
 
 
@@ -41,6 +42,9 @@ class ProxierObserver(Protocol):
         """The Services with a health check node port: that port, and the number of ready endpoints on this node.
         Called when they change."""
 
+    def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
+        """What is in effect of the Services' drain requests. Called when it changes."""
+
 
 class NoObserver:
     """Ignores every event."""
@@ -67,4 +71,7 @@ class NoObserver:
         """Ignored."""
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
+        """Ignored."""
+
+    def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
         """Ignored."""

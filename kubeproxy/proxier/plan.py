@@ -72,7 +72,7 @@ class Plan:
     moves: Mapping[Move, tuple[FrontendName, ...]]
 
     def of(self, move: Move) -> tuple[FrontendName, ...]:
-        """The frontends whose next move is this."""
+        """The frontends with this as the next move."""
         return self.moves.get(move, ())
 
 

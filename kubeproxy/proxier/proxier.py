@@ -2,7 +2,8 @@
 
 One round, always in this order:
 
-1. update the data plane as far as possible now: new listeners first, endpoints of existing ones at once;
+1. update the data plane as far as possible now: new listeners first, endpoints of existing ones at once; beside it
+   those of the kernel path, in small transactions of their own, so that neither waits for the other;
 2. if it is due, update netfilter in one transaction, and then delete conntrack flows that contradict the rules;
 3. only if that succeeded: update the data plane with what had to wait for it - frontends without any endpoint,
    listeners without a rule - and release the ports of closed listeners.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
@@ -33,17 +35,19 @@ from kubeproxy.model import (
     ServiceName,
     Target,
 )
+from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.stale_flows import Conntrack, NoConntrack
 from kubeproxy.netfilter.interface import Netfilter
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import RuleSet, part
 from kubeproxy.proxier.clock import Clock, LoopClock
+from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Ejected
 from kubeproxy.proxier.endpoint_policy import NO_RESTRICTIONS, Restrictions
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
 from kubeproxy.proxier.observer import NoObserver, ProxierObserver
 from kubeproxy.proxier.port_allocator import PortRange, Ports
 from kubeproxy.proxier.port_claims import FindHolders, NodePortClaims
-from kubeproxy.proxier.state import ProxierState
+from kubeproxy.proxier.state import ProxierState, Step
 from kubeproxy.proxier.state_snapshot import FrontendStatus, Snapshot, Summary
 from kubeproxy.proxier.sync_schedule import Backoff, Periods, Schedule
 from kubeproxy.proxier.tracker import Tracker
@@ -88,15 +92,19 @@ class Proxier:
         landing: Mapping[Family, Address] | None = None,
         bind: Mapping[Family, Address] | None = None,
         guard_sockets: bool = False,
+        data_path: DataPathPolicy = USERSPACE_ONLY,
         observer: ProxierObserver | None = None,
         rival_lives: Callable[[], bool] = lambda: False,
         on_rival: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
+        unix_clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         """`guard_sockets`: the data plane's listeners have IP_TRANSPARENT (see `RuleSet`).
         `rival_lives`: whether a younger proxy lives; `on_rival` is called when the rules lead to it instead of to us,
-        and they are left to it."""
+        and they are left to it. `unix_clock`: by it drain requests expire."""
+        self._unix_clock = unix_clock
+        self._drains: dict[ServiceName, DrainState] = {}
         self._tracker = tracker
         self._data_plane = data_plane
         self._netfilter = netfilter
@@ -111,6 +119,8 @@ class Proxier:
         self._state.use_facts(facts)
         self._state.use_restrictions(restrictions)
         self._state.use_addresses(landing or {}, bind or {})
+        self._state.rules.use_data_path(data_path)
+        self._ejected: Ejected = {}
         self._schedule = Schedule(periods, jitter)
         self._retry = Backoff(jitter)
         """For updates that the data plane refused and ports that were not available."""
@@ -125,6 +135,7 @@ class Proxier:
         self._held = False
         self._rival_lives = rival_lives
         self._on_rival = on_rival
+        self._foreign_changes = 0
         self._suspicious = False
         """Whether another process has changed our rules since they were last checked."""
         self._requested = 0
@@ -227,7 +238,7 @@ class Proxier:
         self._changed()
 
     def set_facts(self, facts: NodeFacts) -> None:
-        """Use these facts about the node from now on. (Where `preserve` is widened, clients whose endpoints are dialed
+        """Use these facts about the node from now on. (Where `preserve` is widened, clients with endpoints dialed
         before the kernel's transaction may have to wait for their next attempt.)"""
         self._state.use_facts(facts)
         self._changed()
@@ -237,14 +248,69 @@ class Proxier:
         self._state.use_restrictions(restrictions)
         self._changed()
 
+    def use_drains(self, on: bool) -> None:
+        """Whether drain requests count from now on."""
+        self._state.use_drains(on)
+        self._changed()
+
+    @property
+    def drains(self) -> Mapping[ServiceName, DrainState]:
+        """What is in effect of the drain requests, as of the end of the last round."""
+        return self._drains
+
+    def set_data_path(self, policy: DataPathPolicy) -> None:
+        """Choose data paths by this policy from now on; running connections stay where they are."""
+        self._state.rules.use_data_path(policy)
+        self._changed()
+
+    def set_ejected(self, ejected: Ejected) -> None:
+        """Have the kernel lead no new connections to these endpoints, in the next round, which begins at once."""
+        self._ejected = ejected
+        self._wake.set()
+
+    async def eject(self, ejected: Ejected) -> None:
+        """`set_ejected`, and wait until it is in force. If the kernel refuses it, the next round tries again."""
+        self.set_ejected(ejected)
+        async with self._round_lock:
+            self._frontend_cache = None
+            await self._rebalance()
+
+    def use_rescue(self, group: int | None) -> None:
+        """Have the rules report failed connections to a group of the packet log from now on; None: not at all."""
+        self._state.rules.use_rescue(group)
+        self._changed()
+        self._wake.set()
+
+    def reports_to(self, group: int) -> bool:
+        """Whether the rules in force report failed connections to this group of the packet log."""
+        return self._in_force is not None and self._in_force.rescue == group and not self._stopped
+
+    def frontends_with(self, protocol: Protocol, target: Target) -> tuple[FrontendName, ...]:
+        """The frontends of this protocol that have an endpoint."""
+        return self._state.frontends_with(protocol, target)
+
+    def protocol_of(self, name: FrontendName) -> Protocol | None:
+        """The protocol of a frontend; None: there is no such frontend any more."""
+        frontend = self._state.wanted.get(name)
+        return None if frontend is None else frontend.protocol
+
     def owner_of(self, service: ServiceName) -> str | None:
         """The source that owns a Service; None: no source defines it."""
         return self._state.owners.get(service)
 
     @property
+    def programmed_at(self) -> float | None:
+        """When the rules were last changed as a whole, or looked at, by the event loop's clock; None: never."""
+        return self._programmed_at
+
+    @property
     def in_force(self) -> RuleSet | None:
         """The rules of the last successful transaction; None: there was none yet."""
         return self._in_force
+
+    def holder_of(self, destination: Destination, own: bool) -> FrontendName | None:
+        """The frontend that has a destination; `own`: for this node itself and pods. For any thread."""
+        return self._state.rules.holder(destination, own=own)
 
     def service(self, name: ServiceName) -> Service | None:
         """A Service as its owner defines it."""
@@ -281,7 +347,11 @@ class Proxier:
             return self._frontend_cache
         listeners = self._state.listeners
         shown = tuple(
-            FrontendStatus(frontend, listeners[name].reservation.port if name in listeners else None)
+            FrontendStatus(
+                frontend,
+                listeners[name].reservation.port if name in listeners else None,
+                *self._state.rules.data_path(frontend),
+            )
             for name, frontend in self._state.wanted.items()
         )
         if not self._round_lock.locked():
@@ -306,10 +376,12 @@ class Proxier:
         now = self._clock.now()
         if self._stopped or self._tracker.ready_at(now) > now:
             return
+        self._state.expire_drains(self._unix_clock())
         unavailable, retrying = self._state.unavailable, now >= self._retry.retry_at
         if retrying or full:
             self._state.retry()
         updated = await self._update_data_plane()
+        await self._rebalance()
         due = full or self._transaction_at() <= self._clock.now()
         if due and not self._held and await self._program(full=full):
             updated = await self._update_data_plane() and updated
@@ -328,10 +400,8 @@ class Proxier:
             refreshed = self._state.refresh(BATCH)
             step = self._state.next_step(BATCH)
             if step is not None:
-                try:
-                    failures = await self._data_plane.send(step.messages)
-                except KubeproxyError as error:
-                    self._failed(_DATA_PLANE, error)
+                failures = await self._carry_out(step)
+                if failures is None:
                     return False
                 self._state.done(step, failures)
             elif not (changes or refreshed):
@@ -339,13 +409,63 @@ class Proxier:
                 return True
             await asyncio.sleep(0)  # a data plane in this process does not wait for anything in `send`
 
+    async def _carry_out(self, step: Step) -> Mapping[FrontendName, str] | None:
+        """Send the data plane a step; its failures, None if it took nothing.
+
+        The kernel gets the endpoints of the kernel path meanwhile."""
+        if self._state.rules.is_balanced:
+            return await self._send(step)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._rebalance())
+            return await self._send(step)
+
+    async def _send(self, step: Step) -> Mapping[FrontendName, str] | None:
+        try:
+            return await self._data_plane.send(step.messages)
+        except KubeproxyError as error:
+            self._failed(_DATA_PLANE, error)
+            return None
+
+    async def _rebalance(self) -> None:
+        """Change endpoints of the kernel path in the rules in force. If that fails, the next transaction does it."""
+        self._state.use_ejected(self._ejected)
+        in_force = self._in_force
+        if in_force is None or self._held or self._stopped:
+            return
+        change = self._state.rules.take_unbalanced(in_force)
+        if not change:
+            return
+        try:
+            done = await self._netfilter.rebalance(change)
+        except KubeproxyError as error:
+            self._schedule.require_full_sync()
+            self._failed(_NETFILTER, error)
+            done = False
+        if not done:
+            self._state.rules.require_rules()
+            return
+        moved = {each for each in (*change.spreads, *change.own_spreads) if each.protocol is Protocol.UDP}
+        had = part(in_force, moved)
+        in_force.rebalance(change)
+        if moved and self._reconciled is not None:
+            await self._reconcile_part(had, part(in_force, moved))
+
+    async def _reconcile_part(self, before: RuleSet, now: RuleSet) -> None:
+        """Delete the UDP flows of some destinations to endpoints that are gone."""
+        try:
+            await self._conntrack.reconcile(before, now)
+        except KubeproxyError as error:
+            self._reconciled = None
+            self._fails(_CONNTRACK, error)
+            self._observer.conntrack_failed(error)
+
     async def _program(self, *, full: bool) -> bool:
         """Update netfilter in one transaction; whether that succeeded."""
         started_at = self._clock.now()
         full = full or self._schedule.full_due(started_at)
         if (full or self._suspicious) and await self._has_lost_to_rival():
             return False
-        generation, ruleset = self._state.rules.generation, self._state.rules.ruleset()
+        generation, ruleset = self._state.rules.generation, self._ruleset()
         self._requested = generation
         self._schedule.started(started_at, full=full)
         try:
@@ -360,10 +480,16 @@ class Proxier:
         self._schedule.succeeded(ended_at, full=full)
         self._recovered(_NETFILTER)
         self._observer.programmed(duration_s=ended_at - started_at, full=full, changed=changed)
-        if changed and ruleset == self._reconciled:
+        if changed and (ruleset is self._reconciled or ruleset == self._reconciled):
             self._reconciled = None  # another process had removed our rules, and flows began without them
         await self._reconcile(ruleset)
         return True
+
+    def _ruleset(self) -> RuleSet:
+        """The wanted rules; the very ones in force if those are the same."""
+        if self._in_force is not None and not self._state.rules_pending and self._state.rules.is_balanced:
+            return self._in_force
+        return self._state.rules.ruleset()
 
     async def _has_lost_to_rival(self) -> bool:
         """Whether the rules redirect to a younger proxy. The older one yields, as they cannot talk to each other: if it
@@ -387,14 +513,16 @@ class Proxier:
     async def _reconcile(self, ruleset: RuleSet) -> None:
         """Delete the flows that contradict the rules now in force. If that fails, the rules are in force all the same,
         and the flows are checked again after the next transaction."""
-        started_at = self._clock.now()
+        if ruleset is self._reconciled:
+            return
+        started_at, foreign_changes = self._clock.now(), self._foreign_changes
         try:
             deleted = await self._conntrack.reconcile(self._reconciled, ruleset)
         except KubeproxyError as error:
             self._fails(_CONNTRACK, error)
             self._observer.conntrack_failed(error)
             return
-        self._reconciled = ruleset
+        self._reconciled = ruleset if foreign_changes == self._foreign_changes else None
         self._recovered(_CONNTRACK)
         self._observer.reconciled(duration_s=self._clock.now() - started_at, deleted=deleted)
 
@@ -410,6 +538,8 @@ class Proxier:
 
     def _on_foreign_change(self) -> None:
         """Another process may have changed our rules."""
+        self._foreign_changes += 1
+        self._reconciled = None  # flows may have begun by its rules, or without any
         if self._held or self._stopped:
             return  # a new instance takes over the rules
         log.warning("rules changed by another process, restoring")
@@ -429,7 +559,11 @@ class Proxier:
         ready_at = self._tracker.ready_at(self._clock.now())
         if ready_at > self._clock.now():
             return ready_at
-        return min(self._transaction_at(), self._retry.retry_at)
+        return min(self._transaction_at(), self._retry.retry_at, self._drain_expires_at())
+
+    def _drain_expires_at(self) -> float:
+        expiry = self._state.next_drain_expiry
+        return math.inf if expiry is None else self._clock.now() + max(0.0, expiry - self._unix_clock())
 
     def _schedule_retry(
         self, *, updated: bool, retrying: bool, unavailable_before: set[FrontendName | Destination]
@@ -461,6 +595,10 @@ class Proxier:
         if self._state.health != self._health:
             self._health = self._state.health.copy()
             self._observer.service_health(self._health)
+        drains = self._state.drain_states()
+        if drains != self._drains:
+            self._drains = drains
+            self._observer.drains_changed(drains)
         if self._state.settled and not self._tracker.untaken:
             if self._settled_at is None:
                 log.info(

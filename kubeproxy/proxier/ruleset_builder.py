@@ -5,13 +5,28 @@ that `ruleset` returns grows with them, at a few nanoseconds each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from kubeproxy.model import Address, Claim, Destination, Family, Frontend, FrontendName, Scope, ServicePortName, Verdict
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.model import (
+    NODE_PORTS,
+    Address,
+    Claim,
+    Destination,
+    Family,
+    Frontend,
+    FrontendName,
+    Scope,
+    ServicePortName,
+    Target,
+    Verdict,
+)
+from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, Spread
+from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPath, DataPathPolicy, Ejected, Wanted, why_userspace
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts, Preserve
+from kubeproxy.proxier.slot_budget import SlotBudget
 
 
 class Contest(NamedTuple):
@@ -59,6 +74,8 @@ class _Entry:
     proxy_port: ProxyPort
     verdict: Verdict | None
     """What happens to its clients if it has no endpoint; None: it has."""
+    affinity_timeout_s: int | None = None
+    """Of its spread; None also without one."""
 
 
 @dataclass(slots=True)
@@ -75,6 +92,7 @@ class Rules:
     facts: NodeFacts = UNKNOWN_NODE
     guard_sockets: bool = False
     generation: int = 0
+    _rescue: int | None = None
     _entries: dict[FrontendName, _Entry] = field(default_factory=dict)
     _external: set[FrontendName] = field(default_factory=set)
     _ever_transparent: bool = False
@@ -84,11 +102,29 @@ class Rules:
     _own_redirects: dict[Destination, int] = field(default_factory=dict)
     _allowed_sources: dict[Destination, frozenset[str]] = field(default_factory=dict)
     _proxy_ports: set[ProxyPort] = field(default_factory=set)
+    _spread_of: dict[FrontendName, Spread] = field(default_factory=dict)
+    _frontends: dict[FrontendName, Frontend] = field(default_factory=dict)
+    _spreads: dict[Destination, Spread] = field(default_factory=dict)
+    _own_spreads: dict[Destination, Spread] = field(default_factory=dict)
+    _masquerades: dict[Destination, Masquerade] = field(default_factory=dict)
+    _neighbors: dict[FrontendName, frozenset[Address]] = field(default_factory=dict)
+    """Endpoints that the kernel may lead to themselves, by the frontends that have any."""
+    _hairpins: Counter[Address] = field(default_factory=Counter)
+    _unbalanced: dict[Destination, None] = field(default_factory=dict)
+    _moved_hairpins: dict[Address, None] = field(default_factory=dict)
+    _policy: DataPathPolicy = USERSPACE_ONLY
+    _ever_kernel: bool = False
+    _ejected: Ejected = field(default_factory=dict)
+    _budget: SlotBudget = field(default_factory=SlotBudget)
     _without_endpoints: dict[Verdict, set[ProxyPort]] = field(default_factory=lambda: {v: set() for v in Verdict})
 
     def put(self, frontend: Frontend, port: int) -> None:
         """Add or change a frontend that serves on a proxy port."""
         name = frontend.name
+        self._frontends[name] = frontend
+        spread_before = self._spread_of.get(name)
+        self._set_spread(frontend)
+        spread = self._spread_of.get(name)
         entry = _Entry(
             destinations=frontend.destinations,
             own_destinations=frontend.own_destinations,
@@ -98,9 +134,13 @@ class Rules:
             created=frontend.created,
             proxy_port=ProxyPort(frontend.protocol, port),
             verdict=None if frontend.endpoints else frontend.when_empty,
+            affinity_timeout_s=spread.affinity_timeout_s if spread else None,
         )
+        self._set_neighbors(frontend)
         before = self._entries.get(name)
-        if entry == before:
+        if entry == before and (spread is None) is (spread_before is None):
+            if spread is not spread_before:
+                self._respread(name)
             return
         self.generation += 1
         asked = {d: _Claimant(name, own=False, place=_place(frontend, d)) for d in sorted(entry.destinations)}
@@ -121,11 +161,25 @@ class Rules:
                 claims = (*claims, claim)
             self._settle(destination, claims)
 
+    def lead(self, frontend: Frontend) -> None:
+        """Lead the kernel path of a frontend to its present endpoints. What else has changed waits for `put`."""
+        before = self._frontends.get(frontend.name)
+        if before is not None and frontend.name in self._spread_of:
+            now = replace(before, endpoints=frontend.endpoints, neighbors=frontend.neighbors)
+            self._frontends[frontend.name] = now
+            self._set_spread(now)
+            self._set_neighbors(now)
+            self._respread(frontend.name)
+
     def remove(self, name: FrontendName) -> None:
         """Remove a frontend."""
         entry = self._entries.pop(name, None)
         if entry is not None:
             self.generation += 1
+            del self._frontends[name]
+            self._spread_of.pop(name, None)
+            self._budget.release(name)
+            self._move_neighbors(name, _NO_ADDRESS)
             self._external.discard(name)
             self._forget(name, entry, keep=set())
 
@@ -138,6 +192,8 @@ class Rules:
     def use_facts(self, facts: NodeFacts) -> None:
         """Set the addresses that take node ports and the CIDRs of pods."""
         before, self.facts = self.facts, facts
+        if (facts.forwarding, facts.internal_sources) != (before.forwarding, before.internal_sources):
+            self._choose_paths()
         if (facts.node_addresses, facts.internal_sources, facts.preserve) != (
             before.node_addresses,
             before.internal_sources,
@@ -145,9 +201,94 @@ class Rules:
         ):
             self.generation += 1
 
+    def use_data_path(self, policy: DataPathPolicy) -> None:
+        """Choose the data path of each frontend by this policy."""
+        if policy != self._policy:
+            self._policy = policy
+            self._ever_kernel = self._ever_kernel or policy.wanted is not Wanted.USERSPACE
+            self._choose_paths()
+
+    def use_rescue(self, group: int | None) -> None:
+        """Report failed connections to this group of the packet log; None: not at all."""
+        if group != self._rescue:
+            self._rescue = group
+            self.generation += 1
+
+    def use_ejected(self, ejected: Ejected, at: Iterable[FrontendName]) -> None:
+        """Lead no new connections to these endpoints. `at`: the frontends with an endpoint that is ejected now and was
+        not, or was and is not now.
+
+        A frontend without another endpoint keeps its silent ones; without these it takes the userspace path. That dials
+        from this node's address, so a client to which a network policy makes all endpoints silent must not get there.
+        """
+        self._ejected = ejected
+        for name in at:
+            if name in self._entries:
+                self._set_spread(self._frontends[name])
+                self._set_neighbors(self._frontends[name])
+                self._respread(name)
+
+    @property
+    def ejected(self) -> Ejected:
+        """The endpoints to which the kernel leads no new connections."""
+        return self._ejected
+
+    def data_path(self, frontend: Frontend) -> tuple[DataPath, str, tuple[Target, ...]]:
+        """The path of a frontend's new connections, why it is not the kernel's, and the endpoints of the kernel's."""
+        reason = why_userspace(frontend, self._policy, self.facts) or self._budget.why_refused(frontend.name)
+        if reason:
+            return DataPath.USERSPACE, reason, ()
+        spread = self._spread_of.get(frontend.name)
+        if spread is None or not spread.targets:
+            return DataPath.USERSPACE, "all endpoints are ejected" if spread else "there is no rule yet", ()
+        return DataPath.KERNEL, "", spread.targets
+
+    def take_unbalanced(self, in_force: RuleSet) -> Rebalance:
+        """The spreads and hairpins that changed since the last call, or since the last `ruleset`.
+
+        Only of destinations that the rules in force redirect to the same ports; all others need new rules anyway."""
+        spreads: dict[Destination, Spread | None] = {}
+        own_spreads: dict[Destination, Spread | None] = {}
+        for destination in self._unbalanced:
+            for now, then, known, found in (
+                (self._redirects, in_force.redirects, self._spreads, spreads),
+                (self._own_redirects, in_force.own_redirects, self._own_spreads, own_spreads),
+            ):
+                if destination in then and then[destination] == now.get(destination):
+                    found[destination] = known.get(destination)
+        hairpins = {
+            address: address in self._hairpins
+            for address in self._moved_hairpins
+            if (address in self._hairpins) is not (address in in_force.hairpins)
+        }
+        self._unbalanced.clear()
+        self._moved_hairpins.clear()
+        return Rebalance(spreads, own_spreads, hairpins)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether nothing is left for `take_unbalanced`."""
+        return not (self._unbalanced or self._moved_hairpins)
+
+    def require_rules(self) -> None:
+        """The kernel did not take what `take_unbalanced` returned: it needs the rules as a whole."""
+        self.generation += 1
+
     def has_claim(self, destination: Destination) -> bool:
         """Whether a frontend claims a destination."""
         return destination in self._claims
+
+    def holder(self, destination: Destination, *, own: bool) -> FrontendName | None:
+        """The frontend that has a destination; None: none has. `own`: for this node itself and pods."""
+        claims = self._claims.get(destination, ())
+        return next(
+            (
+                claim.name
+                for claim in claims
+                if claim.own is own and claim.name.service_port == claims[0].name.service_port
+            ),
+            None,
+        )
 
     def contests(self) -> list[Contest]:
         """The destinations that several service ports claim."""
@@ -164,6 +305,8 @@ class Rules:
 
     def ruleset(self) -> RuleSet:
         """A copy of the present rules."""
+        self._unbalanced.clear()
+        self._moved_hairpins.clear()
         return RuleSet(
             redirects=self._redirects.copy(),
             own_redirects=self._own_redirects.copy(),
@@ -177,6 +320,11 @@ class Rules:
             dropped=frozenset(self._without_endpoints[Verdict.DROP]),
             landing=self.landing,
             bind=self.bind,
+            spreads=self._spreads.copy(),
+            own_spreads=self._own_spreads.copy(),
+            masquerades=self._masquerades.copy(),
+            hairpins=set(self._hairpins),
+            rescue=self._rescue,
         )
 
     def _transparent(self) -> bool:
@@ -188,6 +336,92 @@ class Rules:
         preserving = self._external if self.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries
         self._ever_transparent = self._ever_transparent or bool(preserving)
         return self._ever_transparent
+
+    def _choose_paths(self) -> None:
+        """Decide the data path of every frontend again."""
+        for name, entry in list(self._entries.items()):
+            self.put(self._frontends[name], entry.proxy_port.port)
+        for destination in self._claims:
+            self._set_masquerade(destination)
+
+    def _set_spread(self, frontend: Frontend) -> None:
+        """Set the spread of a frontend; the same object if it is equal."""
+        if not self._ever_kernel:
+            return
+        name, targets = frontend.name, frontend.endpoints
+        if why_userspace(frontend, self._policy, self.facts):
+            self._budget.release(name)
+            targets = ()
+        elif self._budget.take(frontend):
+            targets = ()
+        elif self._ejected:
+            targets = tuple(it for it in targets if (frontend.protocol, it) not in self._ejected)
+            targets = targets or tuple(it for it in frontend.endpoints if self._ejected[frontend.protocol, it])
+            targets = frontend.endpoints if len(targets) == len(frontend.endpoints) else targets
+        spread = Spread(str(name.service_port), targets, frontend.endpoints, frontend.affinity_timeout_s)
+        if self._spread_of.get(name) != spread:
+            self._spread_of[name] = spread
+
+    def _set_neighbors(self, frontend: Frontend) -> None:
+        """Set the endpoints that the kernel may lead to themselves."""
+        spread = self._spread_of.get(frontend.name)
+        leads = spread is not None and bool(spread.targets)
+        addresses = frozenset(it.address for it in frontend.neighbors) if leads else _NO_ADDRESS
+        self._move_neighbors(frontend.name, addresses)
+
+    def _move_neighbors(self, name: FrontendName, now: frozenset[Address]) -> None:
+        before = self._neighbors.get(name, _NO_ADDRESS)
+        if now == before:
+            return
+        if now:
+            self._neighbors[name] = now
+        else:
+            del self._neighbors[name]
+        for address in now - before:
+            self._hairpins[address] += 1
+        for address in before - now:
+            self._hairpins[address] -= 1
+            if not self._hairpins[address]:
+                del self._hairpins[address]
+        self._moved_hairpins.update(dict.fromkeys(now ^ before))
+
+    def _respread(self, name: FrontendName) -> None:
+        """Give a frontend's destinations its present spread."""
+        entry, spread = self._entries[name], self._spread_of.get(name)
+        if spread is None:
+            return
+        for destinations, spreads, own in (
+            (entry.destinations, self._spreads, False),
+            (entry.own_destinations, self._own_spreads, True),
+        ):
+            for destination in destinations:
+                if self.holder(destination, own=own) == name and spreads.get(destination) is not spread:
+                    spreads[destination] = spread
+                    self._unbalanced[destination] = None
+
+    def _set_masquerade(self, destination: Destination) -> None:
+        masquerade = self._masquerade(destination)
+        if masquerade is self._masquerades.get(destination):
+            return
+        self.generation += 1
+        if masquerade is None:
+            del self._masquerades[destination]
+        else:
+            self._masquerades[destination] = masquerade
+
+    def _masquerade(self, destination: Destination) -> Masquerade | None:
+        """The clients of a destination that do not keep their address, as with kube-proxy; None: all keep it."""
+        if destination in self._own_spreads:
+            return Masquerade.NODE
+        holder = self.holder(destination, own=False)
+        if destination not in self._spreads or holder is None or holder.scope is Scope.EXTERNAL:
+            return None
+        is_external = destination.address in NODE_PORTS.values() or destination in self._entries[holder].claims
+        if is_external or self._policy.masquerade_all:
+            # Another node may be the client's way here, and the endpoint's answer would not take it.
+            return Masquerade.ALWAYS
+        is_v6 = ":" in destination.address
+        return Masquerade.OUTSIDE if any((":" in it) is is_v6 for it in self.facts.internal_sources) else None
 
     def _forget(self, name: FrontendName, entry: _Entry, *, keep: Set[Destination]) -> None:
         self._proxy_ports.discard(entry.proxy_port)
@@ -207,11 +441,22 @@ class Rules:
             del self._claims[destination]
         holders = [claim for claim in claims if claim.name.service_port == claims[0].name.service_port]
         ranges: frozenset[str] = frozenset()
-        for table, own in ((self._redirects, False), (self._own_redirects, True)):
-            entry = next((self._entries[claim.name] for claim in holders if claim.own is own), None)
-            if entry is None:
+        for table, spreads, own in (
+            (self._redirects, self._spreads, False),
+            (self._own_redirects, self._own_spreads, True),
+        ):
+            name = next((claim.name for claim in holders if claim.own is own), None)
+            spread = self._spread_of.get(name) if name is not None else None
+            if spreads.get(destination) is not spread:
+                self._unbalanced[destination] = None
+            if spread is None:
+                spreads.pop(destination, None)
+            else:
+                spreads[destination] = spread
+            if name is None:
                 table.pop(destination, None)
                 continue
+            entry = self._entries[name]
             table[destination] = entry.proxy_port.port
             if destination in entry.ranged:
                 ranges |= entry.source_ranges
@@ -219,10 +464,14 @@ class Rules:
             self._allowed_sources[destination] = ranges
         else:
             self._allowed_sources.pop(destination, None)
+        self._set_masquerade(destination)
         if len(holders) < len(claims):
             self._contested[destination] = None
         else:
             self._contested.pop(destination, None)
+
+
+_NO_ADDRESS: frozenset[Address] = frozenset()
 
 
 def _place(frontend: Frontend, destination: Destination) -> _Place:

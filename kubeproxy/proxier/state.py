@@ -29,6 +29,10 @@ from kubeproxy.model import (
     Target,
     family_of,
 )
+from kubeproxy.model.drain import DrainRequests
+from kubeproxy.model.drain_report import DrainState
+from kubeproxy.proxier.data_path import Ejected
+from kubeproxy.proxier.draining import drain_state, drained
 from kubeproxy.proxier.endpoint_policy import NO_RESTRICTIONS, Admitted, Restrictions, admit
 from kubeproxy.proxier.endpoint_selection import MOST, candidates, subset
 from kubeproxy.proxier.frontends import NOT_SERVED, resolve
@@ -80,7 +84,7 @@ class ProxierState:
         self.health: dict[ServiceName, tuple[int, int]] = {}
         """Health check node ports, and the number of ready endpoints on this node."""
         self.faults: dict[FrontendName, str] = {}
-        """Frontends whose last move failed, and why. They wait for `retry`."""
+        """Frontends after a failed move, and its error. They wait for `retry`."""
         self._loops = Loops(is_proxy_port=ports.holds)
         self._left_out: dict[FrontendName, dict[Target, str]] = {}
         """Endpoints that lead back to this proxy, and what they are."""
@@ -103,6 +107,14 @@ class ProxierState:
         self._portless: dict[FrontendName, None] = {}
         """Of `faults`, frontends without a free port: they may have a move once a port is released."""
         self._applied = 0
+        self._drains_on = False
+        self._unix_now = 0.0
+        self._drains: dict[ServiceName, DrainRequests] = {}
+        """The Services with drain requests that have not expired."""
+        self._drain_states: dict[ServiceName, DrainState] = {}
+        """What was last in effect of each."""
+        self._undetermined: dict[ServiceName, None] = {}
+        """Of `_drains`, those that have changed since they were last in effect."""
 
     @property
     def rules_pending(self) -> bool:
@@ -118,6 +130,7 @@ class ProxierState:
             or self._in_flight
             or self._waiting
             or self._loops.affected
+            or not self.rules.is_balanced
             or self.rules_pending
         )
 
@@ -144,7 +157,71 @@ class ProxierState:
         return {it.target: it.endpoint for it in candidates(slices, port, name.family)}
 
     def _admit(self, service: Service, view: View) -> Admitted:
-        return admit(service, view.slices, source=view.owner, restrictions=self._restrictions, facts=self._facts)
+        """What is left of a Service after restrictions, and its endpoints after drain requests."""
+        admitted = admit(service, view.slices, source=view.owner, restrictions=self._restrictions, facts=self._facts)
+        requests = self._drains.get(service.name)
+        if requests is None:
+            return admitted
+        return admitted._replace(slices=drained(admitted.slices, requests, self._unix_now))
+
+    # Drain requests.
+
+    def use_drains(self, on: bool) -> None:
+        """Whether drain requests count. `refresh` resolves the Services again that have any."""
+        self._drains_on = on
+        asked = (name for name, view in self._views.items() if view.service is not None and view.service.drain)
+        self._stale.update(dict.fromkeys(asked))
+
+    def expire_drains(self, unix_now: float) -> None:
+        """Set the time by which drain requests expire; `refresh` resolves those Services again that have such."""
+        for name, requests in self._drains.items():
+            expiry = requests.next_expiry(self._unix_now)
+            if expiry is not None and expiry <= unix_now:
+                self._stale[name] = None
+        self._unix_now = unix_now
+
+    @property
+    def next_drain_expiry(self) -> float | None:
+        """When the next drain request expires, in Unix seconds; None: there is none."""
+        expiries = (requests.next_expiry(self._unix_now) for requests in self._drains.values())
+        return min((expiry for expiry in expiries if expiry is not None), default=None)
+
+    def drain_states(self) -> dict[ServiceName, DrainState]:
+        """What is in effect of each Service's drain requests."""
+        for name in [name for name in self._undetermined if self._in_effect(name)]:
+            del self._undetermined[name]
+            view = self._views[name]
+            self._drain_states[name] = drain_state(
+                self._drains[name],
+                self._unix_now,
+                slices=() if view.service is None else self._admit(view.service, view).slices,
+                frontends=[self.wanted[frontend] for frontend in self._frontends_of.get(name, ())],
+            )
+        return self._drain_states.copy()
+
+    def _in_effect(self, name: ServiceName) -> bool:
+        """Whether data plane and kernel serve a Service as it was last absorbed. A listener without a port serves no
+        client, so it keeps nothing from being in effect."""
+        return name not in self._stale and all(
+            self._serves_as_wanted(frontend) for frontend in self._frontends_of.get(name, ())
+        )
+
+    def _serves_as_wanted(self, name: FrontendName) -> bool:
+        listener, wanted = self.listeners.get(name), self.wanted[name]
+        if listener is None:
+            return name in self.faults
+        known = listener.in_rules == wanted and self._applied >= listener.rules_generation
+        return known and listener.confirmed and listener.sent == endpoints_of(wanted)
+
+    def _note_drain(self, name: ServiceName, service: Service | None) -> None:
+        requests = None if service is None or not self._drains_on else service.drain
+        if requests is None or not requests.active(self._unix_now):
+            self._drains.pop(name, None)
+            self._drain_states.pop(name, None)
+            self._undetermined.pop(name, None)
+        else:
+            self._drains[name] = requests
+            self._undetermined[name] = None
 
     # Wanted frontends.
 
@@ -165,6 +242,16 @@ class ProxierState:
         affected = [name for name, view in self._views.items() if _depends(view, before, facts)]
         self._stale.update(dict.fromkeys(affected))
 
+    def frontends_with(self, protocol: Protocol, target: Target) -> tuple[FrontendName, ...]:
+        """The frontends of this protocol that have an endpoint."""
+        return tuple(name for name in self._loops.frontends_at(target) if self.wanted[name].protocol is protocol)
+
+    def use_ejected(self, ejected: Ejected) -> None:
+        """Have the kernel lead no new connections to these endpoints."""
+        if ejected is not self.rules.ejected and (moved := ejected.items() ^ self.rules.ejected.items()):
+            names = {name for (_, target), _ in moved for name in self._loops.frontends_at(target)}
+            self.rules.use_ejected(ejected, sorted(names))
+
     def use_restrictions(self, restrictions: Restrictions) -> None:
         """Use these restrictions from now on. `refresh` resolves all Services again."""
         self._restrictions = restrictions
@@ -172,7 +259,7 @@ class ProxierState:
         self._update_wanted(sorted(name for name in self.claims.use(restrictions) if name in self._resolved))
 
     def refresh(self, limit: int) -> int:
-        """Resolve up to `limit` Services again whose facts have changed; the number of them."""
+        """Resolve again up to `limit` Services with changed facts; the number of them."""
         names = list(islice(self._stale, limit))
         for name in names:
             self._resolve(name, self._views[name])
@@ -181,6 +268,7 @@ class ProxierState:
     def _resolve(self, name: ServiceName, view: View) -> None:
         self._stale.pop(name, None)
         service, resolved, remarks = view.service, NOT_SERVED, list[str]()
+        self._note_drain(name, service)
         if service is not None:
             service, slices, withheld = self._admit(service, view)
             resolved = resolve(service, slices, self._facts)
@@ -335,6 +423,9 @@ class ProxierState:
         for name in moves.of(Move.REMOVE_RULE):
             self._update_rules(name, None)
         self._waiting.update(dict.fromkeys(moves.of(Move.WAIT)))
+        for name in moves.of(Move.UPDATE):
+            # The kernel path does not wait for the data plane.
+            self.rules.lead(self.wanted[name])
         listen = tuple(name for name in moves.of(Move.OPEN) if self._reserve(name)) + moves.of(Move.LISTEN)
         update, close = moves.of(Move.UPDATE), moves.of(Move.CLOSE)
         messages: list[Message] = []
@@ -449,7 +540,7 @@ def _depends(view: View, before: NodeFacts, now: NodeFacts) -> bool:
 
 _REASONS = {
     Claim.ALLOCATED: "to which it is allocated",
-    Claim.LOAD_BALANCER: "whose load balancer address it is",
+    Claim.LOAD_BALANCER: "which has it as load balancer address",
 }
 """Why a destination belongs to its holder and not to a Service with a lesser claim."""
 
@@ -457,7 +548,7 @@ _REASONS = {
 def _allocated(frontend: Frontend) -> frozenset[Destination]:
     """The destinations that the cluster allocated: cluster IPs and node ports.
 
-    An external address may name another tenant's pod, whose endpoint must stay. A dial to one is marked,
+    An external address may name another tenant's pod, and that endpoint must stay. A dial to one is marked,
     so this node does not redirect it, and the hop limit ends a loop over several nodes."""
     taken = _takes(frontend)
     if not frontend.claims:

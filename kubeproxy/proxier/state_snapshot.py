@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kubeproxy.model import Frontend, ServiceName
+from kubeproxy.model import Frontend, ServiceName, Target
+from kubeproxy.proxier.data_path import DataPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +16,17 @@ class FrontendStatus:
     frontend: Frontend
     proxy_port: int | None
     """The port at which it listens; None: it does not listen yet."""
+    data_path: DataPath = DataPath.USERSPACE
+    """The way of its new connections."""
+    data_path_reason: str = ""
+    """Why they take the userspace path; empty on the kernel path."""
+    targets: tuple[Target, ...] = ()
+    """The endpoints to which the kernel leads them; empty on the userspace path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A few numbers whose cost does not grow with the number of Services."""
+    """A few numbers, at a cost that does not grow with the number of Services."""
 
     services: int
     waiting: int

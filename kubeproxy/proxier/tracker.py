@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
+from kubeproxy.model.drain import DrainRequests
 
 START_GRACE_S = 5.0
 """How long the complete sources wait for the others at start. The wait is bounded: on a host where manifests define the
@@ -181,6 +182,11 @@ class Tracker:
         return {source: store.complete for source, store in self._stores.items()}
 
     @property
+    def services(self) -> int:
+        """The number of Services that complete sources define."""
+        return len(self._claims)
+
+    @property
     def untaken(self) -> int:
         """The number of Services touched since they were last taken."""
         return len(self._untaken)
@@ -201,6 +207,15 @@ class Tracker:
     def in_effect(self) -> None:
         """All changes are taken and in effect."""
         self.service_changes.pending = 0
+
+    def drain_requests(self) -> dict[ServiceName, DrainRequests]:
+        """The drain requests of all Services that have some, whether or not they were taken."""
+        return {
+            name: service.drain
+            for store in self._stores.values()
+            for name, service in store.services.items()
+            if service.drain is not None
+        }
 
     # Views.
 

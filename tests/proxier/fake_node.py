@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kubeproxy.model import Family, FrontendName, Protocol, ServiceName, Target
+from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.stale_flows import Conntrack
 from kubeproxy.netfilter.packet_trace import Fate
@@ -69,6 +70,7 @@ class Diary:
         self.trigger_times: list[str] = []
         self.problems: Mapping[ServiceName, Sequence[str]] = {}
         self.health: Mapping[ServiceName, tuple[int, int]] = {}
+        self.drains: Mapping[ServiceName, DrainState] = {}
 
     def queued(self) -> None:
         self.entries.append("queued")
@@ -95,6 +97,9 @@ class Diary:
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
         self.health = wanted
+
+    def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
+        self.drains = drains
 
 
 class Node:
@@ -140,6 +145,7 @@ class Node:
             on_rival=on_rival,
             observer=self.diary,
             clock=self.clock,
+            unix_clock=self.clock.now,
             jitter=lambda: 0.0,
         )
 

@@ -96,6 +96,11 @@ def test_a_pod_of_this_node_on_its_network_is_an_endpoint() -> None:
 def test_the_api_server_on_this_node_is_an_endpoint_though_its_slice_names_no_node() -> None:
     assert left(admitted(OWN, of="default/kubernetes")) == [OWN]
     assert left(admitted(OWN, of="tenant/kubernetes")) == []
+    # Before Kubernetes 1.21 it is made of Endpoints, and its name has a suffix.
+    for called, expected in (("kubernetes/0/IPv4", [OWN]), ("kubernetes-0", []), ("tenant/kubernetes/0", [])):
+        slices = (endpoint_slice("default/kubernetes", (Endpoint(OWN),), called=called),)
+        found = admit(service("default/kubernetes"), slices, source="kubernetes", restrictions=DEFAULT, facts=FACTS)
+        assert left(found) == expected, called
     assert left(admitted("168.63.129.16", of="default/kubernetes")) == []
 
 
@@ -313,17 +318,19 @@ async def test_a_port_is_tried_again_that_another_run_of_ours_has(node: Node, po
 HOLDERS: Mapping[str, tuple[Holder, ...]] = {"user": (USER,), "root": (ROOT,), "both": (USER, ROOT)}
 
 
-@pytest.mark.parametrize("whose", HOLDERS)
+@pytest.mark.parametrize("holders", HOLDERS)
 @pytest.mark.parametrize("conflict", NodePortConflict)
-async def test_a_node_port_that_a_process_has(node: Node, ports: Ports, conflict: NodePortConflict, whose: str) -> None:
+async def test_a_node_port_that_a_process_has(
+    node: Node, ports: Ports, conflict: NodePortConflict, holders: str
+) -> None:
     node.proxier.set_restrictions(configured(node_port_conflict=conflict.value))
-    has(node, ports, 30080, *HOLDERS[whose])
+    has(node, ports, 30080, *HOLDERS[holders])
     await put(node, wanting("web", 80, 30080))
-    taken = conflict is NodePortConflict.TAKE or (conflict is NodePortConflict.TAKE_UNPRIVILEGED and whose == "user")
+    taken = conflict is NodePortConflict.TAKE or (conflict is NodePortConflict.TAKE_UNPRIVILEGED and holders == "user")
     assert at_node(node, 30080) == (SERVED if taken else Fate.PASSED)
     text = problem(node, "web")
     assert "node port 30080 (TCP, IPv4) " + ("is served, though" if taken else "is not served") in text
-    for holder in HOLDERS[whose]:
+    for holder in HOLDERS[holders]:
         assert str(holder) in text
     # The port is reserved as soon as it is free, and nothing is left to report.
     has(node, ports, 30080)

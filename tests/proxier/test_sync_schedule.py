@@ -41,7 +41,7 @@ class TestBackoff:
 
 class TestSchedule:
     def schedule(self, *, at: float = 100.0, full: bool = True) -> Schedule:
-        """A schedule whose last transaction succeeded at that time."""
+        """A schedule after a last transaction that succeeded at that time."""
         schedule = Schedule(Periods(min_sync_s=1.0, sync_s=30.0), even)
         schedule.started(110.0, full=False)
         schedule.succeeded(at, full=full)

@@ -18,7 +18,7 @@ OLD, NEW, NEWER = (service("web", ports=f"http:{port}") for port in (80, 81, 82)
 
 
 def tracker_of(*sources: str, services: tuple[Service, ...] = ()) -> Tracker:
-    """A tracker whose sources are complete, the first of them with these Services, and nothing to take."""
+    """A tracker with complete sources, the first of them with these Services, and nothing to take."""
     tracker = Tracker(sources)
     for source in sources:
         tracker.replace_services(source, services if source == sources[0] else ())

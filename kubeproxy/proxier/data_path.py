@@ -1,0 +1,80 @@
+"""The choice of a data path for each frontend: through this proxy, or straight to endpoints by the kernel. Pure.
+
+The userspace path serves every frontend. The kernel path lies in front of it, so a frontend changes its path by its
+spread alone, and its listener stays. ``docs/data-paths.md`` has the rules for operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kubeproxy.model import Family, Frontend, Protocol, Target
+from kubeproxy.proxier.node import NodeFacts
+
+Ejected = Mapping[tuple[Protocol, Target], bool]
+"""The endpoints to which the kernel leads no new connections. True: unless its Service has no other, because it is
+*silent*, as a network policy lets it be to one client or to this node, and not to others."""
+
+
+class DataPath(StrEnum):
+    """The way of a connection's bytes."""
+
+    USERSPACE = "userspace"
+    """Through a worker of this proxy."""
+    KERNEL = "kernel"
+    """From client to endpoint, translated by netfilter."""
+
+
+class Wanted(StrEnum):
+    """The setting dataPath."""
+
+    USERSPACE = "userspace"
+    KERNEL = "kernel"
+    AUTO = "auto"
+    """The kernel path while failed connections are rescued there."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataPathPolicy:
+    """What decides the data path of all frontends; the default leaves the kernel alone."""
+
+    wanted: Wanted = Wanted.USERSPACE
+    refusal: str = ""
+    """Why this host does not support the kernel path; empty: it does."""
+    rescue: bool = False
+    """Whether failed connections of the kernel path are led to another endpoint at present."""
+    rescue_starts: bool = False
+    """Whether the kernel path, just asked for, still waits for the rescue, so that no client meets a dead endpoint
+    because it came first."""
+    masquerade_all: bool = False
+    """Whether all clients of cluster IPs reach endpoints from an address of this node (kube-proxy's masqueradeAll)."""
+
+
+USERSPACE_ONLY = DataPathPolicy()
+
+_SYSCTLS = {Family.IPV4: "net.ipv4.ip_forward", Family.IPV6: "net.ipv6.conf.all.forwarding"}
+
+
+def why_userspace(frontend: Frontend, policy: DataPathPolicy, facts: NodeFacts) -> str:
+    """Why new connections of a frontend go through this proxy; empty: they take the kernel path."""
+    if policy.wanted is Wanted.USERSPACE:
+        return "kubeproxy.dataPath is userspace"
+    if policy.refusal:
+        return policy.refusal
+    family = frontend.name.family
+    if family not in facts.forwarding:
+        return f"this node does not forward {family}; set {_SYSCTLS[family]}=1"
+    if policy.wanted is Wanted.AUTO and not policy.rescue:
+        return "kubeproxy.dataPath is auto, and failed connections of the kernel path are not rescued at present"
+    if policy.wanted is Wanted.KERNEL and policy.rescue_starts:
+        return "the rescue of failed connections is starting"
+    unreachable = next((target for target in frontend.endpoints if _is_loopback(target.address)), None)
+    if unreachable is not None:
+        return f"endpoint {unreachable} is a loopback address, to which the kernel does not forward"
+    return "" if frontend.endpoints else "there is no endpoint"
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"

@@ -1,0 +1,134 @@
+"""The endpoints of the kernel path that get no new connections, because they have failed clients. Pure.
+
+An endpoint has one state, whichever process or client has noticed its failure. A dial from this node brings it back;
+the time until the next dial doubles with every failed one. One that fails soon after it came back *flaps*; then it
+stays ejected for twice as long as the last time, whatever a dial would find. A UDP endpoint cannot be dialed. It comes
+back when its time is over.
+
+The last endpoint of a Service may be ejected, too; `data_path.Ejected` says where its clients go then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Final, NamedTuple
+
+from kubeproxy.model import Protocol, Target
+
+FIRST_S: Final = 0.1
+"""How long until the first dial."""
+LIMIT_S: Final = 5.0
+"""The longest time between dials."""
+UDP_FIRST_S: Final = 1.0
+"""How long a UDP endpoint is ejected at its first failure."""
+FLAP_S: Final = 10.0
+"""An endpoint that fails within this time after it came back flaps; or within twice its last ejection."""
+FLAP_LIMIT_S: Final = 300.0
+"""The longest ejection of an endpoint that flaps."""
+PROBE_S: Final = 2.0
+"""A dial that has no result by then counts as not made."""
+
+
+class Endpoint(NamedTuple):
+    """What is ejected: an address and port of a protocol, for all Services that have it."""
+
+    protocol: Protocol
+    target: Target
+
+
+@dataclass(slots=True)
+class Ejection:
+    """Why, and until when, an endpoint is ejected."""
+
+    reason: str
+    """``refused``, ``unreachable`` or ``silent``."""
+    noticed_by: str
+    """``rescue``: a client's packet on the kernel path; ``worker``: a dial on the userspace path."""
+    since: float
+    until: float
+    """When it is dialed."""
+    delay_s: float
+    failures: int = 1
+    flaps: int = 0
+
+
+class _Past(NamedTuple):
+    """The last ejection of an endpoint that is back."""
+
+    ended_at: float
+    delay_s: float
+    flaps: int
+
+
+class Ejections:
+    """The ejected endpoints, and those that were."""
+
+    def __init__(self) -> None:
+        self._ejected: dict[Endpoint, Ejection] = {}
+        self._past: dict[Endpoint, _Past] = {}
+
+    @property
+    def ejected(self) -> Mapping[Endpoint, Ejection]:
+        """The ejected endpoints."""
+        return self._ejected
+
+    def failed(self, endpoint: Endpoint, now: float, *, reason: str, noticed_by: str) -> bool:
+        """A client, or a dial, has not got an answer. True if that ejects the endpoint.
+
+        Failures of many clients during one ejection count once: those after a dial only."""
+        ejection = self._ejected.get(endpoint)
+        if ejection is not None:
+            return False
+        first_s = FIRST_S if endpoint.protocol is Protocol.TCP else UDP_FIRST_S
+        past, flaps = self._past.pop(endpoint, None), 0
+        if past is not None and now - past.ended_at <= max(FLAP_S, 2 * past.delay_s):
+            flaps = past.flaps + 1
+            first_s = min(max(first_s, 2 * past.delay_s), FLAP_LIMIT_S)
+        self._ejected[endpoint] = Ejection(reason, noticed_by, now, now + first_s, first_s, flaps=flaps)
+        return True
+
+    def due(self, now: float, at_most: int) -> list[Endpoint]:
+        """The endpoints to dial now, the longest due first. Those of UDP are back: `answered` follows without a dial.
+
+        The rest stays due, so it is dialed as soon as there is room."""
+        waiting = [endpoint for endpoint, ejection in self._ejected.items() if ejection.until <= now]
+        found = nsmallest(at_most, waiting, key=lambda endpoint: self._ejected[endpoint].until)
+        for endpoint in found:
+            self._ejected[endpoint].until = now + PROBE_S
+        return found
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next endpoint is `due`; None: none is ejected."""
+        return min((ejection.until for ejection in self._ejected.values()), default=None)
+
+    def unanswered(self, endpoint: Endpoint, now: float) -> None:
+        """A dial of an ejected endpoint has failed."""
+        if (ejection := self._ejected.get(endpoint)) is not None:
+            ejection.failures += 1
+            ejection.delay_s = max(min(2 * ejection.delay_s, LIMIT_S), FIRST_S)
+            ejection.until = now + ejection.delay_s
+
+    def answered(self, endpoint: Endpoint, now: float) -> bool:
+        """A dial has got an answer. True if that brings the endpoint back."""
+        ejection = self._ejected.pop(endpoint, None)
+        if ejection is None:
+            return False
+        self._past[endpoint] = _Past(now, ejection.delay_s, ejection.flaps)
+        return True
+
+    def keep(self, endpoints: Container[Endpoint], now: float) -> bool:
+        """Forget endpoints that no Service has any more, and old ejections. True if one was ejected.
+
+        One that leaves and comes back is a new one."""
+        gone = [endpoint for endpoint in self._ejected if endpoint not in endpoints]
+        for endpoint in gone:
+            del self._ejected[endpoint]
+        self._past = {
+            endpoint: past
+            for endpoint, past in self._past.items()
+            if endpoint in endpoints and now - past.ended_at <= max(FLAP_S, 2 * past.delay_s)
+        }
+        return bool(gone)

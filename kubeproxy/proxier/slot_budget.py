@@ -1,0 +1,61 @@
+"""How many slots of the kernel path each namespace may have. Pure.
+
+A Service has a slot for each endpoint of each of its addresses. One object can have millions of them: 40 external
+addresses, 20 ports and 1,000 endpoints are 800,000, with which the kernel's maps take minutes to change, for all
+Services. Beyond its part, a namespace's frontends stay in user space, where they cost one element for
+an address.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from kubeproxy.model import Frontend, FrontendName
+
+SLOTS_MAX: Final = 1 << 18
+"""Slots of all namespaces. A namespace may have half of what the others have left: alone 131,072, which are
+13,000 Services with ten endpoints. So some are always left."""
+
+
+class SlotBudget:
+    """The slots of the frontends on the kernel path."""
+
+    def __init__(self) -> None:
+        self._of: dict[FrontendName, int] = {}
+        self._of_namespace: Counter[str] = Counter()
+        self._total = 0
+        self._refused: dict[FrontendName, str] = {}
+
+    def take(self, frontend: Frontend) -> str:
+        """Count a frontend's slots; why it gets none if there are too many, otherwise empty."""
+        name = frontend.name
+        namespace = name.service_port.namespace
+        self.release(name)
+        addresses = len(frontend.destinations) + len(frontend.own_destinations)
+        wanted, had = addresses * len(frontend.endpoints), self._of_namespace[namespace]
+        if had + wanted > (SLOTS_MAX - (self._total - had)) // 2:
+            reason = self._refused[name] = (
+                f"{wanted} slots ({addresses} addresses, {len(frontend.endpoints)} endpoints) are more than namespace"
+                f" {namespace} may have besides its {had}"
+            )
+            return reason
+        self._count(name, namespace, wanted)
+        return ""
+
+    def release(self, name: FrontendName) -> None:
+        """A frontend leaves the kernel path."""
+        self._refused.pop(name, None)
+        self._count(name, name.service_port.namespace, -self._of.pop(name, 0))
+
+    def why_refused(self, name: FrontendName) -> str:
+        """Why a frontend has no slots; empty if it has, or has not asked."""
+        return self._refused.get(name, "")
+
+    def _count(self, name: FrontendName, namespace: str, slots: int) -> None:
+        if slots > 0:
+            self._of[name] = slots
+        self._of_namespace[namespace] += slots
+        self._total += slots
+        if not self._of_namespace[namespace]:
+            del self._of_namespace[namespace]

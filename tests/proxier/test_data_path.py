@@ -1,0 +1,380 @@
+"""The data path of frontends: which one they take, and how changes of endpoints reach the kernel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from kubeproxy.dataplane.messages import Message
+from kubeproxy.model import NODE_PORTS, Claim, Destination, Family, Frontend, FrontendName, Protocol, Scope, Target
+from kubeproxy.netfilter.packet_trace import Fate
+from kubeproxy.netfilter.ruleset import Masquerade, RuleSet
+from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPath, DataPathPolicy, Ejected, Wanted, why_userspace
+from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.proxier.ruleset_builder import Rules
+from tests.proxier.builders import destination, endpoint_slice, frontend_name, service, targets
+from tests.proxier.fake_node import SOURCE, Node
+from tests.support.doubles.conntrack import FakeConntrack
+
+KERNEL = DataPathPolicy(Wanted.KERNEL)
+FORWARDS = NodeFacts(forwarding=frozenset(Family))
+VIP = destination("10.96.0.1:80")
+EXTERNAL = destination("198.51.100.1:80")
+NODE_PORT = Destination(NODE_PORTS[Family.IPV4], Protocol.TCP, 30080)
+THREE = targets("10.0.0.1:8080 10.0.0.2:8080 10.0.0.3:8080")
+
+
+def frontend(
+    *destinations: Destination, scope: Scope = Scope.CLUSTER, endpoints: tuple[Target, ...] = THREE
+) -> Frontend:
+    """A frontend of the Service web."""
+    return Frontend(
+        name=frontend_name("web")._replace(scope=scope),
+        protocol=Protocol.TCP,
+        destinations=frozenset(destinations),
+        endpoints=endpoints,
+        claims={EXTERNAL: Claim.EXTERNAL} if EXTERNAL in destinations else {},
+    )
+
+
+def rules(*frontends: Frontend, policy: DataPathPolicy = KERNEL, facts: NodeFacts = FORWARDS) -> Rules:
+    """The rules of these frontends, at proxy ports from 40001."""
+    made = Rules()
+    made.use_facts(facts)
+    made.use_data_path(policy)
+    for number, each in enumerate(frontends):
+        made.put(each, 40001 + number)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("policy", "facts", "endpoints", "reason"),
+    [
+        (KERNEL, FORWARDS, THREE, ""),
+        (DataPathPolicy(Wanted.AUTO, rescue=True), FORWARDS, THREE, ""),
+        (USERSPACE_ONLY, FORWARDS, THREE, "kubeproxy.dataPath is userspace"),
+        (DataPathPolicy(Wanted.AUTO), FORWARDS, THREE, "are not rescued"),
+        (replace(KERNEL, refusal="iptables: no"), FORWARDS, THREE, "iptables: no"),
+        (KERNEL, NodeFacts(forwarding=frozenset({Family.IPV6})), THREE, "set net.ipv4.ip_forward=1"),
+        (KERNEL, FORWARDS, targets("10.0.0.1:80 127.0.0.1:80"), "endpoint 127.0.0.1:80 is a loopback address"),
+        (KERNEL, FORWARDS, (), "there is no endpoint"),
+        (replace(KERNEL, rescue_starts=True), FORWARDS, THREE, "the rescue of failed connections is starting"),
+    ],
+)
+def test_a_frontend_takes_the_kernel_path_where_nothing_is_against_it(
+    policy: DataPathPolicy, facts: NodeFacts, endpoints: tuple[Target, ...], reason: str
+) -> None:
+    web = frontend(VIP, endpoints=endpoints)
+    assert reason in why_userspace(web, policy, facts)
+    made = rules(web, policy=policy, facts=facts)
+    spread = made.ruleset().spreads.get(VIP)
+    assert (spread is not None and spread.targets == THREE) is (reason == "")
+    path, why, leading_to = made.data_path(web)
+    assert (path is DataPath.KERNEL) is (reason == "") is (leading_to == THREE)
+    assert reason in why
+
+
+def test_without_a_kernel_path_the_rules_are_as_ever() -> None:
+    ruleset = rules(frontend(VIP, NODE_PORT), policy=USERSPACE_ONLY).ruleset()
+    assert (ruleset.spreads, ruleset.own_spreads, ruleset.masquerades, ruleset.hairpins) == ({}, {}, {}, set())
+
+
+@pytest.mark.parametrize(
+    ("masquerade_all", "sources", "expected"),
+    [
+        (False, (), {NODE_PORT: Masquerade.ALWAYS, EXTERNAL: Masquerade.ALWAYS}),
+        (False, ("fd00::/8",), {NODE_PORT: Masquerade.ALWAYS, EXTERNAL: Masquerade.ALWAYS}),
+        (
+            False,
+            ("10.3.0.0/16",),
+            {VIP: Masquerade.OUTSIDE, NODE_PORT: Masquerade.ALWAYS, EXTERNAL: Masquerade.ALWAYS},
+        ),
+        (True, (), dict.fromkeys((VIP, NODE_PORT, EXTERNAL), Masquerade.ALWAYS)),
+    ],
+)
+def test_masquerading_is_kube_proxys(
+    masquerade_all: bool, sources: tuple[str, ...], expected: dict[Destination, Masquerade]
+) -> None:
+    facts = replace(FORWARDS, internal_sources=frozenset(sources))
+    made = rules(frontend(VIP, NODE_PORT, EXTERNAL), policy=replace(KERNEL, masquerade_all=masquerade_all), facts=facts)
+    assert made.ruleset().masquerades == expected
+    # The same, if the settings come later.
+    later = rules(frontend(VIP, NODE_PORT, EXTERNAL))
+    later.use_facts(facts)
+    later.use_data_path(replace(KERNEL, masquerade_all=masquerade_all))
+    assert later.ruleset() == made.ruleset()
+
+
+def test_under_the_local_policy_outside_clients_keep_their_address() -> None:
+    own = replace(frontend(VIP), own_destinations=frozenset({EXTERNAL}))
+    outside = frontend(EXTERNAL, scope=Scope.EXTERNAL, endpoints=THREE[:1])
+    ruleset = rules(own, outside).ruleset()
+    assert ruleset.spreads[EXTERNAL].targets == THREE[:1]
+    assert ruleset.own_spreads[EXTERNAL].targets == THREE
+    assert ruleset.masquerades == {EXTERNAL: Masquerade.NODE}
+
+
+def test_only_endpoints_near_here_are_hairpins_and_only_on_the_kernel_path() -> None:
+    web = replace(frontend(VIP), neighbors=THREE[:2])
+    made = rules(web)
+    near = {target.address for target in THREE[:2]}
+    assert made.ruleset().hairpins == near
+    other = replace(frontend(EXTERNAL), name=frontend_name("shop"), neighbors=THREE[:1])
+    made.put(other, 40009)
+    made.remove(web.name)
+    assert made.ruleset().hairpins == {THREE[0].address}
+    made.use_data_path(USERSPACE_ONLY)
+    assert made.ruleset().hairpins == frozenset()
+
+
+def test_another_endpoint_on_this_node_costs_no_new_rules() -> None:
+    web = replace(frontend(VIP, endpoints=THREE[:2]), neighbors=THREE[:2])
+    made = rules(web, replace(frontend(EXTERNAL), name=frontend_name("shop"), neighbors=THREE[1:2]))
+    in_force, generation = made.ruleset(), made.generation
+    made.lead(replace(web, endpoints=THREE[1:], neighbors=THREE[2:]))
+    change = made.take_unbalanced(in_force)
+    assert change.hairpins == {THREE[0].address: False, THREE[2].address: True}
+    in_force.rebalance(change)
+    made.put(replace(web, endpoints=THREE[1:], neighbors=THREE[2:]), 40001)
+    assert made.generation == generation
+    assert made.is_balanced
+    assert made.ruleset() == in_force
+    made.remove(web.name)
+    assert made.ruleset().hairpins == {THREE[1].address}
+
+
+def test_an_ejected_endpoint_costs_no_new_rules() -> None:
+    web = frontend(VIP, NODE_PORT)
+    made = rules(web)
+    in_force, generation = made.ruleset(), made.generation
+    made.use_ejected({(Protocol.TCP, THREE[0]): False}, [web.name])
+    change = made.take_unbalanced(in_force)
+    assert change.spreads.keys() == {VIP, NODE_PORT}
+    assert not change.own_spreads
+    spread = change.spreads[VIP]
+    assert spread is not None
+    assert (spread.targets, spread.endpoints) == (THREE[1:], THREE)
+    assert made.generation == generation
+    assert made.is_balanced
+    made.use_ejected(_all_ejected(), [web.name])
+    assert made.data_path(web) == (DataPath.USERSPACE, "all endpoints are ejected", ())
+    made.use_ejected({(Protocol.UDP, target): False for target in THREE}, [web.name])
+    assert made.data_path(web)[0] is DataPath.KERNEL
+
+
+def test_silence_alone_never_leads_to_user_space() -> None:
+    """Silent endpoints are left out while there are others. Without others they stay, and those that refuse go."""
+    web = frontend(VIP)
+    made = rules(web)
+    first, second, third = ((Protocol.TCP, target) for target in THREE)
+    made.use_ejected({first: True, second: False}, [web.name])
+    assert made.data_path(web) == (DataPath.KERNEL, "", THREE[2:])
+    made.use_ejected({first: True, second: False, third: True}, [web.name])
+    assert made.data_path(web) == (DataPath.KERNEL, "", (THREE[0], THREE[2]))
+    made.use_ejected({first: True, second: False, third: False}, [web.name])
+    assert made.data_path(web) == (DataPath.KERNEL, "", THREE[:1])
+
+
+def test_too_many_slots_stay_in_user_space() -> None:
+    many = targets(" ".join(f"10.1.{number // 250}.{number % 250}:80" for number in range(4000)))
+    wide = frontend(*(destination(f"192.0.2.{number}:80") for number in range(100)), endpoints=many)
+    made = rules(wide)
+    assert made.data_path(wide)[:2] == (
+        DataPath.USERSPACE,
+        "400000 slots (100 addresses, 4000 endpoints) are more than namespace default may have besides its 0",
+    )
+    assert not any(each.targets for each in made.ruleset().spreads.values())
+    made.put(replace(wide, endpoints=THREE), 40001)
+    assert made.data_path(wide)[0] is DataPath.KERNEL
+
+
+def _all_ejected() -> Ejected:
+    return {(Protocol.TCP, target): False for target in THREE}
+
+
+def test_a_new_destination_waits_for_its_redirect() -> None:
+    made = rules(frontend(VIP))
+    in_force = made.ruleset()
+    made.put(frontend(VIP, NODE_PORT), 40001)
+    assert not made.take_unbalanced(in_force).spreads
+    assert made.ruleset().spreads.keys() == {VIP, NODE_PORT}
+
+
+def test_running_flows_are_known_after_the_path_has_changed() -> None:
+    made = rules(frontend(VIP))
+    made.use_data_path(USERSPACE_ONLY)
+    spread = made.ruleset().spreads[VIP]
+    assert (spread.targets, spread.endpoints) == ((), THREE)
+
+
+MakeNode = Callable[..., Node]
+
+
+@pytest_asyncio.fixture
+async def make_node() -> AsyncIterator[MakeNode]:
+    """Nodes with the kernel path, which must release everything in the end."""
+    async with AsyncExitStack() as nodes:
+
+        def make(**settings: object) -> Node:
+            node = Node(**settings)  # type: ignore[arg-type]
+            node.proxier.set_facts(FORWARDS)
+            node.proxier.set_data_path(KERNEL)
+            nodes.push_async_callback(node.close)
+            return node
+
+        yield make
+
+
+async def serving(node: Node, ports: str = "http:80") -> Node:
+    """Wait until the node serves ``web`` with three endpoints."""
+    node.start()
+    node.tracker.replace_services(SOURCE, [service("web", ports=ports)])
+    node.tracker.replace_slices(SOURCE, [endpoint_slice("web", "10.0.0.1 10.0.0.2 10.0.0.3", _target(ports))])
+    await node.rest()
+    return node
+
+
+def _target(ports: str) -> str:
+    return ports.replace(":80", ":8080")
+
+
+def led_to(node: Node, to: Destination = VIP) -> tuple[Target, ...]:
+    """The endpoints to which the kernel leads."""
+    found = node.netfilter.trace(to)
+    assert found.spread is not None, found
+    assert found.fate is Fate.FORWARDED
+    return found.spread.targets
+
+
+class TestRebalancing:
+    """Changes of endpoints among fakes."""
+
+    async def test_a_change_of_endpoints_does_not_wait_for_the_period(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        assert led_to(node) == THREE
+        for _ in range(10):  # more than the transactions that need not wait
+            node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1"))
+            await node.rest()
+            assert led_to(node) == THREE[:1]
+            node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1 10.0.0.2 10.0.0.3"))
+            await node.rest()
+            assert led_to(node) == THREE
+        assert node.netfilter.rebalanced >= 20
+
+    async def test_a_change_does_not_wait_for_the_data_plane(
+        self, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        node = await serving(make_node())
+        send, free = node.data_plane.send, asyncio.Event()
+
+        async def slow(messages: Sequence[Message]) -> Mapping[FrontendName, str]:
+            await free.wait()
+            return await send(messages)
+
+        monkeypatch.setattr(node.data_plane, "send", slow)
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1 10.0.0.4"))
+        async with asyncio.timeout(10):
+            while led_to(node) == THREE:
+                await asyncio.sleep(0)
+        assert led_to(node) == targets("10.0.0.1:8080 10.0.0.4:8080")
+        assert node.data_plane.endpoints[frontend_name("web")].endpoints == THREE
+        free.set()
+        await node.rest()
+        assert node.data_plane.endpoints[frontend_name("web")].endpoints == led_to(node)
+
+    async def test_a_data_plane_that_takes_nothing_does_not_keep_the_kernel_from_it(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.data_plane.broken = "no worker answers"
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1"))
+        await node.rest()
+        assert led_to(node) == THREE[:1]
+
+    async def test_the_periodic_sync_gives_the_adapter_the_rules_that_it_knows(
+        self, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So that it need not compare ten thousand Services."""
+        node = await serving(make_node())
+        given: list[RuleSet] = []
+        apply = node.netfilter.apply
+
+        async def recorded(wanted: RuleSet, *, verify: bool) -> bool:
+            given.append(wanted)
+            return await apply(wanted, verify=verify)
+
+        monkeypatch.setattr(node.netfilter, "apply", recorded)
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1"))
+        await node.rest()
+        for _ in range(2):
+            await node.pass_time(31.0)
+        assert len(given) == 2
+        assert given[0] is given[1]
+        assert given[0] == node.netfilter.kernel
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", ""))
+        await node.pass_time(31.0)
+        assert given[-1] is not given[0]
+        assert given[-1].refused
+
+    async def test_ejected_endpoints_get_no_clients_and_come_back(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        applied = len(node.netfilter.history)
+        await node.proxier.eject({(Protocol.TCP, THREE[1]): False})
+        assert led_to(node) == (THREE[0], THREE[2])
+        await node.proxier.eject(_all_ejected())
+        assert node.netfilter.trace(VIP).fate is Fate.PROXIED
+        (shown,) = node.proxier.snapshot().frontends
+        assert (shown.data_path, shown.data_path_reason) == (DataPath.USERSPACE, "all endpoints are ejected")
+        node.proxier.set_ejected({})
+        await node.rest()
+        assert led_to(node) == THREE
+        assert len(node.netfilter.history) == applied
+        (shown,) = node.proxier.snapshot().frontends
+        assert (shown.data_path, shown.targets) == (DataPath.KERNEL, THREE)
+
+    async def test_what_the_kernel_refuses_is_tried_again_as_a_whole(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.netfilter.fail()
+        await node.proxier.eject({(Protocol.TCP, THREE[1]): False})
+        assert led_to(node) == THREE
+        await node.pass_time(31.0)
+        assert led_to(node) == (THREE[0], THREE[2])
+        assert node.proxier.snapshot().failing is None
+
+    async def test_no_endpoint_is_refused_and_one_more_is_led_to(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", ""))
+        await node.pass_time(1.0)
+        assert node.netfilter.trace(VIP).fate is Fate.REFUSED
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.2"))
+        await node.pass_time(1.0)
+        assert led_to(node) == THREE[1:2]
+
+    async def test_the_path_changes_while_it_serves(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.proxier.set_data_path(USERSPACE_ONLY)
+        await node.pass_time(1.0)
+        assert node.netfilter.trace(VIP).fate is Fate.PROXIED
+        node.proxier.set_data_path(KERNEL)
+        await node.pass_time(1.0)
+        assert led_to(node) == THREE
+        node.proxier.set_facts(NodeFacts())
+        await node.pass_time(1.0)
+        assert node.netfilter.trace(VIP).fate is Fate.PROXIED
+        (shown,) = node.proxier.snapshot().frontends
+        assert "net.ipv4.ip_forward" in shown.data_path_reason
+
+    async def test_udp_flows_to_a_removed_endpoint_are_deleted(self, make_node: MakeNode) -> None:
+        conntrack = FakeConntrack()
+        node = await serving(make_node(conntrack=conntrack, protocols=(Protocol.UDP,)), ports="dns:80/UDP")
+        asked = len(conntrack.calls)
+        node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1", "dns:8080/UDP"))
+        await node.rest()
+        before, now = conntrack.calls[asked]
+        to = VIP._replace(protocol=Protocol.UDP)
+        assert before is not None
+        assert before.spreads[to].endpoints == THREE
+        assert now.spreads[to].endpoints == THREE[:1]
