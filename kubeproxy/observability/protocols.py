@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kubeproxy.dataplane.interface import EjectedEndpoint, WorkerStatus
-from kubeproxy.model import Frontend, FrontendName, ServiceName
+from kubeproxy.model import Address, Frontend, FrontendName, ServiceName, Target
+from kubeproxy.model import Protocol as Transport
 from kubeproxy.runtime.histogram import Histogram
 
 
@@ -21,6 +22,18 @@ class FrontendView(Protocol):
     @property
     def proxy_port(self) -> int | None:
         """Its listening port; None: it does not listen yet."""
+
+    @property
+    def data_path(self) -> str:
+        """The way of its new connections: ``userspace``, ``kernel``."""
+
+    @property
+    def data_path_reason(self) -> str:
+        """Why they take the userspace path; empty on the kernel path."""
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """The endpoints to which the kernel leads them; empty on the userspace path."""
 
 
 class ProxierView(Protocol):
@@ -72,7 +85,7 @@ class ProxierView(Protocol):
 
     @property
     def endpoint_changes_pending(self) -> int:
-        """Services whose endpoints are not in effect yet."""
+        """Services with endpoints not in effect yet."""
 
     @property
     def endpoint_changes_total(self) -> int:
@@ -147,6 +160,22 @@ class ManifestsView(Protocol):
         """When a manifest last changed, in Unix seconds; 0: never."""
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigurationState:
+    """The configuration in force, compared with the file on disk at the last reload. Times are Unix seconds."""
+
+    file: str
+    """Empty: flags alone."""
+    loaded_at: float
+    """When the configuration in force was read."""
+    faults: tuple[str, ...] = ()
+    """Why the last reload was refused; empty: it was not."""
+    refused_at: float | None = None
+    """When the first of the reloads since then was refused."""
+    needs_restart: tuple[str, ...] = ()
+    """The fields that have changed in the file, and take effect at a restart only."""
+
+
 class RequestsView(Protocol):
     """Requests to an API server."""
 
@@ -175,6 +204,115 @@ class EventsView(Protocol):
         """Events that were not sent or not accepted."""
 
 
+class DrainView(Protocol):
+    """What rollouts have asked of this node."""
+
+    @property
+    def draining(self) -> Collection[Address]:
+        """The endpoints that drain now."""
+
+    @property
+    def open(self) -> Mapping[Address, int]:
+        """Open connections to them, and to others that rollouts ask for; without zeros."""
+
+
+class EjectionView(Protocol):
+    """An endpoint to which the kernel leads no new connections. Times are seconds of the proxier's clock."""
+
+    @property
+    def reason(self) -> str:
+        """``refused``, ``unreachable``, ``silent``, ``timeout``."""
+
+    @property
+    def noticed_by(self) -> str:
+        """``rescue``: a client's packet on the kernel path; ``worker``: a dial on the userspace path."""
+
+    @property
+    def until(self) -> float:
+        """When it is dialed."""
+
+    @property
+    def failures(self) -> int:
+        """Failures in a row."""
+
+
+class RescueCountsView(Protocol):
+    """What the rescue process has done."""
+
+    @property
+    def copied(self) -> int:
+        """First packets of clients copied."""
+
+    @property
+    def refused(self) -> int:
+        """Reports of refused connections."""
+
+    @property
+    def unreachable(self) -> int:
+        """Reports of ICMP errors."""
+
+    @property
+    def resent(self) -> int:
+        """Packets sent again."""
+
+    @property
+    def given_up(self) -> int:
+        """Packets that were sent again as often as allowed."""
+
+    @property
+    def unknown(self) -> int:
+        """Reports without the copy that is to be sent again."""
+
+    @property
+    def unsent(self) -> int:
+        """Packets that the kernel did not send."""
+
+    @property
+    def overflows(self) -> int:
+        """Times that the kernel had no room for a report or copy."""
+
+    @property
+    def held(self) -> int:
+        """Copies kept now."""
+
+
+@dataclass(frozen=True, slots=True)
+class RescueState:
+    """The rescue of failed connections of the kernel path. Counts are sums since the start of this process."""
+
+    working: bool
+    """Whether failed connections are rescued now."""
+    changed_at: float
+    """Since when, in seconds of the proxier's clock."""
+    problem: str
+    """Why they are not; empty: they are, or it is about to start."""
+    restarts: int
+    """How often its process was started again."""
+    counts: RescueCountsView
+    ejections: Mapping[tuple[str, str], int]
+    """Ejections so far by reason, and by which part has noticed the failure."""
+    ejected: Mapping[tuple[Transport, Target], EjectionView]
+    """The endpoints to which the kernel leads no new connections now."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFlowsState:
+    """The connections of the kernel path in connection tracking. Counts are sums since the start of this process."""
+
+    bytes_counted: bool
+    """Whether the kernel counts bytes (net.netfilter.nf_conntrack_acct)."""
+    problem: str
+    """Why the last reading failed; empty: it did not."""
+    reading_s: float
+    """How long the last reading took; 0: there was none."""
+    ends_followed: bool
+    """Whether the kernel reports each end, as for the access log."""
+    ends: int
+    """Ends of connections of ours reported."""
+    overflows: int
+    """Times that the kernel had no room for ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
     """The state of the control plane at one moment."""
@@ -186,6 +324,13 @@ class Picture:
     requests: RequestsView | None = None
     """None: no API server is configured."""
     events: EventsView | None = None
+    drain: DrainView | None = None
+    data_path: str = "userspace"
+    """The setting kubeproxy.dataPath."""
+    rescue: RescueState | None = None
+    """None: the kernel path is not asked for."""
+    kernel_flows: KernelFlowsState | None = None
+    """None: no rule of this process has led a connection by the kernel path."""
 
 
 class Serving(Protocol):

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -72,7 +72,18 @@ def health_routes(
                 body["degraded"] = state.degraded
         return _json(200 if state.unready is None else 503, body)
 
-    return [web.get("/healthz", healthz), web.get("/livez", livez), web.get("/readyz", readyz)]
+    pages = [web.get("/healthz", healthz), web.get("/livez", livez), web.get("/readyz", readyz)]
+    return [index_route(pages), *pages]
+
+
+def index_route(pages: Sequence[web.RouteDef]) -> web.RouteDef:
+    """The root of a server: a plain list of its pages."""
+    text = "".join(f"{page.path}\n" for page in pages)
+
+    async def index(request: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    return web.get("/", index)
 
 
 def metrics_routes(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from kubeproxy.model import ServiceName
+from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.errors import KernelError, KubeproxyError
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics.metrics import Metrics
@@ -70,3 +71,6 @@ class SyncObserver:
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
         """Nothing to do: `ServiceHealthServers` serves health check node ports."""
+
+    def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
+        """Nothing to do: the drain reporter passes them on to rollouts."""

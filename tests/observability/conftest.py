@@ -27,6 +27,9 @@ def frontend(name: FrontendName = WEB_IPV4, *, answered: bool = True) -> Fronten
 class Listening:
     proxy_port: int | None
     frontend: Frontend = field(default_factory=frontend)
+    data_path: str = "userspace"
+    data_path_reason: str = ""
+    targets: Sequence[Target] = ()
 
 
 @dataclass(slots=True)

@@ -156,7 +156,12 @@ async def test_answers_are_counted(node: Node) -> None:
     assert 'kubeproxy_proxy_livez_total{code="503"} 0.0' in lines
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics", "/healthz/", "/healthz/x", "/%00", "/../etc/passwd"])
+async def test_the_root_lists_the_pages(node: Node) -> None:
+    status, _, text = await node.healthz("/")
+    assert (status, text) == (200, "/healthz\n/livez\n/readyz\n")
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz/", "/healthz/x", "/%00", "/../etc/passwd"])
 async def test_the_health_server_has_no_other_path(node: Node, path: str) -> None:
     assert (await node.healthz(path))[0] == 404
 

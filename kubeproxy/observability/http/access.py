@@ -1,7 +1,7 @@
 """Decides which requests an HTTP server answers, by page, client address and ``Host`` header. Pure.
 
 It prevents two attacks. A page about all namespaces must not be readable by the whole network just because Prometheus
-needs the metrics. And a browser on this host must not read it for a website whose name resolves to this host (DNS
+needs the metrics. And a browser on this host must not read it for a website that resolves to this host (DNS
 rebinding): such a request carries the website's name.
 """
 
@@ -37,6 +37,8 @@ class Access:
 
     names: frozenset[str] = frozenset()
     public: bool = False
+    open_pages: frozenset[str] = OPEN_PAGES
+    """Pages for other hosts."""
 
     def refusal(self, page: str | None, hosts: Sequence[str], *, from_loopback: bool) -> Refusal | None:
         """The refusal of a request; None: the request is answered.
@@ -45,7 +47,7 @@ class Access:
         without the header (HTTP/1.0) is no browser. Open pages accept any name from other hosts, because Prometheus may
         scrape by any DNS name; from loopback they do not, so that a loopback server answers no website.
         """
-        is_open = page in OPEN_PAGES
+        is_open = page in self.open_pages
         if not (is_open or from_loopback or self.public):
             return _FORBIDDEN
         if (from_loopback or not is_open) and not all(self._is_ours(host_name(value)) for value in hosts):

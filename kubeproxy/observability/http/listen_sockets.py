@@ -37,7 +37,7 @@ Step = tuple[int, int, int, int]
 def program() -> tuple[Step, ...]:
     """The BPF program that returns the number of the queue.
 
-    0 for clients of this host, whose address is a loopback address or equal to the destination; 1 to `OTHERS` for
+    0 for clients of this host, with a loopback address or one equal to the destination; 1 to `OTHERS` for
     others, by the last byte of the IPv4 address or of the IPv6 network (/64).
     """
     ipv4: list[Step] = [

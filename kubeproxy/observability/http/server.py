@@ -14,9 +14,10 @@ import logging
 import math
 import os
 import socket
+import ssl
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, cast
 
 import structlog
@@ -39,6 +40,8 @@ EXPECTED_S: Final = 30.0
 """Seconds for which that is expected: longer than the takeover from a predecessor."""
 CONNECTION_S: Final = 30.0
 """Time limit of a connection; Prometheus gives up after 10 s by default, kubelet's probes after 1 s."""
+HANDSHAKE_S: Final = 10.0
+"""Time limit of a TLS handshake."""
 CONNECTIONS: Final = 64
 """Connections open at once."""
 CLOSE_S: Final = 1.0
@@ -48,7 +51,7 @@ ACCEPTED_AT_ONCE: Final = 64
 FULL_PAUSE_S: Final = 0.1
 """Seconds without accept when the process has no descriptor or memory for a connection."""
 SERVER: Final = "kubeproxy"
-"""The `Server` header, without versions, which would help an attacker."""
+"""The ``Server`` header, without versions, which would help an attacker."""
 # aiohttp has no setting for it, and no hook sees its answers to garbage.
 web_response.SERVER_SOFTWARE = SERVER  # type: ignore[attr-defined]
 HEADERS: Final = {
@@ -65,6 +68,9 @@ _RESET: Final = struct.pack("ii", 1, 0)
 _AGAIN: Final = frozenset({errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EPERM})
 """Errors of a connection that ended before accept; the next one may work."""
 
+Gate = Callable[[web.Request], Awaitable[web.Response | None]]
+"""Answers requests that a page must not answer."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -75,8 +81,10 @@ class HttpServer:
     (kube-proxy's bindAddressHardFail); otherwise the server tries again, logs the failure once and calls `on_failure`.
     With `quiet` it logs at level debug only, because `on_failure` reports it. `dualstack`: the unspecified IPv6 address
     serves IPv4 as well, as in Go. `alone`: one socket instead of several queues (see `open_queues`). `on_refused` is
-    called for each connection beyond the limit of its address. `access` decides which requests are answered; without it
-    all are.
+    called for each connection beyond the limit of its address. `holder_of` names the process that has an address.
+    `access` decides which requests are answered; without it all are. `gate` is asked after it, and answers a request in
+    place of its page, or returns None. `tls` gives the context of each handshake; without it the server speaks plain
+    HTTP.
     """
 
     def __init__(
@@ -97,7 +105,10 @@ class HttpServer:
         alone: bool = False,
         on_refused: Callable[[], None] | None = None,
         access: Access | None = None,
+        gate: Gate | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         admission: Admission | None = None,
+        holder_of: Callable[[str, int], str] = lambda host, port: "",
     ) -> None:
         self._name = name
         self._host = host
@@ -109,10 +120,16 @@ class HttpServer:
         self._quiet = quiet
         self._alone = alone
         self._on_refused = on_refused
+        self._holder_of = holder_of
         self._retry_s = retry_s
         self._connection_s = connection_s
         self._limited = RateLimitedLog(log)
-        middlewares = [_answer_out_of_memory(self._limited), *([_only(access)] if access is not None else [])]
+        self._tls = tls
+        middlewares = [_answer_out_of_memory(self._limited)]
+        if access is not None:
+            middlewares.append(_only(access))
+        if gate is not None:
+            middlewares.append(_behind(gate))
         application = web.Application(middlewares=middlewares)
         application.add_routes(routes)
         application.on_response_prepare.append(_set_headers)
@@ -151,7 +168,7 @@ class HttpServer:
             if self._hard_fail and not self._is_expected:
                 await self._runner.cleanup()
                 raise KernelError(
-                    f"{self._name} cannot listen on {self._address}: {_reason(error)}; "
+                    f"{self._name} cannot listen on {self._address}: {self._reason(error)}; "
                     f"free the address, change {self._setting}, or unset bindAddressHardFail to go on without"
                 ) from error
             self._report(error)
@@ -204,6 +221,7 @@ class HttpServer:
             log.debug("waiting for address to become free", server=self._name, address=self._address)
         elif reason != self._logged_reason:
             self._logged_reason = reason
+            reason = self._reason(error)
             (log.debug if self._quiet else log.error)(
                 "cannot listen, trying again",
                 server=self._name,
@@ -214,6 +232,11 @@ class HttpServer:
             )
             if self._on_failure is not None:
                 self._on_failure(f"cannot listen on {self._address}: {reason}")
+
+    def _reason(self, error: OSError) -> str:
+        """The kernel's words, and the process that has the address."""
+        holder = self._holder_of(self._host, self._port) if error.errno == errno.EADDRINUSE else ""
+        return f"{_reason(error)} by {holder}" if holder else _reason(error)
 
     def _accept_from_now(self) -> None:
         self._pause = None
@@ -274,8 +297,13 @@ class HttpServer:
         if (surplus := self._open.surplus()) is not None:
             surplus.abort()
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
-        except OSError:  # the client has already disconnected
+            if self._tls is None:
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
+            else:
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: connection, client, ssl=self._tls(), ssl_handshake_timeout=HANDSHAKE_S
+                )
+        except OSError:  # the client has already disconnected, or speaks no TLS
             connection.abort()
             client.close()
         except BaseException:
@@ -351,6 +379,17 @@ def _only(access: Access) -> Middleware:
         if refusal is None:
             return await handler(request)
         return web.Response(status=refusal.status, text=refusal.text)
+
+    return answer
+
+
+def _behind(gate: Gate) -> Middleware:
+    """Answer by the gate, if it has an answer."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refused = await gate(request)
+        return refused if refused is not None else await handler(request)
 
     return answer
 

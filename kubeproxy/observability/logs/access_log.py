@@ -1,7 +1,7 @@
 """The access log: one line for each ended connection, in its own file or in the log.
 
-Ended connections are fetched twice a second, so that the byte path never waits for a disk. The file is opened for
-appending, and its name is looked up before every write: to rotate it, move it away.
+Ended connections of both data paths are fetched twice a second, so that no byte waits for a disk. The file is opened
+for appending, and its name is looked up before every write: to rotate it, move it away.
 """
 
 from __future__ import annotations
@@ -169,8 +169,9 @@ def facts(ended: Ended) -> dict[str, Any]:
         "bytes_in": ended.bytes_in,
         "bytes_out": ended.bytes_out,
         "dial_s": None if ended.dial_s is None else round(ended.dial_s, 6),
-        "duration_s": round(ended.duration_s, 6),
+        "duration_s": None if ended.duration_s is None else round(ended.duration_s, 6),
         "end": ended.reason,
+        "path": ended.path,
     }
 
 
@@ -187,7 +188,7 @@ def json_line(ended: Ended) -> str:
 
 
 def _end(ended: Ended) -> float:
-    return ended.began + ended.duration_s
+    return ended.began + (ended.duration_s or 0.0)
 
 
 def _moment(ended: Ended) -> str:

@@ -103,6 +103,12 @@ def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | Non
     )
 
 
+def configure_command() -> None:
+    """For a command that ends: warnings and errors to stderr, for stdout has what the command was asked for."""
+    configure(verbosity=0)
+    logging.getLogger(OURS).setLevel(logging.WARNING)
+
+
 def writer_problem() -> str | None:
     """What went wrong with writing the log since the last call; None: nothing."""
     problems = (it.log_writer.problem() for it in logging.getLogger().handlers if isinstance(it, _Handler))
@@ -147,7 +153,7 @@ class TextLine:
 class JsonLine:
     """``{"ts": …, "caller": …, "msg": …, "v": …, "level": …, "logger": …, …}``.
 
-    ``ts``, ``caller`` (file and line), ``msg``, ``v`` (not of warnings and errors) and ``err`` (of an exception, whose
+    ``ts``, ``caller`` (file and line), ``msg``, ``v`` (not of warnings and errors) and ``err`` (of an exception; its
     traceback is in ``exception``) are the keys of Kubernetes' own JSON logs. The time is RFC 3339, which log collectors
     read without configuration.
     """

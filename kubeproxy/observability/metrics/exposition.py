@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -26,6 +26,10 @@ SLICE_S: Final = 0.001
 """Seconds of work between two yields to the event loop."""
 
 
+CountersOf = Mapping[FrontendName, Counters]
+"""The counters of all frontends."""
+
+
 class MeasuredDataPlane(Serving, Protocol):
     """The part of the data plane that a scrape reads (`kubeproxy.dataplane.interface.DataPlane`)."""
 
@@ -43,10 +47,19 @@ class Exposition:
     scrape has the metrics of the control plane only.
     """
 
-    def __init__(self, metrics: Metrics, *, data_plane: MeasuredDataPlane, picture: Callable[[], Picture]) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        data_plane: MeasuredDataPlane,
+        picture: Callable[[], Picture],
+        with_kernel_traffic: Callable[[CountersOf], Awaitable[CountersOf]] | None = None,
+    ) -> None:
+        """`with_kernel_traffic` adds the connections of the kernel path to the data plane's counters."""
         self._metrics = metrics
         self._data_plane = data_plane
         self._picture = picture
+        self._with_kernel_traffic = with_kernel_traffic
         self._traffic = Traffic()
         self._one_at_a_time = asyncio.Lock()
         self._log = RateLimitedLog(log)
@@ -68,7 +81,10 @@ class Exposition:
         serving = self._data_plane
         try:
             self._metrics.workers.see(await serving.worker_status(), restarts=serving.restarts, problem=serving.problem)
-            return self._traffic.exposition(await serving.counters(), await serving.ejected())
+            counters = await serving.counters()
+            if self._with_kernel_traffic is not None:
+                counters = await self._with_kernel_traffic(counters)
+            return self._traffic.exposition(counters, await serving.ejected())
         except KubeproxyError as error:
             self._log.warning("data plane metrics missing", reason=str(error))
             return ()

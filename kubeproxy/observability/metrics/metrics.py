@@ -20,6 +20,7 @@ from kubeproxy.model.version import __version__
 from kubeproxy.observability.metrics.slis import ServiceLevels
 from kubeproxy.observability.metrics.state import StateCollector
 from kubeproxy.observability.metrics.workers import Workers
+from kubeproxy.observability.protocols import ConfigurationState
 
 SYNC_BUCKETS: Final = tuple(0.001 * 2**power for power in range(15))
 """Go's ExponentialBuckets(0.001, 2, 15), as in pkg/proxy/metrics."""
@@ -161,6 +162,29 @@ class Metrics:
             "Lines of the access log that could not be written",
             registry=registry,
         )
+        self._reload_successful = Gauge(
+            "kubeproxy_config_last_reload_successful",
+            "Whether the last read of the configuration succeeded: 1 or 0",
+            registry=registry,
+        )
+        self._reloaded_at = Gauge(
+            "kubeproxy_config_last_reload_success_timestamp_seconds",
+            "Time at which the configuration in force was read",
+            registry=registry,
+        )
+        self._needs_restart = Gauge(
+            "kubeproxy_config_restart_needed_fields",
+            "Fields that have changed in the file and take effect at a restart only",
+            registry=registry,
+        )
+        self._drain_reports = Counter(
+            "kubeproxy_drain_reports_total",
+            "Writes of this node's drain report by result: written, or failed and tried again",
+            ["result"],
+            registry=registry,
+        )
+        for result in ("written", "failed"):
+            self._drain_reports.labels(result)
         self._http_refused = Counter(
             "kubeproxy_http_connections_refused_total",
             "Refused connections to the HTTP servers, because their address made too many per second",
@@ -231,9 +255,19 @@ class Metrics:
         """Observe a lag of the event loop."""
         self._lag.observe(lag_s)
 
+    def configuration(self, state: ConfigurationState) -> None:
+        """Set the state of the configuration."""
+        self._reload_successful.set(not state.faults)
+        self._reloaded_at.set(state.loaded_at)
+        self._needs_restart.set(len(state.needs_restart))
+
     def access_log_lost(self, lines: int) -> None:
         """Count lost lines of the access log."""
         self._access_log_lost.inc(lines)
+
+    def drain_report_written(self, succeeded: bool) -> None:
+        """Count a write of the drain report, with its success."""
+        self._drain_reports.labels("written" if succeeded else "failed").inc()
 
     def http_refused(self, server: str) -> None:
         """Count a refused connection of an HTTP server (`health`, `metrics`)."""

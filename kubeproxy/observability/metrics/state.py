@@ -10,7 +10,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kubeproxy.model import Family, Scope
+from kubeproxy.observability.metrics.kernel_flows import kernel_flow_families
+from kubeproxy.observability.metrics.rescue import rescue_families
 from kubeproxy.observability.protocols import (
+    DrainView,
     EventsView,
     ManifestsView,
     Picture,
@@ -38,6 +41,12 @@ class StateCollector(Collector):
             families += _requests(picture.requests)
         if picture.events is not None:
             families += _events(picture.events)
+        if picture.drain is not None:
+            families += _drain(picture.drain)
+        if picture.rescue is not None:
+            families += rescue_families(picture.rescue)
+        if picture.kernel_flows is not None:
+            families += kernel_flow_families(picture.kernel_flows)
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
@@ -70,6 +79,7 @@ def _proxier(proxier: ProxierView) -> Iterator[Metric]:
     frontends.add_metric(("serving",), len(ports) - waiting)
     frontends.add_metric(("waiting",), waiting)
     yield frontends
+    yield _data_paths(proxier)
     yield _without_local_endpoints(proxier)
     listed = GaugeMetricFamily(
         "kubeproxy_source_listed", "Whether the first list of a source is complete", labels=("source",)
@@ -77,6 +87,19 @@ def _proxier(proxier: ProxierView) -> Iterator[Metric]:
     for source, complete in proxier.sources.items():
         listed.add_metric((source,), complete)
     yield listed
+
+
+def _data_paths(proxier: ProxierView) -> Metric:
+    by_kernel = sum(status.data_path == "kernel" for status in proxier.frontends)
+    found = GaugeMetricFamily(
+        "kubeproxy_data_path_frontends",
+        "Frontends by the way of their new connections: through a worker (userspace), or straight to an endpoint"
+        " (kernel)",
+        labels=("data_path",),
+    )
+    found.add_metric(("kernel",), by_kernel)
+    found.add_metric(("userspace",), len(proxier.frontends) - by_kernel)
+    return found
 
 
 def _without_local_endpoints(proxier: ProxierView) -> Metric:
@@ -152,6 +175,18 @@ def _manifests(manifests: ManifestsView) -> Iterator[Metric]:
         "kubeproxy_manifests_faults",
         "Faulty manifests and documents; their last good version stays in effect",
         sum(not problem.skipped for problem in manifests.problems),
+    )
+
+
+def _drain(drain: DrainView) -> Iterator[Metric]:
+    draining = drain.draining
+    yield GaugeMetricFamily(
+        "kubeproxy_draining_endpoints", "Endpoints that get no new connections because a rollout asks so", len(draining)
+    )
+    yield GaugeMetricFamily(
+        "kubeproxy_draining_connections",
+        "Open connections of this node to endpoints that drain, as last counted",
+        sum(drain.open.get(address, 0) for address in draining),
     )
 
 

@@ -31,7 +31,18 @@ class Family(NamedTuple):
 
 FAMILIES: Final = (
     Family("kubeproxy_connections_accepted_total", "counter", "Connections accepted from clients; UDP: sessions"),
-    Family("kubeproxy_connections_active", "gauge", "Connections open now"),
+    Family(
+        "kubeproxy_kernel_connections_total",
+        "counter",
+        "Connections that the kernel has led straight to an endpoint; UDP: flows; one that is sent again counts again",
+    ),
+    Family("kubeproxy_connections_active", "gauge", "Connections open now, of those through a worker"),
+    Family(
+        "kubeproxy_kernel_connections_open",
+        "gauge",
+        "Connections open when connection tracking was last read, of those that the kernel has led straight to an"
+        " endpoint; UDP: flows",
+    ),
     Family(
         "kubeproxy_connections_failed_total",
         "counter",
@@ -43,7 +54,14 @@ FAMILIES: Final = (
     Family(
         "kubeproxy_forwarded_bytes_total",
         "counter",
-        "Bytes forwarded: in from clients, out from endpoints",
+        "Bytes forwarded by workers: in from clients, out from endpoints",
+        ("namespace", "service", "port", "direction"),
+    ),
+    Family(
+        "kubeproxy_kernel_bytes_total",
+        "counter",
+        "Bytes of packets, with headers, of connections that the kernel has led straight to an endpoint: in from"
+        " clients, out from endpoints; with net.netfilter.nf_conntrack_acct=1",
         ("namespace", "service", "port", "direction"),
     ),
     Family("kubeproxy_udp_datagrams_dropped_total", "counter", "Datagrams that could not be forwarded"),
@@ -74,7 +92,9 @@ class Series(NamedTuple):
 
 SERIES: Final = (
     Series("kubeproxy_connections_accepted_total", "", "accepted", always=True),
+    Series("kubeproxy_kernel_connections_total", "", "by_kernel", rare=True),
     Series("kubeproxy_connections_active", "", "active"),
+    Series("kubeproxy_kernel_connections_open", "", "kernel_open", rare=True),
     Series("kubeproxy_connections_failed_total", ',reason="refused"', "refused"),
     Series("kubeproxy_connections_failed_total", ',reason="timeout"', "silent"),
     Series("kubeproxy_connections_failed_total", ',reason="no_endpoint"', "no_endpoint"),
@@ -83,6 +103,8 @@ SERIES: Final = (
     Series("kubeproxy_dial_retries_total", "", "dial_retries"),
     Series("kubeproxy_forwarded_bytes_total", ',direction="in"', "bytes_in"),
     Series("kubeproxy_forwarded_bytes_total", ',direction="out"', "bytes_out"),
+    Series("kubeproxy_kernel_bytes_total", ',direction="in"', "kernel_bytes_in", rare=True),
+    Series("kubeproxy_kernel_bytes_total", ',direction="out"', "kernel_bytes_out", rare=True),
     Series("kubeproxy_udp_datagrams_dropped_total", "", "dropped", rare=True),
     Series("kubeproxy_udp_sessions_evicted_total", "", "evicted", rare=True),
     Series("kubeproxy_affinity_entries", "", "affinity_entries", rare=True),
@@ -129,7 +151,7 @@ class Traffic:
         self._rows: dict[ServicePortName, _Row] = {}
         self._ejected_by_port: Mapping[ServicePortName, int] = {}
         self._stale: dict[ServicePortName, None] = {}
-        """Service ports whose lines have to be rewritten."""
+        """Service ports with lines to be rewritten."""
         self._lines: list[dict[ServicePortName, str]] = [{} for _ in SERIES]
 
     def exposition(

@@ -64,6 +64,10 @@ class Workers(Collector):
         self._now, self._last = worker_status, lives
         self._restarts, self._degraded = restarts, problem is not None
 
+    def skip_log(self, connections: int) -> None:
+        """Count connections of the kernel path that are missing in the access log, because too many ended at once."""
+        self.log_skipped += connections
+
     def collect(self) -> Iterable[Metric]:
         """The metrics of the last status, for prometheus_client."""
         return [*self._sums(), *self._each()]
@@ -84,7 +88,7 @@ class Workers(Collector):
         )
         yield CounterMetricFamily(
             "kubeproxy_memory_shortages_total",
-            "Grows about once a second while memory for further clients is missing",
+            "Checks, about one a second, that found no memory for further clients",
             self.memory_shortages,
         )
         yield CounterMetricFamily(

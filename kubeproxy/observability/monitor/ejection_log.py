@@ -1,4 +1,4 @@
-"""Decides when the log mentions an endpoint: when it is ejected, and when that is over. Pure."""
+"""Decides which ejections of endpoints, and which ends of them, the log reports. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Changes:
     """With the number of seconds for which the endpoint was ejected."""
 
 
-class EndpointHealthLog:
-    """Keeps the endpoints whose ejection was logged.
+class EjectionLog:
+    """Keeps the endpoints with a logged ejection.
 
     An endpoint counts once for its service port, however many workers and frontends have ejected it.
     """

@@ -18,7 +18,7 @@ from kubeproxy.model import FrontendName
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.monitor.ejection_log import EndpointHealthLog
+from kubeproxy.observability.monitor.ejection_log import EjectionLog
 from kubeproxy.observability.protocols import Serving
 
 CHECK_S: Final = 5.0
@@ -66,7 +66,7 @@ class Monitor:
         self._log_skipped = metrics.workers.log_skipped
         self._memory_shortages = metrics.workers.memory_shortages
         self._ports_exhausted = metrics.workers.ports_exhausted
-        self._endpoint_health = EndpointHealthLog()
+        self._endpoint_health = EjectionLog()
         self._looped = metrics.workers.looped
         self._accept_paused_at: float | None = None
         self._full_since: float | None = None

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import structs
 
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
-from kubeproxy.model import NODE_PORTS, Destination, Endpoint, Target
+from kubeproxy.model import NODE_PORTS, Address, Destination, Target
 from kubeproxy.model.version import __version__
-from kubeproxy.observability.protocols import FrontendView
+from kubeproxy.observability.protocols import (
+    ConfigurationState,
+    FrontendView,
+    KernelFlowsState,
+    RescueState,
+)
 from kubeproxy.observability.status.document import (
-    EndpointStatus,
+    ConfigurationStatus,
+    DataPathsStatus,
     FrontendStatus,
+    KernelFlowsStatus,
     NamedCounters,
     NetfilterStatus,
     RecentWarning,
+    RescueStatus,
     ServiceStatus,
     SourceStatus,
-    Standing,
     Status,
     Totals,
 )
+from kubeproxy.observability.status.endpoints import ejected_endpoints, endpoint_statuses
+from kubeproxy.observability.status.hints import hint
 from kubeproxy.observability.status.index import Index, Query, Row, frontends_of
 from kubeproxy.observability.status.observation import Candidates, Observation
 from kubeproxy.observability.status.traffic_history import History
@@ -30,6 +39,8 @@ from kubeproxy.observability.status.wording import redact
 
 PROBLEMS_SHOWN: Final = 20
 """Faults of manifests shown one by one."""
+REASONS_SHOWN: Final = 10
+"""Reasons for the userspace path shown one by one."""
 
 
 def status(
@@ -67,6 +78,9 @@ def status(
         ),
         recent_warnings=tuple(recent_warnings),
         interval_s=interval_s,
+        configuration=_configuration(observation.configuration),
+        data_paths=_data_paths(index),
+        hint="" if matched else hint(index, query),
         matched=matched,
         offset=query.offset,
         services=(),
@@ -92,6 +106,10 @@ def service(
                 counters=observation.counters.get(view.frontend.name) or Counters(),
                 ejected=observation.ejected.get(view.frontend.name, ()),
                 candidates=candidates,
+                open_to=observation.open_to,
+                rescue=observation.rescue,
+                kernel_flows=observation.kernel_flows,
+                now=observation.now,
             )
             for view in frontends_of(row, port)
         ),
@@ -99,11 +117,20 @@ def service(
 
 
 def frontend(
-    view: FrontendView, *, counters: Counters, ejected: Sequence[EjectedEndpoint], candidates: Candidates
+    view: FrontendView,
+    *,
+    counters: Counters,
+    ejected: Sequence[EjectedEndpoint],
+    candidates: Candidates,
+    open_to: Mapping[Address, int],
+    rescue: RescueState | None,
+    kernel_flows: KernelFlowsState | None,
+    now: float,
 ) -> FrontendStatus:
-    """One frontend with all endpoints of its service port."""
+    """One frontend with all endpoints of its service port; `now`: of the proxier's clock."""
     wanted = view.frontend
     name = wanted.name
+    out = ejected_endpoints(wanted.protocol, wanted.endpoints, ejected, rescue, now)
     return FrontendStatus(
         port=name.service_port.port,
         protocol=wanted.protocol,
@@ -116,7 +143,11 @@ def frontend(
         affinity_s=wanted.affinity_timeout_s,
         when_empty=wanted.when_empty,
         counters=NamedCounters(**structs.asdict(counters)),
-        endpoints=endpoints(wanted.endpoints, candidates(name), ejected, preserved=wanted.preserve),
+        endpoints=endpoint_statuses(wanted.endpoints, candidates(name), out, open_to, preserved=wanted.preserve),
+        data_path=str(view.data_path),
+        data_path_reason=view.data_path_reason,
+        targets=tuple(map(str, view.targets)),
+        kernel_bytes=kernel_flows is None or kernel_flows.bytes_counted,
     )
 
 
@@ -127,56 +158,33 @@ def destination_text(destination: Destination) -> str:
     return str(Target(destination.address, destination.port))
 
 
-def endpoints(
-    chosen: Iterable[Target],
-    candidates: Mapping[Target, Endpoint],
-    ejected: Sequence[EjectedEndpoint],
-    *,
-    preserved: frozenset[Target],
-) -> tuple[EndpointStatus, ...]:
-    """The chosen endpoints, ejected ones first; then the others of the service port."""
-    by_target: dict[Target, list[EjectedEndpoint]] = {}
-    for one in ejected:
-        by_target.setdefault(one.target, []).append(one)
-    used = [_used(target, candidates.get(target), by_target.get(target), target in preserved) for target in chosen]
-    used.sort(key=lambda endpoint: _FIRST.get(endpoint.standing, 9))
-    named = {endpoint.address for endpoint in used}
-    others = [_unused(target, endpoint) for target, endpoint in sorted(candidates.items()) if str(target) not in named]
-    return (*used, *others)
+def _data_paths(index: Index) -> DataPathsStatus:
+    observation = index.observation
+    reasons = sorted(index.userspace_reasons.items(), key=lambda item: -item[1])
+    return DataPathsStatus(
+        wanted=observation.data_path,
+        kernel=index.by_kernel,
+        userspace=index.by_userspace,
+        reasons=dict(reasons[:REASONS_SHOWN]),
+        rescue=None if observation.rescue is None else _rescue(observation.rescue, observation.now),
+        flows=None if observation.kernel_flows is None else _flows(observation.kernel_flows, index.kernel_open),
+    )
 
 
-_FIRST: Final = {Standing.EJECTED: 0, Standing.PROBING: 1, Standing.TERMINATING: 2, Standing.READY: 3}
+def _flows(state: KernelFlowsState, open_: int) -> KernelFlowsStatus:
+    return KernelFlowsStatus(open=open_, bytes_counted=state.bytes_counted, problem=redact(state.problem))
 
 
-def _used(
-    target: Target, endpoint: Endpoint | None, ejected: list[EjectedEndpoint] | None, preserved: bool
-) -> EndpointStatus:
-    node, zone = (endpoint.node, endpoint.zone) if endpoint is not None else ("", "")
-    if ejected:
-        worst = max(ejected, key=lambda one: one.retry_in_s)
-        return EndpointStatus(
-            address=str(target),
-            standing=Standing.EJECTED if worst.retry_in_s > 0 else Standing.PROBING,
-            used=True,
-            reason=worst.reason,
-            failures=max(one.failures for one in ejected),
-            retry_in_s=round(worst.retry_in_s, 1),
-            workers=tuple(sorted({one.worker for one in ejected})),
-            node=node,
-            zone=zone,
-            preserved=preserved,
-        )
-    terminating = endpoint is not None and endpoint.terminating and not endpoint.ready
-    standing = Standing.TERMINATING if terminating else Standing.READY
-    return EndpointStatus(address=str(target), standing=standing, used=True, node=node, zone=zone, preserved=preserved)
-
-
-def _unused(target: Target, endpoint: Endpoint) -> EndpointStatus:
-    if endpoint.ready:
-        standing = Standing.ELSEWHERE
-    else:
-        standing = Standing.TERMINATING if endpoint.terminating else Standing.UNREADY
-    return EndpointStatus(address=str(target), standing=standing, used=False, node=endpoint.node, zone=endpoint.zone)
+def _rescue(state: RescueState, now: float) -> RescueStatus:
+    return RescueStatus(
+        working=state.working,
+        since_s=round(max(0.0, now - state.changed_at), 1),
+        problem=state.problem,
+        restarts=state.restarts,
+        reports=state.counts.refused + state.counts.unreachable,
+        resent=state.counts.resent,
+        ejected=len(state.ejected),
+    )
 
 
 def _problems_of_daemon(observation: Observation) -> Iterator[str]:
@@ -200,6 +208,18 @@ def _problems_of_daemon(observation: Observation) -> Iterator[str]:
         )
     elif not health.node_eligible:
         yield "the node is being deleted or will be; load balancers send no clients here"
+
+
+def _configuration(state: ConfigurationState | None) -> ConfigurationStatus | None:
+    if state is None:
+        return None
+    return ConfigurationStatus(
+        file=state.file,
+        loaded_at=state.loaded_at,
+        faults=tuple(map(redact, state.faults)),
+        refused_at=state.refused_at,
+        needs_restart=state.needs_restart,
+    )
 
 
 def _netfilter(observation: Observation) -> NetfilterStatus:

@@ -1,4 +1,4 @@
-"""The status of a running daemon as values, which ``/statusz`` shows as JSON, text and page.
+"""The status of a running daemon as values; ``/statusz`` shows them as JSON, text and page.
 
 Plain data: `kubeproxy status` decodes the JSON to the same values. Durations are seconds, times are Unix seconds.
 Nothing in here is secret, and nothing can be changed through it.
@@ -39,6 +39,8 @@ class Standing(StrEnum):
     """Was ejected; the next client tries it, or a probe runs now."""
     TERMINATING = "terminating"
     """Terminates; gets clients only while no endpoint is ready (`used`)."""
+    DRAINING = "draining"
+    """A rollout has asked that it gets no new clients; it gets some only while no endpoint is ready (`used`)."""
     UNREADY = "unready"
     """Not ready according to its EndpointSlice; gets no clients."""
     ELSEWHERE = "elsewhere"
@@ -55,15 +57,19 @@ class EndpointStatus:
     used: bool
     """Whether the frontend can send clients to it."""
     reason: str = ""
-    """Ejected: ``refused``, ``timeout``, ``unreachable``."""
+    """Ejected: ``refused``, ``timeout``, ``silent``, ``unreachable``."""
     failures: int = 0
     """Ejected: failed dials in a row."""
     retry_in_s: float = 0.0
     """Ejected: seconds until its next probe."""
     workers: tuple[int, ...] = ()
     """The workers that have ejected it."""
+    noticed_by: str = ""
+    """Ejected: ``rescue`` (a client's packet on the kernel path), ``worker`` (a dial on the userspace path)."""
     node: str = ""
     zone: str = ""
+    open: int = 0
+    """Draining: open connections of this node, as last counted."""
     preserved: bool = False
     """Whether the proxy dials it from the client's own address."""
 
@@ -95,11 +101,19 @@ class FrontendStatus:
     """What happens to clients without endpoints: ``refuse``, ``drop``."""
     counters: NamedCounters
     endpoints: tuple[EndpointStatus, ...]
+    data_path: str = "userspace"
+    """The way of new connections: ``userspace`` (through a worker), ``kernel`` (straight to an endpoint)."""
+    data_path_reason: str = ""
+    """Why they take the userspace path; empty on the kernel path."""
+    targets: tuple[str, ...] = ()
+    """The endpoints to which the kernel leads them."""
+    kernel_bytes: bool = True
+    """Whether the kernel counts bytes of connections (net.netfilter.nf_conntrack_acct)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Sums over frontends since each began to listen."""
+    """Sums of both data paths over frontends since each began to listen. The kernel's bytes are those of packets."""
 
     accepted: int = 0
     active: int = 0
@@ -182,6 +196,70 @@ class NetfilterStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RescueStatus:
+    """The rescue of failed connections of the kernel path. Counts are sums since the start of the daemon."""
+
+    working: bool
+    """Whether failed connections are rescued now."""
+    since_s: float
+    """For how many seconds they are, or are not."""
+    problem: str
+    """Why they are not; empty: they are, or it is about to start."""
+    restarts: int
+    """How often its process was started again."""
+    reports: int
+    """Failures that packets have reported."""
+    resent: int
+    """Clients' packets sent again."""
+    ejected: int
+    """Endpoints to which the kernel leads no new connections now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFlowsStatus:
+    """The connections of the kernel path in connection tracking."""
+
+    open: int
+    """As of the last reading."""
+    bytes_counted: bool
+    """Whether the kernel counts bytes (net.netfilter.nf_conntrack_acct)."""
+    problem: str
+    """Why the last reading failed, so that open connections and bytes are old; empty: it did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPathsStatus:
+    """The ways that new connections take."""
+
+    wanted: str
+    """The setting kubeproxy.dataPath: ``userspace``, ``kernel``, ``auto``."""
+    kernel: int
+    """Frontends with new connections that go straight to an endpoint."""
+    userspace: int
+    """Frontends with new connections that go through a worker."""
+    reasons: dict[str, int]
+    """Why the latter do, with the number of frontends, the most frequent first; at most ten."""
+    rescue: RescueStatus | None
+    """None: the kernel path is not asked for."""
+    flows: KernelFlowsStatus | None = None
+    """None: no rule has led a connection by the kernel path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationStatus:
+    """The configuration in force, compared with the file on disk at the last reload."""
+
+    file: str
+    """Empty: flags alone."""
+    loaded_at: float
+    faults: tuple[str, ...] = ()
+    """Why the last reload was refused; empty: it was not."""
+    refused_at: float | None = None
+    needs_restart: tuple[str, ...] = ()
+    """Fields that have changed in the file, and take effect at a restart only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecentWarning:
     """A recent warning or error of the log."""
 
@@ -228,6 +306,10 @@ class Status:
     """The newest first."""
     interval_s: float
     """Seconds between two points of a trend."""
+    configuration: ConfigurationStatus | None = None
+    data_paths: DataPathsStatus | None = None
+    hint: str = ""
+    """Why no Service matches the query, and what was probably meant; empty: some do."""
     matched: int
     """How many Services match the query."""
     offset: int

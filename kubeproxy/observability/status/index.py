@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from kubeproxy.model import FrontendName, ServiceName, Verdict
+from kubeproxy.model import FrontendName, Protocol, ServiceName, Target, Verdict
 from kubeproxy.observability.protocols import FrontendView
 from kubeproxy.observability.status.document import State, Traffic
 from kubeproxy.observability.status.observation import Observation
@@ -15,6 +15,9 @@ from kubeproxy.observability.status.traffic_history import History
 
 SLICE: Final = 250
 """Services or frontends between two yields: about a millisecond."""
+
+REASONS: Final = 100
+"""Different reasons for the userspace path that are counted: some name an endpoint."""
 
 
 class Order(StrEnum):
@@ -36,10 +39,13 @@ class Query:
     """Selects Services, their order and a page of them."""
 
     service: str = ""
-    """``namespace/name``, ``name``, either with ``:port``: exactly these."""
+    """``namespace/name`` or ``name``, either with ``:port`` (name or number); or ``IP``, ``IP:PORT``: exactly these."""
+    namespace: str = ""
+    """Empty: all."""
     search: str = ""
     """Part of a name, an address or an endpoint's address."""
-    state: State | None = None
+    states: frozenset[State] = frozenset()
+    """Empty: all."""
     order: Order = Order.PROBLEMS
     offset: int = 0
     limit: int | None = None
@@ -67,10 +73,23 @@ class Index:
         self.by_state: dict[State, int] = dict.fromkeys(State, 0)
         self.ejected_endpoints = 0
         self.traffic = Traffic()
+        self.by_kernel = self.by_userspace = 0
+        """Frontends by the way of their new connections."""
+        self.kernel_open = 0
+        """Open connections of the kernel path."""
+        self.userspace_reasons: dict[str, int] = {}
+        """Why frontends take the userspace path; at most `REASONS`."""
+        self._ejected: dict[Protocol, frozenset[Target]] = {}
+        """The endpoints to which the kernel leads no new connections."""
 
     def fill(self, names: list[ServiceName] | None = None) -> Iterator[None]:
         """Read the observation, in slices. `names` of an earlier index saves sorting them again."""
         proxier = self.observation.proxier
+        if self.observation.rescue is not None:
+            pairs = list(self.observation.rescue.ejected)
+            self._ejected = {
+                protocol: frozenset(target for its, target in pairs if its is protocol) for protocol, _ in pairs
+            }
         known = proxier.owners.keys() | proxier.problems.keys()
         if names is None or len(names) != len(known) or not known.issuperset(names):
             names = sorted(known)
@@ -100,15 +119,19 @@ class Index:
         accepted = active = failed = inward = outward = 0
         for view in row.frontends:
             name = view.frontend.name
-            if name in observation.ejected:
-                row.ejected += len({ejected.target for ejected in observation.ejected[name]})
+            self._count_data_path(view)
+            out = frozenset(ejected.target for ejected in observation.ejected.get(name, ()))
+            if by_rescue := self._ejected.get(view.frontend.protocol):
+                out |= by_rescue.intersection(view.frontend.endpoints)
+            row.ejected += len(out)
             counters = observation.counters.get(name)
             if counters is not None:
-                accepted += counters.accepted
-                active += counters.active
+                accepted += counters.accepted + counters.by_kernel
+                active += counters.active + counters.kernel_open
                 failed += counters.failed
-                inward += counters.bytes_in
-                outward += counters.bytes_out
+                inward += counters.bytes_in + counters.kernel_bytes_in
+                outward += counters.bytes_out + counters.kernel_bytes_out
+                self.kernel_open += counters.kernel_open
         row.traffic = Traffic(accepted, active, failed, inward, outward)
         row.state = self._state(row)
         self.by_state[row.state] += 1
@@ -121,6 +144,15 @@ class Index:
             total.bytes_in + inward,
             total.bytes_out + outward,
         )
+
+    def _count_data_path(self, view: FrontendView) -> None:
+        if view.data_path == "kernel":
+            self.by_kernel += 1
+            return
+        self.by_userspace += 1
+        reasons, reason = self.userspace_reasons, view.data_path_reason
+        if reason in reasons or len(reasons) < REASONS:
+            reasons[reason] = reasons.get(reason, 0) + 1
 
     def _state(self, row: Row) -> State:
         if row.name in self.observation.proxier.problems:
@@ -150,22 +182,51 @@ class Index:
 
 def _matcher(query: Query) -> Callable[[Row], bool]:
     wanted, search = query.service, query.search.lower()
-    if wanted:
-        name, _, port = wanted.partition(":")
+    name, port = split_port(wanted)
 
-        def is_wanted(row: Row) -> bool:
-            if name not in (str(row.name), row.name.name):
-                return False
-            return not port or any(view.frontend.name.service_port.port == port for view in row.frontends)
+    def is_wanted(row: Row) -> bool:
+        if named(row, name):
+            return not port or any(has_port(view, port) for view in row.frontends)
+        return any(has_address(view, wanted) for view in row.frontends)
 
     def matches(row: Row) -> bool:
-        if query.state is not None and row.state is not query.state:
+        if query.states and row.state not in query.states:
+            return False
+        if query.namespace and row.name.namespace != query.namespace:
             return False
         if wanted and not is_wanted(row):
             return False
         return not search or search in str(row.name).lower() or _mentions(row, search)
 
     return matches
+
+
+def split_port(wanted: str) -> tuple[str, str]:
+    """A Service's name and the port behind it, which may be empty."""
+    name, _, port = wanted.partition(":")
+    return name, port
+
+
+def named(row: Row, name: str) -> bool:
+    """Whether a Service has that name, with or without its namespace."""
+    return name in (str(row.name), row.name.name)
+
+
+def has_port(view: FrontendView, port: str) -> bool:
+    """Whether a frontend has a port of that name or number, as service port or node port."""
+    frontend = view.frontend
+    if frontend.name.service_port.port == port:
+        return True
+    return port.isdecimal() and any(it.port == int(port) for it in frontend.destinations | frontend.own_destinations)
+
+
+def has_address(view: FrontendView, wanted: str) -> bool:
+    """Whether a frontend has that address as its own or as one of its endpoints'; with a port, exactly that."""
+    frontend = view.frontend
+    for address, _, port in frontend.destinations | frontend.own_destinations:
+        if wanted in (address, str(Target(address, port))):
+            return True
+    return any(wanted in (it.address, str(it)) for it in frontend.endpoints)
 
 
 def _mentions(row: Row, search: str) -> bool:
@@ -216,7 +277,7 @@ _KEYS: Final[Mapping[Order, Callable[[Row, History], Any] | None]] = {
 
 def frontends_of(row: Row, port: str) -> list[FrontendView]:
     """The frontends of one port (empty: of all), by port, family and scope."""
-    chosen = [view for view in row.frontends if not port or view.frontend.name.service_port.port == port]
+    chosen = [view for view in row.frontends if not port or has_port(view, port)]
     return sorted(chosen, key=_frontend_name)
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint, WorkerStatus
-from kubeproxy.model import Endpoint, FrontendName, Target
+from kubeproxy.model import Address, Endpoint, FrontendName, Target
 from kubeproxy.observability.health import Health
-from kubeproxy.observability.protocols import ManifestsView, ProxierView, WatchView
+from kubeproxy.observability.protocols import (
+    ConfigurationState,
+    KernelFlowsState,
+    ManifestsView,
+    ProxierView,
+    RescueState,
+    WatchView,
+)
 
 Candidates = Callable[[FrontendName], Mapping[Target, Endpoint]]
 """All endpoints of a frontend's service port, chosen or not."""
@@ -36,3 +43,14 @@ class Observation:
     """Why the data plane is degraded; None: it is not."""
     watches: Sequence[WatchView] = ()
     manifests: ManifestsView | None = None
+    configuration: ConfigurationState | None = None
+    why_not_served: Callable[[str, str], str] = lambda namespace, name: ""
+    """Why a Service that a source has is none of this proxy's, by namespace (empty: any) and name; empty: unknown."""
+    open_to: Mapping[Address, int] = field(default_factory=dict)
+    """Open connections to endpoints that drain."""
+    data_path: str = "userspace"
+    """The setting kubeproxy.dataPath."""
+    rescue: RescueState | None = None
+    """None: the kernel path is not asked for."""
+    kernel_flows: KernelFlowsState | None = None
+    """None: no rule has led a connection by the kernel path."""

@@ -1,4 +1,4 @@
-"""Answers status queries from a recent observation and a short history."""
+"""Answers the queries of ``kubeproxy status`` and the status page from a recent observation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from kubeproxy.model import ServiceName
 from kubeproxy.observability.status import build
 from kubeproxy.observability.status.document import RecentWarning, ServiceStatus, Status
-from kubeproxy.observability.status.index import Index, Query, Row
+from kubeproxy.observability.status.index import Index, Query, Row, named, split_port
 from kubeproxy.observability.status.observation import Candidates, Observation
 from kubeproxy.observability.status.traffic_history import History
 from kubeproxy.runtime.yielding import TimeSlice
@@ -80,7 +80,7 @@ class StatusService:
             interval_s=SAMPLE_S,
         )
         end = None if query.limit is None else query.offset + query.limit
-        return head, self._services(matched[query.offset : end], index, port=query.service.partition(":")[2])
+        return head, self._services(matched[query.offset : end], index, port=_port_of(query, matched))
 
     async def whole(self, query: Query) -> Status:
         """The status together with the selected Services."""
@@ -94,7 +94,7 @@ class StatusService:
             await time_slice.offer()
 
     async def _fresh(self, age_s: float, *, sample: bool = False) -> Index:
-        """The index, at most `age_s` seconds old; `sample` adds it to the history, whose pace must be steady."""
+        """The index, at most `age_s` seconds old; `sample` adds it to the history, at a steady pace only."""
         async with self._one_at_a_time:
             if self._index is None or self._clock() - self._looked_at >= age_s:
                 observation = await self._look()
@@ -104,6 +104,12 @@ class StatusService:
                     await _run(self._history.add(observation.counters, observation.now))
                 self._index, self._names, self._looked_at = index, index.names, self._clock()
             return self._index
+
+
+def _port_of(query: Query, matched: Sequence[Row]) -> str:
+    """The port that a query names; an address with a port names none of the Service's."""
+    name, port = split_port(query.service)
+    return port if all(named(row, name) for row in matched) else ""
 
 
 async def _run(work: Iterator[None]) -> None:

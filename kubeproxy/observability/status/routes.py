@@ -99,14 +99,16 @@ def query_of(query: Mapping[str, str]) -> Query:
     order = query.get("sort", Order.PROBLEMS)
     if order not in set(Order):
         raise ValueError(f"sort={order}: allowed are {', '.join(Order)}")
-    state = query.get("state", "")
-    if state and state not in set(State):
-        raise ValueError(f"state={state}: allowed are {', '.join(State)}")
+    states = [state for state in query.get("state", "").split(",") if state]
+    for state in states:
+        if state not in set(State):
+            raise ValueError(f"state={state}: allowed are {', '.join(State)}")
     limit = _number(query, "limit", -1)
     return Query(
         service=query.get("service", ""),
+        namespace=query.get("namespace", ""),
         search=query.get("search", ""),
-        state=State(state) if state else None,
+        states=frozenset(map(State, states)),
         order=Order(order),
         offset=_number(query, "offset", 0),
         limit=None if limit < 0 else limit,
@@ -149,7 +151,7 @@ async def _as_text(status_service: StatusService, query: Query) -> web.Response:
         return _text(200, "\n".join(status_text.summary(await status_service.whole(limited))) + "\n")
     status = await status_service.whole(query)
     if not status.services:
-        return _text(404, f"no service {query.service}\n")
+        return _text(404, f"{status.hint}\n")
     blocks = ["\n".join(status_text.details(service)) for service in status.services]
     return _text(200, "\n\n".join(blocks) + "\n")
 

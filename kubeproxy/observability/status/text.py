@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from kubeproxy.dataplane.interface import WorkerStatus
 from kubeproxy.observability.status import wording as words
-from kubeproxy.observability.status.document import FrontendStatus, RecentWarning, ServiceStatus, Status, Traffic
+from kubeproxy.observability.status.document import (
+    ConfigurationStatus,
+    DataPathsStatus,
+    FrontendStatus,
+    RecentWarning,
+    ServiceStatus,
+    State,
+    Status,
+    Traffic,
+)
+from kubeproxy.observability.status.table import laid_out
 
-COLUMNS: Final = ("STATE", "SERVICE", "ACTIVE", "ACCEPTED", "FAILED", "CONN/S", "BYTES/S", "ENDPOINTS", "NOTE")
-_RIGHT: Final = frozenset({"ACTIVE", "ACCEPTED", "FAILED", "CONN/S", "BYTES/S", "ENDPOINTS"})
 WARNINGS_SHOWN: Final = 5
 """Recent warnings shown with a summary."""
+NOT_ASKED: Final = "kubeproxy.dataPath is userspace"
+"""The reason for the userspace path by default, which a status does not repeat for each frontend."""
 
 
 def summary(status: Status) -> Iterator[str]:
@@ -35,6 +45,10 @@ def summary(status: Status) -> Iterator[str]:
 def headline(status: Status) -> str:
     """``kubeproxy 1.0 on node-1: healthy, up 5h03m (pid 4242)``."""
     state = "draining" if status.draining else "healthy" if status.healthy else "NOT HEALTHY"
+    if status.configuration is not None and status.configuration.faults:
+        state += ", configuration INVALID"
+    if troubled := status.totals.by_state.get(State.PROBLEM, 0):
+        state += f", {words.several(troubled, 'Service with a problem', 'Services with a problem')}"
     up = words.duration(max(0.0, status.now - status.began))
     return f"kubeproxy {status.version} on {status.node}: {state}, up {up} (pid {status.pid})"
 
@@ -50,7 +64,15 @@ def head(status: Status) -> Iterator[str]:
 
 def facts(status: Status) -> Iterator[tuple[str, str]]:
     """The daemon's facts: a label and a line for each."""
+    if status.configuration is not None:
+        yield from configuration(status.configuration)
     yield "netfilter", netfilter(status)
+    if status.data_paths is not None and status.data_paths.wanted != "userspace":
+        yield "data paths", data_paths(status.data_paths)
+        if status.data_paths.rescue is not None:
+            yield "rescue", words.rescue(status.data_paths.rescue)
+    if status.data_paths is not None and status.data_paths.flows is not None:
+        yield "flows", words.kernel_flows(status.data_paths.flows)
     for source in status.sources:
         yield "source", f"{source.name}: {words.source(source)}"
         for problem in source.problems:
@@ -62,6 +84,20 @@ def facts(status: Status) -> Iterator[tuple[str, str]]:
     yield "traffic", traffic(status)
     counts = ", ".join(f"{count} {state}" for state, count in status.totals.by_state.items() if count)
     yield "services", f"{status.totals.services}{f': {counts}' if counts else ''}"
+
+
+def configuration(state: ConfigurationStatus) -> Iterator[tuple[str, str]]:
+    """The file, and what of it is not in effect."""
+    file = state.file or "flags"
+    if state.faults:
+        first, more = state.faults[0], f" (and {len(state.faults) - 1} more)" if len(state.faults) > 1 else ""
+        since = moment(state.refused_at or state.loaded_at)
+        yield "config", f"{file}: INVALID since {since}, the previous one is in effect"
+        yield "", f"  {first}{more}"
+    elif state.file or state.needs_restart:
+        yield "config", f"{file}: in effect since {moment(state.loaded_at)}"
+    if state.needs_restart:
+        yield "", f"  restart needed for: {', '.join(state.needs_restart)}"
 
 
 def netfilter(status: Status) -> str:
@@ -80,6 +116,14 @@ def netfilter(status: Status) -> str:
         waiting = f"; {what}, for {words.duration(filter_.pending_s)}"
     failures = f"; {words.several(filter_.failures, 'failure', 'failures')} in a row" if filter_.failures else ""
     return f"{filter_.adapter}; {done}{waiting}{failures}"
+
+
+def data_paths(paths: DataPathsStatus) -> str:
+    """``120 frontends by the kernel, 3 by userspace (2: there is no endpoint)``."""
+    kernel = words.several(paths.kernel, "frontend", "frontends")
+    reason, count = next(iter(paths.reasons.items()), ("", 0))
+    why = "" if not reason else f" ({reason})" if count == paths.userspace else f" ({count}: {reason})"
+    return f"{kernel} by the kernel, {paths.userspace} by userspace{why}"
 
 
 def worker_status(worker: WorkerStatus, now: float) -> str:
@@ -114,32 +158,8 @@ def _sums(total: Traffic) -> str:
 
 def table(services: Sequence[ServiceStatus]) -> Iterator[str]:
     """A table with one line per Service."""
-    return columns(COLUMNS, [cells(service) for service in services], right=_RIGHT)
-
-
-def cells(service: ServiceStatus) -> tuple[str, ...]:
-    """The cells of one Service, in the order of `COLUMNS`."""
-    total, rates = service.traffic, service.rates
-    return (
-        service.state,
-        f"{service.namespace}/{service.name}",
-        str(total.active),
-        str(total.accepted),
-        str(total.failed),
-        words.rate(rates.connections if rates else None),
-        words.size(rates.bytes_in + rates.bytes_out) if rates else "-",
-        words.endpoint_count(service),
-        words.note(service),
-    )
-
-
-def columns(names: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[str] = ()) -> Iterator[str]:
-    """An aligned table with two spaces between columns; the last column is not padded."""
-    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-    aligned = [">" if name in right else "<" for name in names]
-    for row in (names, *rows):
-        line = "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, aligned, widths, strict=True))
-        yield line.rstrip()
+    for header_or_row in laid_out(services, width=None):
+        yield from header_or_row.lines
 
 
 def details(service: ServiceStatus) -> Iterator[str]:
@@ -166,6 +186,7 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
         yield f"  this node   {', '.join(frontend.own_addresses)}"
     if frontend.source_ranges:
         yield f"  sources     {', '.join(frontend.source_ranges)} (for load balancer addresses)"
+    yield from (f"  {line}" for line in data_path(frontend))
     counters = frontend.counters
     if frontend.affinity_s is not None:
         yield f"  affinity    ClientIP, {frontend.affinity_s} s; {counters.affinity_entries} clients bound"
@@ -187,11 +208,27 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
         yield f"  {endpoint.standing:<11} {endpoint.address}{node}{preserved}{f': {reason}' if reason else ''}{by}"
 
 
+def data_path(frontend: FrontendStatus) -> Iterator[str]:
+    """The way of a frontend's new connections; nothing where the kernel path is not asked for."""
+    if frontend.data_path == "kernel":
+        count = words.several(len(frontend.targets), "endpoint", "endpoints")
+        yield f"data path   kernel, to {count} in equal shares; {frontend.counters.by_kernel} connections so far"
+    elif frontend.data_path_reason and frontend.data_path_reason != NOT_ASKED:
+        yield f"data path   userspace: {frontend.data_path_reason}"
+    counters = frontend.counters
+    if frontend.data_path == "kernel" or counters.kernel_open or counters.kernel_bytes_in:
+        yield f"by kernel   {words.kernel_traffic(frontend)}"
+
+
 def recent_warning(one: RecentWarning) -> str:
     """``04:05:06 warning watch ended source=kubernetes``."""
-    moment = datetime.fromtimestamp(one.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     times = f" ({one.times} times)" if one.times > 1 else ""
-    return f"{moment} {one.level:<7} {one.text}{f' {one.details}' if one.details else ''}{times}"
+    return f"{moment(one.at)} {one.level:<7} {one.text}{f' {one.details}' if one.details else ''}{times}"
+
+
+def moment(at: float) -> str:
+    """``2026-01-02T04:05:06Z``."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def verdict(status: Status) -> str | None:

@@ -14,7 +14,7 @@ from kubeproxy.observability.status.document import FrontendStatus
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A client's first packet, whose path is asked for."""
+    """A client's first packet; the report is its path."""
 
     to: Destination
     source: Address | None = None
@@ -56,6 +56,8 @@ class Outcome(StrEnum):
     """What happens to the connection."""
 
     PROXIED = "proxied"
+    FORWARDED = "forwarded"
+    """The kernel leads it straight to an endpoint."""
     REFUSED = "refused"
     DROPPED = "dropped"
     PASSED = "not ours"
@@ -88,7 +90,7 @@ class TraceReport:
     reason: str
     """Why this is the outcome."""
     steps: tuple[str, ...]
-    """The decisions on the way, in their order."""
+    """The decisions on the way, in their order; one that begins with a space belongs to that before it."""
     service: str | None
     """``namespace/name:port``; None: none."""
     frontend: FrontendStatus | None
@@ -101,8 +103,13 @@ def lines(report: TraceReport) -> Iterator[str]:
     yield f"{report.protocol} from {report.source} ({report.client}) to {report.to}: {report.outcome}"
     yield f"  {report.reason}"
     yield ""
-    for number, step in enumerate(report.steps, 1):
-        yield f"  {number}. {step}"
+    number = 0
+    for step in report.steps:
+        if step.startswith(" "):
+            yield f"     {step.strip()}"
+        else:
+            number += 1
+            yield f"  {number}. {step}"
     frontend = report.frontend
     if frontend is None or report.outcome is not Outcome.PROXIED:
         return

@@ -1,6 +1,6 @@
 """Recent traffic of each Service as short time series. Pure.
 
-Every sample adds one point to the series of each Service whose counters grew. A series without traffic in all its
+Every sample adds one point to the series of each Service with grown counters. A series without traffic in all its
 points is dropped, so memory is bounded by the Services in use: about 1.5 KiB each.
 """
 
@@ -129,10 +129,10 @@ def _moved(before: Counters | None, after: Counters) -> Amounts:
     if before is None or before.accepted > after.accepted:
         return (0, 0, 0, 0)  # a new frontend: it counted this before the interval
     return (
-        after.accepted - before.accepted,
+        after.accepted - before.accepted + max(0, after.by_kernel - before.by_kernel),
         max(0, after.failed - before.failed),
-        max(0, after.bytes_in - before.bytes_in),
-        max(0, after.bytes_out - before.bytes_out),
+        max(0, after.bytes_in - before.bytes_in) + max(0, after.kernel_bytes_in - before.kernel_bytes_in),
+        max(0, after.bytes_out - before.bytes_out) + max(0, after.kernel_bytes_out - before.kernel_bytes_out),
     )
 
 

@@ -8,6 +8,8 @@ from typing import Final
 from kubeproxy.observability.status.document import (
     EndpointStatus,
     FrontendStatus,
+    KernelFlowsStatus,
+    RescueStatus,
     ServiceStatus,
     SourceStatus,
     Standing,
@@ -72,12 +74,18 @@ def endpoint(status: EndpointStatus) -> str:
     match status.standing:
         case Standing.EJECTED:
             return f"{_failure(status)}; next probe in {duration(status.retry_in_s)}"
+        case Standing.PROBING if status.noticed_by == "rescue":
+            return f"{_failure(status)}; a dial probes it now"
         case Standing.PROBING:
             return f"{_failure(status)}; the next client probes it"
         case Standing.TERMINATING if status.used:
             return "serves while no endpoint is ready"
         case Standing.TERMINATING:
             return "gets no new clients"
+        case Standing.DRAINING:
+            left = several(status.open, "connection", "connections")
+            new = "gets new clients for lack of another endpoint" if status.used else "gets no new clients"
+            return f"a rollout drains it: {new}, {left} open"
         case Standing.UNREADY:
             return "not ready"
         case Standing.ELSEWHERE:
@@ -85,12 +93,52 @@ def endpoint(status: EndpointStatus) -> str:
     return ""
 
 
-_REASONS: Final = {"timeout": "did not answer in time", "refused": "refuses", "unreachable": "is unreachable"}
+_REASONS: Final = {
+    "timeout": "did not answer in time",
+    "silent": "did not answer in time",
+    "refused": "refuses",
+    "unreachable": "is unreachable",
+}
+_NOTICED: Final = {"rescue": ", noticed on the kernel path"}
 
 
 def _failure(status: EndpointStatus) -> str:
     times = f" ({status.failures} times in a row)" if status.failures > 1 else ""
-    return f"{_REASONS.get(status.reason, status.reason)}{times}"
+    return f"{_REASONS.get(status.reason, status.reason)}{times}{_NOTICED.get(status.noticed_by, '')}"
+
+
+def rescue(status: RescueStatus) -> str:
+    """``works for 5m03s; 12 failures reported, 12 packets sent again, 1 endpoint ejected``."""
+    if status.working:
+        state = f"works for {duration(status.since_s)}"
+    else:
+        reason = f": {status.problem}" if status.problem else ""
+        state = f"INERT for {duration(status.since_s)}, clients meet failed endpoints{reason}"
+    counts = [f"{several(status.reports, 'failure', 'failures')} reported, {status.resent} packets sent again"]
+    if status.ejected:
+        counts.append(f"{several(status.ejected, 'endpoint', 'endpoints')} ejected")
+    if status.restarts:
+        counts.append(f"{several(status.restarts, 'restart', 'restarts')} of its process")
+    return f"{state}; {', '.join(counts)}"
+
+
+def kernel_flows(status: KernelFlowsStatus) -> str:
+    """``12 open by the kernel; bytes are not counted: net.netfilter.nf_conntrack_acct is not 1``."""
+    if status.problem:
+        return f"open connections and bytes of the kernel path are OLD: {status.problem}"
+    bytes_ = "bytes are counted" if status.bytes_counted else UNCOUNTED
+    return f"{status.open} open by the kernel; {bytes_}"
+
+
+UNCOUNTED: Final = "bytes are not counted: net.netfilter.nf_conntrack_acct is not 1"
+
+
+def kernel_traffic(frontend: FrontendStatus) -> str:
+    """``3 open, 1.2 kB in, 4.5 MB out``."""
+    counters = frontend.counters
+    if not frontend.kernel_bytes:
+        return f"{counters.kernel_open} open; {UNCOUNTED}"
+    return f"{counters.kernel_open} open, {size(counters.kernel_bytes_in)} in, {size(counters.kernel_bytes_out)} out"
 
 
 def note(service: ServiceStatus) -> str:
@@ -112,7 +160,7 @@ def note(service: ServiceStatus) -> str:
 def endpoint_count(service: ServiceStatus) -> str:
     """``3``, or ``2/3`` where one is ejected."""
     used = {it.address: it for frontend in service.frontends for it in frontend.endpoints if it.used}
-    usable = sum(it.standing in (Standing.READY, Standing.TERMINATING) for it in used.values())
+    usable = sum(it.standing in (Standing.READY, Standing.TERMINATING, Standing.DRAINING) for it in used.values())
     return str(usable) if usable == len(used) else f"{usable}/{len(used)}"
 
 

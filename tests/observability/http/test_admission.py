@@ -85,13 +85,13 @@ def test_client_keys(address: str, name: str) -> None:
 def test_the_count_is_right_after_any_moves(moves: list[tuple[bool, int, int]], limit: int) -> None:
     kept: Kept[tuple[int, int]] = Kept(limit)
     known: set[tuple[int, int]] = set()
-    for comes, who, number in moves:
-        one = (who, number)
+    for comes, client, number in moves:
+        one = (client, number)
         if comes and one not in known:
-            kept.add(str(who), one, local=who < 2)
+            kept.add(str(client), one, local=client < 2)
             known.add(one)
         elif not comes:
-            kept.remove(str(who), one)
+            kept.remove(str(client), one)
             known.discard(one)
         assert set(kept) == known
         assert len(kept) == len(known)

@@ -77,10 +77,12 @@ def log(source: Source) -> AccessLog:
 def test_a_line_has_client_endpoint_bytes_and_reason() -> None:
     assert text_line(SERVED) == (
         "2027-01-15T08:00:01.500000Z service=default/web port=http protocol=TCP client=192.0.2.9:50123 "
-        "endpoint=10.0.0.1:8080 attempts=2 bytes_in=120 bytes_out=4096 dial_s=0.25 duration_s=1.5 end=closed\n"
+        "endpoint=10.0.0.1:8080 attempts=2 bytes_in=120 bytes_out=4096 dial_s=0.25 duration_s=1.5 end=closed "
+        "path=userspace\n"
     )
     assert text_line(FAILED).endswith(
-        'endpoint=- attempts=3 bytes_in=0 bytes_out=0 dial_s=- duration_s=1.5 end="every endpoint refused"\n'
+        "endpoint=- attempts=3 bytes_in=0 bytes_out=0 dial_s=- duration_s=1.5 "
+        'end="every endpoint refused" path=userspace\n'
     )
     odd = replace(
         SERVED,
@@ -89,6 +91,24 @@ def test_a_line_has_client_endpoint_bytes_and_reason() -> None:
     )
     assert ' service="a/b\\nc" port=- protocol=TCP client=[2001:db8::1]:1 ' in text_line(odd)
     assert text_line(odd).count("\n") == 1
+
+
+def test_a_line_of_the_kernel_path_says_so_and_what_is_not_known() -> None:
+    unknown = replace(
+        SERVED,
+        attempts=None,
+        dial_s=None,
+        duration_s=None,
+        bytes_in=None,
+        bytes_out=None,
+        reason="reset",
+        path="kernel",
+    )
+    assert text_line(unknown) == (
+        "2027-01-15T08:00:00.000000Z service=default/web port=http protocol=TCP client=192.0.2.9:50123 "
+        "endpoint=10.0.0.1:8080 attempts=- bytes_in=- bytes_out=- dial_s=- duration_s=- end=reset path=kernel\n"
+    )
+    assert json.loads(json_line(unknown))["duration_s"] is None
 
 
 def test_a_json_line_has_the_same_fields() -> None:
@@ -105,6 +125,7 @@ def test_a_json_line_has_the_same_fields() -> None:
         "dial_s": None,
         "duration_s": 1.5,
         "end": "every endpoint refused",
+        "path": "userspace",
     }
 
 
@@ -213,6 +234,7 @@ async def test_lines_in_the_log_itself(log: AccessLog, source: Source) -> None:
             "dial_s": 0.25,
             "duration_s": 1.5,
             "end": "closed",
+            "path": "userspace",
         }
     ]
 

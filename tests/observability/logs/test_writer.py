@@ -23,7 +23,7 @@ LINE = "x" * 1000
 
 
 class Pipe:
-    """A pipe whose reading end is not read before `read`."""
+    """A pipe with a reading end that is not read before `read`."""
 
     def __init__(self) -> None:
         self.reading, writing = os.pipe()

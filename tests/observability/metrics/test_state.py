@@ -7,13 +7,25 @@ from prometheus_client import CollectorRegistry
 
 from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.kubernetes.informer.reflector import Phase, ReflectorState
-from kubeproxy.model import Family, Frontend, FrontendName, Protocol, Scope, ServiceName, ServicePortName
+from kubeproxy.model import (
+    Address,
+    Family,
+    Frontend,
+    FrontendName,
+    Protocol,
+    Scope,
+    ServiceName,
+    ServicePortName,
+    Target,
+)
 from kubeproxy.observability.metrics.state import StateCollector
 from kubeproxy.observability.protocols import Picture
 from kubeproxy.proxier import FrontendStatus, Snapshot
+from kubeproxy.proxier.ejections import Ejection
 from kubeproxy.sources.manifests.inventory import ManifestProblem as FileTrouble
 from kubeproxy.sources.manifests.source import ManifestState
 from tests.observability.conftest import WEB, Listening, ManifestProblem, Manifests, State, Watch, frontend
+from tests.observability.status.observation import flows_state, rescue_state
 
 
 @dataclass
@@ -61,6 +73,8 @@ def test_the_proxier(collector: StateCollector, state: State) -> None:
         "kubeproxy_services_degraded": 1,
         "kubeproxy_frontends state=serving": 2,
         "kubeproxy_frontends state=waiting": 3,
+        "kubeproxy_data_path_frontends data_path=kernel": 0,
+        "kubeproxy_data_path_frontends data_path=userspace": 5,
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv4 traffic_policy=internal": 2,
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv4 traffic_policy=external": 0,
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv6 traffic_policy=internal": 0,
@@ -73,6 +87,51 @@ def test_the_proxier(collector: StateCollector, state: State) -> None:
     state.frontends = []
     collector.read(Picture(state))
     assert values(collector)["kubeproxy_frontends state=serving"] == 0
+
+
+def test_the_counting_of_the_kernel_path_has_metrics(collector: StateCollector, state: State) -> None:
+    collector.read(Picture(state))
+    assert not [name for name in values(collector) if "kernel" in name and "data_path" not in name]
+    collector.read(Picture(state, kernel_flows=flows_state(bytes_counted=False, problem="away", overflows=2)))
+    found = values(collector)
+    assert {name: found[f"kubeproxy_kernel_{name}"] for name in ("bytes_counted", "flows_readable", "ends_total")} == {
+        "bytes_counted": 0,
+        "flows_readable": 0,
+        "ends_total": 5,
+    }
+    assert found["kubeproxy_kernel_end_overflows_total"] == 2
+    assert found["kubeproxy_kernel_flows_reading_seconds"] == 0.01
+
+
+def test_the_rescue_has_metrics_where_the_kernel_path_is_asked_for(collector: StateCollector, state: State) -> None:
+    state.frontends = [Listening(40001), Listening(40002, data_path="kernel"), Listening(40003, data_path="kernel")]
+    collector.read(Picture(state))
+    found = values(collector)
+    assert found["kubeproxy_data_path_frontends data_path=kernel"] == 2
+    assert found["kubeproxy_data_path_frontends data_path=userspace"] == 1
+    assert not [name for name in found if "rescue" in name]
+    ejected = {(Protocol.TCP, Target(Address("10.0.0.1"), 80)): Ejection("silent", "rescue", 0.0, 1.0, 0.1)}
+    collector.read(Picture(state, rescue=rescue_state(ejected, restarts=4)))
+    found = values(collector)
+    expected = {
+        "working": 1,
+        "reports_total reason=refused": 5,
+        "reports_total reason=unreachable": 2,
+        "copied_total": 100,
+        "copies_held": 3,
+        "resent_total": 7,
+        "not_resent_total cause=given_up": 0,
+        "not_resent_total cause=unknown": 0,
+        "not_resent_total cause=unsent": 0,
+        "overflows_total": 0,
+        "process_restarts_total": 4,
+        "ejections_total reason=refused noticed_by=rescue": 2,
+        "ejections_total reason=timeout noticed_by=worker": 1,
+        "ejected": 1,
+    }
+    assert {
+        name.removeprefix("kubeproxy_rescue_"): value for name, value in found.items() if "rescue_" in name
+    } == expected
 
 
 def test_watches(collector: StateCollector, state: State) -> None:

@@ -59,6 +59,10 @@ def test_every_counter_has_its_metric() -> None:
                     affinity_entries=12,
                     bytes_in=5,
                     bytes_out=2**60,
+                    by_kernel=13,
+                    kernel_open=14,
+                    kernel_bytes_in=15,
+                    kernel_bytes_out=16,
                 )
             }
         )
@@ -77,9 +81,18 @@ def test_every_counter_has_its_metric() -> None:
         ("kubeproxy_udp_datagrams_dropped_total", LABELS): 9,
         ("kubeproxy_udp_sessions_evicted_total", LABELS): 11,
         ("kubeproxy_affinity_entries", LABELS): 12,
+        ("kubeproxy_kernel_connections_total", LABELS): 13,
+        ("kubeproxy_kernel_connections_open", LABELS): 14,
+        ("kubeproxy_kernel_bytes_total", (("direction", "in"), *LABELS)): 15,
+        ("kubeproxy_kernel_bytes_total", (("direction", "out"), *LABELS)): 16,
     }
     kinds = {family.name: family.type for family in text_string_to_metric_families(text.decode())}
-    gauges = {"kubeproxy_connections_active", "kubeproxy_affinity_entries", "kubeproxy_endpoints_ejected"}
+    gauges = {
+        "kubeproxy_connections_active",
+        "kubeproxy_kernel_connections_open",
+        "kubeproxy_affinity_entries",
+        "kubeproxy_endpoints_ejected",
+    }
     assert {name for name, kind in kinds.items() if kind == "gauge"} == gauges
     assert set(kinds.values()) == {"gauge", "counter"}
 

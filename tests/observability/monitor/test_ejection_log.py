@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kubeproxy.dataplane.interface import EjectedEndpoint
 from kubeproxy.model import Address, Family, FrontendName, Scope, Target
-from kubeproxy.observability.monitor.ejection_log import EJECTED_LOG_AFTER, QUIET_S, EndpointHealthLog
+from kubeproxy.observability.monitor.ejection_log import EJECTED_LOG_AFTER, QUIET_S, EjectionLog
 from tests.observability.conftest import WEB, WEB_IPV4
 
 TARGET = Target(Address("10.0.0.1"), 80)
@@ -14,7 +14,7 @@ def ejected(failures: int = EJECTED_LOG_AFTER, *, worker: int = 0, target: Targe
 
 
 def test_an_ejection_and_its_end_are_logged_once() -> None:
-    log = EndpointHealthLog()
+    log = EjectionLog()
     first = log.update({WEB_IPV4: [ejected()]}, 10.0)
     assert [(name, one.target) for name, one in first.ejected] == [(WEB, TARGET)]
     for failures, now in ((3, 15.0), (1, 20.0)):
@@ -26,7 +26,7 @@ def test_an_ejection_and_its_end_are_logged_once() -> None:
 
 
 def test_a_new_ejection_within_the_quiet_time_is_logged_only_if_it_lasts() -> None:
-    log = EndpointHealthLog()
+    log = EjectionLog()
     log.update({WEB_IPV4: [ejected()]}, 0.0)
     log.update({}, 5.0)
     assert log.update({WEB_IPV4: [ejected()]}, 10.0).ejected == []
@@ -36,7 +36,7 @@ def test_a_new_ejection_within_the_quiet_time_is_logged_only_if_it_lasts() -> No
 
 
 def test_a_single_failure_is_not_logged() -> None:
-    log = EndpointHealthLog()
+    log = EjectionLog()
     assert log.update({WEB_IPV4: [ejected(EJECTED_LOG_AFTER - 1)]}, 10.0).ejected == []
     assert log.update({}, 15.0).restored == []
 
@@ -44,5 +44,5 @@ def test_a_single_failure_is_not_logged() -> None:
 def test_an_endpoint_ejected_by_several_workers_is_logged_once_with_its_most_failures() -> None:
     other = Target(Address("10.0.0.2"), 80)
     seen = {WEB_IPV4: [ejected(2), ejected(5, worker=1), ejected(2, target=other)], LOCAL: [ejected(3)]}
-    changes = EndpointHealthLog().update(seen, 10.0)
+    changes = EjectionLog().update(seen, 10.0)
     assert [(one.target, one.failures) for _, one in changes.ejected] == [(TARGET, 5), (other, 2)]

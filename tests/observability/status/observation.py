@@ -20,8 +20,11 @@ from kubeproxy.model import (
     Target,
 )
 from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.protocols import KernelFlowsState, RescueState
 from kubeproxy.observability.status.observation import Observation
 from kubeproxy.proxier import FrontendStatus, Snapshot
+from kubeproxy.proxier.ejections import Ejection
+from kubeproxy.rescue.protocol import Counts
 
 NOW = 1000.0
 WALL = 1_800_000_000.0
@@ -126,6 +129,26 @@ def shop(**changes: object) -> Observation:
     }
     ejected = {name(WEB): (EjectedEndpoint(target=EJECTED, worker=0, reason="refused", failures=3, retry_in_s=4.0),)}
     return look(**{"proxier": proxier, "counters": counters, "ejected": ejected, **changes})  # type: ignore[arg-type]
+
+
+def rescue_state(ejected: Mapping[tuple[Protocol, Target], Ejection] | None = None, **changes: object) -> RescueState:
+    """A rescue that works since a minute, and has sent seven packets again."""
+    plain = RescueState(
+        working=True,
+        changed_at=NOW - 60,
+        problem="",
+        restarts=0,
+        counts=Counts(copied=100, refused=5, unreachable=2, resent=7, held=3),
+        ejections={("refused", "rescue"): 2, ("timeout", "worker"): 1},
+        ejected=ejected or {},
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def flows_state(**changes: object) -> KernelFlowsState:
+    """Flows that have been read, with bytes and ends."""
+    plain = KernelFlowsState(bytes_counted=True, problem="", reading_s=0.01, ends_followed=True, ends=5, overflows=0)
+    return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 def candidates(of: FrontendName) -> Mapping[Target, Endpoint]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from kubeproxy.dataplane.interface import EjectedEndpoint
-from kubeproxy.model import Scope, ServiceName, Verdict
+from kubeproxy.model import Protocol, Scope, ServiceName, Verdict
 from kubeproxy.observability.status import build
 from kubeproxy.observability.status import text as status_text
 from kubeproxy.observability.status import wording as words
@@ -18,18 +19,24 @@ from kubeproxy.observability.status.index import Index, Order, Query, Row
 from kubeproxy.observability.status.observation import Observation
 from kubeproxy.observability.status.traffic_history import History
 from kubeproxy.proxier import FrontendStatus, Snapshot
+from kubeproxy.proxier.data_path import DataPath
+from kubeproxy.proxier.ejections import Ejection
 from tests.observability.status.observation import (
     BROKEN,
     EJECTED,
+    GOOD,
     MAIL,
     NOW,
     REPORTS,
+    TERMINATING,
     WALL,
     WEB,
     Watch,
     candidates,
+    flows_state,
     health,
     name,
+    rescue_state,
     shop,
     snapshot,
     town,
@@ -104,6 +111,94 @@ def test_each_endpoint_has_its_standing_and_reason() -> None:
     assert frontend.counters.dial_retries == 7
 
 
+def by_kernel(observation: Observation, **changes: object) -> Observation:
+    """The observation with web on the kernel path, and mail not, for a reason."""
+    web, mail, *others = observation.proxier.frontends
+    proxier = replace(
+        observation.proxier,  # type: ignore[type-var]
+        frontends=(
+            replace(web, data_path=DataPath.KERNEL, targets=(GOOD, TERMINATING)),  # type: ignore[type-var]
+            *(replace(each, data_path_reason="there is no endpoint") for each in (mail, *others)),  # type: ignore[type-var]
+        ),
+    )
+    return replace(observation, **{"proxier": proxier, "data_path": "kernel", **changes})  # type: ignore[arg-type]
+
+
+def test_the_data_path_of_each_frontend_and_their_numbers() -> None:
+    status = whole(by_kernel(shop(), rescue=rescue_state()))
+    (frontend,) = one(status, WEB).frontends
+    assert (frontend.data_path, frontend.targets) == ("kernel", ("10.3.0.2:8080", "10.3.2.2:8080"))
+    assert "  data path   kernel, to 2 endpoints in equal shares; 0 connections so far" in list(
+        status_text.listener(frontend)
+    )
+    (frontend,) = one(status, MAIL).frontends
+    assert "  data path   userspace: there is no endpoint" in list(status_text.listener(frontend))
+    shown = dict(status_text.facts(status))
+    assert shown["data paths"] == "1 frontend by the kernel, 3 by userspace (there is no endpoint)"
+    assert shown["rescue"] == "works for 1m00s; 7 failures reported, 7 packets sent again"
+
+
+def test_open_connections_and_bytes_of_both_paths_are_added_up() -> None:
+    plain, moved = shop(), {}
+    for name_, counters in plain.counters.items():
+        moved[name_] = structs.replace(counters, kernel_open=4, kernel_bytes_in=1000, kernel_bytes_out=2000)
+    status = whole(by_kernel(plain, counters=moved, kernel_flows=flows_state()))
+    web = one(status, WEB)
+    assert (web.traffic.active, web.traffic.bytes_in, web.traffic.bytes_out) == (7, 3000, 3_002_000)
+    assert (status.totals.traffic.active, status.totals.traffic.bytes_in) == (16, 4100)
+    shown = dict(status_text.facts(status))
+    assert shown["flows"] == "8 open by the kernel; bytes are counted"
+    assert "  by kernel   4 open, 1.0 kB in, 2.0 kB out" in list(status_text.listener(web.frontends[0]))
+    # What the kernel has led there goes on when new connections take the userspace path.
+    assert "  by kernel   4 open, 1.0 kB in, 2.0 kB out" in list(status_text.listener(one(status, MAIL).frontends[0]))
+
+
+def test_what_the_kernel_does_not_count_has_its_reason() -> None:
+    status = whole(by_kernel(shop(), kernel_flows=flows_state(bytes_counted=False)))
+    why = "bytes are not counted: net.netfilter.nf_conntrack_acct is not 1"
+    assert dict(status_text.facts(status))["flows"] == f"0 open by the kernel; {why}"
+    (frontend,) = one(status, WEB).frontends
+    assert f"  by kernel   0 open; {why}" in list(status_text.listener(frontend))
+    status = whole(by_kernel(shop(), kernel_flows=flows_state(problem="the table is away")))
+    assert dict(status_text.facts(status))["flows"] == (
+        "open connections and bytes of the kernel path are OLD: the table is away"
+    )
+
+
+def test_an_inert_rescue_has_its_reason() -> None:
+    state = rescue_state(working=False, changed_at=NOW - 5, problem="the rescue process has ended", restarts=2)
+    assert dict(status_text.facts(whole(by_kernel(shop(), rescue=state))))["rescue"] == (
+        "INERT for 5.0s, clients meet failed endpoints: the rescue process has ended; "
+        "7 failures reported, 7 packets sent again, 2 restarts of its process"
+    )
+
+
+def test_without_a_wish_for_the_kernel_path_nothing_mentions_it() -> None:
+    status = whole(shop())
+    assert status.data_paths is not None
+    assert status.data_paths.userspace == 4
+    assert not {"data paths", "rescue"} & dict(status_text.facts(status)).keys()
+
+
+def test_an_ejection_has_one_state_with_the_part_that_noticed_it() -> None:
+    ejected = {
+        (Protocol.TCP, EJECTED): Ejection("silent", "rescue", NOW, NOW + 2, 0.1, failures=2),
+        (Protocol.TCP, GOOD): Ejection("refused", "worker", NOW, NOW - 1, 0.1),
+        (Protocol.UDP, TERMINATING): Ejection("unreachable", "rescue", NOW, NOW + 1, 1.0),
+    }
+    status = whole(by_kernel(shop(), rescue=rescue_state(ejected)))
+    (frontend,) = one(status, WEB).frontends
+    first, second, *_ = frontend.endpoints
+    assert (first.address, first.standing, first.noticed_by, first.workers) == (str(EJECTED), "ejected", "rescue", (0,))
+    assert words.endpoint(first) == (
+        "did not answer in time (2 times in a row), noticed on the kernel path; next probe in 2.0s"
+    )
+    assert (second.address, second.standing, second.noticed_by) == (str(GOOD), "probing", "worker")
+    # Each Service counts its own; the UDP endpoint belongs to none.
+    assert status.totals.ejected_endpoints == 4
+    assert one(status, MAIL).state is State.EJECTED
+
+
 def test_an_endpoint_ejected_by_several_workers_has_one_standing() -> None:
     two = (
         EjectedEndpoint(target=EJECTED, worker=1, reason="timeout", failures=1, retry_in_s=0.0),
@@ -136,7 +231,7 @@ def test_an_endpoint_ejected_by_several_workers_has_one_standing() -> None:
         ({"search": "10.3.1.2:8080"}, [WEB]),
         ({"search": "10.3.0.2"}, [BROKEN, WEB, MAIL]),
         ({"search": "nothing"}, []),
-        ({"state": State.EMPTY}, [REPORTS]),
+        ({"states": frozenset({State.EMPTY})}, [REPORTS]),
         ({"order": Order.NAME}, [BROKEN, REPORTS, MAIL, WEB]),
         ({"order": Order.ACTIVE}, [MAIL, WEB, BROKEN, REPORTS]),
         ({"order": Order.CONNECTIONS}, [WEB, MAIL, BROKEN, REPORTS]),
@@ -258,7 +353,10 @@ def test_the_text_shows_pending_changes(pending_s: float | None, changes: int, f
 
 def test_the_headline() -> None:
     status = replace(whole(shop()), version="1.2.3")
-    assert status_text.headline(status) == "kubeproxy 1.2.3 on node-1: healthy, up 3h02m (pid 42)"
+    assert (
+        status_text.headline(status)
+        == "kubeproxy 1.2.3 on node-1: healthy, 1 Service with a problem, up 3h02m (pid 42)"
+    )
     assert "NOT HEALTHY" in status_text.headline(replace(status, healthy=False))
     assert "draining" in status_text.headline(replace(status, draining=True))
 

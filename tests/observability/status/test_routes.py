@@ -21,12 +21,13 @@ from kubeproxy.observability.status.queries import StatusService
 from kubeproxy.observability.status.routes import query_of, status_routes, wanted_format
 from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest
 from tests.observability.status.observation import candidates, shop, town
+from tests.support.loop_turns import counted_turns
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
 @dataclass
-class FrontendSockets:
+class StatusPages:
     """The status pages of a replaceable daemon."""
 
     see: Callable[[], Observation] = shop
@@ -70,8 +71,8 @@ class FrontendSockets:
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[FrontendSockets]:
-    made = FrontendSockets()
+async def served() -> AsyncIterator[StatusPages]:
+    made = StatusPages()
     made.status_service = StatusService(
         look=made.look, candidates=candidates, recent_warnings=lambda: made.recent_warnings
     )
@@ -107,7 +108,7 @@ async def served() -> AsyncIterator[FrontendSockets]:
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_every_answer_is_read_only_and_carries_security_headers(
-    served: FrontendSockets, path: str, accept: str, kind: str, method: str
+    served: StatusPages, path: str, accept: str, kind: str, method: str
 ) -> None:
     answer, text = await served.get(path, accept, method)
     assert answer.status == 200
@@ -124,18 +125,18 @@ async def test_every_answer_is_read_only_and_carries_security_headers(
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 @pytest.mark.parametrize("path", ["/statusz", "/statusz.json", "/trace"])
-async def test_methods_that_write_are_refused(served: FrontendSockets, path: str, method: str) -> None:
+async def test_methods_that_write_are_refused(served: StatusPages, path: str, method: str) -> None:
     assert (await served.get(path, method=method))[0].status == 405
 
 
 @pytest.mark.parametrize(
     "path", ["/statusz/", "/statusz/page.html", "/statusz/../status.py", "/statusz/%2e%2e/status.py"]
 )
-async def test_other_paths_are_not_found(served: FrontendSockets, path: str) -> None:
+async def test_other_paths_are_not_found(served: StatusPages, path: str) -> None:
     assert (await served.get(path))[0].status == 404
 
 
-async def test_the_page_refers_to_no_other_host(served: FrontendSockets) -> None:
+async def test_the_page_refers_to_no_other_host(served: StatusPages) -> None:
     for path in ("/statusz?format=html", "/statusz/page.css", "/statusz/page.js"):
         _, text = await served.get(path)
         assert "https://" not in text
@@ -143,7 +144,7 @@ async def test_the_page_refers_to_no_other_host(served: FrontendSockets) -> None
         assert "innerHTML =" not in text
 
 
-async def test_pages_and_filters(served: FrontendSockets) -> None:
+async def test_pages_and_filters(served: StatusPages) -> None:
     everything = await served.json()
     assert [it["name"] for it in everything["services"]] == ["broken", "web", "reports", "mail"]
     page = await served.json("&limit=2&offset=1&sort=name")
@@ -156,24 +157,24 @@ async def test_pages_and_filters(served: FrontendSockets) -> None:
     assert (await served.json("&offset=9"))["services"] == []
 
 
-async def test_one_service_as_text(served: FrontendSockets) -> None:
+async def test_one_service_as_text(served: StatusPages) -> None:
     answer, text = await served.get("/statusz?service=web")
     assert answer.status == 200
     assert text.startswith("shop/web: ejected")
     answer, text = await served.get("/statusz?service=nothing")
-    assert (answer.status, text) == (404, "no service nothing\n")
+    assert (answer.status, text) == (404, "no Service nothing (of 4); `kubeproxy status` without a name lists all\n")
 
 
 @pytest.mark.parametrize(
     "query", ["limit=-1", "limit=x", "offset=1e3", "limit=99999999999", "sort=age", "state=sad", "limit=٣"]
 )
-async def test_a_faulty_parameter_is_refused_with_the_allowed_values(served: FrontendSockets, query: str) -> None:
+async def test_a_faulty_parameter_is_refused_with_the_allowed_values(served: StatusPages, query: str) -> None:
     answer, text = await served.get(f"/statusz?{query}")
     assert answer.status == 400
     assert "allowed" in text
 
 
-async def test_a_trace(served: FrontendSockets) -> None:
+async def test_a_trace(served: StatusPages) -> None:
     answer, text = await served.get("/trace?to=10.96.0.1:80&from=10.2.0.2&protocol=udp")
     assert answer.status == 200
     assert served.traced == [TraceRequest(Destination("10.96.0.1", "UDP", 80), "10.2.0.2")]  # type: ignore[arg-type]
@@ -182,31 +183,22 @@ async def test_a_trace(served: FrontendSockets) -> None:
     assert (answer.status, text) == (400, 'found ""; allowed: IP:PORT, such as 10.96.0.10:53 or [fd00::1]:80\n')
 
 
-async def test_other_tasks_run_while_ten_thousand_services_are_sent(served: FrontendSockets) -> None:
+async def test_other_tasks_run_while_ten_thousand_services_are_sent(served: StatusPages) -> None:
     observation = town(10_000)
     served.see = lambda: observation
-    turns = 0
-
-    async def turn() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    other = asyncio.create_task(turn())
-    whole = await served.json()
+    async with counted_turns() as turns:
+        whole = await served.json()
     assert len(whole["services"]) == whole["matched"] == 10_000
     assert whole["totals"]["by_state"]["ejected"] == 100
     assert [it["state"] for it in whole["services"][99:101]] == ["ejected", "ok"]
-    assert turns > 100
+    assert turns.count > 100
     page = await served.json("&limit=50&offset=9990")
     assert len(page["services"]) == 10
     text = (await served.get("/statusz"))[1]
     assert "... and 9800 more" in text
-    other.cancel()
 
 
-async def test_an_observation_answers_several_queries_for_a_second(served: FrontendSockets) -> None:
+async def test_an_observation_answers_several_queries_for_a_second(served: StatusPages) -> None:
     await asyncio.gather(*(served.json() for _ in range(5)))
     assert served.looks == 1
     now = 0.0
@@ -220,7 +212,7 @@ async def test_an_observation_answers_several_queries_for_a_second(served: Front
 
 
 async def test_samples_are_taken_only_while_queries_arrive(
-    monkeypatch: pytest.MonkeyPatch, served: FrontendSockets
+    monkeypatch: pytest.MonkeyPatch, served: StatusPages
 ) -> None:
     monkeypatch.setattr(queries, "SAMPLE_S", 0.001)
     now = 0.0

@@ -13,9 +13,12 @@ const STATES = {
 };
 const STANDINGS = {
   ready: "ready", ejected: "ejected", probing: "probing", terminating: "gets no new clients",
-  unready: "not ready", elsewhere: "ready, but traffic policy or topology hints exclude it",
+  draining: "a rollout drains it", unready: "not ready", elsewhere: "ready, but traffic policy or topology hints exclude it",
 };
-const REASONS = { refused: "refuses", timeout: "did not answer in time", unreachable: "is unreachable" };
+const REASONS = {
+  refused: "refuses", timeout: "did not answer in time", silent: "did not answer in time", unreachable: "is unreachable",
+};
+const NOT_ASKED = "kubeproxy.dataPath is userspace";
 
 const $ = (id) => document.getElementById(id);
 const view = { search: "", state: "", sort: "problems", offset: 0, open: new Set() };
@@ -100,8 +103,8 @@ function showDaemon(status) {
   $("about").textContent = `version ${status.version} · up ${seconds(Math.max(0, status.now - status.began))} · pid ${status.pid}`;
   showTraffic(status);
   showStates(status.totals);
-  showNetfilter(status.netfilter);
-  fill($("sources"), ...status.sources.map((source) => sourceLine(source, status.now)));
+  showNetfilter(status.netfilter, status.data_paths);
+  fill($("sources"), ...configurationLine(status.configuration), ...status.sources.map((source) => sourceLine(source, status.now)));
   fill($("workers"), ...status.workers.map(workerRow));
   $("restarts").textContent = status.restarts ? `${count(status.restarts)} died and were replaced` : "";
   fill($("warnings"), ...(status.recent_warnings.length ? status.recent_warnings.map(warningLine) : [make("li", {}, "none")]));
@@ -134,12 +137,34 @@ function showStates(totals) {
   if (chosen) $("states").querySelector(`[data-state="${chosen}"]`)?.focus();
 }
 
-function showNetfilter(filter) {
+function dataPaths(paths) {
+  if (!paths || paths.wanted === "userspace") return [];
+  const pairs = [["by the kernel", `${count(paths.kernel)} frontends`], ["by userspace", `${count(paths.userspace)} frontends`]];
+  const rescue = paths.rescue;
+  if (rescue) pairs.push(["rescue", `${rescue.working ? "works" : "inert"} for ${seconds(rescue.since_s)}, ${count(rescue.resent)} sent again`]);
+  const flows = paths.flows;
+  if (flows) pairs.push(["open by the kernel", flows.problem ? "unknown" : `${count(flows.open)}${flows.bytes_counted ? "" : "; bytes are not counted: nf_conntrack_acct is not 1"}`]);
+  const bad = rescue && !rescue.working
+    ? [make("dd", { class: "bad" }, `clients meet failed endpoints${rescue.problem ? `: ${rescue.problem}` : ""}`)] : [];
+  if (flows && flows.problem) bad.push(make("dd", { class: "bad" }, flows.problem));
+  return [...facts(pairs), ...bad];
+}
+
+function showNetfilter(filter, paths) {
   $("adapter").textContent = filter.adapter;
   const synced = filter.programmed_ago_s === null ? "not yet" : `${seconds(filter.programmed_ago_s)} ago`;
   const waiting = filter.pending_s === null ? "all in effect" : `${filter.changes_pending ? `${count(filter.changes_pending)} ` : ""}for ${seconds(filter.pending_s)}`;
   fill($("netfilter"), ...facts([["last transaction", synced], [filter.pending_s === null ? "changes" : "changes pending", waiting]]),
-    ...(filter.failing ? [make("dd", { class: "bad" }, filter.failing)] : []));
+    ...(filter.failing ? [make("dd", { class: "bad" }, filter.failing)] : []), ...dataPaths(paths));
+}
+
+function configurationLine(configuration) {
+  if (!configuration || !(configuration.faults.length || configuration.needs_restart.length)) return [];
+  const [kind, state] = configuration.faults.length
+    ? ["error", `invalid, the previous one is in effect: ${configuration.faults.slice(0, PROBLEMS).join("; ")}`]
+    : ["empty", `restart needed for ${configuration.needs_restart.join(", ")}`];
+  return [make("li", {}, make("i", { class: `dot ${kind}` }), make("b", {}, "configuration"),
+    make("small", { class: "bad" }, state))];
 }
 
 function sourceLine(source, now) {
@@ -262,11 +287,18 @@ function showDots(element, service) {
 function explain(endpoint) {
   const { standing } = endpoint;
   if (standing !== "ejected" && standing !== "probing") {
+    if (standing === "draining") {
+      const added = endpoint.used ? "gets new clients for lack of another endpoint" : "gets no new clients";
+      return `${STANDINGS.draining}: ${added}, ${count(endpoint.open)} open`;
+    }
     return standing === "terminating" && endpoint.used ? "serves while no endpoint is ready" : STANDINGS[standing];
   }
   const times = endpoint.failures > 1 ? ` (${endpoint.failures} times in a row)` : "";
-  const next = standing === "ejected" ? `next probe in ${seconds(endpoint.retry_in_s)}` : "the next client probes it";
-  return `${REASONS[endpoint.reason] || endpoint.reason}${times}; ${next}`;
+  const byKernel = endpoint.noticed_by === "rescue";
+  const probing = byKernel ? "a dial probes it now" : "the next client probes it";
+  const next = standing === "ejected" ? `next probe in ${seconds(endpoint.retry_in_s)}` : probing;
+  const noticed = byKernel ? ", noticed on the kernel path" : "";
+  return `${REASONS[endpoint.reason] || endpoint.reason}${times}${noticed}; ${next}`;
 }
 
 function noteOf(service) {
@@ -287,6 +319,14 @@ function listener(frontend) {
   const lines = [`addresses ${frontend.addresses.join(", ") || "none for other hosts"}`];
   if (frontend.own_addresses.length) lines.push(`addresses for this node and its pods: ${frontend.own_addresses.join(", ")}`);
   if (frontend.source_ranges.length) lines.push(`load balancer addresses admit only ${frontend.source_ranges.join(", ")}`);
+  if (frontend.data_path === "kernel") {
+    lines.push(`data path kernel, to ${count(frontend.targets.length)} endpoints in equal shares; ${count(c.by_kernel)} connections so far`);
+  } else if (frontend.data_path_reason && frontend.data_path_reason !== NOT_ASKED) {
+    lines.push(`data path userspace: ${frontend.data_path_reason}`);
+  }
+  if (frontend.data_path === "kernel" || c.kernel_open || c.kernel_bytes_in) {
+    lines.push(`by the kernel: ${count(c.kernel_open)} open, ${frontend.kernel_bytes ? `${bytes(c.kernel_bytes_in)} in, ${bytes(c.kernel_bytes_out)} out` : "bytes are not counted"}`);
+  }
   if (frontend.affinity_s !== null) lines.push(`affinity ClientIP, ${frontend.affinity_s} s; ${count(c.affinity_entries)} clients bound`);
   if (!frontend.endpoints.some(({ used }) => used)) {
     lines.push(`no endpoints ${frontend.when_empty === "refuse" ? "at all: clients are refused" : "on this node: clients are dropped"}`);

@@ -1,0 +1,137 @@
+"""The certificate of a server: files that may be replaced at any time, or one made in memory that nothing signs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from kubeproxy.model.errors import ConfigError
+
+CHECK_S: Final = 10.0
+"""Seconds between two looks at the files."""
+SELF_SIGNED_DAYS: Final = 365
+"""Validity of the certificate made in memory, as kube-controller-manager's; each start makes a new one."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Paths of PEM files; empty: none."""
+
+    certificate: str = ""
+    """The server's certificate with the chain behind it. Without: one is made in memory."""
+    key: str = ""
+    client_ca: str = ""
+    """Authorities of client certificates. Without: none is asked for."""
+
+    def __post_init__(self) -> None:
+        if bool(self.certificate) != bool(self.key):
+            given = f"--tls-cert-file is {self.certificate!r}, --tls-private-key-file {self.key!r}"
+            raise ConfigError(f"{given}; allowed: both or none")
+
+
+class ServingTls:
+    """The TLS context of a server. New handshakes use replaced files within `CHECK_S`."""
+
+    def __init__(self, files: TlsFiles, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`ConfigError` when a file cannot be used."""
+        self._files = files
+        self._clock = clock
+        self._context = self._load()
+        self._stamp = self._stamps()
+        self._checked_at = clock()
+
+    def context(self) -> ssl.SSLContext:
+        """The context for the next handshake. Files that cannot be used are logged, and the earlier ones stay."""
+        now = self._clock()
+        if now - self._checked_at >= CHECK_S:
+            self._checked_at = now
+            stamp = self._stamps()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                try:
+                    self._context = self._load()
+                except ConfigError as error:
+                    log.warning("TLS files cannot be used", error=str(error), remedy="the earlier ones stay in use")
+                else:
+                    log.info("TLS files loaded", certificate=self._files.certificate, client_ca=self._files.client_ca)
+        return self._context
+
+    def _load(self) -> ssl.SSLContext:
+        files = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if files.certificate:
+            try:
+                context.load_cert_chain(files.certificate, files.key)
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"--tls-cert-file {files.certificate}, --tls-private-key-file {files.key}: {error}"
+                ) from error
+        else:
+            _load_self_signed(context)
+        if files.client_ca:
+            try:
+                context.load_verify_locations(files.client_ca)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"--client-ca-file {files.client_ca}: {error}") from error
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
+
+    def _stamps(self) -> tuple[tuple[int, int] | None, ...]:
+        return tuple(_stamp(path) for path in (self._files.certificate, self._files.key, self._files.client_ca))
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    """Changes with the file, also where a link in its path is replaced, as in a mounted Secret."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _load_self_signed(context: ssl.SSLContext) -> None:
+    """A certificate for this host's names and loopback, and a key that no disk ever has."""
+    import ipaddress
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    host = socket.gethostname()[:64] or "localhost"
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    now = datetime.now(UTC)
+    names: list[x509.GeneralName] = [x509.DNSName(each) for each in dict.fromkeys((host, "localhost"))]
+    names += [x509.IPAddress(ipaddress.ip_address(each)) for each in ("127.0.0.1", "::1")]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=SELF_SIGNED_DAYS))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    descriptor = os.memfd_create("serving")  # ssl takes paths only
+    with open(descriptor, "wb") as file:
+        file.write(secret + certificate.public_bytes(pem))
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")

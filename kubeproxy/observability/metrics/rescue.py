@@ -1,0 +1,61 @@
+"""Metrics of the kernel path's rescue of failed connections, read from its state at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from kubeproxy.observability.protocols import RescueState
+
+
+def rescue_families(state: RescueState) -> Iterator[Metric]:
+    """The metrics; there are none where the kernel path is not asked for."""
+    counts = state.counts
+    yield GaugeMetricFamily(
+        "kubeproxy_rescue_working",
+        "1 while failed connections of the kernel path are rescued; 0: clients meet failed endpoints",
+        state.working,
+    )
+    reports = CounterMetricFamily(
+        "kubeproxy_rescue_reports_total",
+        "Packets that have reported a failed connection: a refusal, or an ICMP error (unreachable)",
+        labels=("reason",),
+    )
+    reports.add_metric(("refused",), counts.refused)
+    reports.add_metric(("unreachable",), counts.unreachable)
+    yield reports
+    yield CounterMetricFamily("kubeproxy_rescue_copied_total", "First packets of clients copied", counts.copied)
+    yield GaugeMetricFamily("kubeproxy_rescue_copies_held", "Copies kept now, each for some seconds", counts.held)
+    yield CounterMetricFamily("kubeproxy_rescue_resent_total", "Packets of clients sent again", counts.resent)
+    not_resent = CounterMetricFamily(
+        "kubeproxy_rescue_not_resent_total",
+        "Packets not sent again, so that the client has to: sent as often as allowed (given_up), without a whole copy"
+        " (unknown), or refused by the kernel (unsent)",
+        labels=("cause",),
+    )
+    not_resent.add_metric(("given_up",), counts.given_up)
+    not_resent.add_metric(("unknown",), counts.unknown)
+    not_resent.add_metric(("unsent",), counts.unsent)
+    yield not_resent
+    yield CounterMetricFamily(
+        "kubeproxy_rescue_overflows_total",
+        "Times that the kernel had no room for reports or copies; their clients waited for their own repetition",
+        counts.overflows,
+    )
+    yield CounterMetricFamily(
+        "kubeproxy_rescue_process_restarts_total", "Starts of the rescue process after its end", state.restarts
+    )
+    ejections = CounterMetricFamily(
+        "kubeproxy_rescue_ejections_total",
+        "Endpoints taken out of the kernel path, by the last failure and the part that noticed it: a client's packet"
+        " (rescue), or a dial on the userspace path (worker)",
+        labels=("reason", "noticed_by"),
+    )
+    for (reason, noticed_by), times in sorted(state.ejections.items()):
+        ejections.add_metric((reason, noticed_by), times)
+    yield ejections
+    yield GaugeMetricFamily(
+        "kubeproxy_rescue_ejected", "Endpoints to which the kernel leads no new connections now", len(state.ejected)
+    )

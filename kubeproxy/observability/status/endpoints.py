@@ -1,0 +1,142 @@
+"""The endpoints of a frontend with their standings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from kubeproxy.dataplane.interface import EjectedEndpoint
+from kubeproxy.model import Address, Endpoint, Protocol, Target
+from kubeproxy.observability.protocols import EjectionView, RescueState
+from kubeproxy.observability.status.document import EndpointStatus, Standing
+
+
+class Ejected(NamedTuple):
+    """The ejection of an endpoint, by workers and on the kernel path, as one."""
+
+    reason: str
+    failures: int
+    retry_in_s: float
+    workers: tuple[int, ...]
+    noticed_by: str
+
+
+def ejected_endpoints(
+    protocol: Protocol,
+    endpoints: Iterable[Target],
+    by_workers: Sequence[EjectedEndpoint],
+    rescue: RescueState | None,
+    now: float,
+) -> Mapping[Target, Ejected]:
+    """The ejected endpoints of a frontend. What the rescue knows comes first: it informs the workers."""
+    found: dict[Target, list[EjectedEndpoint]] = {}
+    for one in by_workers:
+        found.setdefault(one.target, []).append(one)
+    result = {target: _by_workers(ejected) for target, ejected in found.items()}
+    if rescue is not None and rescue.ejected:
+        for target in endpoints:
+            if (ejection := rescue.ejected.get((protocol, target))) is not None:
+                result[target] = _by_rescue(ejection, result.get(target), now)
+    return result
+
+
+def _by_workers(ejected: Sequence[EjectedEndpoint]) -> Ejected:
+    worst = max(ejected, key=lambda one: one.retry_in_s)
+    return Ejected(
+        worst.reason,
+        max(one.failures for one in ejected),
+        worst.retry_in_s,
+        tuple(sorted({one.worker for one in ejected})),
+        "worker",
+    )
+
+
+def _by_rescue(ejection: EjectionView, also: Ejected | None, now: float) -> Ejected:
+    return Ejected(
+        ejection.reason,
+        ejection.failures,
+        max(0.0, ejection.until - now),
+        () if also is None else also.workers,
+        ejection.noticed_by,
+    )
+
+
+def endpoint_statuses(
+    chosen: Iterable[Target],
+    candidates: Mapping[Target, Endpoint],
+    ejected: Mapping[Target, Ejected],
+    open_to: Mapping[Address, int],
+    *,
+    preserved: frozenset[Target],
+) -> tuple[EndpointStatus, ...]:
+    """The chosen endpoints, ejected ones first; then the others of the service port."""
+    used = [
+        _used(target, candidates.get(target), ejected.get(target), target in preserved, open_to.get(target.address, 0))
+        for target in chosen
+    ]
+    used.sort(key=lambda endpoint: _FIRST.get(endpoint.standing, 9))
+    named = {endpoint.address for endpoint in used}
+    others = [
+        _unused(target, endpoint, open_to.get(target.address, 0))
+        for target, endpoint in sorted(candidates.items())
+        if str(target) not in named
+    ]
+    return (*used, *others)
+
+
+_FIRST: Final = {
+    standing: place
+    for place, standing in enumerate(
+        (Standing.EJECTED, Standing.PROBING, Standing.TERMINATING, Standing.DRAINING, Standing.READY)
+    )
+}
+
+
+def _used(
+    target: Target, endpoint: Endpoint | None, ejected: Ejected | None, preserved: bool, open_: int
+) -> EndpointStatus:
+    node, zone = (endpoint.node, endpoint.zone) if endpoint is not None else ("", "")
+    if ejected is not None:
+        return EndpointStatus(
+            address=str(target),
+            standing=Standing.EJECTED if ejected.retry_in_s > 0 else Standing.PROBING,
+            used=True,
+            reason=ejected.reason,
+            failures=ejected.failures,
+            retry_in_s=round(ejected.retry_in_s, 1),
+            workers=ejected.workers,
+            noticed_by=ejected.noticed_by,
+            node=node,
+            zone=zone,
+            preserved=preserved,
+        )
+    terminating = endpoint is not None and endpoint.terminating and not endpoint.ready
+    standing = Standing.TERMINATING if terminating else Standing.READY
+    if endpoint is not None and endpoint.draining:
+        standing = Standing.DRAINING
+    return EndpointStatus(
+        address=str(target),
+        standing=standing,
+        used=True,
+        node=node,
+        zone=zone,
+        open=open_ if standing is Standing.DRAINING else 0,
+        preserved=preserved,
+    )
+
+
+def _unused(target: Target, endpoint: Endpoint, open_: int) -> EndpointStatus:
+    if endpoint.draining:
+        return EndpointStatus(
+            address=str(target),
+            standing=Standing.DRAINING,
+            used=False,
+            node=endpoint.node,
+            zone=endpoint.zone,
+            open=open_,
+        )
+    if endpoint.ready:
+        standing = Standing.ELSEWHERE
+    else:
+        standing = Standing.TERMINATING if endpoint.terminating else Standing.UNREADY
+    return EndpointStatus(address=str(target), standing=standing, used=False, node=endpoint.node, zone=endpoint.zone)

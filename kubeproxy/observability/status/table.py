@@ -1,0 +1,117 @@
+"""The table of Services: the same columns in the same order, in a pipe and on a terminal of any width. Pure.
+
+A new column is one line in `COLUMNS`. Where the terminal is too narrow, columns with the highest `drop` go first; those
+without one never go. The note has what is left of the line, or lines of its own below.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kubeproxy.observability.status import wording as words
+from kubeproxy.observability.status.document import ServiceStatus
+
+GAP: Final = "  "
+LEAST_NOTE: Final = 24
+"""Characters that a note needs beside the other columns; with less it goes below them."""
+INDENT: Final = " " * 4
+"""Before a note below its Service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table."""
+
+    name: str
+    cell: Callable[[ServiceStatus], str]
+    right: bool = False
+    """Aligned to the right, as numbers are."""
+    drop: int = 0
+    """Narrow terminals drop the column with the highest number first; 0: none does."""
+
+    def aligned(self, text: str, width: int) -> str:
+        """A cell with that width."""
+        return text.rjust(width) if self.right else text.ljust(width)
+
+
+def _connections(service: ServiceStatus) -> str:
+    return words.rate(service.rates.connections if service.rates else None)
+
+
+def _bytes(service: ServiceStatus) -> str:
+    return words.size(service.rates.bytes_in + service.rates.bytes_out) if service.rates else "-"
+
+
+COLUMNS: Final = (
+    Column("STATE", lambda it: it.state),
+    Column("SERVICE", lambda it: f"{it.namespace}/{it.name}"),
+    Column("ACTIVE", lambda it: str(it.traffic.active), right=True, drop=2),
+    Column("ACCEPTED", lambda it: str(it.traffic.accepted), right=True, drop=3),
+    Column("FAILED", lambda it: str(it.traffic.failed), right=True, drop=1),
+    Column("CONN/S", _connections, right=True, drop=4),
+    Column("BYTES/S", _bytes, right=True, drop=5),
+    Column("ENDPOINTS", words.endpoint_count, right=True),
+)
+NOTE: Final = "NOTE"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The header, or one Service."""
+
+    service: ServiceStatus | None
+    """None: the header."""
+    lines: tuple[str, ...]
+    note_at: int
+    """Where the note begins in the first line; the other lines are all note."""
+
+
+def laid_out(services: Sequence[ServiceStatus], *, width: int | None, more: Sequence[Column] = ()) -> Iterator[Row]:
+    """The header and a row for each Service; `width`: of the terminal, None: unlimited. `more`: columns before the
+    endpoints."""
+    *most, last = COLUMNS
+    columns = [(column, _width(column, services)) for column in (*most, *more, last)]
+    needed = len(GAP) + LEAST_NOTE if any(map(words.note, services)) else 0
+    choices = list(_choices(columns))
+    fitting = [choice for choice in choices if width is None or _sum(choice) + needed <= width]
+    beside = bool(fitting)
+    columns = (fitting or [choice for choice in choices if width is None or _sum(choice) <= width] or choices[-1:])[0]
+    header = GAP.join(column.aligned(column.name, size) for column, size in columns)
+    yield Row(None, ((header + GAP + NOTE if beside else header).rstrip(),), len(header))
+    for service in services:
+        line = GAP.join(column.aligned(column.cell(service), size) for column, size in columns)
+        yield Row(service, tuple(_with_note(line, words.note(service), width, beside=beside)), len(line))
+
+
+def _choices(columns: list[tuple[Column, int]]) -> Iterator[list[tuple[Column, int]]]:
+    """The columns, then fewer and fewer of them."""
+    yield columns
+    while most := max(column.drop for column, _ in columns):
+        columns = [(column, size) for column, size in columns if column.drop != most]
+        yield columns
+
+
+def _with_note(line: str, note: str, width: int | None, *, beside: bool) -> Iterator[str]:
+    """The line of a Service, with its note beside or below it."""
+    if not note:
+        yield line.rstrip()
+    elif width is None:
+        yield line + GAP + note
+    elif not beside:
+        yield line.rstrip()
+        yield from textwrap.wrap(note, width, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False)
+    else:
+        first, *more = textwrap.wrap(note, width - len(line) - len(GAP), break_on_hyphens=False)
+        yield line + GAP + first
+        yield from (" " * len(line) + GAP + rest for rest in more)
+
+
+def _width(column: Column, services: Sequence[ServiceStatus]) -> int:
+    return max([len(column.name), *(len(column.cell(service)) for service in services)])
+
+
+def _sum(columns: Sequence[tuple[Column, int]]) -> int:
+    return sum(size for _, size in columns) + len(GAP) * (len(columns) - 1)
