@@ -1,1 +1,17 @@
-"""One process's life: assembly, lifecycle, signals, reload, shutdown, admin servers."""
+"""One process's life: its parts, start, reload, takeover, drain and end.
+
+lifecycle            start, ready, reload, drain, stop; `shutdown` is the end of it
+assembly             makes every part of the control process and connects them
+settings             configuration -> values of other packages (pure)
+sources, data_plane  make the sources and the data plane that the configuration asks for
+host_state           addresses, the Node object, what the kernel supports; `node_facts` is what follows for the proxier
+http_servers         the servers of health, metrics and health check node ports; `http_pages` are the first two of them
+reload, signals      SIGHUP: what changes while the daemon runs; signals as events to wait for
+sd_notify            messages to the service manager
+startup_progress     how far a start is
+process_limits       descriptors, core dumps, memory
+event_reporter       problems as Kubernetes Events
+drain_reporter       this node's drain report; `report_schedule` decides when it is written (pure)
+status_collector     the data of the status pages; `connection_trace` is that of a trace
+takeover             hot restart
+"""

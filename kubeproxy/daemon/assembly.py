@@ -1,35 +1,42 @@
 """Makes every part of the control process and connects them, before `lifecycle` starts any.
 
-What has to do with HTTP or the API server is imported later, by `admin` and `sources`: clients may be waiting, and
-imports take most of the time until the first answer.
+What has to do with HTTP or the API server is imported later, by `http_servers` and `sources`: clients may be waiting,
+and imports take most of the time until the first answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import structlog
 
 from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.data_paths import DataPaths
 from kubeproxy.daemon.data_plane import make_data_plane
+from kubeproxy.daemon.drain_reporter import DrainReporter
 from kubeproxy.daemon.event_reporter import Events, ProxierEvents
 from kubeproxy.daemon.host_state import HostState
-from kubeproxy.daemon.http_servers import AdminServers
+from kubeproxy.daemon.http_servers import HttpServers
+from kubeproxy.daemon.kernel_flows import KernelFlows
 from kubeproxy.daemon.reload import Reloader
+from kubeproxy.daemon.rescue import Rescue
 from kubeproxy.daemon.sd_notify import Notifier
 from kubeproxy.daemon.settings import periods, port_range, restrictions, tune
 from kubeproxy.daemon.shutdown import Shutdown
 from kubeproxy.daemon.signals import Signals
-from kubeproxy.daemon.sources import Sources, source_names
+from kubeproxy.daemon.sources import Sources, source_names, source_texts
+from kubeproxy.daemon.takeover.comparison import Offer
 from kubeproxy.daemon.takeover.instances import InstanceMarker
 from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
 from kubeproxy.daemon.takeover.server import OwnerCallbacks
 from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.in_process import LocalDataPlane
+from kubeproxy.dataplane.interface import Ended
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
+from kubeproxy.model import Address
 from kubeproxy.model.version import __version__
 from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
 from kubeproxy.netfilter.conntrack.stale_flows import NoConntrack
@@ -40,6 +47,7 @@ from kubeproxy.observability.logs import setup
 from kubeproxy.observability.logs.access_log import AccessLog
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.monitor.loop import Monitor
+from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.runtime.tasks import TaskSet
@@ -62,13 +70,16 @@ class Parts:
     data_plane: LocalDataPlane | WorkerDataPlane
     tracker: Tracker
     proxier: Proxier
+    data_paths: DataPaths
+    rescue: Rescue
+    kernel_flows: KernelFlows
     sources: Sources
     events: Events
     metrics: Metrics
     health: ProxyHealth
     monitor: Monitor
     access_log: AccessLog
-    admin_servers: AdminServers
+    http_servers: HttpServers
     reloader: Reloader
     shutdown: Shutdown
 
@@ -77,13 +88,15 @@ async def build(
     configuration: Configuration,
     read_configuration: Callable[[], Configuration],
     *,
+    file: str = "",
     signals: Signals,
     notifier: Notifier,
     closing: AsyncExitStack,
 ) -> Parts:
     """Make all parts: start the workers, choose the packet filter's adapter, and ask the kernel what it can do.
 
-    `closing` closes them in the opposite order. KernelError when no adapter works.
+    `file`: the configuration's; empty: flags alone. `closing` closes them in the opposite order. KernelError when no
+    adapter works.
     """
     tasks = TaskSet(on_crash)
     tracker = Tracker(source_names(configuration))
@@ -101,6 +114,9 @@ async def build(
     guard_sockets = await host_state.can_guard_sockets(netfilter)
     await host_state.look_whether_dials_are_marked(netfilter)
 
+    data_paths = DataPaths(netfilter)
+    await data_paths.use(configuration)
+
     # The callbacks find the parts that are made below: the control socket is bound only after this function.
     takeover = Takeover(
         OwnerCallbacks(
@@ -108,30 +124,51 @@ async def build(
             hold=lambda on: proxier.hold(on),
             leads_here=lambda: proxier.leads_here(),
             bindings=data_plane.bindings,
-            yield_all=lambda: admin_servers.give_away(),
+            yield_all=lambda: http_servers.release_ports(),
             grace_s=lambda: reloader.configuration.kubeproxy.shutdown_grace.seconds,
+            offer=lambda: Offer(tracker.services, source_texts(configuration)),
         ),
         version=__version__,
         others=instance_marker.others,
+        forced=configuration.kubeproxy.takeover == "force",
     )
     # The name is released last: an instance that waits for it finds nothing else of this one.
     closing.push_async_callback(takeover.close)
     closing.callback(instance_marker.close)
+    conntrack = KernelConntrack()
     rule_transfer = RuleTransfer(
         netfilter,
-        KernelConntrack() if netfilter.name != "none" else NoConntrack(),
+        conntrack if netfilter.name != "none" else NoConntrack(),
         takeover,
         data_plane,
         on_taken=lambda: on_taken(),
     )
     closing.push_async_callback(tasks.close)
 
+    find_holders = Holders()
     events = Events()
-    sources = Sources(configuration, node_name=host_state.node_name, tracker=tracker, events=events, tasks=tasks)
     metrics = Metrics(families=host_state.families)
+    drain_reporter = DrainReporter(
+        host_state.node_name,
+        data_plane=data_plane,
+        node=lambda: tracker.node,
+        translated_to=lambda addresses: translated_to(addresses),
+        on_written=metrics.drain_report_written,
+    )
+    sources = Sources(
+        configuration,
+        node_name=host_state.node_name,
+        tracker=tracker,
+        events=events,
+        drain_reporter=drain_reporter,
+        tasks=tasks,
+    )
     health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=host_state.families)
-    admin_servers = AdminServers(
+    http_servers = HttpServers(
         lambda: reloader.configuration,
+        configuration_state=lambda: reloader.state,
+        why_not_served=sources.why_not_served,
+        find_holders=find_holders,
         host_state=host_state,
         data_plane=data_plane,
         health=health,
@@ -150,10 +187,11 @@ async def build(
         families=host_state.families,
         facts=host_state.facts(),
         restrictions=restrictions(configuration),
-        find_holders=Holders(),
+        find_holders=find_holders,
         landing=host_state.landing,
         bind=host_state.bind,
         guard_sockets=guard_sockets,
+        data_path=data_paths.policy,
         conntrack=rule_transfer,
         rival_lives=takeover.server.rival_lives,
         on_rival=takeover.server.yield_to_rival,
@@ -162,10 +200,47 @@ async def build(
             metrics,
             adapter=netfilter.name,
             events=events,
-            on_service_health=admin_servers.ask_after,
+            on_service_health=http_servers.ask_after,
+            on_drains=drain_reporter.drains_changed,
         ),
     )
     events.owner_of = proxier.owner_of
+    rescue = Rescue(
+        netfilter=netfilter, proxier=proxier, data_plane=data_plane, data_paths=data_paths, on_crash=on_crash
+    )
+
+    kernel_flows = KernelFlows(
+        rules=lambda: proxier.in_force,
+        holder=proxier.holder_of,
+        taken=rule_transfer.taken,
+        superseded=takeover.server.superseded,
+        has_predecessor=lambda: takeover.predecessor is not None,
+        on_skipped=metrics.workers.skip_log,
+    )
+    closing.callback(kernel_flows.close)
+
+    def on_policy(policy: DataPathPolicy) -> None:
+        """Another data path is wanted, or possible."""
+        proxier.set_data_path(policy)
+        rescue.policy_changed()
+        if policy.wanted is not Wanted.USERSPACE:
+            kernel_flows.expect()
+
+    data_paths.on_change = on_policy
+    if data_paths.policy.wanted is not Wanted.USERSPACE:
+        kernel_flows.expect()
+
+    spread = False
+    """Whether rules have spread connections."""
+
+    async def translated_to(addresses: Collection[Address]) -> Mapping[Address, int]:
+        """Connections that the kernel leads to endpoints by itself, where rules spread any.
+
+        Connections that began by such rules go on without them, too."""
+        nonlocal spread
+        rules = proxier.in_force
+        spread = spread or (rules is not None and bool(rules.spreads or rules.own_spreads))
+        return await conntrack.translated_to(addresses) if spread else {}
 
     def on_taken() -> None:
         """The rules lead to us, and the predecessor has released everything."""
@@ -174,9 +249,13 @@ async def build(
         takeover.in_force()
         data_plane.share(False)
         if takeover.predecessor is not None:
-            admin_servers.expect_ports()
+            http_servers.expect_ports()
 
-    access_log = AccessLog(data_plane.ended, on_lost=metrics.access_log_lost)
+    async def ended() -> Sequence[Ended]:
+        """The connections of both data paths that have ended."""
+        return [*await data_plane.ended(), *await kernel_flows.ended()]
+
+    access_log = AccessLog(ended, on_lost=metrics.access_log_lost)
     reloader = Reloader(
         configuration,
         read_configuration,
@@ -185,8 +264,14 @@ async def build(
         data_plane=data_plane,
         health=health,
         access_log=access_log,
+        kernel_flows=kernel_flows,
         sources=sources,
+        metrics=metrics,
+        file=file,
+        data_paths=data_paths,
+        drain_reporter=drain_reporter,
     )
+    reloader.use_drain_reports()
     return Parts(
         signals=signals,
         notifier=notifier,
@@ -198,6 +283,9 @@ async def build(
         data_plane=data_plane,
         tracker=tracker,
         proxier=proxier,
+        data_paths=data_paths,
+        rescue=rescue,
+        kernel_flows=kernel_flows,
         sources=sources,
         events=events,
         metrics=metrics,
@@ -206,10 +294,15 @@ async def build(
             data_plane=data_plane,
             health=health,
             metrics=metrics,
-            checks={**host_state.complaints, "log": setup.writer_problem, "kubernetes": sources.complaint},
+            checks={
+                **host_state.complaints,
+                "log": setup.writer_problem,
+                "kubernetes": sources.complaint,
+                "rescue": rescue.complaint,
+            },
         ),
         access_log=access_log,
-        admin_servers=admin_servers,
+        http_servers=http_servers,
         reloader=reloader,
         shutdown=Shutdown(
             signals=signals,

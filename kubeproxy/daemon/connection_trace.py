@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import structlog
+
+from kubeproxy.daemon.kernel_path_trace import forwarding
 from kubeproxy.dataplane.interface import BalancePreview, Counters, DataPlane
 from kubeproxy.model import (
     NODE_PORTS,
@@ -20,10 +24,14 @@ from kubeproxy.model import (
     Verdict,
     family_of,
 )
+from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.cidr import contains
+from kubeproxy.netfilter.nftables.client_lookup import Bond, bond_of
 from kubeproxy.netfilter.packet_trace import Fate, Trace, Why, trace
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import RuleSet, Spread
+from kubeproxy.observability.protocols import RescueState
 from kubeproxy.observability.status import build
+from kubeproxy.observability.status import text as status_text
 from kubeproxy.observability.status.document import FrontendStatus
 from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest, WorkerPreview, describe
 from kubeproxy.proxier.node import NodeFacts
@@ -31,9 +39,12 @@ from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.state_snapshot import FrontendStatus as Standing
 from kubeproxy.proxier.state_snapshot import Snapshot
 
+log = structlog.get_logger(__name__)
+
 _OUTCOMES = {
     Fate.PASSED: Outcome.PASSED,
     Fate.PROXIED: Outcome.PROXIED,
+    Fate.FORWARDED: Outcome.FORWARDED,
     Fate.REFUSED: Outcome.REFUSED,
     Fate.DROPPED: Outcome.DROPPED,
 }
@@ -87,8 +98,19 @@ def decide(asked: TraceRequest, client: Client, rules: RuleSet, facts: NodeFacts
 class Tracer:
     """Traces connections in a running daemon, and changes nothing."""
 
-    def __init__(self, *, proxier: Proxier, data_plane: DataPlane, facts: Callable[[], NodeFacts]) -> None:
+    def __init__(
+        self,
+        *,
+        proxier: Proxier,
+        data_plane: DataPlane,
+        facts: Callable[[], NodeFacts],
+        rescue: Callable[[], RescueState | None] = lambda: None,
+        find_bond: Callable[[Address, Spread], Awaitable[Bond | None]] = bond_of,
+    ) -> None:
+        """`find_bond` asks the kernel which endpoint session affinity has for a client of the kernel path."""
         self._proxier = proxier
+        self._rescue = rescue
+        self._find_bond = find_bond
         self._data_plane = data_plane
         self._facts = facts
 
@@ -110,7 +132,12 @@ class Tracer:
             listener = await self._listener(standing)
         steps = list(_steps(asked, client, rules, met, frontend, service, snapshot, in_force is not None))
         if met.fate is Fate.PROXIED and frontend is not None:
+            if standing is not None and standing.data_path_reason not in ("", status_text.NOT_ASKED):
+                steps.append(f"it takes the userspace path: {standing.data_path_reason}")
             steps += _dialing(frontend, outlooks)
+        elif met.spread is not None:
+            shown = {} if listener is None else {each.address: each for each in listener.endpoints}
+            steps += forwarding(met.spread, met, rules, shown, await self._bond(client, met.spread))
         return TraceReport(
             to=str(Target(asked.to.address, asked.to.port)),
             protocol=asked.to.protocol,
@@ -128,6 +155,15 @@ class Tracer:
             ),
         )
 
+    async def _bond(self, client: Client, spread: Spread) -> Bond | None:
+        if client.address is None:
+            return None
+        try:
+            return await self._find_bond(client.address, spread)
+        except KernelError as error:
+            log.info("cannot look up affinity", reason=str(error))
+            return None
+
     def _troubled(self, snapshot: Snapshot) -> list[Service]:
         """The Services with problems."""
         services = (self._proxier.service(name) for name in snapshot.problems)
@@ -136,17 +172,28 @@ class Tracer:
     async def _listener(self, standing: Standing) -> FrontendStatus:
         name = standing.frontend.name
         counters, ejected = await self._data_plane.counters(), await self._data_plane.ejected()
+        candidates = self._proxier.candidates(name)
+        draining = {target.address for target, endpoint in candidates.items() if endpoint.draining}
         return build.frontend(
             standing,
             counters=counters.get(name) or Counters(),
             ejected=ejected.get(name, ()),
             candidates=self._proxier.candidates,
+            open_to=await self._data_plane.open_to(draining) if draining else {},
+            rescue=self._rescue(),
+            kernel_flows=None,
+            now=asyncio.get_running_loop().time(),
         )
 
 
 def _standing(snapshot: Snapshot, to: Destination, met: Trace) -> Standing | None:
-    """The frontend that the packet is redirected to; for one dropped by its source, the frontend of its destination."""
+    """The frontend to which the packet belongs; for one dropped by its source, the frontend of its destination."""
     for it in snapshot.frontends:
+        if met.spread is not None:
+            asked = it.frontend.own_destinations if met.why is Why.OWN_SPREAD else it.frontend.destinations
+            if met.matched in asked and str(it.frontend.name.service_port) == met.spread.service_port:
+                return it
+            continue
         if met.proxy_port is not None:
             if it.proxy_port == met.proxy_port and it.frontend.protocol is to.protocol:
                 return it
@@ -181,6 +228,11 @@ def _steps(
         ranges = ", ".join(sorted(rules.allowed_sources[asked.to]))
         verb = "is in none of" if met.why is Why.SOURCE_RANGE else "is admitted by"
         yield f"{client.address or 'the client'} {verb} the source ranges {ranges}"
+    if met.spread is not None and met.matched is not None:
+        yield f"{describe(asked.to)} is {_kind(met.matched, service)} of {met.spread.service_port}"
+        if frontend is not None and (policy := _policy(frontend, met)):
+            yield policy
+        return
     if met.proxy_port is None or met.matched is None:
         if met.why is Why.NO_RULE:
             yield f"no rule takes {describe(asked.to)}"
@@ -208,7 +260,7 @@ def _kind(matched: Destination, service: Service | None) -> str:
 
 
 def _policy(frontend: Frontend, met: Trace) -> str:
-    if met.why is Why.OWN_REDIRECT:
+    if met.why in (Why.OWN_REDIRECT, Why.OWN_SPREAD):
         return "this node and its pods may use any endpoint, whatever externalTrafficPolicy says"
     match frontend.name.scope:
         case Scope.LOCAL:
@@ -257,7 +309,7 @@ def _because(
             return "a proxy port takes only what was redirected to it"
         case Why.NO_RULE:
             return _missing(asked.to, rules, snapshot, services_degraded)
-    if met.fate is Fate.PROXIED:
+    if met.fate in (Fate.PROXIED, Fate.FORWARDED):
         return f"{name} has {_count(frontend)}" if frontend is not None else "its Service is just being removed"
     no_endpoint = "no endpoint on this node" if frontend and frontend.when_empty is Verdict.DROP else "no endpoints"
     return f"{name} has {no_endpoint}"

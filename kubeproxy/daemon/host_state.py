@@ -15,6 +15,7 @@ from kubeproxy.dataplane.sockets.loop_prevention import why_not_marked
 from kubeproxy.model import Address, Family, Node
 from kubeproxy.netfilter import kube_proxy_rules
 from kubeproxy.netfilter.conntrack import usage
+from kubeproxy.netfilter.forwarding import forwarded_families
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.local_addresses import landing_addresses, local_addresses
 from kubeproxy.proxier.node import NodeFacts
@@ -53,7 +54,13 @@ class HostState:
     def facts(self) -> NodeFacts:
         """The facts for the proxier, as of now."""
         node = node_of(self._configuration, self.node_name, self._node())
-        return node_facts(self._configuration, node, local_addresses(), can_preserve=self._can_preserve)
+        return node_facts(
+            self._configuration,
+            node,
+            local_addresses(),
+            can_preserve=self._can_preserve,
+            forwarding=forwarded_families(),
+        )
 
     def _reasons_not_to_preserve(self) -> list[str]:
         """Why privileges do not allow preserving client addresses.

@@ -1,4 +1,4 @@
-"""The HTTP servers of the configuration: health at one address, metrics and status pages at another.
+"""Makes the health server and the metrics server, with their pages, from the configuration.
 
 The pages name every Service of the cluster, so they answer on loopback only, wherever the metrics listen.
 """
@@ -11,6 +11,7 @@ from functools import partial
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.value_types import MetricsAddress
+from kubeproxy.daemon.kernel_traffic import KernelTraffic
 from kubeproxy.daemon.status_collector import StatusCollector
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.observability.debug_routes import debug_routes
@@ -20,7 +21,7 @@ from kubeproxy.observability.http.server import HttpServer
 from kubeproxy.observability.metrics.exposition import Exposition
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.protocols import Picture
-from kubeproxy.observability.routes import health_routes, metrics_routes
+from kubeproxy.observability.routes import health_routes, index_route, metrics_routes
 
 
 def http_servers(
@@ -31,18 +32,23 @@ def http_servers(
     metrics: Metrics,
     data_plane: DataPlane,
     picture: Callable[[], Picture],
+    kernel_traffic: KernelTraffic,
     status_collector: StatusCollector,
     configz: Callable[[], Mapping[str, object]],
     on_health_failure: Callable[[str], None],
+    holder_of: Callable[[str, int], str],
 ) -> Sequence[HttpServer]:
     """The configured servers, not started yet. `on_health_failure` gets, once, the reason why the health server has
-    no address."""
-    exposition = Exposition(metrics, data_plane=data_plane, picture=picture)
+    no address. `holder_of` names the process that has an address, for messages."""
+    exposition = Exposition(
+        metrics, data_plane=data_plane, picture=picture, with_kernel_traffic=kernel_traffic.added_to
+    )
     pages = [
         *metrics_routes(exposition, metrics, configz),
         *status_collector.routes(),
         *debug_routes(enabled=configuration.enable_profiling),
     ]
+    pages.insert(0, index_route([page for page in pages if "/page." not in page.path and "/debug" not in page.path]))
     access = Access(
         names=frozenset({node_name, socket.gethostname().lower()}), public=configuration.kubeproxy.public_status
     )
@@ -59,6 +65,7 @@ def http_servers(
                 hard_fail=configuration.bind_address_hard_fail,
                 on_failure=on_health_failure,
                 on_refused=partial(metrics.http_refused, "health"),
+                holder_of=holder_of,
             )
         )
     for address in metrics_addresses(metrics_address):
@@ -72,6 +79,7 @@ def http_servers(
                 # The loopback address is an addition for the pages; a start does not fail for it.
                 hard_fail=configuration.bind_address_hard_fail and address == metrics_address.address,
                 on_refused=partial(metrics.http_refused, "metrics"),
+                holder_of=holder_of,
                 access=access,
             )
         )

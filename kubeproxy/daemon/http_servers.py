@@ -1,6 +1,6 @@
-"""The admin servers: health, metrics with status pages, and the health check node ports of load balancers.
+"""The daemon's HTTP servers: health, metrics with status pages, health check node ports of load balancers.
 
-Clients do not wait for them, so `open` imports what has to do with HTTP (`admin_pages`).
+Clients do not wait for them, so `open` imports what has to do with HTTP (`http_pages`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from kubeproxy.config.dump import go_data
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.event_reporter import Events
 from kubeproxy.daemon.host_state import HostState
+from kubeproxy.daemon.kernel_flows import KernelFlows
 from kubeproxy.dataplane.interface import DataPlane
-from kubeproxy.model import ServiceName
+from kubeproxy.model import Address, Protocol, ServiceName
+from kubeproxy.netfilter.port_holders import kube_proxy_process
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.protocols import Picture
+from kubeproxy.observability.protocols import ConfigurationState, Picture
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
+from kubeproxy.proxier.port_claims import FindHolders
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.runtime.restart import kept_running
 from kubeproxy.runtime.tasks import TaskSet
@@ -30,13 +33,16 @@ if TYPE_CHECKING:
     from kubeproxy.observability.http.server import HttpServer
 
 
-class AdminServers:
-    """The HTTP servers, closed until `open`. `give_away` releases the ports for a new instance."""
+class HttpServers:
+    """The HTTP servers, closed until `open`. `release_ports` releases the ports for a new instance."""
 
     def __init__(
         self,
         configuration: Callable[[], Configuration],
         *,
+        configuration_state: Callable[[], ConfigurationState],
+        why_not_served: Callable[[str, str], str],
+        find_holders: FindHolders,
         host_state: HostState,
         data_plane: DataPlane,
         health: ProxyHealth,
@@ -47,6 +53,9 @@ class AdminServers:
     ) -> None:
         """`configuration` returns the one in force. `taken`: load balancers get no answer before it is set."""
         self._configuration = configuration
+        self._configuration_state = configuration_state
+        self._why_not_served = why_not_served
+        self._find_holders = find_holders
         self._host_state = host_state
         self._data_plane = data_plane
         self._health = health
@@ -71,6 +80,7 @@ class AdminServers:
         began: float,
         picture: Callable[[], Picture],
         ports_in_use: bool,
+        kernel_flows: KernelFlows,
         closing: AsyncExitStack,
     ) -> None:
         """Start the servers; `closing` closes them.
@@ -79,8 +89,10 @@ class AdminServers:
         `began`: when this run did, in Unix seconds. `ports_in_use`: by a predecessor, until `expect_ports`.
         """
         from kubeproxy.daemon.http_pages import http_servers
+        from kubeproxy.daemon.kernel_traffic import KernelTraffic
         from kubeproxy.daemon.status_collector import StatusCollector
 
+        kernel_traffic = KernelTraffic(lambda: proxier.snapshot().frontends, kernel_flows)
         status_collector = StatusCollector(
             node=self._host_state.node_name,
             began=began,
@@ -90,6 +102,9 @@ class AdminServers:
             picture=picture,
             facts=self._host_state.facts,
             recent_warnings=self._recent_warnings,
+            configuration=self._configuration_state,
+            why_not_served=self._why_not_served,
+            kernel_traffic=kernel_traffic,
         )
         self._tasks.start(kept_running("status", status_collector.run), name="status")
         self._servers = http_servers(
@@ -99,9 +114,11 @@ class AdminServers:
             metrics=self._metrics,
             data_plane=self._data_plane,
             picture=picture,
+            kernel_traffic=kernel_traffic,
             status_collector=status_collector,
             configz=lambda: go_data(self._configuration()),
             on_health_failure=partial(self._events.health_failed, self._host_state.node_name),
+            holder_of=self._holder_of,
         )
         for server in self._servers:
             closing.push_async_callback(server.close)
@@ -113,12 +130,24 @@ class AdminServers:
         )
         self.opened.set()
 
+    def _holder_of(self, host: str, port: int) -> str:
+        """The process that has a port, in words; empty: unknown."""
+        try:
+            holders = self._find_holders(Protocol.TCP, Address(host), port)
+        except OSError:
+            return ""
+        text = ", ".join(map(str, holders))
+        other = kube_proxy_process()
+        if other is not None and not any(holder.command for holder in holders):
+            text += f"; kube-proxy runs here (process {other})"
+        return f"{text}: stop it first (docs/migration.md)" if "kube-proxy" in text else text
+
     def expect_ports(self) -> None:
         """The predecessor has released its ports."""
         for server in self._servers:
             server.expect_port()
 
-    async def give_away(self) -> None:
+    async def release_ports(self) -> None:
         """Release the ports for a new instance; returns when they are free."""
         await self.opened.wait()
         for server in self._servers:

@@ -7,6 +7,7 @@ to do with HTTP or the API server is imported later.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import math
 import os
@@ -23,24 +24,26 @@ from kubeproxy.daemon import startup_progress
 from kubeproxy.daemon.assembly import Parts, build
 from kubeproxy.daemon.host_state import node_name_of
 from kubeproxy.daemon.process_limits import (
-    CONTAINER_INIT,
     forbid_core_dumps,
     load_modules,
     raise_descriptor_limit,
-    reap_strangers,
+    reap_adopted,
     set_oom_score_adj,
     settle_memory,
 )
 from kubeproxy.daemon.sd_notify import own_notifier
 from kubeproxy.daemon.settings import conntrack_limits as wanted_conntrack_limits
-from kubeproxy.daemon.shutdown import last_s, rules_at_exit
+from kubeproxy.daemon.shutdown import RulesAtExit, last_s, rules_at_exit
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.takeover import reexec
+from kubeproxy.daemon.takeover.comparison import TakeoverRefusedError
+from kubeproxy.daemon.takeover.instances import of_other_users
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.model.errors import ConfigError, KernelError, KubeproxyError
 from kubeproxy.model.version import __version__
 from kubeproxy.netfilter.cleanup import cleanup_all, pause_stale_rules
 from kubeproxy.netfilter.conntrack import sysctls
+from kubeproxy.observability.protocols import Picture
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.tracker import START_GRACE_S
 from kubeproxy.runtime import privileges
@@ -52,26 +55,35 @@ EXIT_FAILURE = 1
 
 FIRST_S = 1.0
 """How long the start of the HTTP servers waits for clients to be served first."""
+SOURCES_LOOK_S = 0.02
+"""How often a new instance looks whether its sources are complete, before it compares itself with its predecessor."""
 OTHERS_LOOK_S = 0.5
 """How often a start looks whether earlier instances still live, until its own rules are in force."""
 
 
-def run(configuration: Configuration, *, reload: Callable[[], Configuration]) -> int:
+def run(configuration: Configuration, *, reload: Callable[[], Configuration], file: str = "") -> int:
     """Serve until a signal or a takeover ends it; the exit status.
 
-    `reload` reads the configuration again (ConfigError when it is faulty).
+    `reload` reads the configuration again (ConfigError when it is faulty), from `file` and flags.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            return runner.run(live(configuration, reload))
-        except ConfigError:
-            raise
+            return runner.run(live(configuration, reload, file=file))
+        except ConfigError as error:
+            return refuse(error)
         except KubeproxyError as error:
             log.error("cannot start", reason=str(error))
             return EXIT_FAILURE
 
 
-async def live(configuration: Configuration, read_configuration: Callable[[], Configuration]) -> int:
+def refuse(error: ConfigError) -> int:
+    """Log why a configuration cannot be used; the exit status."""
+    for fault in error.faults:
+        log.error("cannot start", reason=fault)
+    return ConfigError.EXIT_STATUS
+
+
+async def live(configuration: Configuration, read_configuration: Callable[[], Configuration], *, file: str = "") -> int:
     """From start to stop."""
     began = time.time()
     signals = Signals()
@@ -82,7 +94,9 @@ async def live(configuration: Configuration, read_configuration: Callable[[], Co
     restrict_process(configuration)
     async with AsyncExitStack() as closing:
         closing.callback(notifier.close)
-        parts = await build(configuration, read_configuration, signals=signals, notifier=notifier, closing=closing)
+        parts = await build(
+            configuration, read_configuration, file=file, signals=signals, notifier=notifier, closing=closing
+        )
         daemon = Daemon(parts, closing, began=began)
         await daemon.find_predecessor()
         if not signals.stop.is_set():
@@ -115,6 +129,11 @@ class Daemon:
         self._parts = parts
         self._closing = closing
         self._began = began
+        self._reporting: asyncio.Task[None] | None = None
+        """Writes the drain reports."""
+        self._refused = asyncio.Event()
+        self._refusal: TakeoverRefusedError | None = None
+        """Why this instance does not take over; with `_refused`."""
 
     # Start
 
@@ -123,14 +142,48 @@ class Daemon:
         parts = self._parts
         if parts.rule_transfer.name == "none":
             return  # no rules lead to such instances, so several may run side by side
-        if await parts.takeover.begin(given_up=parts.signals.stop.is_set) is not None:
+        self._require_own_user()
+        owner = await parts.takeover.begin(given_up=parts.signals.stop.is_set)
+        if owner is not None:
             parts.data_plane.share(True)
+            log.info(
+                "taking over from running kubeproxy",
+                predecessor=owner.pid,
+                version=owner.version,
+                services=max(0, owner.offer.services),
+                sources=", ".join(owner.offer.sources),
+            )
+            # Everything is prepared beside it, but the rules stay its own until it is known what we would serve.
+            await parts.proxier.hold(True)
         if parts.instance_marker.others():
             # They serve meanwhile: take over only when everything is known.
             parts.tracker.start_within(math.inf)
             parts.tasks.start(kept_running("others", self._outlive_others), name="others")
         else:
             await self._disarm()
+
+    async def _compare_with_predecessor(self) -> None:
+        """Let the rules lead here if this instance serves enough; otherwise refuse the takeover."""
+        parts = self._parts
+        while not all(parts.tracker.sources().values()):
+            if parts.takeover.predecessor is None or parts.takeover.predecessor.gone:
+                break  # some Services are better than none
+            await asyncio.sleep(SOURCES_LOOK_S)
+        try:
+            parts.takeover.require_enough_services()
+        except TakeoverRefusedError as error:
+            self._refusal = error
+            self._refused.set()
+        else:
+            await parts.proxier.hold(False)
+
+    def _require_own_user(self) -> None:
+        """TakeoverRefusedError if a kubeproxy of another user runs: it cannot be asked to yield, so the two would
+        fight over the rules."""
+        if self._parts.reloader.configuration.kubeproxy.takeover == "force":
+            return
+        for other in of_other_users():
+            raise TakeoverRefusedError("a kubeproxy", f"runs on this host already ({other})")
 
     async def _outlive_others(self) -> None:
         """Start with what is known if earlier instances end first: some Services are better than none."""
@@ -165,32 +218,49 @@ class Daemon:
         # before the rules lead to us.
         http_later = parts.takeover.predecessor is None and not configuration.bind_address_hard_fail
         if not http_later:
-            await self._open_admin_servers()
+            await self._open_http_servers()
         await parts.sources.start(self._closing)
+        tasks.start(kept_running("rescue", parts.rescue.run), name="rescue")
+        if parts.instance_marker.others():
+            await parts.rescue.ready()
+        parts.reloader.use_access_log()  # before rules lead clients by the kernel path
         tasks.start(kept_running("proxier", parts.proxier.run), name="proxier")
+        if parts.takeover.predecessor is not None:
+            tasks.start(self._compare_with_predecessor(), name="comparison")
         tasks.start(kept_running("host_state", self._follow_host_state), name="host_state")
         tasks.start(kept_running("reload", self._follow_reloads), name="reload")
         tasks.start(kept_running("re-exec", self._follow_reexecs), name="re-exec")
-        if os.getpid() == CONTAINER_INIT:
-            tasks.start(kept_running("children of others", reap_strangers), name="children of others")
+        tasks.start(kept_running("children of others", reap_adopted), name="children of others")
         tasks.start(kept_running("monitor", parts.monitor.run), name="monitor")
         tasks.start(parts.monitor.measure_lag(), name="loop lag")
-        parts.reloader.use_access_log()
         tasks.start(kept_running("access log", parts.access_log.run), name="access log")
+        tasks.start(kept_running("kernel flows", parts.kernel_flows.run), name="kernel flows")
+        self._reporting = tasks.start(kept_running("drain reports", self._report_drains), name="drain reports")
         tasks.start(self._settle_in(), name="settling in")
         if http_later:
             await tasks.first_of(parts.proxier.serving.wait(), parts.signals.stop.wait(), asyncio.sleep(FIRST_S))
-            await self._open_admin_servers()
+            await self._open_http_servers()
 
-    async def _open_admin_servers(self) -> None:
+    async def _open_http_servers(self) -> None:
         """Start the HTTP servers: health, metrics, status."""
         parts = self._parts
-        await parts.admin_servers.open(
+        await parts.http_servers.open(
             parts.proxier,
             began=self._began,
-            picture=lambda: parts.sources.picture(parts.proxier.snapshot()),
+            picture=self._picture,
             ports_in_use=parts.takeover.predecessor is not None,
+            kernel_flows=parts.kernel_flows,
             closing=self._closing,
+        )
+
+    def _picture(self) -> Picture:
+        """The state of the control plane."""
+        parts = self._parts
+        return dataclasses.replace(
+            parts.sources.picture(parts.proxier.snapshot()),
+            data_path=parts.data_paths.policy.wanted,
+            rescue=parts.rescue.state(),
+            kernel_flows=parts.kernel_flows.state(),
         )
 
     # Life
@@ -198,12 +268,12 @@ class Daemon:
     async def _settle_in(self) -> None:
         """Do what can wait until clients are served.
 
-        An earlier run may have used another adapter, whose rules would still catch clients; and connection tracking
+        The rules of another adapter, from an earlier run, would still catch clients; and connection tracking
         has its settings only since there are rules that need it.
         """
         parts, ours = self._parts, self._parts.rule_transfer.name
         await parts.proxier.serving.wait()
-        await parts.admin_servers.opened.wait()  # a status request right after READY=1 gets an answer
+        await parts.http_servers.opened.wait()  # a status request right after READY=1 gets an answer
         if not parts.signals.stop.is_set():
             parts.notifier.ready(self._status())
         gc.freeze()  # the cluster's objects stay, too
@@ -222,7 +292,7 @@ class Daemon:
 
         def on_facts(facts: NodeFacts) -> None:
             parts.proxier.set_facts(facts)
-            parts.admin_servers.move()
+            parts.http_servers.move()
 
         await parts.host_state.follow(on_landing=on_landing, on_facts=on_facts)
 
@@ -231,6 +301,11 @@ class Daemon:
         node = self._parts.tracker.node
         self._parts.health.node_eligible(node is not None and node.eligible, exists=node is not None)
         self._parts.proxier.set_facts(self._parts.host_state.facts())
+
+    async def _report_drains(self) -> None:
+        """Answer the drain requests of rollouts once the rules lead here; until then a predecessor answers them."""
+        await self._parts.rule_transfer.taken.wait()
+        await self._parts.sources.report_drains()
 
     async def _follow_reloads(self) -> None:
         """Reload on SIGHUP."""
@@ -247,12 +322,14 @@ class Daemon:
             reason = reexec.obstacle(
                 workers=isinstance(parts.data_plane, WorkerDataPlane),
                 settled=parts.rule_transfer.taken.is_set() and not parts.takeover.server.superseded.is_set(),
-            ) or await reexec.why_not(words)
+            )
+            reason = reason or await parts.reloader.why_not() or await reexec.why_not(words)
             if reason is not None:
                 log.error("re-exec refused", reason=reason)
                 continue
             log.info("re-executing, workers serve on", command=" ".join(words))
             parts.notifier.reloading()
+            parts.rescue.bridge()
             reexec.renew(words)
 
     def _status(self) -> str:
@@ -268,9 +345,17 @@ class Daemon:
     # End
 
     async def end(self) -> None:
-        """Wait for a takeover or for the request to stop, and shut down. A takeover may come while it drains, too."""
+        """Wait for a takeover or for the request to stop, and shut down. A takeover may come while it drains, too.
+
+        TakeoverRefusedError: this instance would serve much less than its predecessor.
+        """
         parts, server = self._parts, self._parts.takeover.server
-        await parts.tasks.first_of(server.superseded.wait(), parts.signals.stop.wait(), server.stop_requested.wait())
+        await parts.tasks.first_of(
+            server.superseded.wait(), parts.signals.stop.wait(), server.stop_requested.wait(), self._refused.wait()
+        )
+        if self._refusal is not None:
+            await parts.shutdown.leave(RulesAtExit.LEAVE, within_s=0.0)
+            raise self._refusal
         own, clock = parts.reloader.configuration.kubeproxy, asyncio.get_running_loop().time
         grace_s = own.shutdown_grace.seconds
         ends_at = clock() + grace_s
@@ -278,10 +363,16 @@ class Daemon:
             parts.health.draining()
             parts.notifier.stopping(self._status(), takes_s=grace_s)
             await parts.shutdown.wind_down(grace_s)
+        if self._reporting is not None:
+            await parts.tasks.end(self._reporting)
         if server.superseded.is_set():
-            await parts.shutdown.make_way(max(0.0, ends_at - clock()))
+            leaving = parts.tasks.start(kept_running("drain reports", parts.sources.report_leaving), name="leaving")
+            await parts.shutdown.drain_after_takeover(max(0.0, ends_at - clock()))
+            await parts.tasks.end(leaving)
             return
         ours = parts.rule_transfer.taken.is_set() or not parts.instance_marker.others()
+        if ours:
+            await parts.sources.end_drain_reports()
         requested = server.stop_requested.is_set()  # then clients wait for the other instance
         rules = rules_at_exit(ours=ours, cleanup_on_exit=own.cleanup_on_exit and not requested)
         await parts.shutdown.leave(rules, within_s=last_s(grace_s))

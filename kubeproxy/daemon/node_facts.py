@@ -26,9 +26,15 @@ def node_of(configuration: Configuration, name: str, described: Node | None) -> 
 
 
 def node_facts(
-    configuration: Configuration, node: Node, local: Iterable[LocalAddress], *, can_preserve: bool
+    configuration: Configuration,
+    node: Node,
+    local: Iterable[LocalAddress],
+    *,
+    can_preserve: bool,
+    forwarding: frozenset[Family] = frozenset(),
 ) -> NodeFacts:
-    """`local`: every address of this host; `can_preserve`: whether the kernel lets us dial from clients' addresses."""
+    """`local`: every address of this host; `can_preserve`: whether the kernel lets us dial from clients' addresses;
+    `forwarding`: the families that it forwards."""
     own = [address.address for address in local if not address.address.startswith("fe80:")]
     return NodeFacts(
         name=node.name,
@@ -36,6 +42,7 @@ def node_facts(
         node_addresses=frozenset(node_port_addresses(configuration, node, own)),
         own_addresses=frozenset(own),
         internal_sources=frozenset(configuration.cluster_cidr.blocks),
+        forwarding=forwarding,
         preserve=Preserve(configuration.kubeproxy.preserve_client_address) if can_preserve else Preserve.NEVER,
     )
 

@@ -68,11 +68,12 @@ def load_modules() -> None:
             subprocess.run([program, "-q", "-a", *MODULES], timeout=MODULES_S, check=False, capture_output=True)
 
 
-async def reap_strangers(*, look_s: float = REAP_LOOK_S) -> None:
-    """Reap zombies that are not our children's, until cancelled.
+async def reap_adopted(*, look_s: float = REAP_LOOK_S) -> None:
+    """Reap zombies that no part of this process waits for, until cancelled.
 
-    A container's first process becomes the parent of orphans, for example of an `exec` into the container; as zombies
-    they would count against its limit on processes. Parts of this process reap their own children within one look.
+    After a re-exec the children of the program before are ours: its rescue process, and the one with libnftables. A
+    container's first process becomes the parent of orphans, for example of a program started in it. As zombies they
+    would count against the limit on processes. Parts of this process reap their own children within one look.
     """
     us = os.getpid()
     before: set[int] = set()

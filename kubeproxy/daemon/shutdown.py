@@ -59,9 +59,9 @@ def arrival_s(grace_s: float) -> float:
 
 
 class Shutdown:
-    """The steps of a shutdown: either `wind_down` and then `leave`, or `make_way`.
+    """The steps of a shutdown: either `wind_down` and then `leave`, or `drain_after_takeover`.
 
-    During `wind_down` a new instance may still take over; then `make_way` follows.
+    During `wind_down` a new instance may still take over; then `drain_after_takeover` follows.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Shutdown:
             log.error("cannot change rules at exit", reason=f"no answer within {RULES_S:g} s")
         await self._drain_last(within_s)
 
-    async def make_way(self, grace_s: float) -> None:
+    async def drain_after_takeover(self, grace_s: float) -> None:
         """Drain after a takeover: the rules lead to another instance."""
         log.info("new instance has taken over, draining", open=self._data_plane.open_connections, grace_s=grace_s)
         await self._proxier.stop(cleanup=False)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import uses_kubernetes
+from kubeproxy.daemon.drain_reporter import DrainReporter
 from kubeproxy.daemon.event_reporter import Events
 from kubeproxy.observability.protocols import Picture
 from kubeproxy.proxier.state_snapshot import Snapshot
@@ -20,6 +21,7 @@ from kubeproxy.runtime.restart import kept_running
 from kubeproxy.runtime.tasks import TaskSet
 
 if TYPE_CHECKING:
+    from kubeproxy.kubernetes.client.client import Client
     from kubeproxy.kubernetes.client.request_metrics import Requests
     from kubeproxy.sources.kubernetes.source import KubernetesSource
     from kubeproxy.sources.manifests.source import ManifestSource
@@ -31,20 +33,48 @@ def source_names(configuration: Configuration) -> list[str]:
     return [*names, "kubernetes"] if uses_kubernetes(configuration, os.environ) else names
 
 
+def source_texts(configuration: Configuration) -> tuple[str, ...]:
+    """The configured sources in words, without secrets, to be compared with those of another instance.
+
+    Paths are absolute. An API server is named by its setting: a pod's own one has another address after a change of
+    the network, and is the same.
+    """
+    from kubeproxy.observability.status.wording import redact
+
+    texts = []
+    for path in configuration.kubeproxy.manifests.paths:
+        is_path = path != "-" and "://" not in path
+        texts.append(f"manifests {os.path.abspath(path) if is_path else redact(path)}")
+    if uses_kubernetes(configuration, os.environ):
+        kubeconfig = configuration.client_connection.kubeconfig
+        own = os.path.abspath(kubeconfig) if kubeconfig else "of this pod"
+        texts.append(f"the API server {redact(configuration.kubeproxy.master) or own}")
+    return tuple(texts)
+
+
 class Sources:
-    """The sources, and the event recorder, which uses the same API client."""
+    """The sources, and what uses the same API client: the event recorder and the drain reporter."""
 
     def __init__(
-        self, configuration: Configuration, *, node_name: str, tracker: Tracker, events: Events, tasks: TaskSet
+        self,
+        configuration: Configuration,
+        *,
+        node_name: str,
+        tracker: Tracker,
+        events: Events,
+        drain_reporter: DrainReporter,
+        tasks: TaskSet,
     ) -> None:
         self._configuration = configuration
         self._node_name = node_name
         self._tracker = tracker
         self._events = events
+        self._drain_reporter = drain_reporter
         self._tasks = tasks
         self._kubernetes: KubernetesSource | None = None
         self._manifests: ManifestSource | None = None
         self._requests: Requests | None = None
+        self._client: Client | None = None
 
     async def start(self, closing: AsyncExitStack) -> None:
         """Start them. ConfigError when the address or the credentials of a configured API server are unusable."""
@@ -73,8 +103,13 @@ class Sources:
         self._kubernetes = KubernetesSource(
             client=client, sink=self._tracker, node_sink=self._tracker, node_name=self._node_name
         )
-        recorder = self._events.recorder = EventRecorder(client=client, node_name=self._node_name)
+        recorder = self._events.recorder = EventRecorder(
+            client=client,
+            node_name=self._node_name,
+            rights="bind system:node-proxier, which may create events",
+        )
         self._events.starting(self._node_name)
+        self._client = client
         running = (
             self._tasks.start(kept_running("events", recorder.run), name="events"),
             self._tasks.start(kept_running("kubernetes", self._kubernetes.run), name="kubernetes"),
@@ -97,10 +132,35 @@ class Sources:
         )
         self._tasks.start(kept_running("manifests", self._manifests.run), name="manifests")
 
+    async def report_drains(self) -> None:
+        """Write drain reports until cancelled; without an API server there are none."""
+        if self._client is not None:
+            await self._drain_reporter.run(self._client)
+
+    async def report_leaving(self) -> None:
+        """Report the connections that are left after a takeover, until cancelled."""
+        if self._client is not None:
+            try:
+                await self._drain_reporter.leave(self._client, self._tracker.drain_requests)
+            finally:
+                await self._drain_reporter.end(self._client)
+
+    async def end_drain_reports(self) -> None:
+        """Let the node's report expire, because no process of this node serves any more."""
+        if self._client is not None:
+            await self._drain_reporter.end(self._client)
+
     async def reload(self) -> None:
         """Read the manifests again."""
         if self._manifests is not None:
             await self._manifests.reload()
+
+    def why_not_served(self, namespace: str, name: str) -> str:
+        """Why a Service that a source has is none of this proxy's (namespace empty: any); empty: no source has it."""
+        for source in (self._manifests, self._kubernetes):
+            if source is not None and (reason := source.why_not_served(namespace, name)):
+                return reason
+        return ""
 
     def complaint(self) -> str | None:
         """What is wrong with the API server's objects; None: nothing."""
@@ -114,4 +174,5 @@ class Sources:
             manifests=self._manifests.state() if self._manifests is not None else None,
             requests=self._requests,
             events=self._events.recorder,
+            drain=self._drain_reporter,
         )

@@ -1,4 +1,4 @@
-"""Progress of a start; with ten thousand Services a start takes seconds.
+"""Shows the progress of a start; with ten thousand Services a start takes seconds.
 
 On a terminal it is one line, drawn again until everything is served, and erased then; elsewhere a log line every few
 seconds. A shorter start shows nothing. `status` is the line for service managers, also after the start.

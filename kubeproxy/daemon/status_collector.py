@@ -10,9 +10,10 @@ from collections.abc import Callable
 from aiohttp import web
 
 from kubeproxy.daemon.connection_trace import Tracer
+from kubeproxy.daemon.kernel_traffic import KernelTraffic
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.observability.health import ProxyHealth
-from kubeproxy.observability.protocols import Picture
+from kubeproxy.observability.protocols import ConfigurationState, Picture
 from kubeproxy.observability.status.observation import Observation
 from kubeproxy.observability.status.queries import StatusService
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
@@ -35,16 +36,22 @@ class StatusCollector:
         picture: Callable[[], Picture],
         facts: Callable[[], NodeFacts],
         recent_warnings: RecentWarnings,
+        configuration: Callable[[], ConfigurationState],
+        why_not_served: Callable[[str, str], str],
+        kernel_traffic: KernelTraffic,
     ) -> None:
         self._node = node
         self._data_plane = data_plane
         self._health = health
         self._picture = picture
         self._began = began
+        self._configuration = configuration
+        self._why_not_served = why_not_served
+        self._kernel_traffic = kernel_traffic
         self._board = StatusService(
             look=self._look, candidates=proxier.candidates, recent_warnings=recent_warnings.newest_first
         )
-        self._tracer = Tracer(proxier=proxier, data_plane=data_plane, facts=facts)
+        self._tracer = Tracer(proxier=proxier, data_plane=data_plane, facts=facts, rescue=lambda: picture().rescue)
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of the status pages."""
@@ -57,6 +64,7 @@ class StatusCollector:
     async def _look(self) -> Observation:
         counters, ejected = await self._data_plane.counters(), await self._data_plane.ejected()
         worker_status = await self._data_plane.worker_status()
+        counters = await self._kernel_traffic.added_to(counters)
         now, picture = asyncio.get_running_loop().time(), self._picture()
         return Observation(
             now=now,
@@ -73,4 +81,10 @@ class StatusCollector:
             problem=self._data_plane.problem,
             watches=picture.watches,
             manifests=picture.manifests,
+            configuration=self._configuration(),
+            why_not_served=self._why_not_served,
+            open_to={} if picture.drain is None else picture.drain.open,
+            data_path=picture.data_path,
+            rescue=picture.rescue,
+            kernel_flows=picture.kernel_flows,
         )

@@ -53,7 +53,7 @@ async def test_an_owner_can_answer_as_soon_as_its_socket_is_bound(
 ) -> None:
     """Every callback finds the part that it calls, though no part has been started."""
     parts, callbacks, _ = built
-    parts.admin_servers.opened.set()
+    parts.http_servers.opened.set()
     async with asyncio.timeout(30):
         callbacks.share(True)
         await callbacks.hold(True)

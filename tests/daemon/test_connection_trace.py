@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.daemon.connection_trace import Tracer, client_of
-from kubeproxy.model import Address, Endpoint, Protocol, ServicePort, TrafficPolicy
+from kubeproxy.model import Address, Endpoint, Family, Protocol, ServicePort, Target, TrafficPolicy
+from kubeproxy.netfilter.nftables.client_lookup import Bond
 from kubeproxy.netfilter.packet_trace import Fate
+from kubeproxy.netfilter.ruleset import Spread
+from kubeproxy.observability.protocols import RescueState
+from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import EndpointStatus, FrontendStatus, NamedCounters, Standing
 from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest, WorkerPreview, lines
 from kubeproxy.proxier import NodeFacts
+from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
+from kubeproxy.proxier.ejections import Ejection
+from tests.observability.status.observation import rescue_state
 from tests.proxier.builders import endpoint_slice, service
 from tests.proxier.fake_node import SOURCE, Node
 
@@ -55,8 +63,25 @@ async def shop() -> Node:
     return node
 
 
-async def ask(node: Node, to: str, source: str = "", protocol: str = "tcp") -> TraceReport:
-    tracer = Tracer(proxier=node.proxier, data_plane=node.data_plane, facts=lambda: FACTS)
+async def ask(
+    node: Node,
+    to: str,
+    source: str = "",
+    protocol: str = "tcp",
+    *,
+    rescue: RescueState | None = None,
+    bond: Bond | None = None,
+) -> TraceReport:
+    async def find_bond(client: Address, spread: Spread) -> Bond | None:
+        return bond
+
+    tracer = Tracer(
+        proxier=node.proxier,
+        data_plane=node.data_plane,
+        facts=lambda: FACTS,
+        rescue=lambda: rescue,
+        find_bond=find_bond,
+    )
     report = await tracer(TraceRequest.of(to=to, source=source, protocol=protocol))
     assert "None" not in "\n".join(lines(report))
     return report
@@ -87,6 +112,62 @@ async def test_outcome_and_words(to: str, source: str, outcome: Outcome, expecte
     report = await ask(node, to, source)
     assert report.outcome is outcome
     assert expected in "\n".join(lines(report))
+    await node.close()
+
+
+async def on_the_kernel_path() -> Node:
+    """The shop with the kernel path, and an ejected endpoint."""
+    node = await shop()
+    node.proxier.set_facts(replace(FACTS, forwarding=frozenset({Family.IPV4})))
+    node.proxier.set_data_path(DataPathPolicy(wanted=Wanted.KERNEL))
+    assert await node.proxier.sync_now()
+    await node.proxier.eject({(Protocol.TCP, EJECTED): False})
+    return node
+
+
+EJECTED = Target(Address("10.3.1.2"), 8080)
+
+
+async def test_the_kernel_path_names_its_rules_and_what_it_leaves_out() -> None:
+    node = await on_the_kernel_path()
+    rescue = rescue_state({(Protocol.TCP, EJECTED): Ejection("silent", "rescue", 0.0, 1e9, 0.1)})
+    report = await ask(node, "10.96.0.1:80", "10.2.0.2", rescue=rescue)
+    assert report.outcome is Outcome.FORWARDED
+    assert list(lines(report))[3:] == [
+        "  1. the client is another host: its packet meets the hook prerouting",
+        "  2. 10.96.0.1:80/TCP is a cluster IP of default/web:http",
+        "  3. the kernel leads it to one of 1 endpoints, at random with equal shares",
+        "     map spreads4, chain tcp_spread4_1, slots 0 to 0 of map tcp_slots4",
+        "     10.3.0.2:8080",
+        "  4. 1 endpoint gets no new clients at present",
+        "     10.3.1.2:8080: did not answer in time, noticed on the kernel path; next probe in"
+        f" {words.duration(round(1e9 - asyncio.get_running_loop().time(), 1))}",
+        "  5. the endpoint sees an address of this node, so that its answer comes back here"
+        " (the client is outside clusterCIDR)",
+    ]
+    await node.close()
+
+
+@pytest.mark.parametrize(
+    ("bond", "expected"),
+    [
+        (Bond(Target(Address("10.3.0.2"), 8080), "9m59s"), "it is bound to 10.3.0.2:8080, for 9m59s more"),
+        (None, "it is bound to none yet"),
+    ],
+)
+async def test_the_kernel_path_has_the_affinity_of_a_client(bond: Bond | None, expected: str) -> None:
+    node = await on_the_kernel_path()
+    report = await ask(node, "10.96.0.5:80", "10.2.0.2", bond=bond)
+    assert expected in "\n".join(lines(report))
+    await node.close()
+
+
+async def test_the_userspace_path_has_its_reason_where_the_kernel_path_is_wanted() -> None:
+    node = await on_the_kernel_path()
+    node.proxier.set_data_path(DataPathPolicy(wanted=Wanted.KERNEL, refusal="iptables: no maps"))
+    assert await node.proxier.sync_now()
+    report = await ask(node, "10.96.0.1:80", "10.2.0.2")
+    assert (report.outcome, "it takes the userspace path: iptables: no maps" in report.steps) == (Outcome.PROXIED, True)
     await node.close()
 
 

@@ -14,7 +14,7 @@ import pytest
 ALONE = """if True:
     import asyncio, ctypes, os, subprocess, time
     from pathlib import Path
-    from kubeproxy.daemon.process_limits import reap_strangers
+    from kubeproxy.daemon.process_limits import reap_adopted
 
     PR_SET_CHILD_SUBREAPER = 36
     assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
@@ -25,7 +25,7 @@ ALONE = """if True:
     async def main():
         ours = subprocess.Popen(["sh", "-c", "read line; exit 7"], stdin=subprocess.PIPE)
         subprocess.run(["sh", "-c", "for i in 1 2 3; do (exit 0) & done; exec sleep 0"])
-        task = asyncio.create_task(reap_strangers(look_s=0.2))
+        task = asyncio.create_task(reap_adopted(look_s=0.2))
         deadline = time.monotonic() + 20
         while children() != [str(ours.pid)]:
             assert time.monotonic() < deadline, children()

@@ -9,11 +9,13 @@ import msgspec
 import pytest
 
 from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.drain_reporter import DrainReporter
 from kubeproxy.daemon.event_reporter import Events
 from kubeproxy.daemon.sources import Sources
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.runtime.tasks import TaskSet
+from tests.support.doubles.data_plane import FakeDataPlane
 
 UNREACHABLE = "http://127.0.0.1:1"
 
@@ -39,7 +41,14 @@ async def test_sources_end_before_their_api_client(
         plain, kubeproxy=msgspec.structs.replace(plain.kubeproxy, master=UNREACHABLE)
     )
     tasks = TaskSet(crashed)
-    sources = Sources(configuration, node_name="here", tracker=Tracker(["kubernetes"]), events=Events(), tasks=tasks)
+    sources = Sources(
+        configuration,
+        node_name="here",
+        tracker=Tracker(["kubernetes"]),
+        events=Events(),
+        drain_reporter=DrainReporter("here", data_plane=FakeDataPlane(), node=lambda: None),
+        tasks=tasks,
+    )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(tasks.close)
         await sources.start(stack)

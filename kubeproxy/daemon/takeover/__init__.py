@@ -1,1 +1,13 @@
-"""Hot restart: one process takes over from another without losing a connection."""
+"""Hot restart: one process takes over from another without losing a connection.
+
+takeover         which instance owns the node, and what a new one does
+predecessor      the owner, as a new instance sees it
+server           the owner's side: answers new instances and orphaned workers
+protocol         messages between two control processes
+control_socket   the abstract Unix socket where they arrive
+comparison       whether the new instance serves what the owner serves (pure)
+instances        whether another instance lives
+rule_transfer    the first transaction of a new instance
+orphaned_worker  a worker without its control process, as the owner sees it
+reexec           the process executes the program on disk
+"""

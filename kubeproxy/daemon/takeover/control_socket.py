@@ -1,4 +1,4 @@
-"""The abstract Unix socket on which a control process answers other processes of this network namespace.
+"""The abstract Unix socket of a control process for other processes of this network namespace.
 
 Each control process binds a name of its own, ``kubeproxy/control/KEY``, from its start until another process has taken
 over. KEY is the time since boot and a random number, so no other user can bind the name first, and names order

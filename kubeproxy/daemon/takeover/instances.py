@@ -7,13 +7,61 @@ process, however that ends. Names of other users do not count (`kubeproxy.runtim
 
 from __future__ import annotations
 
+import os
 import socket
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from kubeproxy.runtime.abstract_sockets import listening
+from kubeproxy.daemon.takeover import control_socket
+from kubeproxy.runtime import privileges
+from kubeproxy.runtime.abstract_sockets import listener, listening, users
 
 PREFIX: Final = "kubeproxy/run/"
+_CAPABILITIES: Final = "CapEff:"
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A running control process of this host."""
+
+    pid: int
+    """0: in another PID namespace."""
+    uid: int
+
+    def __str__(self) -> str:
+        return f"pid {self.pid or 'in another container'}, user {self.uid}"
+
+
+def running(prefix: str = control_socket.PREFIX) -> list[Instance]:
+    """The control processes of this host, of any user that could be one.
+
+    Any user may bind such a name, so a name of another user counts only if its process has CAP_NET_ADMIN here.
+    """
+    names = users(prefix)
+    own = [Instance(listener(name), uid) for name, uid in names.items() if uid == os.geteuid()]
+    return [*own, *of_other_users(prefix)]
+
+
+def of_other_users(prefix: str = control_socket.PREFIX) -> list[Instance]:
+    """Those of them that belong to another user than this process."""
+    others = {name: uid for name, uid in users(prefix).items() if uid != os.geteuid()}
+    instances = [Instance(listener(name), uid) for name, uid in others.items()]
+    return [one for one in instances if one.pid and _may_administer(one.pid)]
+
+
+def _may_administer(pid: int) -> bool:
+    """Whether a process has CAP_NET_ADMIN in our own user namespace, which is where the map of users is ours."""
+    process = Path("/proc") / str(pid)
+    try:
+        if (process / "uid_map").read_text() != Path("/proc/self/uid_map").read_text():
+            return False
+        lines = (process / "status").read_text().splitlines()
+    except OSError:
+        return False
+    held = next((int(line.removeprefix(_CAPABILITIES), 16) for line in lines if line.startswith(_CAPABILITIES)), 0)
+    return bool(held >> privileges.Capability.NET_ADMIN & 1)
 
 
 class InstanceMarker:

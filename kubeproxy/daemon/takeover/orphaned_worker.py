@@ -1,6 +1,6 @@
 """An orphaned worker, as the owner of the node sees it.
 
-A worker whose control process has died serves on until the owner's rules are in force. It has no privileges, so any
+A worker outlives its control process: it serves on until the owner's rules are in force. It has no privileges, so any
 process of our user may claim to be one: its answers are bounded, and count for our frontends and endpoints only
 (`RestoreBindings`).
 """
@@ -13,6 +13,7 @@ import contextlib
 import structlog
 
 from kubeproxy.daemon.takeover.protocol import close, receive, send
+from kubeproxy.dataplane.balancing.affinity import AFFINITY_ENTRIES
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.dataplane.workers.takeover_messages import (
     FROM_ORPHANS,
@@ -29,8 +30,6 @@ log = structlog.get_logger(__name__)
 
 RECALL_S = 5.0
 """How long a worker may take to answer `Recall`."""
-BINDINGS = 65_536
-"""Clients that one process may name, in one answer."""
 
 
 class OrphanedWorker:
@@ -77,7 +76,7 @@ class OrphanedWorker:
         if self._same_protocol:
             self._answered.clear()
             self._bindings.clear()
-            self._room = BINDINGS
+            self._room = AFFINITY_ENTRIES
             with contextlib.suppress(OSError):  # it may end, or hang, at any time
                 async with asyncio.timeout(RECALL_S):
                     await send(self._writer, Recall())

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
 
+from kubeproxy.daemon.takeover.comparison import Offer, TakeoverRefusedError, offer_in
 from kubeproxy.daemon.takeover.control_socket import ControlSocket, connect
 from kubeproxy.daemon.takeover.protocol import (
     ANSWERS,
@@ -34,6 +35,7 @@ from kubeproxy.daemon.takeover.protocol import (
     send_first,
     type_of,
 )
+from kubeproxy.dataplane.balancing.affinity import AFFINITY_ENTRIES
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.dataplane.workers.takeover_messages import (
     LINE_BYTES,
@@ -49,8 +51,6 @@ log = structlog.get_logger(__name__)
 
 ANSWER_S: Final = 5.0
 """How long a process has for an answer; one that takes longer hangs, and is passed over."""
-BINDINGS: Final = 65_536
-"""Clients that a predecessor may name, as many as an owner sends."""
 RETRY_S: Final = 0.1
 """How often busy processes are asked again. The new instance waits for them without limit, because they serve."""
 ENDINGS: Final = 10
@@ -98,15 +98,16 @@ async def greet(name: str, hello: Hello) -> Predecessor:
             end = writer.close
             await send(writer, Proof())
             match await receive(reader, ANSWERS):
-                case Accepted():
-                    pass
+                case Accepted() as accepted:
+                    offer = offer_in(accepted)
                 case Busy(looking=looking):
                     raise BusyError(looking=looking)
                 case None:
                     raise ConnectionResetError
                 case other:
                     raise ValueError(f"expected accepted, got {type_of(other)}")
-            return Predecessor(reader, writer, first, name=name, same_protocol=first.protocol == hello.protocol)
+            same_protocol = first.protocol == hello.protocol
+            return Predecessor(reader, writer, first, offer, name=name, same_protocol=same_protocol)
     except BaseException:
         end()
         raise
@@ -117,9 +118,13 @@ async def greet(name: str, hello: Hello) -> Predecessor:
 class Search:
     """The search for the owner of the node among the control processes of this network namespace."""
 
-    def __init__(self, control: ControlSocket, hello: Hello) -> None:
+    def __init__(
+        self, control: ControlSocket, hello: Hello, obstacle: Callable[[Offer], str | None] = lambda owner: None
+    ) -> None:
+        """`obstacle`: why we must not take over from an owner with that offer; None: we may."""
         self._control = control
         self._hello = hello
+        self._obstacle = obstacle
         self.passed_over: set[str] = set()
         """Names of those that may own the node and did not answer."""
         self._unproven: set[str] = set()
@@ -134,7 +139,7 @@ class Search:
         return await greet(name, self._hello)
 
     async def find(self, given_up: Callable[[], bool]) -> Predecessor | None:
-        """The owner; None: the node is ours (or `given_up` says so).
+        """The owner; None: the node is ours (or `given_up` says so). TakeoverRefusedError: `obstacle` forbids it.
 
         An owner of another protocol version is asked to stop, and waited for. The caller has to answer accordingly
         from then on, and must not await anything in between.
@@ -148,6 +153,7 @@ class Search:
             for name, answer in zip(names, answers, strict=True):
                 if isinstance(answer, BaseException):
                     busy |= self._note(name, answer)
+            self._require_no_obstacle(found)
             others = [one for one in found if not one.same_protocol]
             await asyncio.gather(*map(self._stop, others))
             found = [one for one in found if one.same_protocol]
@@ -169,6 +175,13 @@ class Search:
 
     def _names(self) -> list[str]:
         return [name for name in self._control.others() if name not in self.passed_over | self._unproven]
+
+    def _require_no_obstacle(self, found: Sequence[Predecessor]) -> None:
+        for owner in found:
+            if (reason := self._obstacle(owner.offer)) is not None:
+                for one in found:
+                    one.close()
+                raise TakeoverRefusedError(str(owner), reason)
 
     async def _stop(self, owner: Predecessor) -> None:
         """Ask an owner of another protocol version to stop; one that does not is passed over."""
@@ -231,6 +244,7 @@ class Predecessor:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         first: Prove,
+        offer: Offer,
         *,
         name: str,
         same_protocol: bool,
@@ -240,11 +254,15 @@ class Predecessor:
         self.pid = first.pid
         self.version = first.version
         self.protocol = first.protocol
+        self.offer = offer
         self.same_protocol = same_protocol
         self._reader = reader
         self._writer = writer
         self.silent = False
         """Whether it did not answer in time, though it has not ended."""
+
+    def __str__(self) -> str:
+        return f"the running kubeproxy (pid {self.pid}, version {self.version})"
 
     async def recall(self) -> list[RestoreBindings]:
         """The clients of session affinity, as far as the answer comes in time."""
@@ -294,7 +312,7 @@ class Predecessor:
                             return None
                         case Refused(request=refused, reason=reason) if refused == word:
                             return reason
-                        case Bindings(bound=part) if bindings is not None and known < BINDINGS:
+                        case Bindings(bound=part) if bindings is not None and known < AFFINITY_ENTRIES:
                             known += len(part.bindings)
                             bindings.append(part)
                         case _:

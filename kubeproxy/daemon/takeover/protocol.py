@@ -3,10 +3,10 @@
 One JSON object per line, in both directions; ``type`` names the kind. Both sides state their protocol version in their
 first message::
 
-    new instance   {"type": "hello", "protocol": 1, "pid": 42, "version": "0.1.0"}    and a challenge (`net_admin`)
+    new instance   {"type": "hello", "protocol": 1, "pid": 42, "version": "0.1.0"}    and a challenge
     owner          {"type": "prove", "protocol": 1, "pid": 41, "version": "0.1.0"}    and a challenge
     new instance   {"type": "proof"}
-    owner          {"type": "accepted"}
+    owner          {"type": "accepted", "services": 5, "sources": ["manifests /etc/kubeproxy/manifests"]}
 
 An owner that cannot be followed now answers ``busy`` instead of ``prove`` or ``accepted``, and closes.
 
@@ -87,8 +87,13 @@ class Stopping(TakeoverMessage, frozen=True):
     """The grace period of open connections."""
 
 
-class Accepted(TakeoverMessage, frozen=True):
-    """The new instance may send its requests. Frozen."""
+class Accepted(TakeoverMessage, frozen=True, omit_defaults=True):
+    """The new instance may send its requests, and what the owner serves (`comparison`). Frozen."""
+
+    services: int = -1
+    """Services of all sources; negative: unknown."""
+    sources: tuple[str, ...] = ()
+    """Empty: unknown."""
 
 
 class Hold(TakeoverMessage, frozen=True):

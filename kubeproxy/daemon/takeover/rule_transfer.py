@@ -15,13 +15,13 @@ from kubeproxy.model.errors import KernelError, KubeproxyError
 from kubeproxy.netfilter.cleanup import cleanup_all
 from kubeproxy.netfilter.conntrack.stale_flows import Conntrack
 from kubeproxy.netfilter.interface import PAUSE_S, Netfilter
-from kubeproxy.netfilter.ruleset import Reach, RuleSet
+from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 log = structlog.get_logger(__name__)
 
 
 class RuleTransfer(Netfilter, Conntrack):
-    """A `Netfilter` and a `Conntrack`, whose first use takes the rules over from the predecessor, if there is one.
+    """A `Netfilter` and a `Conntrack`; the first use takes the rules over from the predecessor, if there is one.
 
     The steps: the predecessor sends its session affinity; it leaves the rules alone (`Hold`); one transaction turns the
     rules to us; the flows that still lead to it are deleted; it releases the rest (`Take`). If the transaction fails,
@@ -60,6 +60,18 @@ class RuleTransfer(Netfilter, Conntrack):
     def name(self) -> str:
         """See `Netfilter.name`."""
         return self._netfilter.name
+
+    async def rebalance(self, change: Rebalance) -> bool:
+        """See `Netfilter.rebalance`."""
+        return await self._netfilter.rebalance(change) if self._applied else False
+
+    async def why_not_spreading(self) -> str | None:
+        """See `Netfilter.why_not_spreading`."""
+        return await self._netfilter.why_not_spreading()
+
+    async def why_not_rescuing(self) -> str | None:
+        """See `Netfilter.why_not_rescuing`."""
+        return await self._netfilter.why_not_rescuing()
 
     async def why_not_transparent(self) -> str | None:
         """See `Netfilter.why_not_transparent`."""

@@ -1,6 +1,6 @@
 """The owner's side of a takeover: it answers new instances and orphaned workers.
 
-An owner obeys a process of its own user that proves CAP_NET_ADMIN over this network namespace (`net_admin`): such a
+An owner obeys a process of its user that proves CAP_NET_ADMIN over our network namespace (`peer_capability`): such a
 process could do the same harm without us. A process between the two may pass both proofs on, and then send requests in
 the new instance's name. So `Take` is refused while the kernel's rules still lead to the owner, and `Hold` ends after
 HOLD_S; with a false protocol version such a process can turn a takeover into stop and start, and no more.
@@ -21,6 +21,7 @@ from typing import Final
 
 import structlog
 
+from kubeproxy.daemon.takeover.comparison import Offer, in_message
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
 from kubeproxy.daemon.takeover.orphaned_worker import OrphanedWorker
 from kubeproxy.daemon.takeover.predecessor import ANSWER_S, RETRY_S, Predecessor, UnprovenError
@@ -93,6 +94,8 @@ class OwnerCallbacks:
     """Release what only one process can have; the rules are another's."""
     grace_s: Callable[[], float]
     """The grace period of open connections."""
+    offer: Callable[[], Offer]
+    """What this instance serves."""
 
 
 class TakeoverServer:
@@ -299,7 +302,7 @@ class TakeoverServer:
     ) -> None:
         """An instance of another protocol version can only have this process stop."""
         async with asyncio.timeout(ANSWER_S):
-            await send(writer, Accepted())
+            await send(writer, self._accepted())
             request: Request | None = await receive(reader, REQUESTS)
             if not isinstance(request, Stop):
                 return
@@ -322,7 +325,7 @@ class TakeoverServer:
         log.info("new instance connected", pid=hello.pid, version=hello.version)
         try:
             callbacks.share(True)
-            await send(writer, Accepted())
+            await send(writer, self._accepted())
             while (request := await self._next(reader, held=held and not taken)) is not None:
                 match request:
                     case Recall():
@@ -356,6 +359,10 @@ class TakeoverServer:
                 callbacks.share(False)
                 if held:
                     await callbacks.hold(False)
+
+    def _accepted(self) -> Accepted:
+        offer = self._callbacks.offer()
+        return Accepted(services=offer.services, sources=in_message(offer.sources))
 
     async def _next(self, reader: asyncio.StreamReader, *, held: bool) -> Request | None:
         """The next request. TimeoutError from a new instance that keeps us from our rules and asks nothing."""

@@ -19,7 +19,7 @@ not fight over the rules.
 Two instances that cannot communicate at all find out by the rules: the older one yields when the kernel's redirects
 lead to other ports and a younger control process lives (`TakeoverServer.rival_lives`, `yield_to_rival`).
 
-Workers whose control process has died connect to the owner, too. They serve on until the owner retires them, when its
+Workers of a dead control process connect to the owner, too. They serve on until the owner retires them, when its
 rules are in force.
 """
 
@@ -33,6 +33,7 @@ from typing import Final
 
 import structlog
 
+from kubeproxy.daemon.takeover.comparison import Offer, TakeoverRefusedError, fewer_services, other_sources
 from kubeproxy.daemon.takeover.control_socket import PREFIX, ControlSocket
 from kubeproxy.daemon.takeover.predecessor import ANSWER_S, BusyError, Predecessor, Search, UnprovenError
 from kubeproxy.daemon.takeover.protocol import hello
@@ -56,13 +57,15 @@ class Takeover:
         *,
         version: str,
         others: Callable[[], bool] = lambda: False,
+        forced: bool = False,
         prefix: str = PREFIX,
     ) -> None:
-        """`others`: whether a process of another run lives."""
+        """`others`: whether a process of another run lives. `forced`: take over whatever this process serves."""
         self._callbacks = callbacks
         self._others = others
         self._control = ControlSocket(prefix)
-        self._search = Search(self._control, hello(version))
+        self._forced = forced
+        self._search = Search(self._control, hello(version), self._obstacle)
         self._tasks = TaskSet(self._crashed)
         self.server = TakeoverServer(self._control, callbacks, version=version)
         self._listens_since = -math.inf
@@ -72,13 +75,25 @@ class Takeover:
     async def begin(self, *, given_up: Callable[[], bool] = lambda: False) -> Predecessor | None:
         """Bind our name, and find the owner of the node.
 
-        None: there is none, or none that answers, or `given_up` says so.
+        None: there is none, or none that answers, or `given_up` says so. TakeoverRefusedError: it serves from other
+        sources.
         """
         self.server.listen()
         self._listens_since = asyncio.get_running_loop().time()
         self.predecessor = await self._search.find(given_up)
         self.server.found(self.predecessor)  # nothing was awaited since the search ended
         return self.predecessor
+
+    def _obstacle(self, owner: Offer) -> str | None:
+        return None if self._forced else other_sources(owner, self._callbacks.offer())
+
+    def require_enough_services(self) -> None:
+        """TakeoverRefusedError if we would serve much less than our predecessor. Call it when all sources are known."""
+        owner = self.predecessor
+        if owner is None or owner.gone or self._forced:
+            return
+        if (reason := fewer_services(owner.offer, self._callbacks.offer())) is not None:
+            raise TakeoverRefusedError(str(owner), reason)
 
     async def recall(self) -> list[RestoreBindings]:
         """The clients of session affinity of the predecessor and of orphaned workers, as far as they answer in time."""

@@ -39,6 +39,7 @@ MOST = RestoreBindings(
         (b'{"type":"prove","protocol":7,"pid":42,"version":"x"}', Prove(7, 42, "x"), protocol.FIRST_ANSWERS),
         (b'{"type":"proof"}', Proof(), protocol.PROOFS),
         (b'{"type":"accepted"}', Accepted(), protocol.ANSWERS),
+        (b'{"type":"accepted","services":5,"sources":["x"]}', Accepted(5, ("x",)), protocol.ANSWERS),
         (b'{"type":"stop"}', Stop(), protocol.REQUESTS),
         (b'{"type":"stopping","within_s":1.5}', Stopping(1.5), protocol.ANSWERS),
         (b'{"type":"retire"}', Retire(), FOR_ORPHANS),

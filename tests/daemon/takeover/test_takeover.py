@@ -17,6 +17,7 @@ import uvloop
 from kubeproxy.daemon.takeover import predecessor as takeover_predecessor
 from kubeproxy.daemon.takeover import server as takeover_server
 from kubeproxy.daemon.takeover import takeover as takeover_module
+from kubeproxy.daemon.takeover.comparison import Offer
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
 from kubeproxy.daemon.takeover.predecessor import RETRY_S, Predecessor
 from kubeproxy.daemon.takeover.protocol import HELLOS, PROOFS, Hello, Prove, receive_first, send_first, type_of
@@ -47,6 +48,7 @@ class Story:
         self.forgets: Exception | None = None
         self.leads_here: bool | KernelError = False
         """Whether the rules still lead to it."""
+        self.offer = Offer(5, ("manifests /one",))
         self.ponders = False
         """Whether its data plane has no answer."""
 
@@ -79,6 +81,7 @@ class Story:
             bindings=bindings,
             yield_all=yield_all,
             grace_s=lambda: 5.0,
+            offer=lambda: self.offer,
         )
 
 

@@ -1,0 +1,65 @@
+"""The policy by which frontends get their data path: the configuration, and what this host supports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Wanted
+
+log = structlog.get_logger(__name__)
+
+
+class DataPaths:
+    """The policy in force."""
+
+    def __init__(self, netfilter: Netfilter) -> None:
+        self._netfilter = netfilter
+        self._refusal: str | None = None
+        """Why this host does not support the kernel path; None: it has not been asked."""
+        self._used = False
+        """Whether there was a configuration before."""
+        self.policy: DataPathPolicy = USERSPACE_ONLY
+        self.on_change: Callable[[DataPathPolicy], None] = lambda policy: None
+        """Called with each new policy."""
+
+    async def use(self, configuration: Configuration) -> None:
+        """Use this configuration from now on. The kernel is asked before the first one with a kernel path."""
+        wanted = Wanted(configuration.kubeproxy.data_path)
+        if wanted is not Wanted.USERSPACE and self._refusal is None:
+            reason = await self._netfilter.why_not_spreading()
+            self._refusal = "" if reason is None else f"{self._netfilter.name}: {reason}"
+            if self._refusal and wanted is Wanted.KERNEL:
+                log.warning("kernel path not possible", reason=self._refusal, effect="userspace serves all Services")
+        before = self.policy
+        self._set(
+            replace(
+                before,
+                wanted=wanted,
+                refusal=self._refusal or "",
+                # At start there is no path yet that could serve meanwhile.
+                rescue_starts=self._used
+                and wanted is Wanted.KERNEL
+                and not before.rescue
+                and (before.wanted is not Wanted.KERNEL or before.rescue_starts),
+                masquerade_all=configuration.masquerade_all,
+            )
+        )
+        self._used = True
+
+    def use_rescue(self, works: bool) -> None:
+        """Failed connections of the kernel path are rescued from now on, or are not any more."""
+        self._set(replace(self.policy, rescue=works, rescue_starts=self.policy.rescue_starts and not works))
+
+    def cease_waiting(self) -> None:
+        """The rescue does not work in time, or never will: the kernel path does not wait for it any longer."""
+        self._set(replace(self.policy, rescue_starts=False))
+
+    def _set(self, policy: DataPathPolicy) -> None:
+        if policy != self.policy:
+            self.policy = policy
+            self.on_change(policy)

@@ -1,0 +1,298 @@
+"""Counts the connections of the kernel path and their bytes, and gives their ends to the access log.
+
+Both come from connection tracking. The whole table is read when a status or a scrape asks (`KernelTraffic`), the ends
+twice a second while there is an access log. Both run in a thread that waits for the kernel in short intervals, in which
+the event loop runs, and one at a time: a flow that has ended is taken from the sums before its count is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+
+from kubeproxy.dataplane.interface import Ended
+from kubeproxy.model import Address, FrontendName, Target
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.conntrack.delete_flows import explained
+from kubeproxy.netfilter.conntrack.flow_ends import FlowEnds
+from kubeproxy.netfilter.conntrack.flow_outcomes import lingering_s, outcome, span
+from kubeproxy.netfilter.conntrack.flow_owners import FlowOwners, Holder, text
+from kubeproxy.netfilter.conntrack.flow_records import PROTOCOLS, FlowRecord
+from kubeproxy.netfilter.conntrack.flow_table import translated_flows
+from kubeproxy.netfilter.conntrack.flow_totals import FlowTotals
+from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY
+from kubeproxy.netfilter.local_addresses import local_addresses
+from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.observability.logs.ratelimit import RateLimitedLog
+from kubeproxy.observability.protocols import KernelFlowsState
+
+log = structlog.get_logger(__name__)
+
+ENDS_CPU_S: Final = 0.1
+"""Processor time for ends at a time; with two fetches a second a fifth of a core. The rest waits in the kernel."""
+LINES_MAX: Final = 4096
+"""Lines of the access log at a time, as many as of a worker."""
+BASE_LOOK_S: Final = 0.2
+"""How often the first rules with a kernel path are looked for."""
+
+
+class FlowCounts(NamedTuple):
+    """The kernel path of one frontend."""
+
+    open: int
+    bytes_in: int
+    bytes_out: int
+
+
+NO_FLOWS: Final = FlowCounts(0, 0, 0)
+
+
+class KernelFlows:
+    """The flows of this network namespace that our rules have led to endpoints.
+
+    `run` takes the counts from which bytes are counted. `read` and `ended` do nothing while no rule of this process
+    has led a connection by the kernel path."""
+
+    def __init__(
+        self,
+        *,
+        rules: Callable[[], RuleSet | None],
+        holder: Holder,
+        taken: asyncio.Event,
+        superseded: asyncio.Event,
+        has_predecessor: Callable[[], bool],
+        on_skipped: Callable[[int], None],
+        settings: Path = DIRECTORY,
+    ) -> None:
+        """`rules`: those in force; `taken`: they lead here. A successor gives out the ends once `superseded` is set,
+        and a predecessor, if there is one, until `taken` is. `on_skipped` gets the number of ends that were more than
+        the access log takes."""
+        self._rules = rules
+        self._owners = FlowOwners(holder, _local)
+        self._totals = FlowTotals()
+        self._taken, self._superseded = taken, superseded
+        self._has_predecessor = has_predecessor
+        self._on_skipped = on_skipped
+        self._settings = settings
+        self._wanted = asyncio.Event()
+        self._spread = False
+        self._ends_wanted = False
+        self._ends: FlowEnds | None = None
+        self._ended: list[Ended] = []
+        self._skipped = 0
+        self._ends_seen = self._overflows = 0
+        self._problem = ""
+        self._reading_s = 0.0
+        self._one_at_a_time = threading.Lock()
+        """Held by the thread that works: a task that was cancelled does not end its thread."""
+        self._log = RateLimitedLog(log, interval_s=math.inf)
+
+    def expect(self) -> None:
+        """The kernel path is wanted from now on."""
+        self._wanted.set()
+        self._follow_ends()
+
+    async def run(self) -> None:
+        """Read the flows once, as soon as rules lead here by the kernel path: what they have moved until then counts
+        for the instance before."""
+        await self._taken.wait()
+        await self._wanted.wait()
+        while True:
+            if self._has_spread():
+                return await self.read()
+            await asyncio.sleep(BASE_LOOK_S)
+
+    def use_ends(self, on: bool) -> None:
+        """Whether there is an access log from now on."""
+        self._ends_wanted = on
+        self._follow_ends()
+
+    def _follow_ends(self) -> None:
+        """Begin or end the subscription, at once: the kernel reports no ends of connections that begin before it. While
+        a thread works, its next call does so."""
+        if not self._one_at_a_time.acquire(blocking=False):
+            return
+        try:
+            if not self._ends_wanted:
+                self._close_ends()
+            elif self._wanted.is_set() and self._ends is None and not self._superseded.is_set():
+                with contextlib.suppress(OSError):  # `ended` tries again, and reports it
+                    self._ends = FlowEnds()
+        finally:
+            self._one_at_a_time.release()
+
+    async def read(self) -> None:
+        """Read the flows, for `counts`. A failure is logged once, and the last counts stay."""
+        if not self._has_spread() or (rules := self._rules()) is None:
+            return
+        began = time.monotonic()
+        try:
+            await self._in_thread(lambda: self._read(rules))
+        except KernelError as error:
+            self._problem = str(error)
+            self._log.warning("kernel path's flows not counted", key="read", reason=str(error))
+        else:
+            self._problem = ""
+            self._log.reset("read")
+        self._reading_s = time.monotonic() - began
+        self._report_losses()
+
+    def counts(self, names: Collection[FrontendName]) -> Mapping[FrontendName, FlowCounts]:
+        """Those of these frontends with flows since this process began; the sums of all others are forgotten."""
+        totals = self._totals
+        totals.keep(names)
+        found = totals.open.keys() | totals.bytes_in.keys() | totals.bytes_out.keys()
+        return {
+            name: FlowCounts(totals.open[name], totals.bytes_in[name], totals.bytes_out[name])
+            for name in found
+            if name in names
+        }
+
+    async def ended(self) -> Sequence[Ended]:
+        """The connections that have ended since the last call, as far as the kernel has forgotten them."""
+        if not self._ends_wanted or not self._wanted.is_set():
+            return ()
+        rules = self._rules()
+        try:
+            await self._in_thread(lambda: self._take_ends(rules))
+        except KernelError as error:
+            self._log.warning(
+                "kernel path's connections not logged", key="ends", reason=str(error), effect="no lines for them"
+            )
+            return ()
+        self._report_losses()
+        found, self._ended = self._ended, []
+        return found
+
+    def state(self) -> KernelFlowsState | None:
+        """For the status and metrics; None: no rule of this process has led a connection by the kernel path."""
+        if not self._has_spread():
+            return None
+        return KernelFlowsState(
+            bytes_counted=self._counts_bytes(),
+            problem=self._problem,
+            reading_s=self._reading_s,
+            ends_followed=self._ends is not None,
+            ends=self._ends_seen,
+            overflows=self._overflows,
+        )
+
+    def close(self) -> None:
+        """End the subscription."""
+        with self._one_at_a_time:
+            self._close_ends()
+
+    def _has_spread(self) -> bool:
+        """Whether rules have spread connections. Those go on without them, too."""
+        if not self._spread and (rules := self._rules()) is not None:
+            self._spread = bool(rules.spreads or rules.own_spreads)
+        return self._spread
+
+    def _counts_bytes(self) -> bool:
+        try:
+            return (self._settings / "nf_conntrack_acct").read_text().strip() == "1"
+        except OSError:
+            return False
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        try:
+            await asyncio.to_thread(work)
+        except OSError as error:
+            raise explained("cannot follow flows by ctnetlink", error.errno, str(error)) from error
+        except RuntimeError as error:  # no thread can be started
+            raise KernelError(f"cannot read flows: {error}; raise the limit on processes") from error
+
+    # In a thread.
+
+    def _read(self, rules: RuleSet) -> None:
+        with self._one_at_a_time:
+            self._owners.use(rules)
+            self._totals.begin()
+            for flow in translated_flows():
+                if (name := self._owners.of(flow)) is not None:
+                    self._totals.seen(name, flow)
+            if self._ends is not None:
+                self._note_ends(self._ends, cpu_s=math.inf)  # the kernel reports an end before it removes the flow
+            self._totals.finish()
+            self._owners.forget_unused()
+
+    def _take_ends(self, rules: RuleSet | None) -> None:
+        with self._one_at_a_time:
+            if self._ends is None:
+                if self._superseded.is_set():
+                    return
+                self._ends = FlowEnds()
+            if rules is not None:
+                self._owners.use(rules)
+            elif not self._has_predecessor():
+                return  # they wait in the kernel until the rules are known
+            self._note_ends(self._ends, cpu_s=ENDS_CPU_S)
+            if not self._ends_wanted or self._superseded.is_set():
+                self._close_ends()
+
+    def _note_ends(self, ends: FlowEnds, *, cpu_s: float) -> None:
+        rules, ours = self._rules(), self._taken.is_set() or not self._has_predecessor()
+        lingering = lingering_s(rescued=rules is not None and rules.rescue is not None, directory=self._settings)
+        for flow in ends.take(cpu_s=cpu_s):
+            if (name := self._owners.of(flow)) is None:
+                continue
+            self._ends_seen += 1
+            self._totals.ended(name, flow)
+            if not ours:
+                continue
+            if len(self._ended) < LINES_MAX:
+                self._ended.append(as_ended(flow, name, lingering, now=time.time()))
+            else:
+                self._skipped += 1
+
+    def _close_ends(self) -> None:
+        if self._ends is not None:
+            self._ends.close()
+            self._ends = None
+
+    # In the event loop.
+
+    def _report_losses(self) -> None:
+        if self._skipped:
+            skipped, self._skipped = self._skipped, 0
+            self._on_skipped(skipped)
+        if self._ends is not None and (overflows := self._ends.take_overflows()):
+            self._overflows += overflows
+            self._log.warning(
+                "ends of connections were lost",
+                key="overflow",
+                effect="lines of the access log are missing, and bytes of these connections",
+                remedy="count them in kubeproxy_kernel_end_overflows_total; no access log, or fewer connections",
+            )
+
+
+def as_ended(flow: FlowRecord, name: FrontendName, lingering: Mapping[int, int], *, now: float) -> Ended:
+    """The flow for the access log. Pure. `now`: the time of its end, if the kernel has none; Unix seconds."""
+    number, _, _, target, target_port = flow.route
+    began, ended = span(flow, lingering) or (now, None)
+    return Ended(
+        frontend=name,
+        protocol=PROTOCOLS[number],
+        client=Target(text(flow.source), int.from_bytes(flow.source_port, "big")),
+        endpoint=Target(text(target), int.from_bytes(target_port, "big")),
+        attempts=None,
+        began=began,
+        dial_s=None,
+        duration_s=None if ended is None else ended - began,
+        bytes_in=flow.bytes_in,
+        bytes_out=flow.bytes_out,
+        reason=outcome(flow),
+        path="kernel",
+    )
+
+
+def _local() -> frozenset[Address]:
+    return frozenset(it.address for it in local_addresses())

@@ -1,0 +1,67 @@
+"""The steps of a trace on the kernel path: where the rules lead a client, and which endpoints they leave out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kubeproxy.model import Destination, Target
+from kubeproxy.netfilter.nftables.client_lookup import Bond
+from kubeproxy.netfilter.nftables.declarations import place
+from kubeproxy.netfilter.nftables.rules import spread_chain
+from kubeproxy.netfilter.packet_trace import Trace, Why
+from kubeproxy.netfilter.ruleset import Masquerade, RuleSet, Spread
+from kubeproxy.observability.status import wording as words
+from kubeproxy.observability.status.document import EndpointStatus
+
+SHOWN_TARGETS = 10
+"""Endpoints that a trace names."""
+
+
+def forwarding(
+    spread: Spread, met: Trace, rules: RuleSet, endpoints: Mapping[str, EndpointStatus], bond: Bond | None
+) -> Iterator[str]:
+    """The steps after the Service is known. `endpoints`: of the frontend, by address with port."""
+    assert met.matched is not None
+    count = len(spread.targets)
+    yield f"the kernel leads it to one of {count} endpoints, at random with equal shares"
+    yield f"  {_slots(met.matched, count, own=met.why is Why.OWN_SPREAD)}"
+    yield from (f"  {target}" for target in spread.targets[:SHOWN_TARGETS])
+    if count > SHOWN_TARGETS:
+        yield f"  and {count - SHOWN_TARGETS} more"
+    yield from _left_out(spread, endpoints)
+    if spread.affinity_timeout_s is not None:
+        yield f"a client stays with its endpoint for {spread.affinity_timeout_s} s after its last connection"
+        yield f"  it is bound to {bond.endpoint}, for {bond.expires} more" if bond else "  it is bound to none yet"
+    yield _masquerade(met, rules)
+
+
+def _slots(destination: Destination, count: int, *, own: bool) -> str:
+    """The names by which ``nft list table inet kubeproxy`` shows them."""
+    spreads, chain = place(destination, "spreads", own=own), spread_chain(destination, count, own=own)
+    slots = place(destination, f"{destination.protocol.lower()}_slots", own=own)
+    return f"map {spreads}, chain {chain}, slots 0 to {count - 1} of map {slots}"
+
+
+def _left_out(spread: Spread, endpoints: Mapping[str, EndpointStatus]) -> Iterator[str]:
+    used = frozenset(spread.targets)
+    left_out: list[Target] = [target for target in spread.endpoints if target not in used]
+    if not left_out:
+        return
+    yield f"{words.several(len(left_out), 'endpoint gets', 'endpoints get')} no new clients at present"
+    for target in left_out[:SHOWN_TARGETS]:
+        status = endpoints.get(str(target))
+        reason = "" if status is None else words.endpoint(status)
+        yield f"  {target}{f': {reason}' if reason else ''}"
+
+
+def _masquerade(met: Trace, rules: RuleSet) -> str:
+    if not met.masqueraded or met.matched is None:
+        return "the endpoint sees the client's address, unless it is its own client"
+    why = _WHY_MASQUERADED.get(rules.masquerades[met.matched], "")
+    return f"the endpoint sees an address of this node, so that its answer comes back here{why}"
+
+
+_WHY_MASQUERADED = {
+    Masquerade.OUTSIDE: " (the client is outside clusterCIDR)",
+    Masquerade.NODE: " (the client is this node)",
+}

@@ -1,0 +1,117 @@
+"""Adds the connections and bytes of the kernel path to the data plane's counters, for the status and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Final, Protocol
+
+import structlog
+from msgspec.structs import replace
+
+from kubeproxy.daemon.kernel_flows import NO_FLOWS, FlowCounts
+from kubeproxy.dataplane.interface import NOTHING, Counters
+from kubeproxy.model import FrontendName
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.nftables.spread_counters import Counted, new_connections
+from kubeproxy.observability.logs.ratelimit import RateLimitedLog
+from kubeproxy.proxier.data_path import DataPath
+from kubeproxy.proxier.state_snapshot import FrontendStatus
+from kubeproxy.runtime.yielding import TimeSlice
+
+log = structlog.get_logger(__name__)
+
+FRESH_S: Final = 2.0
+"""How long one reading of the kernel's counters answers further questions, at least."""
+SHARE: Final = 0.05
+"""The most of the time that reading may take: with thousands of Services it is done less often."""
+SLICE_S: Final = 0.002
+"""Seconds of work between two yields to the event loop."""
+
+
+class Flows(Protocol):
+    """The flows of the kernel path (`KernelFlows`)."""
+
+    async def read(self) -> None:
+        """Read them from the kernel."""
+
+    def counts(self, names: Collection[FrontendName]) -> Mapping[FrontendName, FlowCounts]:
+        """Open connections and bytes of these frontends."""
+
+
+class KernelTraffic:
+    """The sums of frontends, since this process began to read them. Nothing is read while no question comes.
+
+    The kernel's counter of a destination begins anew when its number of endpoints changes; what it has counted since
+    the last reading is lost then."""
+
+    def __init__(
+        self,
+        frontends: Callable[[], Collection[FrontendStatus]],
+        flows: Flows,
+        *,
+        read: Callable[[Collection[Counted]], Awaitable[Mapping[Counted, int]]] = new_connections,
+    ) -> None:
+        self._frontends = frontends
+        self._flows = flows
+        self._read = read
+        self._before: Mapping[Counted, int] = {}
+        self._sums: dict[FrontendName, int] = {}
+        self._flow_counts: Mapping[FrontendName, FlowCounts] = {}
+        self._next_at = float("-inf")
+        self._one_at_a_time = asyncio.Lock()
+        self._log = RateLimitedLog(log)
+
+    async def added_to(self, counters: Mapping[FrontendName, Counters]) -> Mapping[FrontendName, Counters]:
+        """The counters with `by_kernel`; the same object while there is no kernel path."""
+        async with self._one_at_a_time:
+            loop = asyncio.get_running_loop()
+            if (began := loop.time()) >= self._next_at:
+                await self._count()
+                now = loop.time()
+                self._next_at = now + max(FRESH_S, (now - began) / SHARE)
+        sums, flows = self._sums, self._flow_counts
+        if not (sums or flows):
+            return counters
+        found = {name: _with(counters.get(name), sums.get(name, 0), flows.get(name)) for name in {*sums, *flows}}
+        return {**counters, **found}
+
+    async def _count(self) -> None:
+        shown, time_slice = self._frontends(), TimeSlice(SLICE_S)
+        belongs: dict[Counted, FrontendName] = {}
+        for status in shown:
+            if status.data_path is DataPath.KERNEL:
+                frontend = status.frontend
+                belongs.update((Counted(each, False), frontend.name) for each in frontend.destinations)
+                belongs.update((Counted(each, True), frontend.name) for each in frontend.own_destinations)
+            await time_slice.offer()
+        known = {status.frontend.name for status in shown}
+        await self._flows.read()
+        self._flow_counts = self._flows.counts(known)
+        self._sums = {name: count for name, count in self._sums.items() if name in known}
+        if not belongs:
+            self._before = {}
+            return
+        try:
+            now = await self._read(belongs.keys())
+        except KernelError as error:
+            self._log.warning("kernel path not counted", reason=str(error))
+            return
+        for counted, count in now.items():
+            before = self._before.get(counted, 0)
+            grown = count - before if count >= before else count
+            if grown:
+                name = belongs[counted]
+                self._sums[name] = self._sums.get(name, 0) + grown
+        self._before = now
+
+
+def _with(counters: Counters | None, count: int, flows: FlowCounts | None) -> Counters:
+    now = flows or NO_FLOWS
+    return replace(
+        counters or NOTHING,
+        by_kernel=count,
+        kernel_open=now.open,
+        kernel_bytes_in=now.bytes_in,
+        kernel_bytes_out=now.bytes_out,
+    )

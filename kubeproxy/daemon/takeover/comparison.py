@@ -1,0 +1,67 @@
+"""What two instances serve, compared: a new one must not take the node over to serve nothing, or something else. Pure.
+
+A second `kubeproxy run` takes over from the first. That is meant for upgrades. Started by mistake, with other manifests
+or with an empty directory, it would take the node's Services away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kubeproxy.daemon.takeover.protocol import Accepted
+from kubeproxy.model.errors import KubeproxyError
+
+LEAST_SHARE: Final = 0.5
+"""The share of the owner's Services that a new instance must have."""
+_LENGTH: Final = 2000
+"""Characters of all sources together that fit into a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What an instance serves."""
+
+    services: int
+    """Services of all sources that are complete; negative: unknown."""
+    sources: tuple[str, ...]
+    """A text for each source, without secrets: ``manifests /etc/kubeproxy/manifests``. Empty: unknown."""
+
+
+class TakeoverRefusedError(KubeproxyError):
+    """The new instance would serve less than the running one. Ends the start."""
+
+    def __init__(self, owner: str, reason: str) -> None:
+        super().__init__(f"{owner} {reason}; stop it first, or take over all the same with --takeover=force")
+
+
+def in_message(sources: Sequence[str]) -> tuple[str, ...]:
+    """The sources as a message holds them: sorted, and if they are too long, a digest of all."""
+    texts = tuple(sorted(sources))
+    if sum(map(len, texts)) <= _LENGTH:
+        return texts
+    digest = hashlib.blake2b("\n".join(texts).encode(), digest_size=8).hexdigest()
+    return (f"{len(texts)} sources with the digest {digest}",)
+
+
+def offer_in(message: Accepted) -> Offer:
+    """What the owner serves, by its own words."""
+    return Offer(message.services, message.sources)
+
+
+def other_sources(owner: Offer, own: Offer) -> str | None:
+    """Why the sources forbid a takeover; None: they do not. Further sources of our own do no harm."""
+    missing = [source for source in owner.sources if source not in in_message(own.sources)]
+    if not missing:
+        return None
+    return f"serves from {', '.join(missing)}, and this process from {', '.join(own.sources)}"
+
+
+def fewer_services(owner: Offer, own: Offer) -> str | None:
+    """Why the number of Services forbids a takeover; None: it does not."""
+    if owner.services <= 0 or own.services >= owner.services * LEAST_SHARE:
+        return None
+    noun = "Service" if owner.services == 1 else "Services"
+    return f"serves {owner.services} {noun}, and this process would serve {own.services or 'none'}"

@@ -1,0 +1,206 @@
+"""The drain report of a node: what is written to the API server, and what happens when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from kubeproxy.daemon import drain_reporter
+from kubeproxy.daemon.drain_reporter import DrainReporter
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
+from kubeproxy.model import Address, Node, ServiceName
+from kubeproxy.model.drain import DrainRequest, DrainRequests, Want
+from kubeproxy.model.drain_report import REPORT, DrainState, NodeReport, ServiceReport, decode_report
+from kubeproxy.model.errors import KernelError
+from kubeproxy.runtime.tasks import TaskSet
+from tests.support.doubles.data_plane import FakeDataPlane
+
+A = Address("10.0.0.1")
+WEB = ServiceName("shop", "web")
+DRAINING = {WEB: DrainState(ServiceReport(7), counted=frozenset({A}), draining=frozenset({A}), spread_s=0.0)}
+
+
+class FakeLeases:
+    """The API server's Leases."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, dict[str, Any]] = {}
+        self.writes: list[str] = []
+        self.fault: ApiError | None = None
+
+    async def send_json(
+        self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
+    ) -> bytearray:
+        self.writes.append(method)
+        if self.fault is not None:
+            raise self.fault
+        lease = json.loads(body)
+        name = path.rpartition("/")[2] if method == "PATCH" else lease["metadata"]["name"]
+        if method == "PATCH" and name not in self.leases:
+            raise ApiError("leases: not found", cause="refused", status=404, reason="NotFound")
+        self.leases[name] = {**self.leases.get(name, {}), **lease}
+        return bytearray(body)
+
+    @property
+    def report(self) -> NodeReport:
+        lease = self.leases["kubeproxy-drain-node-a"]
+        return decode_report(lease["metadata"]["annotations"][REPORT])
+
+
+@asynccontextmanager
+async def running(
+    leases: FakeLeases, plane: FakeDataPlane, node: Node | None = None
+) -> AsyncIterator[tuple[DrainReporter, list[bool]]]:
+    written: list[bool] = []
+    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: node, on_written=written.append)
+    crashes: list[BaseException] = []
+    tasks = TaskSet(lambda _, error: crashes.append(error))
+    client = cast(Client, leases)
+    task = tasks.start(reporter.run(client), name="reporter")
+    try:
+        yield reporter, written
+    finally:
+        await tasks.end(task)
+        await reporter.end(client)
+    assert not crashes
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain_reporter, "LOOK_S", 0.02)
+
+
+async def test_nothing_is_written_while_reports_are_off() -> None:
+    leases = FakeLeases()
+    async with running(leases, FakeDataPlane()) as (reporter, _):
+        reporter.drains_changed(DRAINING)
+        await asyncio.sleep(0)
+    assert leases.writes == []
+
+
+async def test_first_report_creates_the_lease_owned_by_the_node() -> None:
+    leases = FakeLeases()
+    async with running(leases, FakeDataPlane(), Node("node-a", uid="u1")) as (reporter, written):
+        reporter.use(True)
+        await until(lambda: written == [True])
+    assert leases.writes == ["PATCH", "POST", "PATCH"]
+    metadata = leases.leases["kubeproxy-drain-node-a"]["metadata"]
+    assert metadata["ownerReferences"] == [{"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "u1"}]
+    assert metadata["labels"] == {REPORT: "node"}
+
+
+async def test_generation_and_open_connections_are_reported_until_the_last_one_ends() -> None:
+    leases, plane = FakeLeases(), FakeDataPlane()
+    async with running(leases, plane) as (reporter, _):
+        reporter.use(True)
+        await until(lambda: bool(leases.leases))
+        plane.open_counts = {A: 3}
+        reporter.drains_changed(DRAINING)
+        await until(lambda: leases.report == NodeReport({WEB: ServiceReport(7, open={A: 3})}))
+        assert reporter.draining == {A}
+        assert reporter.open == {A: 3}
+        plane.open_counts = {}
+        await until(lambda: leases.report == NodeReport({WEB: ServiceReport(7)}))
+
+
+async def test_switched_off_the_report_expires_at_once() -> None:
+    leases = FakeLeases()
+    async with running(leases, FakeDataPlane()) as (reporter, written):
+        reporter.use(True)
+        await until(lambda: written == [True])
+        assert leases.leases["kubeproxy-drain-node-a"]["spec"]["leaseDurationSeconds"] == 150
+        reporter.use(False)
+        await until(lambda: leases.leases["kubeproxy-drain-node-a"]["spec"]["leaseDurationSeconds"] == 1)
+
+
+async def test_failures_are_logged_once_and_the_report_is_written_when_the_server_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kubeproxy.daemon.report_schedule.RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr("kubeproxy.daemon.report_schedule.RETRY_LIMIT_S", 0.01)
+    leases = FakeLeases()
+    leases.fault = Unreachable("api.example: connection refused", cause="connect")
+    with structlog.testing.capture_logs() as entries:
+        async with running(leases, FakeDataPlane()) as (reporter, written):
+            reporter.use(True)
+            reporter.drains_changed(DRAINING)
+            await until(lambda: len(written) > 5)
+            leases.fault = None
+            await until(lambda: written[-1])
+            assert leases.report.services[WEB].generation == 7
+    assert [entry["event"] for entry in entries] == [
+        "drain report not written, retrying",
+        "drain report written again",
+    ]
+
+
+async def test_connections_of_the_kernel_count_and_a_failed_count_keeps_the_last() -> None:
+    counts: dict[Address, int] | None = {A: 2}
+
+    async def translated_to(addresses: Collection[Address]) -> Mapping[Address, int]:
+        if counts is None:
+            raise KernelError("cannot count TCP flows")
+        return counts
+
+    plane = FakeDataPlane()
+    plane.open_counts = {A: 3}
+    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: None, translated_to=translated_to)
+    reporter.drains_changed(DRAINING)
+    assert (await reporter._report())[0].services[WEB].open == {A: 5}
+    counts, plane.open_counts = None, {}
+    with structlog.testing.capture_logs() as entries:
+        for _ in range(3):
+            assert (await reporter._report())[0].services[WEB].open == {A: 5}
+    assert [entry["event"] for entry in entries] == ["connections not counted"]
+    counts = {}
+    assert (await reporter._report())[0].services[WEB].open == {}
+
+
+async def test_replaced_instance_reports_what_it_still_has_in_a_lease_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drain_reporter, "LEAVING_LOOK_S", 0.02)
+    leases, plane = FakeLeases(), FakeDataPlane()
+    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: None)
+    reporter.use(True)
+    request = DrainRequest("me", "a", (A,), Want.DRAIN, since=5, until=4e9)
+    client = cast(Client, leases)
+    tasks = TaskSet(lambda _, error: None)
+    task = tasks.start(reporter.leave(client, lambda: {WEB: DrainRequests(5, (request,))}), name="leaving")
+    await asyncio.sleep(0)
+    assert leases.leases == {}, "nothing is written without a connection"
+    plane.open_counts = {A: 2}
+    await until(lambda: "kubeproxy-drain-node-a.leaving" in leases.leases)
+    lease = leases.leases["kubeproxy-drain-node-a.leaving"]
+    assert lease["metadata"]["labels"] == {REPORT: "leaving"}
+    assert decode_report(lease["metadata"]["annotations"][REPORT]).services[WEB].open == {A: 2}
+    plane.open_counts = {}
+    await until(lambda: leases.leases["kubeproxy-drain-node-a.leaving"]["spec"]["leaseDurationSeconds"] == 1)
+    await tasks.end(task)
+
+
+async def test_server_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain_reporter, "END_S", 0.05)
+    leases = FakeLeases()
+    async with running(leases, FakeDataPlane()) as (reporter, written):
+        reporter.use(True)
+        await until(lambda: written == [True])
+
+        async def hang(*_: object, **__: object) -> bytearray:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(leases, "send_json", hang)

@@ -1,0 +1,114 @@
+"""Connections of the kernel path, added to the counters of frontends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+
+from kubeproxy.daemon.kernel_flows import FlowCounts
+from kubeproxy.daemon.kernel_traffic import FRESH_S, KernelTraffic
+from kubeproxy.dataplane.interface import Counters
+from kubeproxy.model import Address, Destination, FrontendName, Protocol
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.nftables.spread_counters import Counted
+from kubeproxy.proxier import FrontendStatus
+from kubeproxy.proxier.data_path import DataPath
+from tests.observability.status.observation import GOOD, MAIL, WEB, frontend, name
+
+AT = Counted(Destination(Address("10.96.0.1"), Protocol.TCP, 80), False)
+
+
+class Flows:
+    """Flows as the kernel has them."""
+
+    def __init__(self) -> None:
+        self.now: dict[FrontendName, FlowCounts] = {}
+
+    async def read(self) -> None:
+        self.seen = dict(self.now)
+
+    def counts(self, names: Collection[FrontendName]) -> Mapping[FrontendName, FlowCounts]:
+        return {name: counts for name, counts in self.seen.items() if name in names}
+
+
+class Kernel:
+    """Counters as the kernel has them."""
+
+    def __init__(self) -> None:
+        self.counts: dict[Counted, int] = {}
+        self.fails = False
+        self.asked: list[Collection[Counted]] = []
+
+    async def read(self, destinations: Collection[Counted]) -> Mapping[Counted, int]:
+        self.asked.append(set(destinations))
+        if self.fails:
+            raise KernelError("nft: busy")
+        return dict(self.counts)
+
+
+async def test_growth_is_summed_over_counters_that_begin_anew() -> None:
+    kernel = Kernel()
+    web = FrontendStatus(frontend(WEB, "10.96.0.1", GOOD), 40001, DataPath.KERNEL, "", (GOOD,))
+    mail = FrontendStatus(frontend(MAIL, "10.96.0.2", GOOD), 40002, DataPath.USERSPACE, "there is no rule yet")
+    shown = [web, mail]
+    traffic = KernelTraffic(lambda: shown, Flows(), read=kernel.read)
+    counters = {name(WEB): Counters(accepted=3), name(MAIL): Counters(accepted=1)}
+
+    async def by_kernel() -> int:
+        traffic._next_at = float("-inf")
+        return (await traffic.added_to(counters))[name(WEB)].by_kernel
+
+    kernel.counts = {AT: 5}
+    assert await by_kernel() == 5
+    assert kernel.asked == [{AT}]
+    kernel.counts = {AT: 9}
+    assert await by_kernel() == 9
+    kernel.counts = {AT: 2}  # another number of endpoints
+    assert await by_kernel() == 11
+    kernel.fails = True
+    assert await by_kernel() == 11
+    kernel.fails = False
+    kernel.counts = {AT: 3}
+    assert await by_kernel() == 12
+    # What the kernel led is counted when the frontend has gone over to the userspace path, too.
+    shown[:] = [FrontendStatus(web.frontend, 40001, DataPath.USERSPACE, "there is no endpoint"), mail]
+    assert await by_kernel() == 12
+    asked = len(kernel.asked)
+    result = await traffic.added_to(counters)
+    assert len(kernel.asked) == asked
+    assert (result[name(WEB)].accepted, result[name(MAIL)]) == (3, Counters(accepted=1))
+    shown.clear()
+    traffic._next_at = float("-inf")
+    assert await traffic.added_to(counters) is counters
+
+
+async def test_a_slow_reading_is_done_less_often() -> None:
+    readings = 0
+
+    async def read(destinations: Collection[Counted]) -> Mapping[Counted, int]:
+        nonlocal readings
+        readings += 1
+        await asyncio.sleep(0.15)
+        return {}
+
+    web = FrontendStatus(frontend(WEB, "10.96.0.1", GOOD), 40001, DataPath.KERNEL, "", (GOOD,))
+    traffic = KernelTraffic(lambda: [web], Flows(), read=read)
+    await traffic.added_to({})
+    await traffic.added_to({})
+    assert readings == 1
+    assert traffic._next_at - asyncio.get_running_loop().time() > FRESH_S
+
+
+async def test_open_connections_and_bytes_are_added_also_where_the_kernel_leads_no_new_ones() -> None:
+    flows = Flows()
+    web = FrontendStatus(frontend(WEB, "10.96.0.1", GOOD), 40001, DataPath.USERSPACE, "there is no endpoint")
+    shown = [web]
+    traffic = KernelTraffic(lambda: shown, flows, read=Kernel().read)
+    counters = {name(WEB): Counters(accepted=3, active=1)}
+    flows.now = {name(WEB): FlowCounts(2, 300, 4000), name(MAIL): FlowCounts(1, 1, 1)}
+    assert await traffic.added_to(counters) == {
+        name(WEB): Counters(accepted=3, active=1, kernel_open=2, kernel_bytes_in=300, kernel_bytes_out=4000)
+    }
+    flows.now = {}
+    traffic._next_at = float("-inf")
+    assert await traffic.added_to(counters) is counters
