@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from kubeproxy.kubernetes.controller.claim import claim
-from kubeproxy.kubernetes.controller.controller import Controller, monotonic
+from kubeproxy.kubernetes.controller.controller import Controller
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference
 from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
@@ -18,11 +18,14 @@ from kubeproxy.kubernetes.informer.store import CONTROLLER, NAMESPACE, ORPHANS
 from kubeproxy.kubernetes.metadata import Meta, OwnerReference, controller_of, key_of
 from kubeproxy.kubernetes.object_client import STRATEGIC, Requests
 from kubeproxy.workloads import events
+from kubeproxy.workloads.deployment_drains import DeploymentDrains
 from kubeproxy.workloads.deployment_sync import DeploymentSync, Surroundings
 from kubeproxy.workloads.deployment_writes import API_VERSION, KIND, DeploymentWrites
+from kubeproxy.workloads.drain_plan import OPT_IN
+from kubeproxy.workloads.drain_sync import LOOK_S
 from kubeproxy.workloads.events import EventSink
-from kubeproxy.workloads.objects import Deployment, Pod, ReplicaSet
-from kubeproxy.workloads.resources import deployment_client, replica_set_client
+from kubeproxy.workloads.objects import Deployment, Lease, Pod, ReplicaSet, Service
+from kubeproxy.workloads.resources import deployment_client, pod_client, replica_set_client
 
 log = structlog.get_logger(__name__)
 
@@ -41,16 +44,28 @@ class DeploymentController:
         replica_sets: Informer[ReplicaSet],
         pods: Informer[Pod],
         sink: EventSink,
+        services: Informer[Service],
+        leases: Informer[Lease],
         workers: int,
         clock: Callable[[], float] = time,
     ) -> None:
-        self._deployments = MutationCache(deployments, monotonic)
-        self._replica_sets = MutationCache(replica_sets, monotonic)
+        """`services` and `leases` may be empty until `drains.wanted` is set."""
+        self._deployments = MutationCache(deployments)
+        self._replica_sets = MutationCache(replica_sets)
         self._client = deployment_client(requests, written=self._deployments.written)
         self._replica_set_client = replica_set_client(requests, written=self._replica_sets.written)
         self._writes = DeploymentWrites(self._client, self._replica_set_client, sink)
-        self._pods = pods.store
+        self._pods = MutationCache(pods)
         self._clock = clock
+        self.drains = DeploymentDrains(
+            requests,
+            services=services,
+            leases=leases,
+            pods=pod_client(requests, written=self._pods.written),
+            pod_store=pods.store,
+            clock=clock,
+            on_reports=lambda key, delay_s: self.controller.enqueue_after(key, delay_s),
+        )
         self.controller = Controller("deployment", self.sync, workers=workers, max_retries=MAX_RETRIES)
         deployments.add_handler(_DeploymentHandler(self))
         replica_sets.add_handler(_ReplicaSetHandler(self))
@@ -72,20 +87,34 @@ class DeploymentController:
             if _selects(deployment, replica_set):
                 self.enqueue(deployment)
 
+    def pod_seen(self, pod: Pod) -> None:
+        """A pod that drains, perhaps since before this process led, belongs to a rollout that knows the proxies."""
+        if pod.metadata.annotations.draining is None:
+            return
+        self.drains.wanted.set()
+        deployment = self._deployment_of(pod)
+        if deployment is not None and pod.metadata.deletion_timestamp is None:
+            self.enqueue(deployment)
+
     def pod_deleted(self, pod: Pod) -> None:
-        """A Deployment that recreates its pods goes on when its last one is gone."""
+        """A Deployment that recreates its pods goes on when the last one of a ReplicaSet is gone.
+
+        The new ReplicaSet may have some already, where the strategy was another one before."""
+        deployment, owner = self._deployment_of(pod), controller_of(pod)
+        if deployment is None or owner is None or deployment.spec.strategy.type != "Recreate":
+            return
+        if not self._pods.indexed(CONTROLLER, owner.uid):
+            self.enqueue(deployment)
+
+    def _deployment_of(self, pod: Pod) -> Deployment | None:
+        """The Deployment that controls a pod's ReplicaSet."""
         owner = controller_of(pod)
         if owner is None or owner.kind != "ReplicaSet":
-            return
+            return None
         replica_set = self._replica_sets.get(f"{pod.metadata.namespace}/{owner.name}")
         if replica_set is None or replica_set.metadata.uid != owner.uid:
-            return
-        deployment = self.owner_of(replica_set)
-        if deployment is None or deployment.spec.strategy.type != "Recreate":
-            return
-        owned = self._replica_sets.indexed(CONTROLLER, deployment.metadata.uid)
-        if not any(self._pods.indexed(CONTROLLER, each.metadata.uid) for each in owned):
-            self.enqueue(deployment)
+            return None
+        return self.owner_of(replica_set)
 
     def _resolve(self, namespace: str, owner: OwnerReference | None) -> Deployment | None:
         if owner is None or owner.kind != KIND:
@@ -99,6 +128,10 @@ class DeploymentController:
         """Take the next step of one Deployment."""
         deployment = self._deployments.get(key)
         if deployment is None:
+            self.drains.gone(key)
+            return
+        if _opted_in(deployment) and self.drains.expect():
+            self.controller.enqueue_after(key, LOOK_S)
             return
         if deployment.spec.selector.empty:
             await self._refuse(deployment)
@@ -115,6 +148,7 @@ class DeploymentController:
             pods_of=lambda replica_set: self._pods.indexed(CONTROLLER, replica_set.metadata.uid),
             cached=lambda namespace, name: self._replica_sets.get(f"{namespace}/{name}"),
             enqueue_after=lambda delay_s: self._again(key, delay_s),
+            drains=self.drains,
         )
         await DeploymentSync(surroundings, deployment, owned).run()
 
@@ -200,19 +234,23 @@ class _ReplicaSetHandler:
 
 
 class _PodHandler:
-    """Only the end of a pod matters here; everything else comes through the status of its ReplicaSet."""
+    """The end of a pod, and that it drains; everything else comes through the status of its ReplicaSet."""
 
     def __init__(self, owner: DeploymentController) -> None:
         self._owner = owner
 
     def added(self, item: Pod) -> None:
-        return
+        self._owner.pod_seen(item)
 
     def updated(self, old: Pod, new: Pod) -> None:
-        return
+        self._owner.pod_seen(new)
 
     def deleted(self, item: Pod) -> None:
         self._owner.pod_deleted(item)
+
+
+def _opted_in(deployment: Deployment) -> bool:
+    return deployment.metadata.annotations.get(OPT_IN) == "true"
 
 
 def _selects(deployment: Deployment, replica_set: ReplicaSet) -> bool:

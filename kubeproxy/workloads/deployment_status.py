@@ -56,13 +56,18 @@ def follow_rollout(
     new: ReplicaSet | None,
     old: Sequence[ReplicaSet],
     now: float,
+    *,
+    progressed: bool = False,
+    waits: bool = False,
 ) -> DeploymentStatus:
-    """The same status with the conditions Progressing and ReplicaFailure."""
+    """The same status with the conditions Progressing and ReplicaFailure.
+
+    `progressed`: something got better that no count shows; `waits`: a wait with a time-out of its own is under way."""
     stated = status.conditions
     if deployment.deadline_s is None:
         stated = conditions.without(stated, conditions.PROGRESSING)
     elif not _already_complete(status):
-        stated = _progressing(deployment, status, new, now)
+        stated = _progressing(deployment, status, new, now, progressed=progressed, waits=waits)
     failure = _replica_failure(new, old, now)
     if failure is not None:
         stated = conditions.put(stated, failure)
@@ -80,7 +85,13 @@ def _already_complete(status: DeploymentStatus) -> bool:
 
 
 def _progressing(
-    deployment: Deployment, status: DeploymentStatus, new: ReplicaSet | None, now: float
+    deployment: Deployment,
+    status: DeploymentStatus,
+    new: ReplicaSet | None,
+    now: float,
+    *,
+    progressed: bool,
+    waits: bool,
 ) -> list[Condition]:
     named = f'Deployment "{deployment.metadata.name}"' if new is None else f'ReplicaSet "{new.metadata.name}"'
     stated = status.conditions
@@ -89,7 +100,7 @@ def _progressing(
         return conditions.put(
             stated, conditions.new(conditions.PROGRESSING, conditions.TRUE, progress.NEW_AVAILABLE, done, now)
         )
-    if progress.is_progressing(deployment.status, status):
+    if progressed or progress.is_progressing(deployment.status, status):
         condition = conditions.new(
             conditions.PROGRESSING, conditions.TRUE, progress.REPLICA_SET_UPDATED, f"{named} is progressing.", now
         )
@@ -98,7 +109,7 @@ def _progressing(
             condition = msgspec.structs.replace(condition, last_transition_time=current.last_transition_time)
         # Set anew even if reason and status are the same: every progress restarts the deadline.
         return [*conditions.without(stated, conditions.PROGRESSING), condition]
-    if progress.is_timed_out(deployment, status, now):
+    if not waits and progress.is_timed_out(deployment, status, now):
         late = f"{named} has timed out progressing."
         return conditions.put(
             stated, conditions.new(conditions.PROGRESSING, conditions.FALSE, progress.TIMED_OUT, late, now)

@@ -7,12 +7,13 @@ put together with the writes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 
-from kubeproxy.kubernetes.client.errors import ApiError
-from kubeproxy.kubernetes.metadata import controller_of
+from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
+from kubeproxy.kubernetes.metadata import controller_of, key_of
 from kubeproxy.kubernetes.object_client import already_exists, namespace_terminating, server_text
 from kubeproxy.workloads import (
     conditions,
@@ -26,7 +27,9 @@ from kubeproxy.workloads import (
     rolling_update,
     template,
 )
+from kubeproxy.workloads.deployment_drains import DeploymentDrains, NotAskedError, owner_of
 from kubeproxy.workloads.deployment_writes import DeploymentWrites, replica_set_name
+from kubeproxy.workloads.drain_sync import DrainStep, marked_pods, with_proxies
 from kubeproxy.workloads.objects import Deployment, DeploymentStatus, Pod, ReplicaSet
 from kubeproxy.workloads.pod_state import TERMINAL
 from kubeproxy.workloads.rolling_update import Scale
@@ -50,6 +53,8 @@ class Surroundings:
     """A ReplicaSet of the cache, by namespace and name."""
     enqueue_after: Callable[[float], None]
     """Sync this Deployment again in so many seconds; 0: after its back-off."""
+    drains: DeploymentDrains
+    """The node proxies, for Deployments that wait for them."""
 
 
 class DeploymentSync:
@@ -62,6 +67,8 @@ class DeploymentSync:
         self._all = list(replica_sets)
         self._new: ReplicaSet | None = None
         self._old: list[ReplicaSet] = []
+        self._drain: DrainStep | None = None
+        """What the node proxies let this step do; None: they are not asked."""
 
     async def run(self) -> None:
         """The steps in their order; each sync does one thing and then writes the status."""
@@ -70,6 +77,8 @@ class DeploymentSync:
             await self._write_counts()
             return
         await self._note_pause()
+        if self._deployment.spec.paused or not self._deployment.rolling:
+            await self._end_drains()
         if self._deployment.spec.paused:
             await self._scale()
         elif rollback.requested_revision(self._deployment) is not None:
@@ -137,8 +146,8 @@ class DeploymentSync:
         raise error
 
     async def _note_failed_creation(self, error: ApiError) -> None:
-        if namespace_terminating(error):
-            return
+        if namespace_terminating(error) or isinstance(error, Unreachable):
+            return  # without a server no Event arrives: those that wait would use up the object's share
         deployment = self._deployment
         message = f'Failed to create new replica set "{replica_set_name(deployment)}": {server_text(error)}'
         self._writes.report(deployment, "Warning", events.CREATE_ERROR, message)
@@ -154,6 +163,7 @@ class DeploymentSync:
         """RollingUpdate: grow the new ReplicaSet, or else shrink the old ones, and look again."""
         await self._find_new(create=True)
         new = self._demanded_new()
+        self._drain = await self._ask_proxies(new)
         size = rolling_update.scale_new(self._deployment, new, self._old)
         if size is not None:
             self._new = await self._writes.scale(self._deployment, Scale(new, size))
@@ -161,8 +171,53 @@ class DeploymentSync:
             await self._clean_up_if_complete()
         await self._follow_rollout()
 
+    async def _ask_proxies(self, new: ReplicaSet) -> DrainStep | None:
+        """Ask the node proxies about the pods, where the Deployment wants that and they take part."""
+        around = self._around
+        try:
+            step = await DrainStep.begin(
+                around.drains, self._writes, self._deployment, new, self._old, around.pods_of, around.clock()
+            )
+        except NotAskedError as error:
+            self._note_not_asked(error)
+            step = None
+        if step is None:
+            await self._end_drains()
+        return step
+
+    def _note_not_asked(self, error: NotAskedError) -> None:
+        self._around.drains.do_without(self._deployment)
+        if self._around.drains.first_unknown(self._deployment):
+            text = f"{error}; proxies are not waited for"
+            self._writes.report(self._deployment, "Warning", events.PROXIES_UNKNOWN, text)
+
+    async def _end_drains(self) -> None:
+        """Put back pods that drain, because no rollout takes them now; and remove requests that have expired."""
+        drains, deployment = self._around.drains, self._deployment
+        if not drains.wanted.is_set():
+            return  # no pod drains
+        marked = marked_pods([pod for replica_set in self._all for pod in self._around.pods_of(replica_set)])
+        drains.forget(key_of(deployment))
+        with suppress(NotAskedError):  # requests that cannot be removed expire
+            if marked:
+                await drains.unmark(marked)
+                await drains.ask(deployment, (), (), {pod.metadata.name for pod in marked}, 0)
+            again = await drains.tidy(deployment.metadata.namespace, owner_of(deployment))
+            if again is not None:
+                self._around.enqueue_after(max(1.0, again - self._around.clock() + 1))
+
     async def _shrink_old(self, new: ReplicaSet) -> bool:
         """Take pods from the old ReplicaSets, those that are not available first; whether any was taken."""
+        if self._drain is not None:
+            try:
+                for replica_set in await self._drain.shrink():
+                    self._replace(replica_set)
+            except NotAskedError as error:
+                self._note_not_asked(error)
+                self._drain = None
+                await self._end_drains()
+            else:
+                return self._drain.waits
         budget = rolling_update.may_shrink_old(self._deployment, new, self._old)
         if budget == 0:
             return False
@@ -266,7 +321,20 @@ class DeploymentSync:
     async def _follow_rollout(self) -> None:
         """The whole status; when nothing changed, come back for the deadline."""
         now = self._around.clock()
-        status = deployment_status.follow_rollout(self._deployment, self._counted(), self._new, self._old, now)
+        drain = self._drain
+        status = deployment_status.follow_rollout(
+            self._deployment,
+            self._counted(),
+            self._new,
+            self._old,
+            now,
+            progressed=drain is not None and drain.progressed,
+            waits=drain is not None and drain.waits,
+        )
+        status = with_proxies(status, drain)
+        if drain is not None and drain.look_in_s is not None:
+            self._around.drains.wait(self._deployment)
+            self._around.enqueue_after(drain.look_in_s)
         if status != self._deployment.status:
             await self._write(status)
             return

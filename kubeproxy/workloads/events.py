@@ -19,6 +19,11 @@ CREATE_ERROR = "ReplicaSetCreateError"
 ROLLBACK_NOT_FOUND = "DeploymentRollbackRevisionNotFound"
 ROLLBACK_UNCHANGED = "DeploymentRollbackTemplateUnchanged"
 ROLLBACK_DONE = "DeploymentRollback"
+DRAINING = "DrainingPods"
+DRAIN_TIMED_OUT = "DrainTimedOut"
+DRAIN_OPTIONS = "InvalidDrainOptions"
+PROXIES_LATE = "ProxiesNotFollowing"
+PROXIES_UNKNOWN = "ProxiesUnknown"
 
 
 @dataclass(frozen=True, slots=True)

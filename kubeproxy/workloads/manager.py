@@ -20,10 +20,16 @@ from kubeproxy.kubernetes.informer.outage_log import Connectivity
 from kubeproxy.kubernetes.informer.reflector import ReflectorState
 from kubeproxy.workloads.deployment_controller import DeploymentController
 from kubeproxy.workloads.event_reporter import EventReporter
-from kubeproxy.workloads.objects import Deployment, Pod, ReplicaSet
+from kubeproxy.workloads.objects import Deployment, Lease, Pod, ReplicaSet, Service
 from kubeproxy.workloads.replicaset_controller import ReplicaSetController
 from kubeproxy.workloads.replicaset_kind import REPLICA_SET, REPLICATION_CONTROLLER, ReplicaSetKind
-from kubeproxy.workloads.resources import deployment_informer, pod_informer, replica_set_informer
+from kubeproxy.workloads.resources import (
+    deployment_informer,
+    pod_informer,
+    replica_set_informer,
+    report_informer,
+    service_informer,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +42,9 @@ LEASE: Final = LeaseName("kube-system", "kubeproxy-controller-manager")
 """A Lease of our own: kube-controller-manager's must not keep this process from working, nor the other way round."""
 EVENT_CAPACITY: Final = 1000
 """Events that wait at once (client-go's)."""
+
+RIGHTS: Final = "bind the roles of deploy/controllers"
+"""What to do where the API server refuses a request."""
 
 Connect = Callable[[str], Awaitable[Client]]
 """Opens a client for one purpose: each has request limits of its own, as in kube-controller-manager."""
@@ -79,6 +88,10 @@ class ControllerManager:
         self.replica_sets: Informer[ReplicaSet] = replica_set_informer()
         self.replication_controllers: Informer[ReplicaSet] = replica_set_informer(REPLICATION_CONTROLLER)
         self.pods: Informer[Pod] = pod_informer()
+        self.services: Informer[Service] = service_informer()
+        self.leases: Informer[Lease] = report_informer()
+        self._drains_wanted = asyncio.Event()
+        """Set when a Deployment has opted in to rollouts that know the node proxies."""
         self.working = False
         """Whether the caches are complete and the controllers work."""
 
@@ -126,7 +139,7 @@ class ControllerManager:
         watching = await self._client("informers")
         kept = await self._make_controllers()
         self.controllers = [each.controller for each in kept]
-        contact = Connectivity(server=watching.server, clock=self._clock)
+        contact = Connectivity(server=watching.server, clock=self._clock, rights=RIGHTS)
         try:
             async with asyncio.TaskGroup() as group:
                 for informer in self._informers():
@@ -137,6 +150,7 @@ class ControllerManager:
                         watch_state=self._states.append,
                     )
                     group.create_task(keeping, name=f"informer of {informer.name}")
+                group.create_task(self._watch_proxies(watching), name="node proxies")
                 for recorder in self._recorders:
                     group.create_task(recorder.run(), name="events")
                 for informer in self._informers():
@@ -147,6 +161,18 @@ class ControllerManager:
                     group.create_task(controller.run(), name=f"controller {controller.name}")
         finally:
             self.working = False
+
+    async def _watch_proxies(self, client: Client) -> None:
+        """Watch Services and drain reports, once a Deployment needs them. They may be forbidden, as long as no other
+        controller depends on them; so they have a log of their own."""
+        await self._drains_wanted.wait()
+        contact = Connectivity(server=client.server, clock=self._clock, rights=RIGHTS)
+        async with asyncio.TaskGroup() as group:
+            for informer in (self.services, self.leases):
+                keeping = informer.run(
+                    client, contact=contact, resync_s=self._settings.resync_s, watch_state=self._states.append
+                )
+                group.create_task(keeping, name=f"informer of {informer.name}")
 
     async def _make_controllers(self) -> list[_Kept]:
         made: list[_Kept] = []
@@ -161,17 +187,19 @@ class ControllerManager:
             )
         if DEPLOYMENT in enabled:
             client = await self._client(DEPLOYMENT)
-            made.append(
-                DeploymentController(
-                    requests=client,
-                    deployments=self.deployments,
-                    replica_sets=self.replica_sets,
-                    pods=self.pods,
-                    sink=self._sink(client, "deployment-controller"),
-                    workers=self._settings.workers[DEPLOYMENT],
-                    clock=self._clock,
-                )
+            deployments = DeploymentController(
+                requests=client,
+                deployments=self.deployments,
+                replica_sets=self.replica_sets,
+                pods=self.pods,
+                services=self.services,
+                leases=self.leases,
+                sink=self._sink(client, "deployment-controller"),
+                workers=self._settings.workers[DEPLOYMENT],
+                clock=self._clock,
             )
+            self._drains_wanted = deployments.drains.wanted
+            made.append(deployments)
         return made
 
     async def _replica_set_controller(
@@ -189,7 +217,9 @@ class ControllerManager:
         )
 
     def _sink(self, client: Client, component: str) -> EventReporter:
-        recorder = EventRecorder(client=client, node_name="", component=component, capacity=EVENT_CAPACITY)
+        recorder = EventRecorder(
+            client=client, node_name="", component=component, capacity=EVENT_CAPACITY, rights=RIGHTS
+        )
         self._recorders.append(recorder)
         return EventReporter(recorder)
 

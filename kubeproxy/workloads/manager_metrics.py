@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -13,8 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kubeproxy.kubernetes.client.request_metrics import LATENCY_BUCKETS_S
-from kubeproxy.kubernetes.controller.workqueue import DURATION_BUCKETS_S, Durations
-from kubeproxy.runtime.histogram import Histogram
+from kubeproxy.runtime.histogram import Histogram, cumulative
 from kubeproxy.workloads.manager import ControllerManager
 from kubeproxy.workloads.rollout_status import State, state_of
 
@@ -99,7 +97,7 @@ class ManagerCollector(Collector):
             labels=("verb", "host"),
         )
         for of, latency in latencies.items():
-            timed.add_metric(of, _buckets(LATENCY_BUCKETS_S, latency.counts), latency.seconds)
+            _add(timed, of, latency)
         yield timed
 
     def _rollouts(self) -> Iterator[Metric]:
@@ -150,9 +148,5 @@ def registry(manager: ControllerManager) -> CollectorRegistry:
     return made
 
 
-def _add(family: HistogramMetricFamily, labels: tuple[str, ...], found: Durations) -> None:
-    family.add_metric(labels, _buckets(DURATION_BUCKETS_S, found.counts), found.seconds)
-
-
-def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, float]]:
-    return [(bound, float(total)) for bound, total in zip((*map(str, bounds), "+Inf"), accumulate(counts), strict=True)]
+def _add(family: HistogramMetricFamily, labels: tuple[str, ...], found: Histogram) -> None:
+    family.add_metric(labels, cumulative(found.bounds, found.counts), found.seconds)

@@ -5,31 +5,55 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
 import structlog
+from aiohttp import web
 
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.controller.leader_election import LeadershipLostError
-from kubeproxy.observability.http.server import HttpServer
+from kubeproxy.kubernetes.delegated_access import AccessRefusedError, DelegatedAccess
+from kubeproxy.kubernetes.object_client import Requests
+from kubeproxy.observability.http.access import Access
+from kubeproxy.observability.http.server import Gate, HttpServer
+from kubeproxy.observability.http.tls import ServingTls, TlsFiles
 from kubeproxy.runtime.tasks import TaskSet
 from kubeproxy.workloads.manager import ControllerManager, ManagerSettings
 from kubeproxy.workloads.manager_pages import routes
 
 log = structlog.get_logger(__name__)
 
-UNLIMITED = frozenset({"informers", "leader-election"})
+REVIEWS: Final = "reviews"
+UNLIMITED: Final = frozenset({"informers", "leader-election"})
 """Clients without a limit of requests: watches must not wait behind writes, and a renewal behind nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """Where health, metrics and status are served; port 0: nowhere."""
+OPEN_PAGES: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
+"""Pages of the plain port for other hosts; the status names every Deployment of the cluster."""
 
-    host: str
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Where health, metrics and status are served; port 0: not there."""
+
+    address: str
     port: int
+    """By plain HTTP."""
+    secure_address: str = ""
+    secure_port: int = 0
+    """By TLS, to clients that the API server allows to read the page."""
+    files: TlsFiles = field(default_factory=TlsFiles)
+    always_allowed: frozenset[str] = frozenset()
+    """Paths of the secure port for any client; one that ends in ``/*`` stands for all below it."""
+
+    def is_open(self, path: str) -> bool:
+        """Whether the secure port serves a path to any client."""
+        return any(
+            path == allowed or (allowed.endswith("/*") and path.startswith(allowed[:-1]))
+            for allowed in self.always_allowed
+        )
 
 
 class ServiceManager(Protocol):
@@ -51,17 +75,15 @@ class ServiceManager(Protocol):
         """Close the connection to the service manager."""
 
 
-def run(settings: ManagerSettings, client: ClientSettings, address: ServerAddress, notifier: ServiceManager) -> int:
+def run(settings: ManagerSettings, client: ClientSettings, serving: Serving, notifier: ServiceManager) -> int:
     """Until a signal (exit status 0), or until leadership is lost (1)."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_live(settings, client, address, notifier))
+        return runner.run(_live(settings, client, serving, notifier))
 
 
-async def _live(
-    settings: ManagerSettings, client: ClientSettings, address: ServerAddress, notifier: ServiceManager
-) -> int:
+async def _live(settings: ManagerSettings, client: ClientSettings, serving: Serving, notifier: ServiceManager) -> int:
     """From the start to the end of the process."""
 
     async def connect(purpose: str) -> Client:
@@ -73,19 +95,74 @@ async def _live(
         loop.add_signal_handler(number, _stop_requested, stop, number)
     notifier.starting("connects to the API server")
     manager = ControllerManager(settings, connect)
-    server = HttpServer(
-        name="status", host=address.host, port=address.port, routes=routes(manager), setting="--bind-address, --port"
-    )
-    if address.port:
+    reviews = await connect(REVIEWS) if serving.secure_port else None
+    servers = make_servers(manager, serving, reviews)
+    for server in servers:
         await server.start()
     try:
         return await _until_the_end(manager, stop, notifier)
     finally:
         notifier.stopping("gives up the lease", takes_s=5.0)
         await manager.close()
-        if address.port:
+        for server in servers:
             await server.close()
+        if reviews is not None:
+            await reviews.close()
         notifier.close()
+
+
+def make_servers(manager: ControllerManager, serving: Serving, reviews: Requests | None) -> list[HttpServer]:
+    """The plain and the secure server, where they have a port. `reviews`: asks the API server about clients.
+
+    `ConfigError` when a TLS file cannot be used.
+    """
+    servers = []
+    if serving.port:
+        servers.append(
+            HttpServer(
+                name="status",
+                host=serving.address,
+                port=serving.port,
+                routes=routes(manager),
+                setting="--address, --port",
+                access=Access(open_pages=OPEN_PAGES),
+            )
+        )
+    if serving.secure_port and reviews is not None:
+        servers.append(
+            HttpServer(
+                name="secure status",
+                host=serving.secure_address,
+                port=serving.secure_port,
+                routes=routes(manager),
+                setting="--bind-address, --secure-port",
+                gate=_gate(serving, DelegatedAccess(reviews)),
+                tls=ServingTls(serving.files).context,
+            )
+        )
+    return servers
+
+
+def _gate(serving: Serving, access: DelegatedAccess) -> Gate:
+    """Refuses clients that the API server does not allow to read a page."""
+
+    async def refuse(request: web.Request) -> web.Response | None:
+        if serving.is_open(request.path):
+            return None
+        transport = request.transport
+        try:
+            await access.demand(
+                request.path,
+                request.method,
+                authorization=request.headers.get("Authorization", ""),
+                certificate=None if transport is None else transport.get_extra_info("peercert"),
+            )
+        except AccessRefusedError as error:
+            log.debug("page refused", path=request.path, status=error.status, reason=str(error))
+            return web.Response(status=error.status, text=f"{error}\n")
+        return None
+
+    return refuse
 
 
 async def _until_the_end(manager: ControllerManager, stop: asyncio.Event, notifier: ServiceManager) -> int:

@@ -24,17 +24,8 @@ def _detach(spec: ReplicaSetSpec | ReplicationControllerSpec | DeploymentSpec) -
     msgspec.structs.force_setattr(spec, "template", spec.template.copy())
 
 
-# Pod, v1
-
-
-class PodAnnotations(Wire, frozen=True):
-    """The annotations of a pod that controllers read."""
-
-    deletion_cost: str | None = msgspec.field(name="controller.kubernetes.io/pod-deletion-cost", default=None)
-
-
-class PodMetadata(Wire, frozen=True):
-    """The metadata of a pod: of its annotations only those in use, for there are many pods."""
+class _CommonMetadata(Wire, frozen=True):
+    """The metadata of objects that are many; each kind adds the annotations in use."""
 
     name: str = ""
     namespace: str = ""
@@ -43,12 +34,29 @@ class PodMetadata(Wire, frozen=True):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: dict[str, str] = msgspec.field(default_factory=dict)
-    annotations: PodAnnotations = PodAnnotations()
     owner_references: list[OwnerReference] = msgspec.field(default_factory=list)
+
+
+# Pod, v1
+
+
+class PodAnnotations(Wire, frozen=True):
+    """The annotations of a pod that controllers read."""
+
+    deletion_cost: str | None = msgspec.field(name="controller.kubernetes.io/pod-deletion-cost", default=None)
+    draining: str | None = msgspec.field(name="kubeproxy/draining", default=None)
+    """Set while the pod drains: the deletion cost that it had before."""
+
+
+class PodMetadata(_CommonMetadata, frozen=True):
+    """The metadata of a pod: of its annotations only those in use, for there are many pods."""
+
+    annotations: PodAnnotations = PodAnnotations()
 
 
 class PodSpec(Wire, frozen=True):
     node_name: str = ""
+    host_network: bool = False
 
 
 class PodCondition(Wire, frozen=True):
@@ -64,8 +72,15 @@ class ContainerWaiting(Wire, frozen=True):
     message: str = ""
 
 
+class ContainerTerminated(Wire, frozen=True):
+    reason: str = ""
+    exit_code: int = 0
+    message: str = ""
+
+
 class ContainerState(Wire, frozen=True):
     waiting: ContainerWaiting | None = None
+    terminated: ContainerTerminated | None = None
 
 
 class ContainerStatus(Wire, frozen=True):
@@ -73,10 +88,16 @@ class ContainerStatus(Wire, frozen=True):
     restart_count: int = 0
     ready: bool = False
     state: ContainerState = ContainerState()
+    last_state: ContainerState = ContainerState()
+
+
+class PodIP(Wire, frozen=True):
+    ip: str = ""
 
 
 class PodStatus(Wire, frozen=True):
     phase: str = ""
+    pod_ips: list[PodIP] = msgspec.field(name="podIPs", default_factory=list)
     conditions: list[PodCondition] = msgspec.field(default_factory=list)
     container_statuses: list[ContainerStatus] = msgspec.field(default_factory=list)
     init_container_statuses: list[ContainerStatus] = msgspec.field(default_factory=list)
@@ -88,6 +109,63 @@ class Pod(Wire, frozen=True):
     metadata: PodMetadata = PodMetadata()
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
+
+
+# Service, v1
+
+
+class ServiceAnnotations(Wire, frozen=True):
+    """The annotation by which rollouts ask the node proxies."""
+
+    drain_requests: str | None = msgspec.field(name="kubeproxy/drain-requests", default=None)
+
+
+class ServiceMetadata(_CommonMetadata, frozen=True):
+    """The metadata of a Service: of its annotations only the one in use."""
+
+    annotations: ServiceAnnotations = ServiceAnnotations()
+
+
+class ServiceSpec(Wire, frozen=True):
+    type: str = ""
+    selector: dict[str, str] = msgspec.field(default_factory=dict)
+    cluster_ip: str = msgspec.field(name="clusterIP", default="")
+    cluster_ips: list[str] = msgspec.field(name="clusterIPs", default_factory=list)
+
+
+class Service(Wire, frozen=True):
+    """A v1 Service, as far as rollouts read it."""
+
+    metadata: ServiceMetadata = ServiceMetadata()
+    spec: ServiceSpec = ServiceSpec()
+
+
+# Lease, coordination.k8s.io/v1, as node proxies write it
+
+
+class LeaseAnnotations(Wire, frozen=True):
+    """The annotation that has a node's drain report."""
+
+    report: str | None = msgspec.field(name="kubeproxy/drain-report", default=None)
+
+
+class LeaseMetadata(_CommonMetadata, frozen=True):
+    """The metadata of a node's Lease."""
+
+    annotations: LeaseAnnotations = LeaseAnnotations()
+
+
+class LeaseSpec(Wire, frozen=True):
+    holder_identity: str = ""
+    lease_duration_seconds: int = 0
+    renew_time: str | None = None
+
+
+class Lease(Wire, frozen=True):
+    """The Lease by which a node's proxy reports."""
+
+    metadata: LeaseMetadata = LeaseMetadata()
+    spec: LeaseSpec = LeaseSpec()
 
 
 # Conditions of workloads

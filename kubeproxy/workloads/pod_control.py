@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference
 from kubeproxy.kubernetes.metadata import to_wire
 from kubeproxy.kubernetes.object_client import ObjectClient, is_not_found, namespace_terminating, server_text
@@ -46,26 +46,29 @@ class PodRequests:
     sink: EventSink
     kind: ReplicaSetKind
 
-    async def create(self, replica_set: ReplicaSet, number: int) -> tuple[int, BaseException | None]:
-        """Create pods in slow start; how many succeeded, and the first error.
+    async def create(
+        self, replica_set: ReplicaSet, number: int, created: Callable[[Pod], None]
+    ) -> tuple[int, BaseException | None]:
+        """Create pods in slow start; how many succeeded, and the first error. `created` is called with each new pod.
 
         A namespace that is being deleted takes no pods: that counts as success and is not reported.
         """
-        pod = pod_from_template(self.kind, replica_set)
-        if not pod["metadata"].get("labels"):
+        wanted = pod_from_template(self.kind, replica_set)
+        if not wanted["metadata"].get("labels"):
             return 0, ClusterError("unable to create pods, no labels")
-        body = msgspec.json.encode(pod)
+        body = msgspec.json.encode(wanted)
         involved = self._involved(replica_set)
 
         async def create_one() -> None:
             try:
-                created = await self.pods.create(replica_set.metadata.namespace, body)
+                pod = await self.pods.create(replica_set.metadata.namespace, body)
             except ApiError as error:
                 if namespace_terminating(error):
                     return
-                self.sink.record(involved, "Warning", events.FAILED_CREATE, f"Error creating: {server_text(error)}")
+                self._report_failure(involved, events.FAILED_CREATE, "creating", error)
                 raise
-            self.sink.record(involved, "Normal", events.SUCCESSFUL_CREATE, f"Created pod: {created.metadata.name}")
+            created(pod)
+            self.sink.record(involved, "Normal", events.SUCCESSFUL_CREATE, f"Created pod: {pod.metadata.name}")
 
         return await slow_start(number, create_one)
 
@@ -85,17 +88,23 @@ class PodRequests:
                 not_deleted(pod)
                 if is_not_found(error) or _another_now(error):
                     return
-                self.sink.record(involved, "Warning", events.FAILED_DELETE, f"Error deleting: {server_text(error)}")
+                self._report_failure(involved, events.FAILED_DELETE, "deleting", error)
                 raise
             self.sink.record(involved, "Normal", events.SUCCESSFUL_DELETE, f"Deleted pod: {pod.metadata.name}")
 
         results = await asyncio.gather(*map(delete_one, pods), return_exceptions=True)
         return next((result for result in results if isinstance(result, BaseException)), None)
 
+    def _report_failure(self, involved: Involved, reason: str, action: str, error: ApiError) -> None:
+        """Report a refusal. Without a server no Event arrives, and those that wait use up the object's share."""
+        if not isinstance(error, Unreachable):
+            self.sink.record(involved, "Warning", reason, f"Error {action}: {server_text(error)}")
+
     def _involved(self, replica_set: ReplicaSet) -> Involved:
         return Involved.of(self.kind.api_version, self.kind.kind, replica_set.metadata)
 
 
 def _another_now(error: ApiError) -> bool:
-    """The UID in the precondition belongs to no pod any more: the name was given to another."""
-    return error.status == 409
+    """The UID in the precondition belongs to no pod any more: the name was given to another. (A webhook may refuse with
+    the same status.)"""
+    return error.status == 409 and "UID in precondition" in server_text(error)

@@ -55,7 +55,10 @@ def scale(deployment: Deployment, new: ReplicaSet | None, old: Sequence[ReplicaS
     replicas = deployment.spec.replicas
     single = single_active(new, old)
     if single is not None:
-        return [] if single.spec.replicas == replicas else [Scale(single, replicas)]
+        noted = integer(single.metadata.annotations.get(DESIRED_REPLICAS))
+        # A ReplicaSet that got this size from another client still has the former one noted, and every later sync would
+        # see a scaling event: upstream's never rolls anything out again.
+        return [] if single.spec.replicas == replicas and noted in (None, replicas) else [Scale(single, replicas)]
     if is_saturated(deployment, new):
         return [Scale(replica_set, 0) for replica_set in active(by_age(old))]
     if not deployment.rolling:

@@ -47,10 +47,11 @@ class ReplicaSetController:
         burst: int = BURST,
     ) -> None:
         self._kind = kind
-        self._replica_sets = MutationCache(replica_sets, monotonic)
+        self._replica_sets = MutationCache(replica_sets)
         self._client = replica_set_client(requests, kind, written=self._replica_sets.written)
         self._pod_client = pod_client(requests)
         self._pods = pods.store
+        self._pods_include = pods.includes
         self._pod_requests = PodRequests(self._pod_client, sink, kind)
         self._clock = clock
         self._burst = burst
@@ -59,6 +60,7 @@ class ReplicaSetController:
         self.controller = Controller(kind.queue, self.sync, workers=workers)
         replica_sets.add_handler(_ReplicaSetHandler(self))
         pods.add_handler(PodHandler(self))
+        pods.add_list_handler(self._look_again)
 
     # What the cache reports
 
@@ -70,6 +72,11 @@ class ReplicaSetController:
         """A ReplicaSet was deleted, or another took its name."""
         self.expectations.forget(key_of(replica_set))
         self.enqueue(replica_set)
+
+    def _look_again(self) -> None:
+        """All pods were listed: what was expected and is not there came and went unseen."""
+        for key in self.expectations.unfulfilled():
+            self.controller.enqueue(key)
 
     def owner_of(self, pod: Pod) -> ReplicaSet | None:
         """The ReplicaSet that controls a pod; None for an orphan, and for pods of another kind or of another UID."""
@@ -96,9 +103,8 @@ class ReplicaSetController:
         if replica_set is None:
             self.expectations.forget(key)
             return
-        may_manage = self.expectations.satisfied(key, monotonic())
+        may_manage = self.expectations.satisfied(key, monotonic(), self._pods_include)
         if not may_manage:
-            # An object that came and went while the watch was cut is never seen: look again when that is certain.
             self.controller.enqueue_after(key, self.expectations.expires_in(key, monotonic()))
         selector = replica_set.spec.selector
         try:
@@ -145,7 +151,9 @@ class ReplicaSetController:
         if surplus < 0:
             number = min(-surplus, self._burst)
             self.expectations.expect_creations(key, number, monotonic())
-            succeeded, failure = await self._pod_requests.create(replica_set, number)
+            succeeded, failure = await self._pod_requests.create(
+                replica_set, number, lambda pod: self.expectations.created(key, pod.metadata.resource_version)
+            )
             self.expectations.creation_observed(key, number - succeeded)
             return failure
         if surplus > 0:
@@ -172,7 +180,7 @@ class ReplicaSetController:
 
     async def _write_status(self, replica_set: ReplicaSet, status: ReplicaSetStatus) -> None:
         """Write the status if it differs; after a conflict once more, on the object as the server has it."""
-        if status == replica_set.status:
+        if not replicaset_status.worth_writing(replica_set.status, status):
             return
         metadata = replica_set.metadata
         for last in (False, True):
@@ -235,10 +243,12 @@ class PodHandler:
         relabelled = old.metadata.labels != new.metadata.labels
         if new.metadata.deletion_timestamp is not None:
             self.deleted(new)
-            if relabelled:
+            if moved or relabelled:
                 self.deleted(old)
             return
         if moved and (before := self._owner.owner_of(old)) is not None:
+            # The end of the pod will be reported for its new owner only.
+            self._owner.expectations.deletion_observed(key_of(before), key_of(old))
             self._owner.enqueue(before)
         if controller_of(new) is None:
             if moved or relabelled:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.metadata import to_wire
 from kubeproxy.kubernetes.object_client import server_text
@@ -51,6 +53,16 @@ def compute(
         observed_generation=replica_set.metadata.generation,
         conditions=stated,
     )
+
+
+def worth_writing(before: ReplicaSetStatus, after: ReplicaSetStatus) -> bool:
+    """Whether a status has something new. No terminating pods is nothing new where the server has no count of them.
+
+    A server before 1.33 drops that field: otherwise every start of the controller would write each ReplicaSet once.
+    """
+    if before.terminating_replicas is None and after.terminating_replicas == 0:
+        after = msgspec.structs.replace(after, terminating_replicas=None)
+    return before != after
 
 
 def next_availability(replica_set: ReplicaSet, active: Sequence[Pod], now: float) -> float | None:

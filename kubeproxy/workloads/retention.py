@@ -12,7 +12,7 @@ def surplus(deployment: Deployment, old: Sequence[ReplicaSet]) -> list[ReplicaSe
     """The ReplicaSets to be deleted, lowest revision first.
 
     Only so many of the lowest revisions as there are too many are looked at. Of those, a set that has or wants pods, or
-    whose newest spec was not acted on yet, is left, and no higher one goes in its place.
+    has an unobserved newest spec, is left, and no higher one goes in its place.
     """
     limit = deployment.history_limit
     if limit is None:

@@ -78,7 +78,7 @@ def annotations_for_new(
     """The annotations that the new ReplicaSet is to have, out of those that it has.
 
     A revision is never lowered. A set that had one before and now gets a higher one was rolled back to: the former
-    revision is appended to its history, whose oldest entries go when it grows too long. An annotation that the
+    revision is appended to its history; its oldest entries go when it grows too long. An annotation that the
     Deployment no longer has stays. An unreadable revision is left as it is, and with it the history.
     """
     wanted = {**current, **copied_annotations(deployment.metadata.annotations)}
@@ -93,8 +93,10 @@ def annotations_for_new(
 
 
 def _appended(history: str | None, revision: str, limit: int) -> str | None:
-    """The history with one more revision, within the limit; None where it cannot be appended."""
-    entries = history.split(",") if history else []
+    """The history with one more revision, within the limit; None where it cannot be appended.
+
+    One that begins with an empty entry is replaced, as upstream's does."""
+    entries = history.split(",") if history and not history.startswith(",") else []
     while entries and len(",".join([*entries, revision])) > limit:
         del entries[0]
     text = ",".join([*entries, revision])

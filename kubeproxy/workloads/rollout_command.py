@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,11 +16,15 @@ from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.informer.outage_log import Connectivity
 from kubeproxy.kubernetes.metadata import controller_of
-from kubeproxy.kubernetes.object_client import JSON_PATCH, is_not_found
+from kubeproxy.kubernetes.object_client import JSON_PATCH
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.workloads import revisions, rollback
+from kubeproxy.workloads.deployment_drains import owner_of
+from kubeproxy.workloads.drain_plan import options_of
 from kubeproxy.workloads.explain import explain
+from kubeproxy.workloads.explain_proxies import ProxyWait, proxy_wait
 from kubeproxy.workloads.objects import Deployment, Pod, ReplicaSet, template_of
+from kubeproxy.workloads.proxy_drain import ProxyDrain
 from kubeproxy.workloads.resources import deployment_client, deployment_informer, pod_client, replica_set_client
 from kubeproxy.workloads.rollout_status import DeadlineExceededError, status_line
 from kubeproxy.workloads.template import without_hash
@@ -154,17 +158,13 @@ class Rollout:
         new_uid = "" if new is None else new.metadata.uid
         new_pods = [pod for pod in pods if _owner(pod) == new_uid]
         old_pods = [pod for pod in pods if _owner(pod) != new_uid]
-        self.say(explain(deployment, new, new_pods, old_pods, await self._warnings(), self.clock()))
+        warnings, proxies = await self._warnings(), await self._proxies(deployment, new_pods, old_pods)
+        self.say(explain(deployment, new, new_pods, old_pods, warnings, self.clock(), proxies=proxies))
 
     # Reading and writing
 
     async def _deployment(self) -> Deployment:
-        try:
-            return await deployment_client(self.client).get(self.namespace, self.name)
-        except ApiError as error:
-            if is_not_found(error):
-                raise RolloutError(f'Error from server (NotFound): deployments.apps "{self.name}" not found') from error
-            raise
+        return await deployment_client(self.client).get(self.namespace, self.name)
 
     async def _replica_sets(self, deployment: Deployment) -> list[ReplicaSet]:
         found = await replica_set_client(self.client).list_namespace(self.namespace)
@@ -173,6 +173,20 @@ class Rollout:
     async def _patch(self, deployment: Deployment, change: dict[str, object]) -> None:
         body = {"metadata": {"resourceVersion": deployment.metadata.resource_version}, **change}
         await deployment_client(self.client).patch(self.namespace, self.name, body)
+
+    async def _proxies(
+        self, deployment: Deployment, new_pods: Sequence[Pod], old_pods: Sequence[Pod]
+    ) -> ProxyWait | None:
+        """What the rollout waits for at the node proxies; None where it does not ask them, or reports are secret."""
+        try:
+            options = options_of(deployment)
+        except ValueError:
+            options = None  # the controller has reported it, and asks no proxy
+        if options is None:
+            return None
+        drain = ProxyDrain(self.client, self.namespace, owner_of(deployment), clock=self.clock)
+        states = await drain.state([*new_pods, *old_pods])
+        return proxy_wait(new_pods, old_pods, states, options, self.clock())
 
     async def _warnings(self) -> dict[str, str]:
         """The newest Warning of each pod; none where Events may not be read."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.workloads import conditions, progress
-from kubeproxy.workloads.objects import Deployment, Pod, ReplicaSet
+from kubeproxy.workloads.objects import ContainerStatus, ContainerTerminated, Deployment, Pod, ReplicaSet
 from kubeproxy.workloads.pod_state import is_available, is_ready, is_terminating
 
 
@@ -87,7 +87,9 @@ def waiting_for(
     if deployment.metadata.generation > deployment.status.observed_generation:
         return Waiting("its newest spec has not been acted on yet", None)
     if new is None:
-        return Waiting("its new ReplicaSet has not been created yet", since)
+        refused = condition is not None and condition.reason == progress.FAILED_CREATE
+        because = f": {condition.message}" if condition is not None and refused else ""
+        return Waiting(f"its new ReplicaSet has not been created yet{because}", since)
     unready = [pod for pod in new_pods if not is_ready(pod) and pod.metadata.deletion_timestamp is None]
     if unready:
         oldest = min(unready, key=lambda pod: pod.metadata.creation_timestamp or "")
@@ -107,15 +109,34 @@ def waiting_for(
 def pod_trouble(pod: Pod) -> str:
     """Why a pod is not ready, from the most telling part of its status."""
     for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
-        waiting = status.state.waiting
-        if waiting is not None and waiting.reason:
-            said = f": {waiting.message}" if waiting.message else ""
-            return f"container {status.name} waits, {waiting.reason}{said}"
+        trouble = _container_trouble(status)
+        if trouble:
+            return f"container {status.name} {trouble}"
     for type in ("PodScheduled", "Ready"):
         for condition in pod.status.conditions:
             if condition.type == type and condition.status == "False" and condition.reason:
-                said = f": {condition.message}" if condition.message else ""
-                return f"{condition.reason}{said}"
+                return _with_message(condition.reason, condition.message)
     if not pod.spec.node_name:
         return "not assigned to a node yet"
     return f"phase {pod.status.phase or 'unknown'}, its containers are not ready"
+
+
+def _container_trouble(status: ContainerStatus) -> str:
+    """What keeps a container from running; empty for one that runs, or has done its work."""
+    waiting, ended = status.state.waiting, status.state.terminated
+    if waiting is not None and waiting.reason:
+        before = status.last_state.terminated
+        last = "" if before is None else f"; its last run ended with {_ending(before)}"
+        return f"waits, {_with_message(waiting.reason, waiting.message)}{last}"
+    if ended is not None and ended.exit_code:
+        return f"ended with {_ending(ended)}"
+    return ""
+
+
+def _ending(ended: ContainerTerminated) -> str:
+    reason = f" ({ended.reason})" if ended.reason else ""
+    return _with_message(f"exit code {ended.exit_code}{reason}", ended.message)
+
+
+def _with_message(reason: str, message: str) -> str:
+    return f"{reason}: {' '.join(message.split())}" if message else reason

@@ -1,4 +1,4 @@
-"""Requests in batches of 1, 2, 4, 8 …, so that a quota that refuses everything costs one request. Pure."""
+"""Requests in batches of 1, 2, 4, 8 …: a quota that refuses everything costs one request. Pure."""
 
 from __future__ import annotations
 

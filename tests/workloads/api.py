@@ -36,6 +36,7 @@ _KINDS = {
     "leases": ("Lease", "coordination.k8s.io/v1"),
     "events": ("Event", "v1"),
     "services": ("Service", "v1"),
+    "endpointslices": ("EndpointSlice", "discovery.k8s.io/v1"),
 }
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -48,7 +49,7 @@ class Write:
     old: Json | None
     new: Json | None
     by: str
-    """Who made it: ``controller`` by requests, ``world`` by the test."""
+    """Its origin: ``controller`` by requests, ``world`` by the test."""
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ class Api:
         items = [
             item
             for (of, where, _name), item in sorted(self.objects.items())
-            if of == resource and namespace in ("", where) and wanted.items() <= _labels(item).items()
+            if of == resource and namespace in ("", where) and _fits(wanted, _labels(item))
         ]
         return _encoded(
             {
@@ -351,8 +352,14 @@ def _labels(item: Json) -> dict[str, str]:
     return item["metadata"].get("labels") or {}
 
 
-def _selector(text: str) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in text.split(",") if part)
+def _selector(text: str) -> dict[str, str | None]:
+    """Labels that must have a value; None: any."""
+    parts = (part.partition("=") for part in text.split(",") if part)
+    return {name: value if given else None for name, given, value in parts}
+
+
+def _fits(wanted: Mapping[str, str | None], labels: Mapping[str, str]) -> bool:
+    return all(name in labels and value in (None, labels[name]) for name, value in wanted.items())
 
 
 def _without_version(item: Json) -> Json:

@@ -16,7 +16,13 @@ from kubeproxy.workloads.deployment_controller import DeploymentController
 from kubeproxy.workloads.events import EventType, Involved
 from kubeproxy.workloads.replicaset_controller import ReplicaSetController
 from kubeproxy.workloads.replicaset_kind import REPLICA_SET, REPLICATION_CONTROLLER
-from kubeproxy.workloads.resources import deployment_informer, pod_informer, replica_set_informer
+from kubeproxy.workloads.resources import (
+    deployment_informer,
+    pod_informer,
+    replica_set_informer,
+    report_informer,
+    service_informer,
+)
 from tests.workloads.api import Api, Json
 from tests.workloads.kubelet import Kubelet
 from tests.workloads.virtual_time import unix_time
@@ -37,7 +43,7 @@ class Recorded:
 
     def of(self, kind: str) -> list[tuple[str, str]]:
         """Reason and message of those about objects of a kind."""
-        return [(reason, message) for who, _, reason, message in self.events if who.startswith(f"{kind} ")]
+        return [(reason, message) for about, _, reason, message in self.events if about.startswith(f"{kind} ")]
 
 
 @dataclass(slots=True)
@@ -65,12 +71,15 @@ class Controllers:
 
 
 @asynccontextmanager
-async def running(api: Api, recorded: Recorded, *, burst: int = 500) -> AsyncIterator[Controllers]:
+async def running(
+    api: Api, recorded: Recorded, *, burst: int = 500, wait_for_reports: bool = True
+) -> AsyncIterator[Controllers]:
     """The controllers, until the end of the block; then they are gone in the middle of whatever they do."""
     requests = cast(Client, api)
     deployments, replica_sets, pods = deployment_informer(), replica_set_informer(), pod_informer()
     replication_controllers = replica_set_informer(REPLICATION_CONTROLLER)
-    informers = (deployments, replica_sets, replication_controllers, pods)
+    services, leases = service_informer(), report_informer()
+    informers = (deployments, replica_sets, replication_controllers, pods, services, leases)
 
     def resync() -> None:
         for informer in informers:
@@ -96,6 +105,8 @@ async def running(api: Api, recorded: Recorded, *, burst: int = 500) -> AsyncIte
             deployments=deployments,
             replica_sets=replica_sets,
             pods=pods,
+            services=services,
+            leases=leases,
             sink=recorded,
             workers=5,
             clock=unix_time,
@@ -109,7 +120,8 @@ async def running(api: Api, recorded: Recorded, *, burst: int = 500) -> AsyncIte
         for informer in informers
     ]
     for informer in informers:
-        await informer.synced.wait()
+        if wait_for_reports or informer is not leases:
+            await informer.synced.wait()
     tasks += [
         asyncio.create_task(each.controller.run())
         for each in (controllers.replica_sets, controllers.replication_controllers, controllers.deployments)

@@ -13,7 +13,7 @@ from tests.workloads.api import Api, Json, Write
 class Kubelet:
     """Pods become ready `ready_s` after they were created, and are gone `stop_s` after their deletion.
 
-    A pod whose image begins with ``broken`` never becomes ready; `is_broken` may decide otherwise.
+    A pod with an image ``broken...`` never becomes ready; `is_broken` may decide otherwise.
     """
 
     def __init__(self, api: Api, *, ready_s: float = 1.0, stop_s: float = 1.0) -> None:
@@ -52,7 +52,11 @@ class Kubelet:
             name,
             {
                 "spec": {"nodeName": f"node-{self._nodes % 5}"},
-                "status": {"phase": "Running", "conditions": [self.condition(ready)]},
+                "status": {
+                    "phase": "Running",
+                    "podIPs": [{"ip": f"10.244.{self._nodes // 250}.{self._nodes % 250 + 1}"}],
+                    "conditions": [self.condition(ready)],
+                },
             },
         )
 

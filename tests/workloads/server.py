@@ -88,6 +88,8 @@ class WriteServer:
     most_at_once: int = 0
     delay_s: float = 0.0
     """Before a POST is answered."""
+    events: list[Any] = field(default_factory=list)
+    """What every watch sends before it ends."""
     _runner: web.AppRunner | None = None
     _port: int = 0
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
@@ -135,6 +137,9 @@ class WriteServer:
                     return await self._post(request)
                 finally:
                     self.at_once -= 1
+            if request.query.get("watch"):
+                body = b"".join(json.dumps(event).encode() + b"\n" for event in self.events)
+                return web.Response(body=body, content_type="application/json")
             return self._get(request)
         except Refusal as error:
             return web.json_response(error.body, status=error.body["code"], headers=error.headers)

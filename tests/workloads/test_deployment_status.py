@@ -200,6 +200,14 @@ def test_a_completed_rollout_stays_so() -> None:
     assert _follow(found, status, EPOCH + 1e6) == found.status.conditions[0]
 
 
+def test_a_return_to_an_earlier_revision_is_a_rollout_of_its_own() -> None:
+    """No ReplicaSet is created for it, so the condition is still that of the rollout before."""
+    found = _with(progress.NEW_AVAILABLE, replicas=4, updatedReplicas=0)
+    condition = _follow(found, _status(found, replicas=4, updated_replicas=1), EPOCH + 10)
+    assert condition is not None
+    assert condition.reason == progress.REPLICA_SET_UPDATED
+
+
 def test_without_a_deadline_there_is_no_such_condition() -> None:
     found = _with(progress.REPLICA_SET_UPDATED, deadline=None)
     assert _follow(found, _status(found, replicas=3, updated_replicas=1)) is None

@@ -61,7 +61,6 @@ class History:
         self.invariants = Invariants(self.cluster.api)
         self.stack = AsyncExitStack()
         self.controllers: Controllers
-        self.told: list[str] = []
 
     async def play(self) -> None:
         random, cluster = self.random, self.cluster
@@ -110,7 +109,6 @@ class History:
             lambda: jump(random.choice([-3600.0, -5.0, 5.0, 3600.0])),
         ]
         action: Callable[[], object] = random.choice(actions)
-        self.told.append(getattr(action, "__name__", "?"))
         action()
 
     def annotate(self, key: str, value: str) -> None:
@@ -177,7 +175,7 @@ def test_every_history_ends_well(seed: int) -> None:
 
 @pytest.mark.parametrize("kill_after", range(1, 30))
 def test_killed_after_every_single_write(kill_after: int) -> None:
-    """A rolling update of three pods, its controllers killed after the n-th write, whose answer never arrives."""
+    """A rolling update of three pods, its controllers killed after the n-th write; its answer never arrives."""
 
     async def play() -> None:
         cluster = Cluster()

@@ -77,6 +77,17 @@ def test_a_missing_annotation_is_replaced_by_the_status() -> None:
     assert _sizes(deployment(20, status={"replicas": 10}), None, sets) == [12, 8]
 
 
+@pytest.mark.parametrize("maximum", [0, -4])
+def test_an_impossible_annotation_is_replaced_by_the_status(maximum: int) -> None:
+    sets = [replica_set(name, size, age=size, desired=10, maximum=maximum) for name, size in (("a", 6), ("b", 4))]
+    assert _sizes(deployment(20, status={"replicas": 10}), None, sets) == [12, 8]
+
+
+def test_what_is_left_over_makes_no_size_negative() -> None:
+    sets = [replica_set(name, 3, age=age, desired=6, maximum=1) for name, age in (("old", 20), ("young", 10))]
+    assert _sizes(deployment(1), None, sets) == [0, 3]
+
+
 def test_the_newest_old_set_is_scaled_where_none_is_active() -> None:
     old = [replica_set("older", 0, age=20), replica_set("younger", 0, age=10)]
     (scale,) = proportional.scale(deployment(3), None, old)

@@ -54,6 +54,11 @@ def test_a_former_revision_goes_to_the_history() -> None:
     assert annotations_for_new(deployment(), first, 5, exists=True) == {REVISION: "5", REVISION_HISTORY: "1,3"}
 
 
+def test_a_history_that_begins_with_nothing_is_replaced() -> None:
+    garbled = {REVISION: "1", REVISION_HISTORY: ",,x"}
+    assert annotations_for_new(deployment(), garbled, 3, exists=True)[REVISION_HISTORY] == "1"
+
+
 def test_the_oldest_entries_leave_a_full_history() -> None:
     full = {REVISION: "33", REVISION_HISTORY: "1,22"}
     assert annotations_for_new(deployment(), full, 40, exists=True, limit=5)[REVISION_HISTORY] == "22,33"

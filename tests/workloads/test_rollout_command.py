@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.workloads.explain import duration
+from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.workloads.explain import duration, explain
+from kubeproxy.workloads.objects import Pod
 from kubeproxy.workloads.rollout_command import Rollout, RolloutError
 from kubeproxy.workloads.rollout_status import DeadlineExceededError, State, state_of, status_line
-from tests.workloads.builders import deployment
+from tests.workloads.builders import deployment, replica_set
 from tests.workloads.cluster import Cluster, running
 from tests.workloads.virtual_time import run, unix_time
 
@@ -86,7 +89,7 @@ def test_a_deployment_that_is_deleted_meanwhile() -> None:
         asyncio.get_running_loop().call_later(9, it.cluster.api.delete, "deployments", "default", "web")
         with pytest.raises(RolloutError, match="deleted"):
             await it.rollout.status()
-        with pytest.raises(RolloutError, match=r'\(NotFound\): deployments.apps "web" not found'):
+        with pytest.raises(ApiError, match=r'NotFound: deployments "web" not found'):
             await it.rollout.status()
 
     _play(scenario)
@@ -185,6 +188,97 @@ def test_explaining() -> None:
         assert "paused" in it.take()[-1]
 
     _play(scenario)
+
+
+def _unready(**status: Any) -> Pod:
+    container = {"name": "app", "ready": False, **status}
+    stated = [{"type": "Ready", "status": "False", "reason": "ContainersNotReady", "message": "unready: [app]"}]
+    item = {
+        "metadata": {"name": "web-1", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"nodeName": "worker"},
+        "status": {"phase": "Running", "conditions": stated, "containerStatuses": [container]},
+    }
+    return msgspec.convert(item, Pod)
+
+
+def _explained(pod: Pod, warning: str = "") -> str:
+    new = replica_set("web-new", 3)
+    found = deployment(3, status={"observedGeneration": 1, "replicas": 3, "updatedReplicas": 1})
+    return explain(found, new, [pod], [], {"web-1": warning} if warning else {}, 1767225600.0 + 90)
+
+
+@pytest.mark.parametrize(
+    ("status", "warning", "reason", "remedy"),
+    [
+        (
+            {
+                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}},
+                "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+            },
+            "",
+            "container app waits, CrashLoopBackOff: back-off 40s; its last run ended with exit code 137 (OOMKilled).",
+            "raise the container's memory limit",
+        ),
+        (
+            {
+                "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "no such\nfile"}},
+            },
+            "",
+            "waits, CrashLoopBackOff; its last run ended with exit code 1 (Error): no such file.",
+            "kubectl logs --previous",
+        ),
+        (
+            {"state": {"terminated": {"exitCode": 2, "reason": "Error"}}},
+            "",
+            "container app ended with exit code 2 (Error).",
+            "kubectl logs",
+        ),
+        (
+            {"state": {"running": {"startedAt": "2026-01-01T00:00:01Z"}}},
+            "Unhealthy: Readiness probe failed: HTTP probe failed with statuscode: 500",
+            "ContainersNotReady: unready: [app]. The pod is on node worker. Its last warning: Unhealthy",
+            "mend the application or its probe",
+        ),
+        (
+            {"state": {"waiting": {"reason": "ContainerCreating"}}},
+            'FailedMount: MountVolume.SetUp failed for volume "v" : configmap "c" not found',
+            "waits, ContainerCreating. The pod is on node worker. Its last warning: FailedMount",
+            "create the ConfigMap, Secret or volume",
+        ),
+    ],
+)
+def test_the_reason_of_an_unready_pod(status: dict[str, Any], warning: str, reason: str, remedy: str) -> None:
+    text = _explained(_unready(**status), warning)
+    assert reason in text
+    assert text.startswith('Deployment "web" is progressing: ')
+    assert "It waits for 1m30s: pod web-1 is not ready" in text
+    assert f"To go on: {remedy}" in text or remedy in text.partition("To go on: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        ('pods "web-1" is forbidden: exceeded quota: few, requested: pods=1', "raise the namespace's ResourceQuota"),
+        ('Internal error occurred: failed calling webhook "pods.example.com"', "make the webhook's service answer"),
+        ('admission webhook "pods.example.com" denied the request: no', "change the pod template as the webhook"),
+        ('error looking up service account default/app: serviceaccount "app" not found', "create the service account"),
+    ],
+)
+def test_the_reason_of_pods_that_are_refused(message: str, remedy: str) -> None:
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
+    found = deployment(3, status={"observedGeneration": 1, "conditions": [failure]})
+    text = explain(found, replica_set("web-new", 3), [], [], {}, 0.0)
+    assert f"pods cannot be created or deleted: {message}." in text
+    assert f"To go on: {remedy}" in text
+
+
+def test_the_reason_of_a_replica_set_that_is_refused() -> None:
+    message = 'Failed to create new replica set "web-1": quota "few"'
+    failed = {"type": "Progressing", "status": "False", "reason": "ReplicaSetCreateError", "message": message}
+    found = deployment(3, status={"observedGeneration": 1, "conditions": [failed]})
+    text = explain(found, None, [], [], {}, 0.0)
+    assert f"its new ReplicaSet has not been created yet: {message}." in text
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from kubeproxy.kubernetes.client.errors import Unreachable
 from kubeproxy.workloads import template
+from kubeproxy.workloads.revisions import DESIRED_REPLICAS, ROLLBACK_TO
 from tests.workloads.cluster import Cluster, Controllers, pod_template, running
 from tests.workloads.invariants import Availability, Invariants
 from tests.workloads.scenario import play_out
@@ -117,6 +118,20 @@ def test_recreate_never_runs_both() -> None:
     play_out(scenario, replicas=4, strategy={"type": "Recreate"})
 
 
+def test_a_rollout_goes_on_at_once_when_its_strategy_becomes_recreate() -> None:
+    async def scenario(cluster: Cluster, controllers: Controllers) -> None:
+        cluster.api.serves_terminating = False  # otherwise their number is an event, too
+        cluster.kubelet.stop_s = 20
+        cluster.set_image("web:2")
+        await cluster.until(lambda: cluster.sizes().get("2", 0) > 0)
+        cluster.edit({"strategy": {"type": "Recreate", "rollingUpdate": None}})
+        async with asyncio.timeout(60):
+            await cluster.complete()
+        assert cluster.sizes() == {"1": 0, "2": 4}
+
+    play_out(scenario, replicas=4)
+
+
 def test_scaling_in_the_middle_is_proportional() -> None:
     async def scenario(cluster: Cluster, controllers: Controllers) -> None:
         cluster.set_image("broken")
@@ -131,6 +146,19 @@ def test_scaling_in_the_middle_is_proportional() -> None:
         await cluster.complete()
 
     play_out(scenario, replicas=10)
+
+
+@pytest.mark.parametrize("noted", ["7", "-1", "99999999999"])
+def test_a_size_that_was_noted_wrongly_does_not_stop_later_rollouts(noted: str) -> None:
+    async def scenario(cluster: Cluster, controllers: Controllers) -> None:
+        (replica_set,) = cluster.api.all("replicasets")
+        wrong = {"metadata": {"annotations": {DESIRED_REPLICAS: noted}}}
+        cluster.api.patch("replicasets", "default", replica_set["metadata"]["name"], wrong)
+        cluster.set_image("web:2")
+        await cluster.complete()
+        assert cluster.sizes() == {"1": 0, "2": 3}
+
+    play_out(scenario, replicas=3)
 
 
 def test_pause_and_resume() -> None:
@@ -259,6 +287,60 @@ def test_a_replica_set_that_the_cache_does_not_know_is_used() -> None:
             assert len(cluster.api.all("replicasets")) == 1
             assert "collisionCount" not in cluster.deployment()["status"]
         invariants.check()
+
+    run(play())
+
+
+def test_a_paused_deployment_that_is_to_go_back_keeps_its_revisions() -> None:
+    async def scenario(cluster: Cluster, controllers: Controllers) -> None:
+        cluster.set_image("web:2")
+        await cluster.complete()
+        change = {"spec": {"paused": True, "revisionHistoryLimit": 0}}
+        asked = {"metadata": {"annotations": {ROLLBACK_TO: "1"}}}
+        cluster.api.patch("deployments", "default", "web", change | asked)
+        await cluster.quiet(controllers)
+        assert set(cluster.sizes()) == {"1", "2"}
+        cluster.edit({"paused": False})
+        await cluster.complete()
+        assert cluster.deployment()["spec"]["template"]["spec"]["containers"][0]["image"] == "web:1"
+
+    play_out(scenario)
+
+
+def test_a_server_that_is_away_is_no_event() -> None:
+    async def play() -> None:
+        cluster = Cluster()
+        away = Unreachable("connection refused", cause="refused")
+        cluster.api.refuse = lambda verb, resource, body: (
+            away if (verb, resource) == ("create", "replicasets") else None
+        )
+        cluster.deploy()
+        async with running(cluster.api, cluster.recorded) as controllers:
+            await cluster.until(lambda: controllers.errors > 3)
+            cluster.api.refuse = lambda verb, resource, body: None
+            await cluster.complete()
+        assert {reason for reason, _ in cluster.recorded.of("Deployment")} == {"ScalingReplicaSet"}
+
+    run(play())
+
+
+def test_a_replica_set_of_another_owner_is_not_used_though_its_name_and_template_fit() -> None:
+    """That of a Deployment of the same name that was deleted, and is not collected yet."""
+
+    async def play() -> None:
+        cluster = Cluster()
+        cluster.deploy()
+        async with running(cluster.api, cluster.recorded):
+            await cluster.complete()
+        (before,) = cluster.api.all("replicasets")
+        cluster.api.remove("deployments", "default", "web")
+        await asyncio.sleep(60)
+        cluster.api.create("replicasets", "default", before)
+        cluster.deploy()
+        async with running(cluster.api, cluster.recorded):
+            await cluster.complete()
+        assert cluster.deployment()["status"]["collisionCount"] == 1
+        assert before["metadata"]["name"] not in {item["metadata"]["name"] for item in cluster.api.all("replicasets")}
 
     run(play())
 

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer, so that ten minutes of a scenario take milliseconds."""
+"""An event loop with a clock that jumps to the next timer: ten minutes of a scenario take milliseconds."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ class Create:
         self._flush()
 
     def _flush(self) -> None:
-        """Take note of what is done, and print the lines whose turn it is."""
+        """Take note of what is done, and print the lines that are next in order."""
         for done in [task for task in self._under_way if task.done()]:
             self._independence.end(self._under_way.pop(done))
         while self._outcomes and (self._outcomes[0][0] is None or self._outcomes[0][0].done()):

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -23,12 +23,14 @@ BINARIES: Final = "KUBERNETES_BINARIES"
 """The environment variable that names the directory of etcd, kube-apiserver and kube-controller-manager."""
 START_S: Final = 90.0
 USERS: Final = ("first", "second")
+READING: Final = frozenset({"get", "list", "watch"})
 _AUDIT_POLICY: Final = """
 apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
 rules:
   - level: None
+    users: [admin]
     verbs: [get, list, watch]
   - level: Metadata
 """
@@ -49,24 +51,43 @@ def _free_ports(number: int) -> list[int]:
 
 
 class ControlPlane:
-    """The processes, with their logs in `directory`. A context manager."""
+    """The processes, with their logs in `directory`. A context manager.
 
-    def __init__(self, directory: Path, programs: Path) -> None:
+    `users`: names of further users by their tokens, without rights of their own. `flags`: further ones of the server.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        programs: Path,
+        *,
+        users: Mapping[str, str] | None = None,
+        flags: Sequence[str] = ("--authorization-mode=AlwaysAllow",),
+    ) -> None:
+        self._flags = flags
         self._directory = directory
         self._programs = programs
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._etcd, self._peer, self._port = _free_ports(3)
         tokens = [f"{name},{name},{name},system:masters" for name in ("admin", *USERS)]
+        tokens += [f"{token},{name},{token}" for token, name in (users or {}).items()]
         (directory / "tokens.csv").write_text("\n".join(tokens) + "\n")
         (directory / "audit.yaml").write_text(_AUDIT_POLICY)
         key = str(directory / "accounts.key")
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         self.kubeconfig = self.kubeconfig_of("admin")
 
-    def kubeconfig_of(self, user: str) -> Path:
+    @property
+    def url(self) -> str:
+        """The API server's."""
+        return f"https://127.0.0.1:{self._port}"
+
+    def kubeconfig_of(self, user: str, server: str = "") -> Path:
         """A kubeconfig with the rights of an administrator, by which the audit log tells processes apart."""
         path = self._directory / f"{user}.conf"
-        cluster = {"server": f"https://127.0.0.1:{self._port}", "insecure-skip-tls-verify": True}
+        cluster: dict[str, Any] = {"server": server or self.url}
+        if not server:
+            cluster["insecure-skip-tls-verify"] = True
         path.write_text(
             json.dumps(
                 {
@@ -83,6 +104,10 @@ class ControlPlane:
 
     def writes_of(self, user: str) -> list[tuple[float, str, str]]:
         """Writes of a user that the server took: Unix seconds at which they arrived, verb, resource."""
+        return [each for each in self.requests_of(user) if each[1] not in READING]
+
+    def requests_of(self, user: str) -> list[tuple[float, str, str]]:
+        """The same for all requests; reads only of other users than ``admin``."""
         found = []
         for line in (self._directory / "audit.log").read_text().splitlines():
             entry = json.loads(line)
@@ -103,10 +128,16 @@ class ControlPlane:
             f"--listen-peer-urls=http://127.0.0.1:{self._peer}",
             "--unsafe-no-fsync",
         )
+        self.start_server()
+        return self
+
+    def start_server(self) -> None:
+        """Start kube-apiserver, again after it was stopped."""
+        here = self._directory
         self.start(
             "kube-apiserver",
             str(self._programs / "kube-apiserver"),
-            f"--etcd-servers={etcd}",
+            f"--etcd-servers=http://127.0.0.1:{self._etcd}",
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",
             f"--secure-port={self._port}",
@@ -116,13 +147,13 @@ class ControlPlane:
             f"--service-account-signing-key-file={here}/accounts.key",
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.96.0.0/16",
-            "--authorization-mode=AlwaysAllow",
+            *self._flags,
             "--disable-admission-plugins=ServiceAccount",
             f"--audit-policy-file={here}/audit.yaml",
             f"--audit-log-path={here}/audit.log",
             "--audit-log-mode=blocking",
+            "--audit-log-maxsize=10000",
         )
-        return self
 
     def __exit__(self, *_: object) -> None:
         for name in reversed(list(self._processes)):
@@ -172,15 +203,15 @@ class ControlPlane:
         finally:
             self.stop("ours", signal.SIGTERM)
 
-    def start_ours(self, *flags: str, name: str = "ours", user: str = "admin") -> None:
-        """`kubeproxy controller-manager`, as a user of its own."""
+    def start_ours(self, *flags: str, name: str = "ours", user: str = "admin", server: str = "") -> None:
+        """`kubeproxy controller-manager`, as a user of its own; `server`: another URL than the API server's."""
         self.start(
             name,
             sys.executable,
             "-c",
             "from kubeproxy.cli.main import main; main()",
             "controller-manager",
-            f"--kubeconfig={self.kubeconfig_of(user)}",
+            f"--kubeconfig={self.kubeconfig_of(user, server)}",
             "--port=0",
             "-v=4",
             *flags,
@@ -205,6 +236,10 @@ class ControlPlane:
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a process."""
         self._processes[name].send_signal(number)
+
+    def runs(self, name: str) -> bool:
+        """Whether a process was started and not stopped, and has not ended by itself."""
+        return name in self._processes and self._processes[name].poll() is None
 
     def pid(self, name: str) -> int:
         """The number of a process."""

@@ -1,161 +1,18 @@
-"""Scripted and generated histories of Deployments, and what is left of them in the end, normalised."""
+"""Scripted and generated histories of Deployments, ReplicaSets and ReplicationControllers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
 from kubeproxy.kubernetes.client.client import Client
-from tests.workloads.cluster import pod_template
 from tests.workloads.live.control_plane import ask
+from tests.workloads.live.play import HANG_S, Json, Play
 
-Json = dict[str, Any]
-Step = Callable[["Play"], Awaitable[None]]
-
-REVISION = "deployment.kubernetes.io/revision"
-QUIET_S = 4.0
-HANG_S = 240.0
-
-
-class Play:
-    """One history in one namespace."""
-
-    def __init__(self, client: Client, namespace: str) -> None:
-        self.client = client
-        self.namespace = namespace
-        self._names: dict[str, str] = {}
-
-    @property
-    def _apps(self) -> str:
-        return f"/apis/apps/v1/namespaces/{self.namespace}"
-
-    async def begin(self, name: str = "web", **spec: Any) -> None:
-        """Create the namespace and a Deployment."""
-        await ask(self.client, "POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
-        template = pod_template("web:1", {"app": name})
-        del template["spec"]["unknownField"]
-        item = {
-            "metadata": {"name": name, "annotations": {"team": "a"}},
-            "spec": {"replicas": 3, "selector": {"matchLabels": {"app": name}}, "template": template, **spec},
-        }
-        await ask(self.client, "POST", f"{self._apps}/deployments", item)
-
-    async def edit(self, **spec: Any) -> None:
-        """Change the spec."""
-        await ask(self.client, "PATCH", f"{self._apps}/deployments/web", {"spec": spec})
-
-    async def image(self, image: str) -> None:
-        """Change the template."""
-        await self.edit(template={"spec": {"containers": [{"name": "app", "image": image}]}})
-
-    async def annotate(self, **annotations: str | None) -> None:
-        """Change annotations."""
-        await ask(self.client, "PATCH", f"{self._apps}/deployments/web", {"metadata": {"annotations": annotations}})
-
-    async def pods(self) -> list[Json]:
-        """The pods by name."""
-        found = await ask(self.client, "GET", f"/api/v1/namespaces/{self.namespace}/pods")
-        return sorted(found["items"], key=lambda item: str(item["metadata"]["name"]))
-
-    async def replica_sets(self) -> list[Json]:
-        """All ReplicaSets of the namespace, as the server has them."""
-        items: list[Json] = (await ask(self.client, "GET", f"{self._apps}/replicasets"))["items"]
-        return items
-
-    async def settle(self) -> None:
-        """Until nothing has been written for a while, and the newest spec was seen."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + HANG_S
-        seen, since = "", loop.time()
-        while True:
-            deployments = (await ask(self.client, "GET", f"{self._apps}/deployments"))["items"]
-            objects = [*deployments, *await self.replica_sets(), *await self.pods()]
-            state = json.dumps([item["metadata"]["resourceVersion"] for item in objects])
-            observed = all(
-                item["status"].get("observedGeneration", 0) >= item["metadata"]["generation"] for item in deployments
-            )
-            ending = any("deletionTimestamp" in item["metadata"] for item in objects)
-            if state != seen or not observed or ending:
-                seen, since = state, loop.time()
-            if loop.time() - since >= QUIET_S:
-                return
-            assert loop.time() < end, f"{self.namespace} never becomes quiet"
-            await asyncio.sleep(0.5)
-
-    async def seen(self) -> None:
-        """Until the controller has acted on the newest spec, and pods are on their way."""
-        for _ in range(600):
-            item = await ask(self.client, "GET", f"{self._apps}/deployments/web")
-            if item["status"].get("observedGeneration", 0) >= item["metadata"]["generation"] and await self.pods():
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"{self.namespace} is not looked at")
-
-    async def outcome(self) -> Json:
-        """Everything that must be the same with every controller."""
-        deployments = (await ask(self.client, "GET", f"{self._apps}/deployments"))["items"]
-        replica_sets = await self.replica_sets()
-        names = {
-            item["metadata"]["name"]: f"rs-{item['metadata']['annotations'].get(REVISION)}" for item in replica_sets
-        }
-        self._names = names
-        return {
-            "deployments": [_normal(item, names) for item in deployments],
-            "replicaSets": sorted((_normal(item, names) for item in replica_sets), key=lambda item: str(item["name"])),
-            "pods": sorted(
-                (item["spec"]["containers"][0]["image"], names.get(item["metadata"]["ownerReferences"][0]["name"], "?"))
-                for item in await self.pods()
-            ),
-        }
-
-    async def events(self) -> list[tuple[str, str, str, str]]:
-        """The Events without their counts; after `outcome`."""
-        events = (await ask(self.client, "GET", f"/api/v1/namespaces/{self.namespace}/events"))["items"]
-        return sorted({_event(item, self._names) for item in events})
-
-
-def _normal(item: Json, names: dict[str, str]) -> Json:
-    metadata = item["metadata"]
-    status = dict(item["status"])
-    stated = [
-        (each["type"], each["status"], each.get("reason"), _named(each.get("message", ""), names))
-        for each in status.pop("conditions", [])
-    ]
-    template = json.loads(json.dumps(item["spec"]["template"]))
-    template["metadata"].get("labels", {}).pop("pod-template-hash", None)
-    return {
-        "name": names.get(metadata["name"], metadata["name"]),
-        "annotations": metadata.get("annotations"),
-        "owners": [(each["kind"], each["name"]) for each in metadata.get("ownerReferences", [])],
-        "spec": {**item["spec"], "template": template, "selector": None},
-        "status": {key: value for key, value in status.items() if key not in ("observedGeneration",)},
-        "observed": status.get("observedGeneration", 0) >= metadata["generation"],
-        "conditions": sorted(map(str, stated)),
-    }
-
-
-def _named(text: str, names: dict[str, str]) -> str:
-    for name, revision in names.items():
-        text = text.replace(name, revision)
-    return text
-
-
-def _event(item: Json, names: dict[str, str]) -> tuple[str, str, str, str]:
-    message = _named(item["message"], names)
-    message = re.sub(r" from \d+ to \d+$| to \d+$", " to N", message)  # the number of steps may differ
-    message = re.sub(r"(Created|Deleted) pod: \S+", r"\1 pod: NAME", message)
-    message = message.removeprefix("(combined from similar events): ")
-    # A ReplicaSet that was cleaned up is known by its hash only.
-    message = re.sub(r"replica set web-\S+", "replica set NAME", message)
-    message = re.sub(r"replica set rs-\S+", "replica set NAME", message)
-    return item["involvedObject"]["kind"], item["type"], item["reason"], message
-
-
-# Scripted
+Step = Callable[[Play], Awaitable[None]]
 
 
 def _do(*actions: tuple[Any, ...] | str) -> Step:
@@ -168,25 +25,6 @@ def _do(*actions: tuple[Any, ...] | str) -> Step:
             await getattr(it, name)(*arguments, **keywords)
 
     return play
-
-
-async def _delete_pods(it: Play) -> None:
-    for pod in (await it.pods())[:2]:
-        await ask(it.client, "DELETE", f"/api/v1/namespaces/{it.namespace}/pods/{pod['metadata']['name']}")
-
-
-async def _relabel(it: Play) -> None:
-    pod = (await it.pods())[0]["metadata"]["name"]
-    path = f"/api/v1/namespaces/{it.namespace}/pods/{pod}"
-    await ask(it.client, "PATCH", path, {"metadata": {"labels": {"app": "other"}}})
-    await it.settle()
-    await ask(it.client, "PATCH", path, {"metadata": {"labels": {"app": "web"}}})
-
-
-async def _orphan(it: Play) -> None:
-    for item in await it.replica_sets():
-        path = f"/apis/apps/v1/namespaces/{it.namespace}/replicasets/{item['metadata']['name']}"
-        await ask(it.client, "PATCH", path, {"metadata": {"ownerReferences": None}})
 
 
 RECREATE: Json = {"strategy": {"type": "Recreate"}}
@@ -257,15 +95,107 @@ SCRIPTED: dict[str, Step] = {
     "delete-pods": _do(("begin", {}), "settle", "delete_pods"),
     "relabel": _do(("begin", {}), "settle", "relabel"),
     "orphan": _do(("begin", {}), "settle", "orphan"),
+    "quota": _do("room", ("quota", 2), ("deploy", {"replicas": 5, "progressDeadlineSeconds": 6}), ("wait", 12)),
+    "quota-raised": _do("room", ("quota", 2), ("deploy", {"replicas": 4}), "settle", ("quota", 9), "complete"),
+    "quota-and-update": _do(
+        "room", ("quota", 4), ("deploy", {"replicas": 4}), "settle", ("image", "web:2"), "complete"
+    ),
+    "quota-without-surge": _do(
+        "room", ("quota", 4), ("deploy", {"replicas": 4, **_surge(0, 1)}), "settle", ("image", "web:2"), "complete"
+    ),
+    "webhook": _do("room", ("webhook", True), ("deploy", {"progressDeadlineSeconds": 6}), ("wait", 12)),
+    "webhook-gone": _do("room", ("webhook", True), ("deploy", {}), "settle", ("webhook", False), "complete"),
+    "delete-new": _do(("begin", {}), "settle", ("image", "web:2"), "settle", "delete_new", "complete"),
+    "delete-old": _do(("begin", {}), "settle", ("image", "web:2"), "settle", "delete_old"),
+    "delete-broken": _do(("begin", {"replicas": 4}), "settle", ("image", "broken:1"), "settle", "delete_new"),
+    "relabelled-replica-set": _do(
+        ("begin", {}), "settle", ("change_new", {"metadata": {"labels": {"app": "other"}}}), "complete"
+    ),
+    "replica-set-annotated": _do(
+        ("begin", {}), "settle", ("change_new", {"metadata": {"annotations": {"team": "b", "own": "1"}}})
+    ),
+    "to-recreate": _do(
+        ("begin", {"replicas": 4}),
+        "settle",
+        ("edit", {"strategy": {"type": "Recreate", "rollingUpdate": None}}),
+        ("image", "web:2"),
+    ),
+    "from-recreate": _do(("begin", RECREATE), "settle", ("edit", _surge(1, 0)), ("image", "web:2")),
+    "scale-while-updating": _do(
+        ("begin", {"replicas": 6}), "settle", ("image", "web:2"), "seen", ("edit", {"replicas": 9}), "complete"
+    ),
+    "to-zero-and-back": _do(
+        ("begin", {}),
+        "settle",
+        ("edit", {"replicas": 0}),
+        "settle",
+        ("image", "web:2"),
+        "settle",
+        ("edit", {"replicas": 3}),
+    ),
+    "pause-broken-and-scale": _do(
+        ("begin", {"replicas": 8}),
+        "settle",
+        ("image", "broken:1"),
+        "settle",
+        ("edit", {"paused": True}),
+        ("edit", {"replicas": 12}),
+    ),
+    "deadline-and-mended": _do(
+        ("begin", {"progressDeadlineSeconds": 5}),
+        "settle",
+        ("image", "broken:1"),
+        ("wait", 9),
+        ("image", "web:2"),
+        "complete",
+    ),
+    "deadline-and-paused": _do(
+        ("begin", {"progressDeadlineSeconds": 5}),
+        "settle",
+        ("image", "broken:1"),
+        ("wait", 9),
+        ("edit", {"paused": True}),
+        "settle",
+        ("edit", {"paused": False}),
+    ),
+    "deadline-edit": _do(("begin", {}), "settle", ("edit", {"progressDeadlineSeconds": 2147483647})),
+    "unready": _do(("begin", {}), "settle", ("pod_ready", False)),
+    "ready-again": _do(("begin", {}), "settle", ("pod_ready", False), "settle", ("pod_ready", True)),
+    "failed-pod": _do(("begin", {}), "settle", ("pod_phase", "Failed"), "complete"),
+    "restart": _do(
+        ("begin", {}),
+        "settle",
+        ("edit", {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}}}),
+    ),
+    "history-edit": _do(
+        ("begin", {}),
+        "settle",
+        *(step for number in (2, 3, 4) for step in (("image", f"web:{number}"), "settle")),
+        ("edit", {"revisionHistoryLimit": 1}),
+    ),
+    "template-labels": _do(
+        ("begin", {}), "settle", ("edit", {"template": {"metadata": {"labels": {"tier": "front"}}}}), "complete"
+    ),
+    "adopts-a-replica-set": _do("room", ("keep", "replicasets", {}), "settle", ("deploy", {}), "complete"),
+    "deleted": _do(("begin", {}), "settle", ("delete", "deployments")),
+    "deleted-and-adopted": _do(
+        ("begin", {}), "settle", ("delete", "deployments", "web", "Orphan"), "settle", ("deploy", {}), "complete"
+    ),
+    "replica-set": _do(
+        "room", ("keep", "replicasets", {}), "settle", ("change", "replicasets", {"spec": {"replicas": 5}})
+    ),
+    "replica-set-adopts": _do("room", "loose_pod", ("keep", "replicasets", {}), "settle", "delete_pods"),
+    "replica-set-quota": _do("room", ("quota", 1), ("keep", "replicasets", {}), "settle"),
+    "rc": _do("room", ("keep", "replicationcontrollers", {}), "settle", "delete_pods"),
+    "rc-scaled": _do(
+        "room",
+        ("keep", "replicationcontrollers", {"replicas": 6}),
+        "settle",
+        ("change", "replicationcontrollers", {"spec": {"replicas": 2, "minReadySeconds": 2}}),
+    ),
+    "rc-adopts": _do("room", "loose_pod", ("keep", "replicationcontrollers", {"replicas": 2}), "settle"),
+    "rc-relabel": _do("room", ("keep", "replicationcontrollers", {}), "settle", "relabel"),
 }
-
-
-async def _wait(it: Play, seconds: float) -> None:
-    await asyncio.sleep(seconds)
-
-
-for _name, _step in (("delete_pods", _delete_pods), ("relabel", _relabel), ("orphan", _orphan), ("wait", _wait)):
-    setattr(Play, _name, _step)
 
 
 def generated(seed: int) -> Step:

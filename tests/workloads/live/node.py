@@ -34,7 +34,7 @@ class _Pod(Wire, frozen=True):
 
 
 class Nodes:
-    """Plays all kubelets. A pod whose image begins with ``broken`` never becomes ready."""
+    """Plays all kubelets. A pod with an image ``broken...`` never becomes ready."""
 
     def __init__(self, client: Client, *, ready_s: float = 0.3, stop_s: float = 0.3) -> None:
         self._client = client
@@ -87,21 +87,23 @@ class Nodes:
         }
         ready = not any(container.image.startswith("broken") for container in pod.spec.containers)
         condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": timestamps.seconds(time.time())}
-        try:
-            await ask(self._client, "POST", f"{path}/binding", binding)
-            status = {"metadata": {"uid": pod.metadata.uid}, "status": {"phase": "Running", "conditions": [condition]}}
-            await ask(self._client, "PATCH", f"{path}/status", status)
-        except ApiError as error:
-            if error.status not in (404, 409):  # it is gone by now, or was started before
-                raise
+        await self._send("POST", f"{path}/binding", binding)
+        status = {"metadata": {"uid": pod.metadata.uid}, "status": {"phase": "Running", "conditions": [condition]}}
+        await self._send("PATCH", f"{path}/status", status)
 
     async def _stop(self, pod: _Pod) -> None:
         await asyncio.sleep(self._stop_s)
         path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
-        try:
-            await ask(
-                self._client, "DELETE", path, {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.metadata.uid}}
-            )
-        except ApiError as error:
-            if error.status not in (404, 409):
-                raise
+        await self._send("DELETE", path, {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.metadata.uid}})
+
+    async def _send(self, method: str, path: str, body: Any) -> None:
+        """Until the server has decided: 404 and 409 stand for a pod that is gone by now, or was started before."""
+        while True:
+            try:
+                await ask(self._client, method, path, body)
+            except ApiError as error:
+                if error.status in (404, 409):
+                    return
+                await asyncio.sleep(1)
+            else:
+                return

@@ -28,7 +28,7 @@ pytestmark = [
 
 GENERATED = int(os.environ.get("KUBEPROXY_HISTORIES", "24"))
 HISTORIES = {**SCRIPTED, **{f"seed-{seed}": generated(seed) for seed in range(GENERATED)}}
-COLLECTOR = "garbagecollector,namespace"
+COLLECTOR = "garbagecollector,namespace,resourcequota"
 """What runs beside the controllers in every case."""
 
 
@@ -62,7 +62,7 @@ async def _play(plane: ControlPlane, prefix: str, upstream: str, ours: str) -> d
 
 
 _ALL = "deployment,replicaset,replicationcontroller"
-_WHO = {
+_SPLITS = {
     "upstream": (_ALL, ""),
     "ours": ("", "*"),
     "our-deployments": ("replicaset,replicationcontroller", "deployment"),
@@ -73,18 +73,18 @@ _WHO = {
 @pytest.fixture(scope="module")
 def expected(plane: ControlPlane) -> dict[str, Any]:
     """What upstream's controllers make of the histories."""
-    return asyncio.run(_play(plane, "upstream", *_WHO["upstream"]))
+    return asyncio.run(_play(plane, "upstream", *_SPLITS["upstream"]))
 
 
-@pytest.mark.parametrize("who", ["ours", "our-deployments", "our-replicasets"])
-def test_the_histories_end_alike(plane: ControlPlane, expected: dict[str, Any], who: str) -> None:
-    found = asyncio.run(_play(plane, who, *_WHO[who]))
+@pytest.mark.parametrize("split", ["ours", "our-deployments", "our-replicasets"])
+def test_the_histories_end_alike(plane: ControlPlane, expected: dict[str, Any], split: str) -> None:
+    found = asyncio.run(_play(plane, split, *_SPLITS[split]))
     assert found["taken over"] == {}, "a controller that takes over from another one has nothing to write"
     differences = [
         f"{name}: upstream {json.dumps(expected[name][part], sort_keys=True)}\n"
-        f"{' ' * len(name)}  {who} {json.dumps(found[name][part], sort_keys=True)}"
+        f"{' ' * len(name)}  {split} {json.dumps(found[name][part], sort_keys=True)}"
         for name in HISTORIES
-        for part in ("deployments", "replicaSets", "pods", "events")
+        for part in ("deployments", "replicaSets", "controllers", "pods", "events")
         if json.dumps(expected[name][part], sort_keys=True) != json.dumps(found[name][part], sort_keys=True)
     ]
     assert not differences, "\n".join([f"{len(differences)} differences", *differences[:6]])

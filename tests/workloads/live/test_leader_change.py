@@ -15,8 +15,8 @@ import pytest
 
 from tests.workloads.cluster import is_complete
 from tests.workloads.live.control_plane import BINARIES, ControlPlane, ask, binaries
-from tests.workloads.live.histories import Play
 from tests.workloads.live.node import Nodes
+from tests.workloads.live.play import Play
 
 pytestmark = [
     pytest.mark.long,

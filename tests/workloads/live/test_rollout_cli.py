@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.workloads.live.control_plane import BINARIES, ControlPlane, binaries
-from tests.workloads.live.histories import Play
 from tests.workloads.live.node import Nodes
+from tests.workloads.live.play import Play
 
 KUBECTL = shutil.which("kubectl")
 
