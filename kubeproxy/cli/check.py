@@ -2,48 +2,88 @@
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING, Final
+
 import click
+from msgspec import inspect
 
 from kubeproxy.cli.go_flags import FlagTexts, GoCommand
-from kubeproxy.config.flags import ACTIONS, flags
+from kubeproxy.config import named_files
+from kubeproxy.config.convert import Diagnostics, convert_flag
+from kubeproxy.config.flags import ACTIONS, Flag, flags
 from kubeproxy.config.load import load
+from kubeproxy.config.validate import require_source
 from kubeproxy.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kubeproxy.sources.manifests.check import Survey
+
+_STRICT: Final = Flag("strict", inspect.BoolType(), "Treat warnings as faults: exit status 64.")
 
 
 def _check(given: FlagTexts) -> int:
     loaded = load(given)
-    for warning in loaded.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    warnings = [f"warning: {warning}" for warning in loaded.warnings]
+    faults = list(named_files.faults(loaded.configuration, os.environ))
+    try:
+        require_source(loaded.configuration, os.environ)
+    except ConfigError as error:
+        warnings += [f"warning: {fault}" for fault in error.faults]
     manifests = loaded.configuration.kubeproxy.manifests
-    if not manifests.paths:
-        click.echo("configuration is valid")
-        return 0
+    survey = None
+    if manifests.paths and not faults:
+        from kubeproxy.sources.manifests.check import check as check_manifests
 
-    from kubeproxy.sources.manifests.check import check as check_manifests
+        survey = check_manifests(
+            manifests.paths,
+            recursive=manifests.recursive,
+            default_namespace=manifests.default_namespace,
+            enforced_namespace=manifests.namespace or None,
+        )
+        faults += survey.faults
+        warnings += survey.warnings
+    for warning in warnings:
+        click.echo(warning, err=True)
+    if faults:
+        raise ConfigError(*faults)
+    if warnings and _is_strict(given):
+        raise ConfigError(f"{len(warnings)} {'warning' if len(warnings) == 1 else 'warnings'}, and --strict is given")
+    click.echo("configuration is valid" if survey is None else _summary(survey))
+    return 0
 
-    survey = check_manifests(
-        manifests.paths,
-        recursive=manifests.recursive,
-        default_namespace=manifests.default_namespace,
-        enforced_namespace=manifests.namespace or None,
+
+def _is_strict(given: FlagTexts) -> bool:
+    diagnostics = Diagnostics()
+    strict = _STRICT.name in given and convert_flag(
+        _STRICT.kind, list(given[_STRICT.name]), _STRICT.dashed, diagnostics
     )
-    if survey.faults:
-        raise ConfigError(*survey.faults)
+    if diagnostics.faults:
+        raise ConfigError(*diagnostics.faults)
+    return bool(strict)
+
+
+def _summary(survey: Survey) -> str:
     counts = (survey.services, "Service"), (survey.slices, "EndpointSlice"), (survey.manifests, "manifest")
     services, slices, read = (f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in counts)
-    click.echo(f"configuration and manifests are valid: {services} and {slices} in {read}")
-    return 0
+    ignored = ", ".join(f"{number} {what}" for what, number in survey.ignored.items())
+    return (
+        f"configuration and manifests are valid: {services} and {slices} in {read}"
+        f"{f'; ignored: {ignored}' if ignored else ''}"
+    )
 
 
 _SETTINGS = {name: flag for name, flag in flags().items() if flag not in ACTIONS or name == "config"}
 
 check = GoCommand(
     "check",
-    _SETTINGS,
+    {_STRICT.name: _STRICT, **_SETTINGS},
     _check,
     short="Check configuration and manifests.",
     text=(
-        "Changes nothing. Takes the same flags as `kubeproxy run`. Each fault is one line on standard error, and the"
-        " exit status is then 64."
+        "Changes nothing. Takes the same flags as `kubeproxy run`, opens every file that the configuration names, and"
+        " reads all manifests. Each fault is one line on standard error, FILE:LINE: error: FIELD: MESSAGE, and the exit"
+        " status is then 64. Likely mistakes (unknown fields, slices without a Service, ports that match nothing, an"
+        " address that two Services have) are warnings."
     ),
 )

@@ -5,32 +5,40 @@ from __future__ import annotations
 import click
 
 from kubeproxy.config.schema import Logging
+from kubeproxy.model.errors import KubeproxyError
 
 
-@click.command(short_help="Remove all packet filter rules, kube-proxy's too.")
-def cleanup() -> int:
+@click.command(short_help="Remove kubeproxy's own packet filter rules, and those of kube-proxy's userspace mode.")
+@click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
+@click.option("--force", is_flag=True, help="Remove the rules though a kubeproxy runs; it restores them.")
+def cleanup(dry_run: bool, force: bool) -> int:
     """Remove the packet filter rules of kubeproxy and of kube-proxy's userspace mode from this host.
 
     It removes rules of nftables and iptables, IPv4 and IPv6, and our routing rules, and prints what it removed. Nothing
-    to remove is no error. Stop the daemon first: a running daemon restores its rules. Rules of kube-proxy's other modes
-    stay; its own --cleanup removes those.
+    to remove is no error. Rules of other programs, and of kube-proxy's other modes, stay; kube-proxy's own --cleanup
+    removes the latter. While a kubeproxy runs, nothing is removed: clients would lose their Services until it has
+    restored its rules.
+
+    Exit status: 0 done; 1 a kubeproxy runs, or the kernel refused.
     """
-    return clean_up(Logging())
+    return clean_up(Logging(), dry_run=dry_run, force=force)
 
 
-def clean_up(logs: Logging) -> int:
+def clean_up(logs: Logging, *, dry_run: bool = False, force: bool = False) -> int:
     """Remove all rules and print what was removed; returns the exit status."""
     import asyncio
 
-    from kubeproxy.daemon.takeover.control_socket import PREFIX
+    from kubeproxy.daemon.takeover.instances import running
     from kubeproxy.netfilter.cleanup import cleanup_all
     from kubeproxy.observability.logs import setup
-    from kubeproxy.runtime.abstract_sockets import listening
 
     setup.configure(verbosity=logs.verbosity, fmt=logs.format)
-    removed = asyncio.run(cleanup_all())
-    for line in removed or ["nothing to remove"]:
-        click.echo(line)
-    if listening(PREFIX):
-        click.echo("a running kubeproxy on this host restores its rules: stop it first", err=True)
+    if not (dry_run or force) and (instances := running()):
+        raise KubeproxyError(
+            f"a kubeproxy runs on this host ({', '.join(map(str, instances))}) and would restore its rules; nothing was"
+            " removed. Stop it first (systemctl stop kubeproxy), or use --force"
+        )
+    found = asyncio.run(cleanup_all(dry_run=dry_run))
+    for line in found or ["nothing to remove"]:
+        click.echo(f"would remove {line}" if dry_run and found else line)
     return 0

@@ -1,4 +1,4 @@
-"""kubectl's flags for the API server and the credentials, for every command that talks to one."""
+"""kubectl's flags for the API server and the credentials; commands that need one share them."""
 
 from __future__ import annotations
 

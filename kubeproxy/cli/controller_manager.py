@@ -59,8 +59,19 @@ _OPTIONS: Final[tuple[tuple[str, Any, Any, str], ...]] = (
     ("leader-elect-resource-lock", click.Choice(["leases"]), "leases", "The kind of object; Leases only."),
     ("leader-elect-resource-name", str, "kubeproxy-controller-manager", "The Lease's name."),
     ("leader-elect-resource-namespace", str, "kube-system", "The Lease's namespace."),
-    ("bind-address", str, "127.0.0.1", "Where health, metrics and status are served, by plain HTTP."),
-    ("port", _PORT, 10252, "The port for it; 0: none."),
+    ("address", str, "127.0.0.1", "Where health, metrics and status are served by plain HTTP."),
+    ("port", _PORT, 10252, "The port for plain HTTP; 0: none."),
+    ("bind-address", str, "0.0.0.0", "Where they are served by TLS, to clients that the API server allows."),
+    ("secure-port", _PORT, 0, "The port for TLS; 0: none. kube-controller-manager's is 10257."),
+    ("tls-cert-file", str, "", "The certificate for it, with its chain. Without: one is made that nothing signs."),
+    ("tls-private-key-file", str, "", "The key of that certificate."),
+    ("client-ca-file", str, "", "Authorities of client certificates; the common name is the user."),
+    (
+        "authorization-always-allow-paths",
+        str,
+        "/healthz,/readyz,/livez",
+        "Paths that the secure port serves to any client; /* at the end stands for all below.",
+    ),
     ("logging-format", click.Choice(["text", "json"]), "text", "The format of the log."),
     ("v", click.IntRange(min=0), 0, "How much is logged: 0, or 4 and more for debugging."),
 )
@@ -71,7 +82,7 @@ FLAGS: Final[Mapping[str, Flag]] = {
 
 
 class ManagerCommand(click.Command):
-    """A command whose flags are given as Go programs take them."""
+    """A command that takes its flags as Go programs do."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, after the translation."""
@@ -119,7 +130,7 @@ def _run(**given: Any) -> int:
     from kubeproxy.daemon.sd_notify import own_notifier
     from kubeproxy.kubernetes.client.credentials import ClientSettings
     from kubeproxy.observability.logs import setup as logging
-    from kubeproxy.workloads.manager_process import ServerAddress, run
+    from kubeproxy.workloads.manager_process import run
 
     chosen = enabled(given["controllers"])
     settings = _settings(given, chosen)
@@ -127,7 +138,27 @@ def _run(**given: Any) -> int:
     client = ClientSettings(
         kubeconfig=given["kubeconfig"], master=given["master"], qps=given["kube_api_qps"], burst=given["kube_api_burst"]
     )
-    return run(settings, client, ServerAddress(given["bind_address"], given["port"]), own_notifier())
+    return run(settings, client, _serving(given), own_notifier())
+
+
+def _serving(given: Mapping[str, Any]) -> Any:
+    from kubeproxy.observability.http.tls import TlsFiles
+    from kubeproxy.workloads.manager_process import Serving
+
+    paths = [path for path in map(str.strip, given["authorization_always_allow_paths"].split(",")) if path]
+    for path in paths:
+        if not path.startswith("/"):
+            raise ConfigError(f"--authorization-always-allow-paths: found {path!r}; allowed: paths that begin with /")
+    return Serving(
+        address=given["address"],
+        port=given["port"],
+        secure_address=given["bind_address"],
+        secure_port=given["secure_port"],
+        files=TlsFiles(
+            certificate=given["tls_cert_file"], key=given["tls_private_key_file"], client_ca=given["client_ca_file"]
+        ),
+        always_allowed=frozenset(paths),
+    )
 
 
 def _settings(given: Mapping[str, Any], chosen: frozenset[str]) -> Any:

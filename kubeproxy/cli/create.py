@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from kubeproxy.cli.client_flags import client_flags, overrides, seconds
-from kubeproxy.cli.kubectl_command import FAILED, RECORDED, KubectlCommand, complete_files
+from kubeproxy.cli.kubectl_command import RECORDED, KubectlCommand, filename_option, refused
 from kubeproxy.model.errors import ConfigError
 
 _BARE_DRY_RUN: Final = "unchanged"
@@ -28,14 +28,7 @@ MOST_PARALLEL: Final = 256
     epilog="Exit status: 0 everything was created or skipped; 1 something was not, for the reasons on standard error.",
 )
 @click.argument("unexpected", nargs=-1, metavar="")
-@click.option(
-    "--filename",
-    "-f",
-    metavar="FILE",
-    multiple=True,
-    shell_complete=complete_files(".json", ".yaml", ".yml"),
-    help="A file, directory, pattern, http(s) URL, or - for standard input. May be repeated; commas separate.",
-)
+@filename_option("A file, directory, pattern, http(s) URL, or - for standard input. May be repeated; commas separate.")
 @click.option("--recursive", "-R", is_flag=True, help="Directories with all that lies below.")
 @click.option("--selector", "-l", metavar="SELECTOR", default="", help="Only objects with such labels: a=b,c!=d.")
 @click.option(
@@ -102,9 +95,7 @@ def create(ctx: click.Context, /, unexpected: tuple[str, ...], **given: Any) -> 
     try:
         options = _options(ctx, unexpected, given)
     except ConfigError as error:
-        for fault in error.faults:
-            click.echo(f"error: {fault}", err=True)
-        return FAILED
+        return refused(error)
     # Not before the command line is known to be right: the client takes a quarter of a second to import.
     from kubeproxy.workloads.create.command import run
 

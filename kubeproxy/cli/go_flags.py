@@ -1,4 +1,4 @@
-"""A click command that reads flags as Go programs do, so that kube-proxy's command lines work."""
+"""A click command that reads flags as Go programs do: kube-proxy's command lines work."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kubeproxy.config.describe import notation, text_of
 from kubeproxy.config.field_info import Effect
 from kubeproxy.config.fields import fields
 from kubeproxy.config.flags import ACTIONS, Flag
+from kubeproxy.config.flags import flags as table
 
 _LONGEST_WORD = 40
 
@@ -114,7 +115,7 @@ def grouped(flags: Mapping[str, Flag]) -> tuple[dict[str, list[tuple[Flag, str]]
 
 
 def _heading(flag: Flag) -> str:
-    if flag in ACTIONS:
+    if flag in ACTIONS or flag.name not in table():
         return _ACTIONS
     if flag.path.startswith("logging."):
         return _LOGGING

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
+
+from kubeproxy.model.errors import ConfigError
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 FAILED: Final = 1
 RECORDED: Final = "kubeproxy.recorded"
@@ -66,7 +70,10 @@ class KubectlCommand(click.Command):
             if option.is_flag:
                 if value is not None and value not in _TRUE | _FALSE:
                     raise click.UsageError(f'invalid argument "{value}" for "{long}" flag: allowed: true or false')
-                yield long if value in (None, *_TRUE) else f"{long}=false\0"
+                if value in (None, *_TRUE):
+                    yield long
+                else:
+                    yield option.secondary_opts[0] if option.secondary_opts else f"{long}=false\0"
             elif value is not None:
                 yield f"{long}={value}"
             elif long in self._bare:
@@ -89,6 +96,25 @@ def _split(arg: str, known: Mapping[str, click.Option]) -> tuple[str, str | None
                 return arg, None  # several switches at once are click's business
             return arg[:2], arg[2:].removeprefix("=")
     return arg, None
+
+
+def filename_option(text: str) -> Callable[[_Command], _Command]:
+    """The option ``-f`` for manifests. `text`: its help."""
+    return click.option(
+        "--filename",
+        "-f",
+        metavar="FILE",
+        multiple=True,
+        shell_complete=complete_files(".json", ".yaml", ".yml"),
+        help=text,
+    )
+
+
+def refused(error: ConfigError) -> int:
+    """Print what is wrong with the command line; the exit status."""
+    for fault in error.faults:
+        click.echo(f"error: {fault}", err=True)
+    return FAILED
 
 
 def complete_files(*suffixes: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order of the help text."""
         proxy = ["run", "check", "status", "trace", "cleanup", "healthcheck"]
-        return [*proxy, "create", "controller-manager", "rollout", "completion", "version"]
+        return [*proxy, "create", "rolling-update", "controller-manager", "rollout", "completion", "version"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name; None: there is none."""
@@ -66,9 +67,17 @@ class Commands(click.Group):
                 from kubeproxy.cli.rollout import rollout
 
                 return rollout
+            case "rolling-update" | "rollingupdate":
+                from kubeproxy.cli.rolling_update import rolling_update
+
+                return rolling_update
             case "version":
                 return version
         return None
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; ``help COMMAND`` means ``COMMAND --help``."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -121,6 +130,9 @@ def _open_standard_streams() -> None:
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows ? for what it does not have
+            stream.reconfigure(errors="replace")
 
 
 def status_of(args: Sequence[str]) -> int:

@@ -1,18 +1,23 @@
-"""HTTP client of the commands for the metrics server of a running daemon."""
+"""HTTP requests of the commands to a running daemon's metrics server."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
-from kubeproxy.config.load import load
+from kubeproxy.config.load import read_partly
+from kubeproxy.config.schema import Configuration
 from kubeproxy.config.value_types import MetricsAddress
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 
 TIMEOUT_S = 10.0
+INSTALLED = "/etc/kubeproxy/config.yaml"
+"""The file of an installed daemon."""
 REFUSED = (403, 421)
 """Status codes of a page that the daemon does not serve to this client or under this name; the body says why."""
 
@@ -20,7 +25,10 @@ ADDRESS = click.option(
     "--address", metavar="HOST:PORT", default="", help="Address of the daemon's metrics server.  [metricsBindAddress]"
 )
 CONFIG = click.option(
-    "--config", metavar="FILE", default="", help="The daemon's configuration file, which has that address."
+    "--config",
+    metavar="FILE",
+    default="",
+    help=f"The daemon's configuration file, which has that address.  [{INSTALLED}]",
 )
 
 
@@ -64,10 +72,23 @@ def daemon_at(address: str, config: str) -> Daemon:
     """The daemon at --address, at the address of the configuration file, or at the default; ConfigError."""
     if address:
         return _parse(address)
-    bound = load({"config": [config]} if config else {}).configuration.metrics_bind_address
+    bound = _bound(config)
     if not bound.served:
         raise ConfigError(f"metricsBindAddress: found {bound}: the daemon serves no metrics, and so no status")
     return Daemon(bound.loopback, bound.port)  # other addresses do not serve the status
+
+
+def _bound(config: str) -> MetricsAddress:
+    """The address in a file, whatever else is wrong with the file: that may be why the status is wanted."""
+    path = Path(config or INSTALLED)
+    default = Configuration().metrics_bind_address
+    if not config and not os.access(path, os.R_OK):
+        return default
+    settings, faults = read_partly(path)
+    if faults:
+        click.echo(f"warning: {path}: {'; '.join(faults)}", err=True)
+    bound: MetricsAddress = settings.get("metricsBindAddress", default)
+    return bound
 
 
 def _parse(text: str) -> Daemon:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from kubeproxy.cli.go_flags import FlagTexts, GoCommand
+from kubeproxy.config import named_files
 from kubeproxy.config.dump import dump
 from kubeproxy.config.flags import flags
 from kubeproxy.config.load import Loaded, load
@@ -54,15 +55,24 @@ def _serve(given: FlagTexts, loaded: Loaded) -> int:
     configured = loaded.configuration.logging
     setup.configure(verbosity=configured.verbosity, fmt=configured.format)
     _log(loaded)
+    try:
+        named_files.require(loaded.configuration, os.environ)
+    except ConfigError as error:
+        return lifecycle.refuse(error)
 
     def reload() -> Configuration:
         """The configuration of the same command line and the present file; ConfigError if it is faulty."""
         again = load(given)
         require_source(again.configuration, os.environ)
+        named_files.require(again.configuration, os.environ)
         _log(again)
         return again.configuration
 
-    return lifecycle.run(loaded.configuration, reload=reload)
+    return lifecycle.run(loaded.configuration, reload=reload, file=_absolute(loaded.actions.get("config", "")))
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path) if path else ""
 
 
 def _import_structlog() -> None:
@@ -96,7 +106,8 @@ run = GoCommand(
         "  kubeproxy run --kubeconfig /var/lib/kube-proxy/kubeconfig.conf\n"
         "  kubeproxy run --config /etc/kubeproxy/config.yaml\n\n"
         "It accepts all flags of kube-proxy. With --config the file applies, and of the flags only those that override"
-        " it. If another kubeproxy runs on this host, the new one takes over from it.\n\n"
+        " it. If another kubeproxy runs on this host, the new one takes over from it, unless it would"
+        " serve less (see --takeover).\n\n"
         "SIGTERM (SIGINT, Ctrl-C) drains open connections for --shutdown-grace, then ends; a second one ends at once."
         " SIGHUP reads the configuration again. SIGUSR2 re-executes the program under the same process ID; its workers"
         " continue to serve."

@@ -7,8 +7,9 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
 import click
@@ -17,10 +18,13 @@ import msgspec
 from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, Daemon, daemon_at
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.observability.status import text
-from kubeproxy.observability.status.document import Status
+from kubeproxy.observability.status.document import State, Status
+from kubeproxy.observability.status.index import Order
 
 REFRESH_S = 2.0
 """Seconds between two refreshes with --watch: the daemon's interval between two samples."""
+NOT_OK = 2
+"""The exit status for a Service that is not ok, with --exit-code."""
 SHOWN = 200
 """Services shown in a pipe; a terminal shows as many as fit."""
 _CLEAR = "\x1b[H\x1b[2J"
@@ -39,38 +43,100 @@ _CLEAR = "\x1b[H\x1b[2J"
     help="Text, or the whole status as JSON.",
 )
 @click.option("--watch", "-w", is_flag=True, help="Refresh every two seconds, until q or Ctrl-C.")
-def status(service: str, address: str, config: str, output: str, watch: bool) -> int:
+@click.option("--namespace", "-n", default="", metavar="NAME", help="Only Services of this namespace.")
+@click.option(
+    "--state",
+    default="",
+    metavar="STATES",
+    help=f"Only Services in one of these states, separated by commas: {', '.join(State)}.",
+)
+@click.option("--search", default="", metavar="TEXT", help="Only Services with this text in a name or an address.")
+@click.option(
+    "--sort",
+    type=click.Choice([str(order) for order in Order]),
+    default=str(Order.PROBLEMS),
+    show_default=True,
+    help="The order of the Services.",
+)
+@click.option(
+    "--limit", type=click.IntRange(min=0), default=None, help=f"The most Services shown.  [{SHOWN}; JSON: all]"
+)
+@click.option(
+    "--exit-code",
+    is_flag=True,
+    help=f"Exit status {NOT_OK} if one of the selected Services is in another state than ok.",
+)
+def status(
+    service: str,
+    address: str,
+    config: str,
+    output: str,
+    watch: bool,
+    namespace: str,
+    state: str,
+    search: str,
+    sort: str,
+    limit: int | None,
+    exit_code: bool,
+) -> int:
     """Show the status of a running daemon: Services (those with a problem first), packet filter, sources, workers.
 
-    SERVICE is NAMESPACE/NAME or NAME, with :PORT for one port; it is shown with its endpoints and counters.
+    SERVICE is NAMESPACE/NAME or NAME, with :PORT (name or number) for one port; or IP or IP:PORT, an address of the
+    Service or of one of its endpoints. It is shown with its endpoints and counters.
 
-    Exit status: 0 the daemon is healthy; 1 it is not, or cannot be reached; 64 the command line is wrong.
+    Exit status: 0 the daemon is healthy; 1 it is not, or cannot be reached, or has no such Service; 2 with --exit-code,
+    a selected Service is not ok; 64 the command line is wrong.
     """
     if watch and output == "json":
         raise ConfigError("--watch: found --output json; allowed: text")
+    query = {"service": service, "namespace": namespace, "state": state, "search": search, "sort": sort}
+    selection = Selection({name: text for name, text in query.items() if text}, limit)
     daemon = daemon_at(address, config)
     if watch:
-        return _watch(daemon, service)
+        return _watch(daemon, selection)
     if output == "json":
-        body = daemon.get(_path(service, limit=None))
-        sys.stdout.buffer.write(body + b"\n")
+        body = daemon.get(selection.path(most=None))
         found = _decode(body)
+        sys.stdout.buffer.write(msgspec.json.format(body, indent=2) + b"\n")
     else:
-        found = _ask(daemon, service, limit=SHOWN)
+        found = _ask(daemon, selection)
         _draw(found, service, height=None)
     _require_service(found, service)
-    return _exit_status(found)
+    return _exit_status(found) or (_exit_of_services(daemon, selection) if exit_code else 0)
 
 
-def _path(service: str, *, limit: int | None) -> str:
-    query = {"format": "json", **({"service": service} if service else {})}
-    if limit is not None and not service:
-        query["limit"] = str(limit)
-    return f"/statusz?{urlencode(query)}"
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The Services that the command line selects."""
+
+    query: Mapping[str, str]
+    limit: int | None
+    """The most Services; None: not given."""
+
+    @property
+    def service(self) -> str:
+        """The one that is named; empty: none is."""
+        return self.query.get("service", "")
+
+    def path(self, *, most: int | None) -> str:
+        """The path of the page; `most`: the limit where none is given and no Service is named."""
+        limit = self.limit if self.limit is not None else None if self.service else most
+        query = {"format": "json", **self.query, **({} if limit is None else {"limit": str(limit)})}
+        return f"/statusz?{urlencode(query)}"
 
 
-def _ask(daemon: Daemon, service: str, *, limit: int) -> Status:
-    return _decode(daemon.get(_path(service, limit=limit)))
+def _ask(daemon: Daemon, selection: Selection) -> Status:
+    return _decode(daemon.get(selection.path(most=SHOWN)))
+
+
+def _exit_of_services(daemon: Daemon, selection: Selection) -> int:
+    """`NOT_OK` if a selected Service, shown or not, is in another state than ok."""
+    wanted = [state for state in selection.query.get("state", "").split(",") if state] or list(State)
+    others = ",".join(state for state in wanted if state != State.OK)
+    if not others:
+        return 0
+    found = _decode(daemon.get(replace(selection, query={**selection.query, "state": others}, limit=1).path(most=1)))
+    return NOT_OK if found.matched else 0
 
 
 def _decode(body: bytes) -> Status:
@@ -84,9 +150,7 @@ def _decode(body: bytes) -> Status:
 
 def _require_service(found: Status, service: str) -> None:
     if service and not found.services:
-        raise KubeproxyError(
-            f"no Service {service} (of {found.totals.services}); `kubeproxy status` without a name lists all"
-        )
+        raise KubeproxyError(found.hint or f"no Service {service} that the other options select")
 
 
 def _exit_status(found: Status) -> int:
@@ -109,7 +173,7 @@ def _draw(found: Status, service: str, *, height: int | None) -> None:
         click.echo("\n".join(text.summary(found)))
 
 
-def _watch(daemon: Daemon, service: str) -> int:
+def _watch(daemon: Daemon, selection: Selection) -> int:
     """Refresh until a key is pressed. A daemon without an answer may be restarting, so the command tries again."""
     found: Status | None = None
     with _keys() as keys:
@@ -117,7 +181,7 @@ def _watch(daemon: Daemon, service: str) -> int:
             began = time.monotonic()
             fault = ""
             try:
-                found = _ask(daemon, service, limit=SHOWN)
+                found = _ask(daemon, selection)
             except KubeproxyError as error:
                 fault = str(error)
             if sys.stdout.isatty():
@@ -125,9 +189,9 @@ def _watch(daemon: Daemon, service: str) -> int:
             if fault:
                 click.echo(f"{fault}; trying again")
             elif found is not None:
-                _draw(found, service, height=_height())
-                if service and not found.services:
-                    click.echo(f"no Service {service}")
+                _draw(found, selection.service, height=_height())
+                if selection.service and not found.services:
+                    click.echo(found.hint)
             sys.stdout.flush()
             if keys.pressed(max(0.1, REFRESH_S - (time.monotonic() - began))):
                 return 0 if found is not None and found.healthy and not fault else 1

@@ -1,8 +1,10 @@
-"""Draws the status on a terminal: the same facts as in a pipe, in tables and colours."""
+"""Draws the status on a terminal, in tables and colours; in a pipe it is plain text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from rich.console import Console, Group, RenderableType
 from rich.rule import Rule
@@ -19,6 +21,7 @@ from kubeproxy.observability.status.document import (
     State,
     Status,
 )
+from kubeproxy.observability.status.table import Column, laid_out
 
 _STATE = {
     State.PROBLEM: "bold red",
@@ -27,44 +30,63 @@ _STATE = {
     State.WAITING: "yellow",
     State.OK: "green",
 }
-_STANDING = {
-    Standing.READY: ("●", "green"),
-    Standing.EJECTED: ("■", "red"),
-    Standing.PROBING: ("◆", "yellow"),
-    Standing.TERMINATING: ("◐", "yellow"),
-    Standing.UNREADY: ("○", "bright_black"),
-    Standing.ELSEWHERE: ("·", "bright_black"),
+_COLOURS = {
+    Standing.READY: "green",
+    Standing.EJECTED: "red",
+    Standing.PROBING: "yellow",
+    Standing.TERMINATING: "yellow",
+    Standing.DRAINING: "yellow",
+    Standing.UNREADY: "bright_black",
+    Standing.ELSEWHERE: "bright_black",
 }
 _BARS = " ▁▂▃▄▅▆▇█"
 TREND = 20
 """Shown points of a trend."""
-DOTS = 12
-"""Endpoints shown as dots in a row."""
-_BELOW = 9
-"""Lines reserved for recent warnings and for headings."""
+MOST_WARNINGS = 3
+"""Recent warnings shown with --watch."""
+LEAST_ROWS = 3
+"""Lines of the table, however low the terminal is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """The characters beside words, as far as the terminal has them."""
+
+    standings: Mapping[Standing, str]
+    bars: str
+    more: str
+
+
+_GLYPHS: Final = Glyphs(dict(zip(Standing, "●■◆◐◒○·", strict=True)), _BARS, "…")
+_ASCII: Final = Glyphs(dict(zip(Standing, "*x!~%-.", strict=True)), " .:-=+*#@", "...")
 
 
 def draw(status: Status, *, detailed: bool, height: int | None, console: Console | None = None) -> None:
     """Draw on the console (standard output); `height`: the maximum number of lines."""
     console = console or Console(highlight=False)
+    glyphs = _GLYPHS if console.encoding.lower().startswith("utf") else _ASCII
     head = list(_head(status))
     if detailed:
-        console.print(Group(*head[:1], *(_details(service) for service in status.services)))
+        console.print(Group(*head[:1], *(_details(service, glyphs) for service in status.services)))
         return
-    used = sum(len(console.render_lines(part)) for part in head)
-    room = None if height is None else max(3, height - used - _BELOW)
-    shown = status.services[:room]
-    console.print(Group(*head, _table(shown)))
-    left = status.matched - status.offset - len(shown)
+    warnings = list(_warnings(status, MOST_WARNINGS if height is not None else status_text.WARNINGS_SHOWN))
+    used = sum(len(console.render_lines(part)) for part in (*head, *warnings))
+    room = None if height is None else max(LEAST_ROWS, height - used - 2)  # for what is left out, and the cursor
+    shown, lines = _table(status.services, console.width, room, glyphs)
+    console.print(Group(*head, *lines), soft_wrap=False)
+    left = status.matched - status.offset - shown
     if left > 0:
-        console.print(f"  [dim]… and {left:,} more[/dim]")
+        console.print(Text(f"  {glyphs.more} and {left:,} more", style="dim"))
+    for part in warnings:
+        console.print(part)
+
+
+def _warnings(status: Status, most: int) -> Iterator[RenderableType]:
+    """The recent warnings and errors, wrapped: their end has the endpoint."""
     if status.recent_warnings:
-        console.print(Rule("recent warnings and errors", style="dim", align="left"))
-        for one in status.recent_warnings[: 3 if height is not None else status_text.WARNINGS_SHOWN]:
-            colour = "yellow" if one.level == "warning" else "red"
-            console.print(
-                Text(status_text.recent_warning(one), style=colour), overflow="ellipsis", no_wrap=height is not None
-            )
+        yield Rule("recent warnings and errors", style="dim", align="left")
+    for one in status.recent_warnings[:most]:
+        yield Text(status_text.recent_warning(one), style="yellow" if one.level == "warning" else "red")
 
 
 def _head(status: Status) -> Iterator[RenderableType]:
@@ -80,68 +102,60 @@ def _head(status: Status) -> Iterator[RenderableType]:
     yield grid
 
 
-def _table(services: Iterable[ServiceStatus]) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False, expand=False)
-    table.add_column("SERVICE", no_wrap=True)
-    table.add_column("ENDPOINTS", no_wrap=True)
-    table.add_column("CONN/S", justify="right")
-    table.add_column("", no_wrap=True)
-    table.add_column("BYTES/S", justify="right", no_wrap=True)
-    table.add_column("OPEN", justify="right")
-    table.add_column("FAILED", justify="right")
-    table.add_column("NOTE", overflow="ellipsis", no_wrap=True)
-    for service in services:
-        rates, trend, failed = service.rates, service.trend, service.traffic.failed
-        colour = _STATE[service.state]
-        table.add_row(
-            Text.assemble(("● ", colour), (f"{service.namespace}/", "dim"), service.name),
-            _dots(service),
-            words.rate(rates.connections if rates else None),
-            Text(sparkline(trend.connections[-TREND:] if trend else ()), style="blue"),
-            words.size(rates.bytes_in + rates.bytes_out) if rates else "-",
-            str(service.traffic.active),
-            Text(str(failed), style="red" if failed else "dim"),
-            Text(words.note(service), style=colour),
-        )
-    return table
+def _table(
+    services: Sequence[ServiceStatus], width: int, room: int | None, glyphs: Glyphs
+) -> tuple[int, list[RenderableType]]:
+    """How many Services fit, and the lines of the table; colours repeat what the words say."""
+    trend = Column(
+        "TREND", lambda it: sparkline(it.trend.connections[-TREND:], glyphs.bars) if it.trend else "", drop=9
+    )
+    lines: list[RenderableType] = []
+    shown = 0
+    for row in laid_out(services, width=width, more=(trend,) if any(it.trend for it in services) else ()):
+        if row.service is None:
+            lines.append(Text(row.lines[0], style="dim", no_wrap=True))
+            continue
+        if room is not None and len(lines) + len(row.lines) > room:
+            break
+        shown += 1
+        colour = _STATE[row.service.state]
+        for number, line in enumerate(row.lines):
+            text = Text(line, no_wrap=True, overflow="ignore")
+            if number == 0:
+                text.stylize(colour, 0, len(row.service.state))
+            text.stylize(colour, row.note_at if number == 0 else 0)
+            lines.append(text)
+    return shown, lines
 
 
-def sparkline(points: Iterable[float]) -> str:
+def sparkline(points: Iterable[float], bars: str = _BARS) -> str:
     """One character per point, scaled to the highest; any value above 0 is visible."""
     points = list(points)
     most = max(points, default=0.0)
-    return "".join(_BARS[max(1, round(8 * point / most))] if point > 0 else " " for point in points)
+    return "".join(bars[max(1, round(8 * point / most))] if point > 0 else " " for point in points)
 
 
-def _dots(service: ServiceStatus) -> Text:
-    endpoints = {it.address: it for frontend in service.frontends for it in frontend.endpoints}
-    text = Text()
-    for it in list(endpoints.values())[:DOTS]:
-        text.append(*_STANDING[it.standing])
-    if len(endpoints) > DOTS:
-        text.append(f" +{len(endpoints) - DOTS}", style="dim")
-    return text if endpoints else Text("none", style="yellow")
-
-
-def _details(service: ServiceStatus) -> RenderableType:
+def _details(service: ServiceStatus, glyphs: Glyphs) -> RenderableType:
     colour = _STATE[service.state]
     head = [
         Rule(Text(f"{service.namespace}/{service.name}: {service.state}", style=colour), style=colour, align="left")
     ]
     plain = list(status_text.details(service))
     facts = [Text(line) for line in plain[1 : plain.index("") if "" in plain else None]]
-    return Group(*head, *facts, *(_listener(frontend) for frontend in service.frontends))
+    return Group(*head, *facts, *(_listener(frontend, glyphs) for frontend in service.frontends))
 
 
-def _listener(frontend: FrontendStatus) -> RenderableType:
+def _listener(frontend: FrontendStatus, glyphs: Glyphs) -> RenderableType:
     plain = list(status_text.listener(frontend))
     facts = [line for line in plain if not line.lstrip().startswith(tuple(Standing))]
     table = Table(box=None, show_header=False, padding=(0, 1))
     for it in frontend.endpoints:
-        table.add_row("  ", Text(*_STANDING[it.standing]), it.address, it.node, _remark(it))
+        colour = _COLOURS[it.standing]
+        mark = Text(f"{glyphs.standings[it.standing]} {it.standing}", style=colour)
+        table.add_row("  ", mark, it.address, it.node, _remark(it))
     return Group("", Text(f"  {facts[0]}", style="bold"), *(Text(f"  {line}") for line in facts[1:]), table)
 
 
 def _remark(endpoint: EndpointStatus) -> Text:
     text = words.endpoint(endpoint) or ("dialed from the client's address" if endpoint.preserved else "")
-    return Text(text, style=_STANDING[endpoint.standing][1] if endpoint.standing is not Standing.READY else "dim")
+    return Text(text, style=_COLOURS[endpoint.standing] if endpoint.standing is not Standing.READY else "dim")

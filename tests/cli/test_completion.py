@@ -61,3 +61,19 @@ def test_the_shell_takes_the_script(shell: str, capsys: pytest.CaptureFixture[st
 
 def test_another_shell_is_refused() -> None:
     assert main.status_of(["completion", "tcsh"]) == 64
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_proposes_flags_and_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main.status_of(["completion", "fish"]) == 0
+    script = tmp_path / "kubeproxy.fish"
+    script.write_text(capsys.readouterr().out)
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path), "TERM": "dumb"}
+
+    def asked(line: str) -> list[str]:
+        command = ["fish", "--private", "-c", f"source {script}; complete -C '{line}'"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+        return [each.partition("\t")[0] for each in done.stdout.splitlines()]
+
+    assert asked("kubeproxy create --dry") == ["--dry-run"]
+    assert set(asked("kubeproxy rollout ")) >= {"status", "history", "undo", "pause", "resume", "restart", "explain"}

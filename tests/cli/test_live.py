@@ -9,7 +9,7 @@ import re
 import select
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,7 +55,9 @@ def test_the_summary(shop: Shop) -> None:
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.parametrize("name", ["web", "shop/web", "shop/web:http"])
+@pytest.mark.parametrize(
+    "name", ["web", "shop/web", "shop/web:http", "web:80", WEB, f"{WEB}:80", EJECTED, EJECTED.partition(":")[0]]
+)
 def test_one_service(shop: Shop, name: str) -> None:
     eject(shop)
     done = run(shop, "status", name)
@@ -71,6 +73,129 @@ def test_json(shop: Shop) -> None:
     status = json.loads(done.stdout)
     assert status["matched"] == len(status["services"]) == 10
     assert status["services"][0]["state"] == State.EJECTED
+
+
+UNSERVED = """
+apiVersion: v1
+kind: Service
+metadata: {name: headless, namespace: odd}
+spec: {clusterIP: None, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: signals, namespace: odd}
+spec: {clusterIP: 10.96.7.7, ports: [{name: m3ua, port: 2905, protocol: SCTP}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: mixed, namespace: odd}
+spec: {clusterIP: 10.96.7.8, ports: [{name: a, port: 80, protocol: SCTP}, {name: b, port: 81}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: faulty, namespace: odd}
+spec: {clusterIP: 10.96.7.9, ports: [{port: 70000}]}
+"""
+
+
+@pytest.fixture
+def odd(shop: Shop) -> Iterator[None]:
+    """Services that are not served, or only in part."""
+    file = shop.manifests / "odd.yaml"
+    file.write_text(UNSERVED)
+    wait_for(lambda: _count(shop) == 12)
+    yield
+    file.unlink()
+    wait_for(lambda: _count(shop) == 10)
+
+
+def _count(shop: Shop) -> int:
+    count: int = json.loads(run(shop, "status", "-o", "json", "--limit", "0").stdout)["totals"]["services"]
+    return count
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("odd")
+def test_services_that_are_not_served_are_found_by_name(shop: Shop) -> None:
+    for name in ("signals", "mixed"):
+        done = run(shop, "status", name)
+        assert done.stdout.startswith(f"odd/{name}: problem"), done
+        assert re.search(r"problem +port (m3ua|a): SCTP is not served", done.stdout)
+    assert "odd/headless is not served: it is headless" in run(shop, "status", "odd/headless").stderr
+    faulty = run(shop, "status", "faulty")
+    assert faulty.returncode == 1
+    assert f"faulty is not served: it is faulty, see {shop.manifests}/odd.yaml document 4: spec.ports[0].port" in (
+        faulty.stderr
+    )
+    assert "2 Services with a problem" in run(shop, "status").stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("web:81", "shop/web has no port 81; it has: http (80/TCP"),
+        ("webb", "no Service webb (of 10); did you mean shop/web?"),
+        ("billing/web", "no Service billing/web (of 10); did you mean shop/web?"),
+        ("10.99.9.9", "no Service has the address 10.99.9.9"),
+    ],
+)
+def test_a_query_without_a_match_has_a_hint(shop: Shop, name: str, hint: str) -> None:
+    done = run(shop, "status", name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert hint in done.stderr
+
+
+def test_filters(shop: Shop) -> None:
+    eject(shop)
+
+    def names(*words: str) -> list[str]:
+        status = json.loads(run(shop, "status", "-o", "json", *words).stdout)
+        return [f"{it['namespace']}/{it['name']}" for it in status["services"]]
+
+    assert {name.partition("/")[0] for name in names("-n", "billing")} == {"billing"}
+    assert set(names("--state", "ejected,empty")) == {"shop/web", "billing/reports"}
+    assert names("--search", "reports") == ["billing/reports"]
+    assert names("--sort", "name", "--limit", "1") == ["billing/cart"]
+    assert "... and 9 more" in run(shop, "status", "--limit", "1").stdout
+    refused = run(shop, "status", "--state", "sick")
+    assert refused.returncode == 64
+    assert "state=sick: allowed are problem" in refused.stderr
+
+
+def test_exit_statuses_for_scripts(shop: Shop) -> None:
+    eject(shop)
+    assert run(shop, "status", "--exit-code").returncode == 2
+    assert run(shop, "status", "--exit-code", "--state", "ok").returncode == 0
+    assert run(shop, "status", "reports", "--exit-code").returncode == 2
+    assert run(shop, "trace", f"{WEB}:80", "--expect", "proxied").returncode == 0
+    assert run(shop, "trace", "10.96.0.2:80", "--expect", "proxied").returncode == 2
+    assert run(shop, "trace", "192.0.2.1:80", "-o", "json", "--expect", "not-ours").returncode == 0
+
+
+def test_output_that_is_not_utf_8(shop: Shop) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "NO_COLOR": "1"}
+    for words in (["status"], ["status", "web"]):
+        done = shop.network.node.run(["script", "-qec", f"{KUBEPROXY} {' '.join(words)}", "/dev/null"], env=env)
+        assert "UnicodeEncodeError" not in done.stdout
+        assert "shop/web" in done.stdout
+        assert done.stdout.isascii()
+
+
+def test_the_address_is_found_in_a_faulty_configuration(shop: Shop, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+        "metricsBindAddress: 127.0.0.1:10249\nudpIdleTimeout: 60\n"
+    )
+    done = run(shop, "status", "--config", str(config))
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"warning: {config}: udpIdleTimeout: found 60")
 
 
 def test_an_unknown_service_is_an_error(shop: Shop) -> None:
@@ -139,6 +264,6 @@ def test_watch_refreshes_until_q(shop: Shop) -> None:
     os.close(ours)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
     assert "healthy" in text
-    assert "● shop/web" in text
+    assert re.search(r"(ejected|probing|ok) +shop/web", text)
     first = text.partition("kubeproxy ")[2].partition("kubeproxy ")[0]
     assert first.count("\n") <= 30

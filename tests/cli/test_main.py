@@ -25,6 +25,16 @@ def test_help(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
 
 
+@pytest.mark.parametrize("words", [[], ["status"], ["rollout", "undo"]], ids=" ".join)
+def test_help_is_a_word_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.status_of(["help", *words]) == 0
+    by_word = capsys.readouterr()
+    assert main.status_of([*words, "--help"]) == 0
+    assert capsys.readouterr() == by_word
+    assert main.status_of(["help", "nothing"]) == 64
+    assert "No such command 'nothing'" in capsys.readouterr().err
+
+
 def test_help_names_every_flag_under_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
     main.status_of(["run", "--help"])
     out, _ = capsys.readouterr()

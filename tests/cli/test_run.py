@@ -25,7 +25,7 @@ class FakeDaemon:
         self.served: list[Configuration] = []
         self.while_serving: Callable[[Reload], object] = lambda reload: None
 
-    def run(self, configuration: Configuration, *, reload: Reload) -> int:
+    def run(self, configuration: Configuration, *, reload: Reload, file: str) -> int:
         self.served.append(configuration)
         self.while_serving(reload)
         return 7
@@ -50,15 +50,15 @@ def _own_logging() -> Iterator[None]:
 
 
 def test_the_daemon_gets_the_configuration_and_gives_the_exit_status(served: FakeDaemon) -> None:
-    assert main.status_of(["run", "--manifests", "/a", "--manifests=/b", "--shutdown-grace=3s"]) == 7
+    assert main.status_of(["run", "--manifests", "/", "--manifests=/tmp", "--shutdown-grace=3s"]) == 7
     (configuration,) = served.served
-    assert configuration.kubeproxy.manifests.paths == ("/a", "/b")
+    assert configuration.kubeproxy.manifests.paths == ("/", "/tmp")
     assert configuration.kubeproxy.shutdown_grace.seconds == 3
 
 
 def test_warnings_go_to_the_log(served: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write(tmp_path, "oomScoreAdjust: 1\nipvs: {scheduler: rr}")
-    assert main.status_of(["run", "--config", config, "--manifests=/a", "--proxy-mode=ipvs"]) == 7
+    assert main.status_of(["run", "--config", config, "--manifests=/tmp", "--proxy-mode=ipvs"]) == 7
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert "ignored because of --config: --proxy-mode" in lines[0]
@@ -78,13 +78,13 @@ def test_reload_reads_the_file_and_flags_still_override_it(served: FakeDaemon, t
             reload()
 
     served.while_serving = rewrite
-    main.status_of(["run", "--config", config, "--manifests=/a", "--netfilter=none"])
+    main.status_of(["run", "--config", config, "--manifests=/tmp", "--netfilter=none"])
     assert [(new.logging.verbosity, new.kubeproxy.netfilter) for new in seen] == [(3, "none")]
 
 
 def test_faults_start_nothing(served: FakeDaemon, tmp_path: Path) -> None:
-    assert main.status_of(["run", "--manifests=/a", "--udp-timeout=0"]) == 64
-    assert main.status_of(["run", "--manifests=/a", "--config", write(tmp_path, "mode: x")]) == 64
+    assert main.status_of(["run", "--manifests=/tmp", "--udp-timeout=0"]) == 64
+    assert main.status_of(["run", "--manifests=/tmp", "--config", write(tmp_path, "mode: x")]) == 64
     assert served.served == []
 
 
@@ -97,7 +97,7 @@ def test_write_config_to_writes_the_configuration_and_does_not_serve(
     text = path.read_text(encoding="utf-8")
     assert text.startswith(HEAD)
     assert "udpIdleTimeout: 9s\n" in text
-    assert main.status_of(["run", "--config", str(path), "--manifests=/a"]) == 7
+    assert main.status_of(["run", "--config", str(path), "--manifests=/tmp"]) == 7
     assert served.served[0].kubeproxy.netfilter == "iptables"
 
 
@@ -119,7 +119,8 @@ def test_cleanup_prints_the_removed_rules(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def clean() -> list[str]:
+    async def clean(*, dry_run: bool) -> list[str]:
+        assert not dry_run
         return removed
 
     monkeypatch.setattr(cleanup, "cleanup_all", clean)
@@ -129,7 +130,7 @@ def test_cleanup_prints_the_removed_rules(
 
 
 def test_a_failed_cleanup_ends_with_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def clean() -> list[str]:
+    async def clean(*, dry_run: bool) -> list[str]:
         raise KernelError("not permitted")
 
     monkeypatch.setattr(cleanup, "cleanup_all", clean)
@@ -138,4 +139,4 @@ def test_a_failed_cleanup_ends_with_1(capsys: pytest.CaptureFixture[str], monkey
 
 
 def test_cleanup_false_serves(served: FakeDaemon) -> None:
-    assert main.status_of(["run", "--cleanup=false", "--write-config-to=", "--manifests=/a"]) == 7
+    assert main.status_of(["run", "--cleanup=false", "--write-config-to=", "--manifests=/tmp"]) == 7

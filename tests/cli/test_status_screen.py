@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from kubeproxy.cli.status_screen import draw, sparkline
+from kubeproxy.observability.status import text as status_text
 from kubeproxy.observability.status.document import Status
 from kubeproxy.observability.status.traffic_history import History
 from tests.observability.status.observation import NOW, shop
@@ -29,9 +30,8 @@ def test_the_screen_has_the_facts_of_the_text() -> None:
     assert "kubeproxy" in lines[0]
     assert "healthy" in lines[0]
     row = next(line for line in lines if "shop/web" in line)
-    assert "■◐●" in row
+    assert row.split()[:2] == ["ejected", "shop/web"]
     assert "10.3.1.2:8080 refuses (3 times in a row)" in row
-    assert next(line for line in lines if "billing/reports" in line).split()[2] == "none"
     assert "node port 30090" in text
     assert "watch ended source=kubernetes (2 times)" in text
 
@@ -39,16 +39,54 @@ def test_the_screen_has_the_facts_of_the_text() -> None:
 def test_it_fits_the_terminal() -> None:
     status = whole(shop())
     assert len(drawn(status, height=20)) <= 20
-    assert any("and 1 more" in line for line in drawn(status, height=18))
+    assert any("and 1 more" in line for line in drawn(status, height=14))
     assert all(len(line) <= 60 for line in drawn(status, width=60))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 150])
+def test_a_narrow_terminal_drops_columns_and_never_cuts_a_name(width: int) -> None:
+    """The order and the names of the columns are those of the pipe."""
+    status = whole(shop())
+    lines = drawn(status, width=width)
+    header = next(line for line in lines if line.startswith("STATE")).split()
+    pipe = next(line for line in status_text.summary(status) if line.startswith("STATE")).split()
+    assert [name for name in pipe if name in header] == [name for name in header if name != "TREND"]
+    assert {"STATE", "SERVICE", "ENDPOINTS"} <= set(header)
+    for service in status.services:
+        row = next(line for line in lines if f"{service.namespace}/{service.name}" in line)
+        assert row.split()[0] == service.state
+    text = " ".join(" ".join(lines).split())
+    assert "10.3.1.2:8080 refuses (3 times in a row); next probe in" in _without_columns(lines)
+    assert "watch ended source=kubernetes (2 times)" in text
+
+
+def _without_columns(lines: list[str]) -> str:
+    """The words of the note of shop/web, beside or below its row."""
+    start = next(number for number, line in enumerate(lines) if "shop/web" in line)
+    note = [lines[start][lines[start].find("10.3.1.2") :] if "10.3.1.2" in lines[start] else ""]
+    note += [line.strip() for line in lines[start + 1 : start + 4] if line.startswith("  ")]
+    return " ".join(" ".join(note).split())
+
+
+def test_a_terminal_without_utf_8() -> None:
+    """Only characters of ASCII; the states are words anyway."""
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="ascii", errors="replace")
+    console = Console(file=file, width=100, force_terminal=True, color_system=None, highlight=False)
+    draw(whole(shop(), service="web"), detailed=True, height=None, console=console)
+    file.flush()
+    text = raw.getvalue().decode("ascii")
+    assert "x ejected" in text
+    assert "* ready" in text
+    assert "?" not in text
 
 
 def test_one_service_with_its_endpoints() -> None:
     text = "\n".join(drawn(whole(shop(), service="web"), detailed=True))
     assert "shop/web: ejected" in text
     assert "proxy port 40001" in text
-    assert "■  10.3.1.2:8080  node-2  refuses (3 times in a row); next probe in 4.0s" in text
-    assert "○  10.3.3.2:8080" in text
+    assert "■ ejected      10.3.1.2:8080  node-2  refuses (3 times in a row); next probe in 4.0s" in text
+    assert "○ unready      10.3.3.2:8080" in text
 
 
 def test_names_are_not_markup() -> None:
