@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup check format lint types walls test fuzz soak demo bench micro profile docs lock install uninstall image image-check clean
+.PHONY: help setup check format lint types walls test pythons fuzz soak demo bench micro profile docs lock install upgrade uninstall deb image image-check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,10 @@ $(VENV)/programs/ready: tests/tools/programs.sh | $(VENV)/ready
 $(VENV)/programs/ready-full: tests/tools/programs.sh | $(VENV)/ready
 	@bash tests/tools/programs.sh $(@D) full
 	@touch $@
+
+PYTHONS ?= python3.12 python3.13 python3.14
+pythons: setup ## run the tests without network namespaces with other Pythons (PYTHONS="python3.12 /opt/python/bin/python3")
+	@bash tests/tools/pythons.sh $(VENV)/pythons $(PYTHONS)
 
 FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/fuzz/ready ## fuzz every decoder for FUZZ_SECONDS (60) each (FUZZ="watch pages": only these)
@@ -73,19 +77,25 @@ docs: setup ## regenerate the generated pages of docs/
 	@$(BIN)/python -m docs.generators.log_messages >docs/log-messages.md
 
 lock: setup ## pin the newest versions of all dependencies
-	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements.lock
+	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra iptables -o requirements.lock
 	@$(BIN)/uv pip compile --group pyproject.toml:build --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-build.lock
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra dev -o requirements-dev.lock
 	@$(BIN)/uv pip compile tests/fuzz/requirements.in --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-fuzz.lock
 
-install: ## install on this host, for systemd, as root: PREFIX=/usr/local PYTHON=/usr/bin/python3 (DESTDIR= for packages)
-	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) PYTHON=$(PYTHON) bash deploy/install.sh install
+install: ## install on this host, for systemd, as root: PREFIX=/usr/local PYTHON=/usr/bin/python3 (DESTDIR= for packages, ALIAS=1 also as kube-proxy)
+	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) PYTHON=$(PYTHON) ALIAS=$(ALIAS) bash deploy/install.sh install
+
+upgrade: ## install, and make the running service execute it; connections live on (a rollback is the same from an old checkout)
+	@PREFIX=$(PREFIX) PYTHON=$(PYTHON) ALIAS=$(ALIAS) bash deploy/install.sh upgrade
 
 uninstall: ## remove what install made, but not /etc/kubeproxy
 	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) bash deploy/install.sh uninstall
 
-image: ## build a container image, without an engine, as root (see deploy/build-image.sh)
-	@bash deploy/build-image.sh $(TAG)
+deb: ## build a Debian package in dist/ for this Debian and its Python (PYTHON=/usr/bin/python3 REVISION=1)
+	@PYTHON=$(PYTHON) REVISION=$(REVISION) bash deploy/build-deb.sh
+
+image: ## build a container image, without an engine, as root: TAG=registry.example.com/kubeproxy:0.1.0 PUSH=1 (see deploy/build-image.sh)
+	@PUSH=$(PUSH) bash deploy/build-image.sh $(TAG)
 
 image-check: setup ## build an image and try it in network namespaces
 	@rootfs=$$(mktemp -d) && trap 'rm -rf "$$rootfs"' EXIT && ROOTFS=$$rootfs bash deploy/build-image.sh \

@@ -4,6 +4,8 @@
 #   BASE=IMAGE       a base from a registry, by digest, as the Dockerfile has it; without it, one is made by debootstrap,
 #                    which verifies Debian's signatures
 #   SUITE=bookworm   which Debian that is
+#   PUSH=1           push it to the registry that TAG names, as `buildah login` or `docker login` has been done, and print the
+#                    digest. PUSH=insecure: to a registry without TLS
 #   OUTPUT=FILE      write the image there too, as an OCI archive
 #   ROOTFS=DIR       unpack the image's file system there too
 #   STORAGE=DIR      where layers are kept (default: a directory that is removed at the end)
@@ -15,6 +17,9 @@ cd "$(dirname "$0")/.."
 version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' kubeproxy/model/version.py)
 tag=${1:-localhost/kubeproxy:$version}
 suite=${SUITE:-bookworm}
+case ${PUSH:-}$tag in
+  ?*localhost/*) echo "image: TAG=$tag names no registry; for example TAG=registry.example.com/kubeproxy:$version" >&2; exit 64 ;;
+esac
 
 for need in buildah debootstrap; do
   command -v "$need" >/dev/null || [ "$need" = debootstrap -a -n "${BASE:-}" ] \
@@ -78,5 +83,11 @@ fi
 if [ -n "${OUTPUT:-}" ]; then
   build push --quiet "$tag" "oci-archive:$OUTPUT:$tag"
   say "written to $OUTPUT ($(du -m "$OUTPUT" | cut -f1) MB, compressed)"
+fi
+if [ -n "${PUSH:-}" ]; then
+  tls=true
+  [ "$PUSH" != insecure ] || tls=false
+  build push --quiet --tls-verify="$tls" --digestfile "$work/digest" "$tag" "docker://$tag"
+  say "pushed $tag, digest $(cat "$work/digest")"
 fi
 say "$tag is $(build images --format '{{.Size}}' "$tag")"

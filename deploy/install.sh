@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs on a host, for systemd: deploy/install.sh install|uninstall, with DESTDIR=, PREFIX= and PYTHON= as in make.
+# Installs on a host, for systemd: deploy/install.sh install|upgrade|uninstall, with DESTDIR=, PREFIX=, PYTHON= and ALIAS= as in make.
 # With DESTDIR it writes below that directory alone, for packages. uninstall keeps /etc/kubeproxy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,6 +13,12 @@ esac
 alive() { [ -z "$destdir" ] && [ -d /run/systemd/system ]; }
 
 say() { echo "$1: $2"; }
+
+# Programs of other packages have the same names, and kube-proxy's own is often in /usr/local/bin.
+is_ours() { [ "$(readlink "$1")" = "../lib/kubeproxy/bin/$(basename "$1")" ]; }
+is_free() { is_ours "$1" || ! { [ -e "$1" ] || [ -L "$1" ]; }; }
+link() { ln -sfn "../lib/kubeproxy/bin/$1" "$destdir$prefix/bin/$1"; }
+unlink_ours() { if is_ours "$1"; then rm -f "$1"; elif [ -e "$1" ] || [ -L "$1" ]; then say kept "$1, which is not kubeproxy's"; fi; }
 
 find_python() {
   local candidate
@@ -38,10 +44,18 @@ install_all() {
     || say install "nft is not there yet: kubeproxy needs the package nftables (or iptables) to run" >&2
   [ -z "$destdir" ] && [ "$(id -u)" != 0 ] && { say install "needs root, or DESTDIR="; exit 1; } >&2
 
+  local alias=$destdir$prefix/bin/kube-proxy program=$destdir$prefix/bin/kubeproxy
+  is_free "$program" || { say install "$program is another program; remove it, or choose another PREFIX="; exit 1; } >&2
   mkdir -p "$destdir$prefix/bin" "$destdir$prefix/lib"
   bash deploy/venv.sh "$python" "$destdir$lib" "$lib"
-  ln -sfn ../lib/kubeproxy/bin/kubeproxy "$destdir$prefix/bin/kubeproxy"
-  ln -sfn ../lib/kubeproxy/bin/kube-proxy "$destdir$prefix/bin/kube-proxy"
+  link kubeproxy
+  if [ -z "${ALIAS:-}" ]; then
+    is_free "$alias" || say kept "$alias, which is not kubeproxy's"
+  elif is_free "$alias"; then
+    link kube-proxy
+  else
+    say kept "$alias, which is not kubeproxy's; remove it first if ALIAS= is to replace it" >&2
+  fi
 
   mkdir -p "$destdir$units"
   local unit
@@ -55,6 +69,7 @@ install_all() {
     install -D -m 644 docs/kubeproxy.8 "$destdir$prefix/share/man/man8/kubeproxy.8"
   fi
 
+  complete_in_shells
   local file
   for file in config.yaml environment manifests/example.yaml.disabled; do
     if [ -e "$destdir/etc/kubeproxy/$file" ]; then
@@ -70,7 +85,47 @@ install_all() {
     systemctl daemon-reload
   fi
   say installed "$destdir$prefix/bin/kubeproxy, $destdir$units/kubeproxy.service"
-  [ -n "$destdir" ] || say next "edit /etc/kubeproxy/config.yaml, then: systemctl enable --now kubeproxy"
+  { [ -n "$destdir" ] || systemctl is-active --quiet kubeproxy; } || say next "edit /etc/kubeproxy/config.yaml, then: systemctl enable --now kubeproxy"
+}
+
+# Where bash, zsh and fish look for completions of programs with this prefix.
+completions() {
+  local zsh=$prefix/share/zsh/site-functions
+  [ "$prefix" != /usr ] || zsh=/usr/share/zsh/vendor-completions
+  echo "bash $destdir$prefix/share/bash-completion/completions/kubeproxy"
+  echo "zsh $destdir$zsh/_kubeproxy"
+  echo "fish $destdir$prefix/share/fish/vendor_completions.d/kubeproxy.fish"
+}
+
+complete_in_shells() {
+  local shell file
+  while read -r shell file; do
+    mkdir -p "$(dirname "$file")"
+    "$destdir$lib/bin/python" "$destdir$lib/bin/kubeproxy" completion "$shell" >"$file"
+    chmod 644 "$file"
+  done < <(completions)
+}
+
+# The running daemon executes what was installed, without an end of its connections. A rollback is the same, from a
+# checkout of the old version.
+upgrade_all() {
+  [ -z "$destdir" ] || { say upgrade "is for this host: without DESTDIR="; exit 64; } >&2
+  install_all
+  systemctl is-active --quiet kubeproxy || { say upgrade "kubeproxy is not running: systemctl start kubeproxy"; return; }
+  local before program=$prefix/bin/kubeproxy version
+  version=$("$program" version)
+  "$program" check --config=/etc/kubeproxy/config.yaml >/dev/null \
+    || { say upgrade "the configuration has faults: the old program serves on. After mending them: systemctl kill --kill-whom=main --signal=USR2 kubeproxy"; exit 1; } >&2
+  before=$(systemctl show -p MainPID --value kubeproxy)
+  systemctl kill --kill-whom=main --signal=USR2 kubeproxy
+  for _ in $(seq 150); do
+    sleep 0.2
+    case $("$program" status 2>/dev/null | head -1) in
+      "$version on "*"(pid $before)") "$program" healthcheck >/dev/null 2>&1 || continue; say upgraded "$version serves, with PID $before as before"; return ;;
+    esac
+  done
+  say upgrade "the daemon does not answer as $version after 30 s; it tells why: journalctl -u kubeproxy" >&2
+  exit 1
 }
 
 uninstall_all() {
@@ -84,10 +139,13 @@ uninstall_all() {
     "$lib/bin/kubeproxy" cleanup
   fi
   rm -rf "$destdir$lib"
-  rm -f "$destdir$prefix/bin/kubeproxy" "$destdir$prefix/bin/kube-proxy" "$destdir$units/kubeproxy.service" \
-    "$destdir$units/kubeproxy-controllers.service" \
+  unlink_ours "$destdir$prefix/bin/kubeproxy"
+  unlink_ours "$destdir$prefix/bin/kube-proxy"
+  rm -f "$destdir$units/kubeproxy.service" "$destdir$units/kubeproxy-controllers.service" \
     "$destdir/usr/lib/sysusers.d/kubeproxy.conf" "$destdir/usr/lib/tmpfiles.d/kubeproxy.conf" \
     "$destdir$prefix/share/man/man8/kubeproxy.8"
+  local shell file
+  while read -r shell file; do rm -f "$file"; done < <(completions)
   if alive; then
     systemctl daemon-reload
   fi
@@ -96,6 +154,7 @@ uninstall_all() {
 
 case ${1:-} in
   install) install_all ;;
+  upgrade) upgrade_all ;;
   uninstall) uninstall_all ;;
-  *) echo "usage: $0 install|uninstall" >&2; exit 64 ;;
+  *) echo "usage: $0 install|upgrade|uninstall" >&2; exit 64 ;;
 esac
