@@ -50,6 +50,18 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The process keeps more capabilities than it needs.",
         "A seccomp or security module forbids it; allow `capset` and `prctl`.",
     ),
+    "ends of connections were lost": (
+        "More connections of the kernel path ended at once than the kernel keeps for the access log.",
+        "[Access log](data-paths.md#access-log): no access log, or fewer connections.",
+    ),
+    "kernel path's connections not logged": (
+        "The kernel refuses to report ends of connections; the access log has none of the kernel path.",
+        "CAP_NET_ADMIN, and the module nf_conntrack_netlink.",
+    ),
+    "kernel path's flows not counted": (
+        "Connection tracking could not be read; open connections and bytes of the kernel path are old.",
+        "CAP_NET_ADMIN, and the module nf_conntrack_netlink.",
+    ),
     "cannot fetch ended connections": (
         "A worker does not answer, so the access log has its connections later.",
         "[KubeproxyWorkerLag](operations.md#kubeproxyworkerlag)",
@@ -83,8 +95,8 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "`reason`; then `kubeproxy cleanup` of the old adapter's rules by hand.",
     ),
     "cannot start": (
-        "Start failed for a reason outside of the configuration: the kernel, a port.",
-        "Repair what `reason` names.",
+        "Start failed: the kernel, a port, a file that is missing, or a running instance that serves more.",
+        "Repair what `reason` names; for a running instance see [upgrade.md](upgrade.md#a-second-instance).",
     ),
     "cannot write the access log": (
         "The file of the access log; `lines_lost` were not written.",
@@ -122,6 +134,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Token, certificate or exec plugin failed; the old credentials are used.",
         "Repair what `error` names.",
     ),
+    "connections not counted": (
+        "The kernel does not list its flows, so drain reports keep the last number of open connections.",
+        "The reason has the kernel's error; rollouts go on at their time-outs.",
+    ),
     "data plane degraded": (
         "A worker dies again and again, or does not answer.",
         "[KubeproxyDataPlaneDegraded](operations.md#kubeproxydataplanedegraded)",
@@ -129,6 +145,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "data plane metrics missing": (
         "Workers did not answer a scrape in time.",
         "[KubeproxyWorkerLag](operations.md#kubeproxyworkerlag)",
+    ),
+    "drain report not written, retrying": (
+        "The API server did not take this node's drain report; rollouts wait for it until their time-outs.",
+        "RBAC: `deploy/components/drain-reports/role.yaml`; or the API server is away.",
     ),
     "earlier instances have ended": (
         "Predecessor and orphaned workers ended before all sources were complete.",
@@ -145,6 +165,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "informer handler failed": (
         "A fault of a controller's handler; a traceback follows. Other handlers got the change.",
         "Report it with the traceback.",
+    ),
+    "kernel path not possible": (
+        "`kubeproxy.dataPath` asks for the kernel path, and the packet filter refuses its rules; `reason` says why.",
+        "Take `--netfilter nftables` and an nft that [data-paths.md](data-paths.md) names; or `--data-path userspace`.",
     ),
     "leadership lost": (
         "The controller manager could not renew its Lease in time, and stops its controllers.",
@@ -304,9 +328,38 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A new instance claimed that its rules are in force; the kernel shows otherwise.",
         "[A refused takeover](operations.md#a-refused-takeover)",
     ),
+    "TLS files cannot be used": (
+        "The certificate, key or client CA of the controller manager's secure port was replaced by something that "
+        "cannot be read; new connections get the earlier one.",
+        "Correct the files that `error` names; they are read again within ten seconds.",
+    ),
     "transaction refused, reading the kernel's rules": (
         "nft refused a change; the table is read and the change repeated.",
         "Nothing, unless it repeats.",
+    ),
+    "failed connections are not rescued": (
+        "The kernel does not take the rescue rules; clients of the kernel path meet dead endpoints as with kube-proxy.",
+        "`reason` has the kernel's answer; `kubeproxy.dataPath: userspace` or `auto` hides dead endpoints.",
+    ),
+    "kernel path not counted": (
+        "nft could not read the counters of connections on the kernel path; status and metrics show the last ones.",
+        "`reason` has nft's answer.",
+    ),
+    "rescue process has ended": (
+        "The process that sends first packets again ended; `reason` has its signal or exit status.",
+        "Nothing, unless it repeats: meanwhile clients of the kernel path meet dead endpoints as with kube-proxy.",
+    ),
+    "rescue process unconfined": (
+        "The kernel does not filter the system calls of the rescue process; it has no privileges all the same.",
+        "A kernel with CONFIG_SECCOMP_FILTER.",
+    ),
+    "cannot renew rescue rules": (
+        "The kernel does not take the element that keeps the rescue rules working; they are inert until it does.",
+        "Look whether another program removes our table.",
+    ),
+    "cannot free failed flows": (
+        "Unanswered flows to a failed endpoint could not be deleted; clients repeat their SYN after a second.",
+        "The module nf_conntrack_netlink, and CAP_NET_ADMIN.",
     ),
     "update failed, retrying": (
         "`part` (data plane, netfilter, conntrack) refuses changes; `reason` is the kernel's or the worker's.",

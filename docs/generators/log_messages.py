@@ -72,7 +72,7 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 @cache
 def messages() -> tuple[Message, ...]:
-    """All log calls whose text stands in the source."""
+    """All log calls with a constant text."""
     found = (
         Message(it.level, text, it.fields, file, it.line)
         for file, tree in sources()
@@ -83,7 +83,7 @@ def messages() -> tuple[Message, ...]:
 
 
 def computed() -> list[str]:
-    """File and line of each log call whose text does not stand in the source."""
+    """File and line of each log call without a constant text."""
     return [f"{file}:{it.line}" for file, tree in sources() for it in log_calls(tree) if not it.texts]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from copy import copy
+from inspect import cleandoc
 from typing import Final
 
 import click
@@ -103,7 +104,7 @@ Proxies for manifests from URLs.
 .TP
 .B KUBECONFIG
 The kubeconfigs of
-.BR "kubeproxy create" ,
+.BR "kubeproxy create" " and " "kubeproxy rolling\-update" ,
 separated by colons; else
 .IR ~/.kube/config .
 .TP
@@ -132,7 +133,7 @@ Failed; one line on standard error says why. For
 and
 .BR "kubeproxy healthcheck" ,
 also: the daemon is not healthy, or cannot be reached; for
-.BR "kubeproxy create" ,
+.BR "kubeproxy create" " and " "kubeproxy rolling\-update" ,
 as for
 .BR kubectl ,
 every error, that of the command line among them.
@@ -158,6 +159,9 @@ Find ejected endpoints, and the endpoint for the next client:
 .TP
 Create what is in a directory, whatever of it is there already:
 .B kubeproxy create \-f manifests/ \-R \-\-sort \-\-skip\-existing
+.TP
+Replace a ReplicationController's pods by others with a new image, at most two more at a time:
+.B kubeproxy rolling\-update web \-\-image=web:2 \-\-max\-surge=2
 .SH SEE ALSO
 .BR nft (8),
 .BR iptables (8),
@@ -210,7 +214,7 @@ def _synopsis(command: click.Command) -> Iterator[str]:
 def _command(command: click.Command) -> Iterator[str]:
     yield ".TP"
     yield f".B {command.name}"
-    for place, paragraph in enumerate((command.help or "").split("\n\n")):
+    for place, paragraph in enumerate(cleandoc(command.help or "").split("\n\n")):
         if place:
             yield ".IP"
         if paragraph.startswith("\b\n"):

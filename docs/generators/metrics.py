@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,20 +19,34 @@ from kubeproxy.observability.metrics.slis import PROXY
 from kubeproxy.observability.metrics.traffic import SERIES, Traffic
 from kubeproxy.observability.protocols import Picture
 from tests.observability.conftest import WEB_IPV4, Listening, Manifests, State, Watch, worker_status
+from tests.observability.status.observation import flows_state, rescue_state
 
 HEAD = """\
 # Metrics
 
 The metrics at `/metrics` on the metrics port (127.0.0.1:10249). Metrics of kube-proxy keep their names, types, labels
-and buckets, so that its dashboards and alerts work unchanged; the others are our own.
+and buckets, so that the panels of its dashboards work, those of `go_*` and another job's name aside; the others are our
+own.
 
 - **Services.** Labels are `namespace`, `service` and `port` (the port's name), never an address. The two families and
   all scopes of a service port are one sum. A Service without clients on this node has only
   `kubeproxy_connections_accepted_total`; the others start with its first client, and those of UDP, of session affinity
   and of ejected endpoints with their first value that is not 0. A sum never falls while its service port exists, even
   when frontends and processes come and go.
+- **The kernel path** ([data-paths.md](data-paths.md#what-is-counted)). Its new connections count in
+  `kubeproxy_kernel_connections_total`, and not in `kubeproxy_connections_accepted_total`. They are read at a scrape,
+  from counters of the kernel's maps. A packet that the rescue sends again counts again. Its open connections and bytes
+  are `kubeproxy_kernel_connections_open` and `kubeproxy_kernel_bytes_total`, read at a scrape from connection tracking;
+  the bytes are those of whole packets, and exist with `net.netfilter.nf_conntrack_acct=1`. These series start with
+  their first value that is not 0. Not counted there: dial times, and failed connections by Service.
 - **Processes.** `process_*` is the control process; the workers are `kubeproxy_worker_*`, by number. A replacement
   inherits the number of the worker that died.
+- **One name against the conventions:** `kubeproxy_sync_proxy_rules_no_local_endpoints_total` is a gauge, as in
+  kube-proxy; `promtool check metrics` reports it, and nothing else.
+- **Endpoints** have no metrics of their own failures: an address in a label would make a new series for each pod.
+  `kubeproxy status SERVICE` and `/statusz` have them.
+- **The job** is `kubeproxy`, and kube-proxy's dashboards and alerts ask for `job="kube-proxy"`:
+  [migration.md](migration.md#on-a-cluster) says what to do with KubeProxyDown of kube-prometheus-stack.
 - **Missing:** `go_*` (there is no Go); `kubernetes_build_info` (dashboards take it for a release of Kubernetes);
   kube-proxy's counts of iptables rules (a Service costs map elements, not rules) and of packets counted by nfacct.
 - **Answers** are compressed if the scraper accepts it. With 10,000 services in two families (20,000 frontends) the text
@@ -58,7 +72,9 @@ GROUPS = (
     ),
     ("Packet filter and connection tracking", ("netfilter", "conntrack")),
     ("Where Services come from", ("source", "watch", "manifests", "services", "frontends")),
-    ("This process", ("build", "loop", "events", "access", "http", "process_")),
+    ("The kernel path", ("data_path", "rescue", "kernel_")),
+    ("Rollouts", ("drain",)),
+    ("This process", ("build", "config", "loop", "events", "access", "http", "process_")),
 )
 """Titles, and prefixes of the names below them, after ``kubeproxy_``; the first matching group counts."""
 
@@ -81,13 +97,31 @@ class Events:
     dropped = 1
 
 
+class Drain:
+    """Endpoints that drain."""
+
+    draining = (Address("10.0.0.1"),)
+    open: Mapping[Address, int] = {Address("10.0.0.1"): 1}
+
+
 def scrape() -> bytes:
     """A scrape with every metric."""
     metrics, requests = Metrics(families=Family), Requests(host="10.96.0.1:443")
     requests.answered("GET", 200, 0.1)
     state = State(frontends=[Listening(40001)], sources={"kubernetes": True})
     watches = [Watch(failures={"expired": 1})]
-    metrics.state.read(Picture(state, watches=watches, manifests=Manifests(), requests=requests, events=Events()))
+    metrics.state.read(
+        Picture(
+            state,
+            watches=watches,
+            manifests=Manifests(),
+            requests=requests,
+            events=Events(),
+            drain=Drain(),
+            rescue=rescue_state(),
+            kernel_flows=flows_state(),
+        )
+    )
     metrics.workers.see([worker_status(0, pid=os.getppid())])
     metrics.synced(0.1, full=True, adapter="nftables")
     metrics.apply_failed("nftables")
