@@ -7,8 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from hypothesis import settings
 
 from tests.support.lab.host import can_make_hosts
+
+settings.register_profile("kubeproxy", deadline=None)  # a loaded machine is slow, and is no counterexample
+settings.load_profile("kubeproxy")
 
 
 @pytest.fixture

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from kubeproxy.config import flags
 from kubeproxy.config.diff import compare
 from kubeproxy.config.dump import dump, go_data
 from kubeproxy.config.load import load
+from kubeproxy.daemon.kernel_flows import as_ended
 from kubeproxy.daemon.takeover import protocol
 from kubeproxy.dataplane.workers import orphan, takeover_messages
 from kubeproxy.dataplane.workers import protocol as channel
@@ -41,16 +43,34 @@ from kubeproxy.kubernetes.resources.discovery import Catalog
 from kubeproxy.kubernetes.resources.errors import ObjectError
 from kubeproxy.kubernetes.resources.mapper import Index
 from kubeproxy.kubernetes.resources.position import line_of
-from kubeproxy.kubernetes.resources.selector import parse_selector
+from kubeproxy.kubernetes.resources.selector_syntax import parse_selector
 from kubeproxy.kubernetes.resources.stream import Document, Splitter
 from kubeproxy.kubernetes.resources.validation import validate
-from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
+from kubeproxy.model import (
+    EndpointSlice,
+    Family,
+    FrontendName,
+    Node,
+    Service,
+    ServiceName,
+    ServicePortName,
+    SliceName,
+)
 from kubeproxy.model.errors import ConfigError
-from kubeproxy.netfilter.conntrack import messages
+from kubeproxy.netfilter.conntrack import flow_records, messages
+from kubeproxy.netfilter.conntrack.flow_owners import FlowOwners
+from kubeproxy.netfilter.conntrack.flow_totals import FlowTotals
 from kubeproxy.netfilter.netlink.messages import parse
+from kubeproxy.netfilter.nftables import listing as nftables_listing
 from kubeproxy.netfilter.nftables import table as nftables_table
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.observability.http.access import OPEN_PAGES, Access, host_name
+from kubeproxy.observability.logs import access_log
+from kubeproxy.rescue import nflog
+from kubeproxy.rescue import protocol as rescue_protocol
+from kubeproxy.rescue.packets import Refusal, Refused, Syn, again
+from kubeproxy.rescue.packets import parse as parse_packet
+from kubeproxy.rescue.resends import Resends
 from kubeproxy.sources.kubernetes.resources import Endpoints, OwnNode, Services, Slices
 from kubeproxy.sources.manifests.documents import Namespaces, read
 from kubeproxy.sources.manifests.inventory import Inventory
@@ -315,8 +335,54 @@ def fed(decoder: channel.Decoder[Any], data: bytes) -> Iterator[tuple[Any, int]]
         yield from decoder.frames(taken)
 
 
+def packet_log(data: bytes) -> None:
+    """The kernel's packet log, with packets of any host: SYNs that can be sent again, failures, or nothing.
+    The same bytes as a single packet; and as a message between the control process and the rescue process."""
+    resends = Resends()
+    logged = list(nflog.packets(data))
+    assert nflog.may_report(data) or not any(each.reported for each in logged)
+    assert list(nflog.copies(data)) == [each.packet for each in logged if not each.reported]
+    resends.copied(data, nflog.count(data), 0.0)
+    for number, packet in enumerate([data, *(each.packet for each in logged)]):
+        found, now = parse_packet(packet), float(number)
+        if isinstance(found, Syn):
+            resent = again(found)
+            assert resent is None or parse_packet(resent) == found._replace(packet=resent)
+            resends.refused(Refusal(found.service, found.client, found.last), now)
+            resends.refused_client(Refused(found.client, found.service, found.last), now)
+        elif isinstance(found, Refusal):
+            resends.refused(found, now)
+        elif isinstance(found, Refused):
+            resends.refused_client(found, now)
+        elif found is not None:
+            resends.unreachable(found, now)
+            assert found.payload is None or found.payload in packet
+        for sent in resends.due(now + 1):
+            assert isinstance(parse_packet(sent.data), Syn)
+    for decode_message in (rescue_protocol.decode_report, rescue_protocol.decode_order):
+        with contextlib.suppress(rescue_protocol.GarbledError):
+            decode_message(data)
+
+
 def conntrack(data: bytes) -> None:
-    """Output of ctnetlink: flows with valid addresses and ports, each of which a request can delete."""
+    """Output of ctnetlink: flows with valid addresses and ports, each of which a request can delete. The same as a dump
+    for counting, and as events of ends: each record can be counted, attributed and logged."""
+    flow_records.end_of_dump(data)
+    owners, totals = FlowOwners(lambda destination, own: None, frozenset), FlowTotals()
+    owners.use(RuleSet())
+    name = FrontendName(ServicePortName("", "", ""), Family.IPV4)
+    for kind in (flow_records.NEW, flow_records.DELETE):
+        found = list(flow_records.records(data, kind))
+        assert found == list(flow_records.records(data, kind)), "another result by a layout that is known"
+        totals.begin()
+        for record in found:
+            assert owners.of(record) is None
+            totals.seen(name, record)
+            totals.ended(name, record)
+            line = as_ended(record, name, {}, now=1.0)
+            assert line.duration_s is None or line.duration_s >= 0
+            access_log.text_line(replace(line, began=0.0, duration_s=None))
+        totals.finish()
     for message in parse(data):
         assert isinstance(message.error, int)
         flow = messages.parse_flow(message)
@@ -336,7 +402,7 @@ def canonical_or_mapped(address: str) -> None:
 def nft(data: bytes) -> None:
     """Output of `nft -j`: `msgspec.MsgspecError`, or a table from which there is a way to any other."""
     try:
-        table = nftables_table.parse(data)
+        table = nftables_listing.parse(data)
     except msgspec.MsgspecError:
         return
     nftables_table.difference(table, RuleSet())
@@ -474,6 +540,7 @@ TARGETS: Final[Mapping[str, Target]] = {
         command_line,
         worker,
         conntrack,
+        packet_log,
         nft,
         host,
         talk,

@@ -39,18 +39,18 @@ async def test_a_refused_thread_has_done_no_work(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_slow_thread_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "BEGIN_S", 0.05)
-    let_go = threading.Event()
-    threading.Timer(0.2, let_go.set).start()
-    assert await in_thread(lambda: let_go.wait(10))
+    release = threading.Event()
+    threading.Timer(0.2, release.set).start()
+    assert await in_thread(lambda: release.wait(10))
 
 
 async def test_an_error_after_cancellation_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    begun, let_go, over = threading.Event(), threading.Event(), asyncio.Event()
+    begun, release, over = threading.Event(), threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def fail() -> None:
         begun.set()
-        let_go.wait(30)
+        release.wait(30)
         loop.call_soon_threadsafe(loop.call_soon, over.set)  # behind what is settled
         raise ZeroDivisionError
 
@@ -60,7 +60,7 @@ async def test_an_error_after_cancellation_is_not_logged(caplog: pytest.LogCaptu
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    let_go.set()
+    release.set()
     async with asyncio.timeout(30):
         await over.wait()
     await asyncio.sleep(0.01)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Usage: bash tests/tools/kubernetes.sh DIRECTORY
 #
-# Puts etcd, kube-apiserver and kube-controller-manager (1.20.2) into DIRECTORY, for the tests that want a real control
-# plane (tests/system/e2e/test_real_server.py). They are built from the source package of Debian 12, with its Go. Nothing is
+# Puts etcd, kube-apiserver, kube-controller-manager and kube-proxy (1.20.2) into DIRECTORY, for the tests that want a real
+# control plane (tests/system/e2e/test_real_server.py), and for the comparisons with kube-proxy. They are built from the source package of Debian 12, with its Go. Nothing is
 # installed: packages are unpacked below DIRECTORY/work, which may be removed afterwards (2.5 GB). Takes two minutes
 # of four cores; needs apt, dpkg-dev and debian-archive-keyring.
 set -euo pipefail
@@ -53,7 +53,7 @@ described() {
   --output-package k8s.io/kubernetes/pkg/generated/openapi --output-file-base zz_generated.openapi \
   --go-header-file hack/boilerplate/boilerplate.generatego.txt --report-filename /dev/null
 
-for program in kube-apiserver kube-controller-manager; do
+for program in kube-apiserver kube-controller-manager kube-proxy; do
   go build -o "$directory/$program" -ldflags '-s -w' "k8s.io/kubernetes/cmd/$program"
 done
 cp "$work/root/usr/bin/etcd" "$directory/"

@@ -1,4 +1,4 @@
-"""A table of flows in memory, for tests of those who reconcile one."""
+"""A table of flows in memory, for tests of what reconciles one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kubeproxy.netfilter.ruleset import RuleSet
 
 
 class FakeConntrack:
-    """Holds the flows it is given, deletes what is stale, and fails when told to."""
+    """Holds the flows it is given, deletes what is stale, and fails on demand."""
 
     def __init__(self, *, local: frozenset[Address] = frozenset()) -> None:
         self.local = local

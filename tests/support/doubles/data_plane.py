@@ -6,10 +6,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from kubeproxy.dataplane.interface import PREVIEWS_MAX, BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
-from kubeproxy.dataplane.messages import Listen, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.messages import (
+    Listen,
+    MarkEndpoint,
+    Message,
+    RestoreBindings,
+    Retire,
+    SetEndpoints,
+    Tune,
+)
 from kubeproxy.model import NODE_PORTS, Address, Family, FrontendName, family_of
 from kubeproxy.model import Protocol as Transport
 from kubeproxy.model.errors import KernelError
@@ -28,6 +36,8 @@ class FakeDataPlane:
         """Frontends for which every message fails with this text."""
         self.broken: str | None = None
         """The error text of the next `send`. It fails once with this text and takes no message."""
+        self.open_counts: dict[Address, int] = {}
+        """Open connections by endpoint address."""
         self.closed = False
         self._holders: dict[tuple[Transport, int], FrontendName] = {}
         """The frontend that listened last at each port."""
@@ -51,7 +61,7 @@ class FakeDataPlane:
         await asyncio.sleep(0)
         return failures
 
-    def _fault(self, message: Listen | SetEndpoints | Retire | RestoreBindings) -> str | None:
+    def _fault(self, message: Listen | SetEndpoints | MarkEndpoint | Retire | RestoreBindings) -> str | None:
         if message.frontend in self.refuse:
             return self.refuse[message.frontend]
         listening = self.listening.get(message.frontend)
@@ -66,7 +76,7 @@ class FakeDataPlane:
                 return f"{message.protocol} port {message.port} is in use by {other.frontend}"
         return None
 
-    def _take(self, message: Listen | SetEndpoints | Retire | RestoreBindings) -> None:
+    def _take(self, message: Listen | SetEndpoints | MarkEndpoint | Retire | RestoreBindings) -> None:
         if isinstance(message, Listen):
             self.listening[message.frontend] = message
             self._holders[message.protocol, message.port] = message.frontend
@@ -88,10 +98,14 @@ class FakeDataPlane:
         """Empty: no endpoint was dialed."""
         return {}
 
+    async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
+        """The set counts."""
+        return {address: self.open_counts[address] for address in addresses if self.open_counts.get(address)}
+
     async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
         """The endpoints in the order of the last message; no client is bound."""
-        told = self.endpoints.get(frontend)
-        return () if told is None else (BalancePreview(0, told.endpoints[:PREVIEWS_MAX]),)
+        message = self.endpoints.get(frontend)
+        return () if message is None else (BalancePreview(0, message.endpoints[:PREVIEWS_MAX]),)
 
     async def bindings(self) -> Sequence[RestoreBindings]:
         """Empty: there was never a client."""

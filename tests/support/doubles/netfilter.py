@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from kubeproxy.model import Address, Destination
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.packet_trace import Fate, Trace, trace
-from kubeproxy.netfilter.ruleset import Reach, RuleSet
+from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 
 class FakeNetfilter:
@@ -29,8 +30,14 @@ class FakeNetfilter:
         """The result of `why_not_transparent`."""
         self.not_guarding_sockets: str | None = None
         """The result of `why_not_guarding_sockets`."""
+        self.not_spreading: str | None = None
+        """The result of `why_not_spreading`."""
+        self.not_rescuing: str | None = None
+        """The result of `why_not_rescuing`."""
+        self.rebalanced = 0
+        """Successful calls of `rebalance`."""
         self.paused: frozenset[Destination] = frozenset()
-        """The destinations whose clients wait."""
+        """The destinations with waiting clients."""
         self._on_foreign_change: Callable[[], None] = lambda: None
         self.closed = False
 
@@ -63,12 +70,30 @@ class FakeNetfilter:
         """See `Netfilter.apply`."""
         self._maybe_fail()
         have = self.kernel if verify or self.believed is None else self.believed
-        self.believed = wanted
+        self.believed = wanted = _copy(wanted)
         if have == wanted and not self.paused:
             return False
         self.kernel, self.paused = wanted, frozenset()
         self.history.append(wanted)
         return True
+
+    async def rebalance(self, change: Rebalance) -> bool:
+        """See `Netfilter.rebalance`."""
+        self._maybe_fail()
+        if self.believed is None or self.kernel != self.believed:
+            return False
+        self.kernel = self.believed = _copy(self.kernel)
+        self.kernel.rebalance(change)
+        self.rebalanced += 1
+        return True
+
+    async def why_not_spreading(self) -> str | None:
+        """See `Netfilter.why_not_spreading`."""
+        return self.not_spreading
+
+    async def why_not_rescuing(self) -> str | None:
+        """See `Netfilter.why_not_rescuing`."""
+        return self.not_rescuing
 
     async def why_not_transparent(self) -> str | None:
         """See `Netfilter.why_not_transparent`."""
@@ -111,3 +136,10 @@ class FakeNetfilter:
     def _maybe_fail(self) -> None:
         if self.failures:
             raise KernelError(self.failures.pop(0))
+
+
+def _copy(rules: RuleSet) -> RuleSet:
+    """Rules that stay as they are when the caller rebalances its own."""
+    return replace(
+        rules, spreads=dict(rules.spreads), own_spreads=dict(rules.own_spreads), hairpins=set(rules.hairpins)
+    )

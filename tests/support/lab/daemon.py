@@ -110,9 +110,9 @@ class Daemon:
         self.process.send_signal(signal.SIGTERM)
         return self.wait(within_s)
 
-    def cleanup(self) -> subprocess.CompletedProcess[str]:
-        """`kubeproxy cleanup` on the same host."""
-        return self.host.run([KUBEPROXY, "cleanup"], env=environment(self._directory))
+    def cleanup(self, *, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """`kubeproxy cleanup` on the same host. With `check`, a refusal is an AssertionError."""
+        return self.host.run([KUBEPROXY, "cleanup"], env=environment(self._directory), check=check)
 
     def close(self) -> None:
         """Kill the daemon and the workers that have outlived it; remove its log."""

@@ -47,7 +47,7 @@ def ask(network: Network, address: str) -> None:
 
 @contextmanager
 def open_shop(directory: Path, *, services: int = 24) -> Iterator[Shop]:
-    """Open it; shop/web has met its ill endpoint."""
+    """Open it; shop/web has met its refusing endpoint."""
     with ExitStack() as stack:
         network = stack.enter_context(make_network(pods=3))
         for pod in (0, 1):

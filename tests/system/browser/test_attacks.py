@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 EVIL = "evil.example"
-"""A website whose name resolves to the loopback address when its page asks again: what DNS rebinding amounts to."""
+"""A website: its name resolves to the loopback address when its page asks again (DNS rebinding)."""
 ELSEWHERE = ("127.0.0.1", 8088)
 """Where a website of another origin is served."""
 STATUS = f"http://{METRICS[0]}:{METRICS[1]}/statusz"

@@ -53,8 +53,8 @@ def test_the_page_shows_the_ejected_endpoint_first(shop: Shop, browser: Chromium
     assert browser.evaluate(NAMES)[:2] == ["shop/web", "billing/reports"]
     assert browser.evaluate("document.getElementById('health').textContent") == "healthy"
     assert "refuses" in browser.evaluate(web(browser, "row.querySelector('.note').textContent"))
-    told = browser.evaluate(web(browser, "row.querySelector('.dots').getAttribute('aria-label')"))
-    assert re.search("1 (ejected|probing)", told), told
+    label = browser.evaluate(web(browser, "row.querySelector('.dots').getAttribute('aria-label')"))
+    assert re.search("1 (ejected|probing)", label), label
     assert browser.evaluate(web(browser, "row.querySelector('.details').hidden")) is True
     browser.evaluate(web(browser, "row.querySelector('button').click()"))
     details = browser.evaluate(web(browser, "row.querySelector('.details').innerText"))
@@ -126,8 +126,8 @@ CONTRAST = """
   };
   const poor = [];
   for (const element of document.querySelectorAll('body *')) {
-    const told = [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
-    if (!told || !element.checkVisibility() || element.disabled) continue;
+    const text = [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
+    if (!text || !element.checkVisibility() || element.disabled) continue;
     const [light, dark] = [luminance(getComputedStyle(element).color), luminance(ground(element))]
       .sort((a, b) => b - a);
     const ratio = (light + 0.05) / (dark + 0.05);

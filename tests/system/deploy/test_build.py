@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -50,6 +51,26 @@ def test_the_base_of_the_image_is_a_digest() -> None:
     assert re.fullmatch(r"docker\.io/library/debian:[\w.-]+-slim@sha256:[0-9a-f]{64}", base)
     stages = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert stages == ["${BASE}", "${BASE}"], "nothing else comes from a registry"
+
+
+def test_the_context_of_a_build_has_all_that_the_image_copies() -> None:
+    copied = re.findall(r"^COPY (?!--)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {source for line in copied for source in line.split()} == kept
+
+
+def test_an_image_without_a_registry_is_not_pushed() -> None:
+    """The build would take minutes before the push fails."""
+    done = subprocess.run(
+        ["bash", str(DEPLOY / "build-image.sh")],
+        env={**os.environ, "PUSH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 64
+    assert "names no registry; for example TAG=registry.example.com/kubeproxy" in done.stderr
 
 
 def test_debootstrap_demands_signatures() -> None:

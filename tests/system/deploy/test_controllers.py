@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 
 from kubeproxy.cli.controller_manager import controller_manager
+from kubeproxy.kubernetes.delegated_access import DelegatedAccess
+from kubeproxy.workloads.drain_plan import OPT_IN
+from tests.kubernetes.test_delegated_access import Reviewer
 from tests.system.deploy.manifests import DEPLOY, ROOT, read
 from tests.system.deploy.schema import faults
 from tests.workloads.cluster import Cluster, pod_template
+from tests.workloads.proxies import Proxies, expose
 from tests.workloads.test_manager import Manager, _virtual_clocks
 from tests.workloads.virtual_time import run
 
@@ -71,8 +75,13 @@ def test_the_rights_are_those_that_are_used() -> None:
             name = replica_set["metadata"]["name"]
             cluster.api.patch("replicasets", "default", name, {"metadata": {"ownerReferences": None}})
         await asyncio.sleep(20)
+        expose(cluster.api)
+        proxies = Proxies(cluster.api, 1)
+        cluster.api.patch("deployments", "default", "web", {"metadata": {"annotations": {OPT_IN: "true"}}})
+        await asyncio.sleep(5)
         cluster.set_image("web:2")
         await cluster.complete()
+        proxies.close()
         cluster.api.patch(
             "deployments", "default", "web", {"metadata": {"annotations": {"deprecated.deployment.rollback.to": "9"}}}
         )
@@ -86,10 +95,17 @@ def test_the_rights_are_those_that_are_used() -> None:
         await it.end()
         return set(cluster.api.requests)
 
-    used = run(scenario())
+    used = run(scenario()) | _used_by_the_secure_port()
     granted = {right for right in _granted() if not right.startswith("update ")}
     assert used <= granted, used - granted
     assert granted <= used, granted - used
+
+
+def _used_by_the_secure_port() -> set[str]:
+    server = Reviewer()
+    access = DelegatedAccess(server)
+    asyncio.run(access.demand("/metrics", "GET", authorization="Bearer good", certificate=None))
+    return {f"create {path.rpartition('/')[2]}" for path in server.paths}
 
 
 def test_the_command_line_is_understood() -> None:
@@ -98,7 +114,11 @@ def test_the_command_line_is_understood() -> None:
     assert command == "controller-manager"
     given = controller_manager.make_context(command, args).params
     (port,) = container["ports"]
-    assert given["port"] == port["containerPort"]
+    assert given["secure_port"] == port["containerPort"]
+    assert given["address"] == "127.0.0.1"
+    for probe in (container["livenessProbe"]["httpGet"], container["readinessProbe"]["httpGet"]):
+        assert (probe["scheme"], probe["port"]) == ("HTTPS", port["name"])
+        assert probe["path"] in given["authorization_always_allow_paths"].split(",")
     role = read(HERE / "role.yaml")
     assert given["leader_elect_resource_name"] in role["rules"][1]["resourceNames"]
 

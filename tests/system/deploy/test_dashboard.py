@@ -21,6 +21,7 @@ ROWS = [
     "Traffic",
     "Failures",
     "Endpoints aside",
+    "Kernel path",
     "Descriptors, lag, workers",
     "UDP",
     "API watch",
@@ -41,7 +42,7 @@ def metrics(expr: str) -> set[str]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Every expression, with who asks."""
+    """Every expression, with its panel or alert."""
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", []):
             yield panel["title"], target["expr"]
@@ -49,13 +50,13 @@ def queries() -> Iterator[tuple[str, str]]:
         yield name, rule["expr"]
 
 
-@pytest.mark.parametrize(("who", "expr"), list(queries()))
-def test_what_is_asked_for_exists(who: str, expr: str) -> None:
+@pytest.mark.parametrize(("place", "expr"), list(queries()))
+def test_what_is_asked_for_exists(place: str, expr: str) -> None:
     asked = metrics(expr)
     assert asked
     for name in asked - OF_PROMETHEUS:
         # Quoted whole, as the code names it; counters may leave their suffix to the library.
-        assert re.search(rf'"{name}"', known()), f"{who}: there is no metric {name}"
+        assert re.search(rf'"{name}"', known()), f"{place}: there is no metric {name}"
 
 
 def panels(kind: str = "") -> list[dict[str, Any]]:

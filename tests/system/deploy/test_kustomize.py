@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 from functools import cache
@@ -18,9 +19,11 @@ from kubeproxy.cli import main
 from kubeproxy.config.diff import compare
 from kubeproxy.config.load import load
 from kubeproxy.config.schema import Configuration
+from kubeproxy.config.validate import require_source
 from kubeproxy.daemon.event_reporter import Reason
 from kubeproxy.kubernetes.events.recorder import EventRecorder
 from kubeproxy.model import Node
+from kubeproxy.model.errors import ConfigError
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from tests.kubernetes.harness import QUICK, Remembering, connected, until
 from tests.support.apiserver import ApiServer, Cluster
@@ -33,6 +36,8 @@ MODELS = {
     "ServiceAccount": "V1ServiceAccount",
     "ClusterRole": "V1ClusterRole",
     "ClusterRoleBinding": "V1ClusterRoleBinding",
+    "Role": "V1Role",
+    "RoleBinding": "V1RoleBinding",
     "ConfigMap": "V1ConfigMap",
     "DaemonSet": "V1DaemonSet",
 }
@@ -52,6 +57,7 @@ KUSTOMIZATION_FIELDS = {
         "patches",
         "images",
         "configMapGenerator",
+        "replacements",
     ),
 }
 
@@ -103,7 +109,7 @@ def test_kubernetes_knows_every_field(path: Path) -> None:
     found = read(path)
     seen = list(faults(found, MODELS[found["kind"]]))
     if "components" in path.parts:  # a patch need not be whole
-        seen = [fault for fault in seen if "must not be `None`" not in fault]
+        seen = [fault for fault in seen if "must not be `None`" not in fault and "is wanted, not None" not in fault]
     assert seen == []
 
 
@@ -134,7 +140,7 @@ def test_the_configuration_is_valid(path: Path) -> None:
     [
         (COMPONENTS / "dual-stack/config.yaml", {"healthzBindAddress", "clusterCIDR"}),
         (MONITORING / "config.yaml", {"metricsBindAddress"}),
-        (DEPLOY / "example/config.yaml", {"healthzBindAddress", "clusterCIDR", "metricsBindAddress"}),
+        (DEPLOY / "example/config.yaml", set()),
     ],
     ids=lambda it: name_of(it) if isinstance(it, Path) else "",
 )
@@ -147,10 +153,47 @@ def test_a_component_changes_what_it_is_for(path: Path, fields: set[str]) -> Non
 # What comes out
 
 
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the example with every component, as its comments say."""
+    deploy = tmp_path_factory.mktemp("complete") / "deploy"
+    shutil.copytree(DEPLOY, deploy)
+    example = deploy / "example"
+    kustomization = example / "kustomization.yaml"
+    kustomization.write_text(re.sub(r"^#(components:|  - )", r"\1", kustomization.read_text(), flags=re.M))
+    offered = {f"../components/{it.name}" for it in COMPONENTS.iterdir()} - {"../components/api-server"}
+    assert {*read(kustomization)["components"]} == {*offered, "../monitoring"}
+    config = example / "config.yaml"
+    config.write_text(config.read_text().replace("0.0.0.0:10256", '"[::]:10256"').replace("127.0.0.1", "0.0.0.0"))
+    return example
+
+
 @kubectl
-@pytest.mark.parametrize("directory", [BASE, DEPLOY / "example"], ids=name_of)
-def test_what_is_built_is_whole(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    objects = built(directory)
+def test_the_example_applies_to_a_plain_cluster() -> None:
+    """It is the base with the API server's address: no component that needs something of the cluster."""
+    base, example = built(BASE), built(DEPLOY / "example")
+    assert example.keys() == base.keys(), "the ConfigMap's name has a hash of the same contents"
+    environment = {it["name"]: it.get("value") for it in container(example).pop("env")}
+    assert environment["KUBERNETES_SERVICE_HOST"] == "control-plane.example.com"
+    del container(base)["env"]
+    assert container(example).pop("image").startswith("registry.example.com/")
+    del container(base)["image"]
+    assert example == base
+
+
+def test_the_placeholder_of_the_api_server_is_refused() -> None:
+    """By the configuration's own words, before the client asks a resolver for it."""
+    configuration = load({"config": [str(DEPLOY / "example/config.yaml")]}).configuration
+    address = read(DEPLOY / "example/api-server.yaml")["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"]
+    with pytest.raises(ConfigError, match=r"KUBERNETES_SERVICE_HOST: found control-plane\.example\.com"):
+        require_source(configuration, {"KUBERNETES_SERVICE_HOST": address, "KUBERNETES_SERVICE_PORT": "6443"})
+    require_source(configuration, {"KUBERNETES_SERVICE_HOST": "192.0.2.1", "KUBERNETES_SERVICE_PORT": "6443"})
+
+
+@kubectl
+@pytest.mark.parametrize("which", ["base", "example", "complete"])
+def test_what_is_built_is_whole(which: str, complete: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    objects = built({"base": BASE, "example": DEPLOY / "example", "complete": complete}[which])
     for name, found in objects.items():
         if found["kind"] in MODELS:
             assert list(faults(found, MODELS[found["kind"]])) == [], name
@@ -192,11 +235,9 @@ def test_the_second_pod_fits_beside_the_first_and_is_waited_for() -> None:
 
 
 @kubectl
-@pytest.mark.parametrize(
-    ("directory", "legacy"), [(BASE, False), (DEPLOY / "example", True)], ids=["base", "iptables-legacy"]
-)
-def test_it_has_few_privileges(directory: Path, legacy: bool) -> None:
-    objects = built(directory)
+@pytest.mark.parametrize("legacy", [False, True], ids=["base", "iptables-legacy"])
+def test_it_has_few_privileges(complete: Path, legacy: bool) -> None:
+    objects = built(complete if legacy else BASE)
     security = container(objects)["securityContext"]
     assert security["capabilities"]["drop"] == ["ALL"]
     # Without NET_RAW workers could not dial from clients' addresses unless they kept NET_ADMIN.
@@ -210,8 +251,8 @@ def test_it_has_few_privileges(directory: Path, legacy: bool) -> None:
 
 
 @kubectl
-def test_prometheus_and_grafana_find_it() -> None:
-    objects = built(DEPLOY / "example")
+def test_prometheus_and_grafana_find_it(complete: Path) -> None:
+    objects = built(complete)
     monitor = objects["PodMonitor/kubeproxy"]["spec"]
     assert set(monitor) == {"jobLabel", "namespaceSelector", "selector", "podMetricsEndpoints"}
     labels = objects["DaemonSet/kubeproxy"]["spec"]["template"]["metadata"]["labels"]
@@ -228,7 +269,7 @@ def test_prometheus_and_grafana_find_it() -> None:
     assert len(dashboard["data"]["kubeproxy.json"]) < 900_000, "a ConfigMap holds no more than a MiB"
 
 
-# Who may do what
+# Permissions
 
 
 async def test_it_may_do_what_it_does_and_nothing_else() -> None:

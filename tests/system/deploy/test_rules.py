@@ -51,6 +51,20 @@ REFUSED = {
 }
 
 CASES = {
+    "KubeproxyRescueInert": Case(
+        {
+            f"kubeproxy_rescue_working{{{NODE}}}": "1x5 0x60",
+            f'kubeproxy_data_path_frontends{{{NODE},data_path="kernel"}}': "3x60",
+        },
+        {
+            f"kubeproxy_rescue_working{{{NODE}}}": "1x5 0x60",
+            f'kubeproxy_data_path_frontends{{{NODE},data_path="kernel"}}': "0x60",
+        },
+    ),
+    "KubeproxyRescueOverflows": Case(
+        {f"kubeproxy_rescue_overflows_total{{{NODE}}}": "0+1x60"},
+        {f"kubeproxy_rescue_overflows_total{{{NODE}}}": "5x60"},
+    ),
     "KubeproxyDown": Case({'up{job="other"}': "1x60"}, {f"up{{{NODE}}}": "0x5 1x60"}),
     "KubeproxyInstanceDown": Case({f"up{{{NODE}}}": "1x5 0x60"}, {f"up{{{NODE}}}": "1x10 0x2 1x60"}, minutes=15),
     "KubeproxyDataPlaneDegraded": Case(
@@ -86,6 +100,10 @@ CASES = {
     "KubeproxyWatchStale": Case(
         {f'kubeproxy_watch_behind_seconds{{{NODE},resource="services"}}': "0x5 60+60x60"},
         {f'kubeproxy_watch_behind_seconds{{{NODE},resource="services"}}': "0x20 60 120 0x60"},
+    ),
+    "KubeproxyConfigurationFaulty": Case(
+        {f"kubeproxy_config_last_reload_successful{{{NODE}}}": "1x5 0x60"},
+        {f"kubeproxy_config_last_reload_successful{{{NODE}}}": "0x10 1x60"},
     ),
     "KubeproxyManifestsFaulty": Case(
         {f"kubeproxy_manifests_faults{{{NODE}}}": "1x60"}, {f"kubeproxy_manifests_faults{{{NODE}}}": "1x10 0x60"}

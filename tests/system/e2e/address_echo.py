@@ -1,7 +1,7 @@
-"""A backend on every address of its host that says who is asking, by TCP and UDP alike. `mirror.py NAME PORT`
+"""A backend on every address of its host that answers with the client's address, by TCP and UDP alike.
 
-By TCP it answers one line. By UDP ``late SECONDS ...`` is answered later, ``who`` by that line, all else by itself.
-The line is: its name, the client's address, the client's port.
+`address_echo.py NAME PORT`. By TCP it answers one line. By UDP ``late SECONDS ...`` is answered later, ``name`` by that
+line, all else by itself. The line is: its name, the client's address, the client's port.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Mirror(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
         match data.split(b" ", 2):
-            case [b"who"]:
+            case [b"name"]:
                 self.socket.sendto(f"{self._name} {addr[0]} {addr[1]}".encode(), addr)
             case [b"late", seconds, _]:
                 asyncio.get_running_loop().call_later(float(seconds), self.socket.sendto, data, addr)

@@ -32,15 +32,9 @@ async def answer(name: bytes, reader: asyncio.StreamReader, writer: asyncio.Stre
             await asyncio.sleep(float(seconds))
             writer.write(name)
         case ["echo"]:
-            while data := await reader.read(CHUNK):
-                writer.write(data)
-                await writer.drain()
+            await echo(reader, writer)
         case ["both", size, seed]:
-            heard = asyncio.ensure_future(hear(reader))
-            for piece in range(0, int(size), CHUNK):
-                writer.write(noise(min(CHUNK, int(size) - piece), f"{seed} {piece}"))
-                await writer.drain()
-            writer.write(await heard)
+            await both(int(size), seed, reader, writer)
         case ["drip", count, seconds]:
             for _ in range(int(count)):
                 writer.write(name + b"\n")
@@ -52,6 +46,27 @@ async def answer(name: bytes, reader: asyncio.StreamReader, writer: asyncio.Stre
             await asyncio.sleep(0.2)
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send everything back, until the caller has said all."""
+    while data := await reader.read(CHUNK):
+        writer.write(data)
+        await writer.drain()
+
+
+async def both(size: int, seed: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send `noise` while the caller sends, then the SHA-256 of what it sent."""
+    heard = asyncio.ensure_future(hear(reader))
+    try:
+        for start in range(0, size, CHUNK):
+            writer.write(noise(min(CHUNK, size - start), f"{seed} {start}"))
+            await writer.drain()
+        writer.write(await heard)
+    finally:
+        heard.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError, TimeoutError):
+            await heard
 
 
 async def hear(reader: asyncio.StreamReader) -> bytes:

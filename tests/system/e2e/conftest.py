@@ -10,9 +10,11 @@ import pytest
 from tests.support.lab import Daemon
 from tests.system.e2e import kernel_state
 from tests.system.e2e.full_services import Whole
-from tests.system.e2e.stage import QUICK, Stage, make_stage
+from tests.system.e2e.stage import KERNEL, QUICK, Stage, await_rescue, make_stage
 
 ADAPTERS = ("nftables", "iptables")
+PATHS = (*ADAPTERS, KERNEL)
+"""The adapters with the userspace path, and the kernel path."""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,8 @@ def lasting(mirrors: Stage, whole: Whole, netfilter: str) -> Iterator[Daemon]:
     kernel_state.forget_connections(mirrors.node)
     mirrors.write(whole.name, *whole.objects(0, 1))
     daemon = mirrors.daemon(QUICK, netfilter=netfilter)
+    if netfilter == KERNEL:
+        await_rescue(daemon)
     yield daemon
     try:
         assert daemon.process.poll() is None, daemon.log()

@@ -20,9 +20,9 @@ from tests.system.e2e.stage import Object, until
 
 BINARIES: Final = "KUBERNETES_BINARIES"
 """The environment variable with the directory of `PROGRAMS`."""
-PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-controller-manager")
+PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy")
 ADDRESS = ("10.2.0.2", 6443)
-CONTROLLERS = "endpoint,endpointslice,endpointslicemirroring,namespace,serviceaccount,garbagecollector"
+CONTROLLERS = "daemonset,endpoint,endpointslice,endpointslicemirroring,namespace,serviceaccount,garbagecollector"
 ACCOUNT = ("kube-system", "kube-proxy")
 """The ServiceAccount bound to system:node-proxier."""
 _ETCD = "http://127.0.0.1:2379"
@@ -34,6 +34,7 @@ _COLLECTIONS: Final = {
     "Endpoints": "/api/v1/namespaces/{}/endpoints",
     "Node": "/api/v1/nodes",
     "Pod": "/api/v1/namespaces/{}/pods",
+    "ReplicationController": "/api/v1/namespaces/{}/replicationcontrollers",
     "Service": "/api/v1/namespaces/{}/services",
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
 }
@@ -59,8 +60,11 @@ class RealCluster:
     `flags` are further ones of kube-apiserver, also at its next starts.
     """
 
-    def __init__(self, host: Host, directory: Path, programs: Path, *flags: str) -> None:
+    def __init__(
+        self, host: Host, directory: Path, programs: Path, *flags: str, controllers: str = CONTROLLERS
+    ) -> None:
         self.host = host
+        self.controllers = controllers
         self.flags = list(flags)
         self.url = f"https://{ADDRESS[0]}:{ADDRESS[1]}"
         self.storage = directory / "etcd"
@@ -134,7 +138,7 @@ class RealCluster:
         self._start(
             "kube-controller-manager",
             f"--kubeconfig={self._directory}/admin.conf",
-            f"--controllers={CONTROLLERS}",
+            f"--controllers={self.controllers}",
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
             "--port=0",

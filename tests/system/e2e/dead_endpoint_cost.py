@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support.lab import Host
-from tests.system.e2e.first_bytes import FirstBytes, Seen, first_bytes, told
+from tests.system.e2e.first_bytes import FirstBytes, Seen, first_bytes, summary
 from tests.tools.bench.cpu_pinning import Cores
 from tests.tools.bench.peers import HAProxy, Kubeproxy, Peer
 from tests.tools.bench.stage import BACKENDS, BULK, HTTP, Stage, make_stage
@@ -108,8 +108,8 @@ def one_fault(make: Callable[[], Peer], fault: str, load: Load) -> None:
     with serving(peer) as stage, broken(stage.backends, verdict, number):
         seen = load.put_on(stage, peer)
     print(
-        f"{peer.name:20} {fault:20} failed {len(seen.failed)}; all {told(seen.times())};"
-        f" after the first second {told(seen.times(since_s=1.0))}",
+        f"{peer.name:20} {fault:20} failed {len(seen.failed)}; all {summary(seen.times())};"
+        f" after the first second {summary(seen.times(since_s=1.0))}",
         flush=True,
     )
 
@@ -131,9 +131,9 @@ def all_dead(make: Callable[[], Peer], load: Load) -> None:
     ends = sorted({why for _, _, why in seen.failed})
     took = sorted(took for _, took, _ in seen.failed)
     print(
-        f"{peer.name:20} {ALL:20} {len(seen.answered)} answered; {len(took)} told {', '.join(ends)} after"
-        f" {took[0]:.2f} to {took[-1]:.2f} s; clients of another service before: {told(before.times())}; beside:"
-        f" {len(beside.seen.failed)} failed, {told(beside.seen.times())}",
+        f"{peer.name:20} {ALL:20} {len(seen.answered)} answered; {len(took)} failed, {', '.join(ends)} after"
+        f" {took[0]:.2f} to {took[-1]:.2f} s; clients of another service before: {summary(before.times())}; beside:"
+        f" {len(beside.seen.failed)} failed, {summary(beside.seen.times())}",
         flush=True,
     )
 

@@ -49,7 +49,7 @@ def percentile(times: Sequence[float], percent: float) -> float:
     return times[min(len(times) - 1, int(len(times) * percent / 100))] if times else float("nan")
 
 
-def told(times: Sequence[float]) -> str:
+def summary(times: Sequence[float]) -> str:
     """Percentiles of sorted times, as readable text."""
     figures = [f"p{percent} {percentile(times, percent) * 1e3:.1f}" for percent in (50, 99)]
     return f"{len(times)}: {', '.join(figures)}, max {percentile(times, 100) * 1e3:.1f} ms"

@@ -189,7 +189,7 @@ def hear(host: Host, address: tuple[str, int], protocol: str, *, source: str = "
     """Return the answer of a mirror. OSError if there is none."""
     with (tcp if protocol == "TCP" else udp)(host, address, source=source, timeout_s=timeout_s) as sock:
         if protocol == "UDP":
-            sock.send(b"who")
+            sock.send(b"name")
         said = sock.recv(1000).decode()
     if not said:
         raise ConnectionError("no answer")
@@ -221,27 +221,27 @@ def quiet(host: Host, address: tuple[str, int], protocol: str, *, source: str = 
 class Cell(NamedTuple):
     """One way to a Service: client, family, protocol and kind of address."""
 
-    who: str
+    origin: str
     """The client's host, or the node itself."""
     family: int
     protocol: str
     kind: str
 
     def __str__(self) -> str:
-        return f"{self.who} IPv{self.family} {self.protocol} {self.kind}".replace(" ", "-")
+        return f"{self.origin} IPv{self.family} {self.protocol} {self.kind}".replace(" ", "-")
 
     def host(self, stage: Stage) -> Host:
         """The host of the client."""
-        return stage.client if self.who == "client" else stage.node
+        return stage.client if self.origin == "client" else stage.node
 
 
 CELLS = tuple(
-    Cell(who, family, protocol, kind)
-    for who in ("client", "node")
+    Cell(origin, family, protocol, kind)
+    for origin in ("client", "node")
     for family in FAMILIES
     for protocol in PROTOCOLS
     for kind in KINDS
-    if who == "node" or kind != "localhost"
+    if origin == "node" or kind != "localhost"
 )
 """All ways to a Service."""
 
@@ -269,7 +269,10 @@ def await_all(stage: Stage, whole: Whole, *pods: int, cells: Sequence[Cell] = CE
 def rules(host: Host) -> list[str]:
     """All rules of kubeproxy in both families and adapters, sorted, without counters and handles."""
     table = host.run(["nft", "list", "table", "inet", "kubeproxy"], check=False).stdout
-    lines = table.splitlines()
+    # Sets that rules fill, or that the rescue renews, are no rules.
+    table = re.sub(r"elements = \{[^}]*\bexpires\b[^}]*\}", "", table)
+    table = re.sub(r" counter packets \d+ bytes \d+|\s# count \d+", "", table)
+    lines = [line for line in table.splitlines() if line.strip()]
     for family, tool in (("ip", "iptables"), ("ip6", "ip6tables")):
         with host.entered():
             names = Path(f"/proc/thread-self/net/{family}_tables_names").read_text().split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import sys
 import threading
 import time
@@ -26,6 +27,8 @@ Object = dict[str, Any]
 TARGET = 8080
 """The port of every backend."""
 VIP = "10.96.0.10"
+KERNEL = "kernel"
+"""The kernel path of nftables, where a test names an adapter."""
 TURNS = 8
 """How often each endpoint should answer in a count of answers: every worker has its own round robin."""
 QUICK = "--iptables-min-sync-period=20ms"
@@ -131,6 +134,8 @@ class Stage:
     network: Network
     manifests: Path
     running: list[Daemon] = field(default_factory=list)
+    backends: dict[int, subprocess.Popen[Any]] = field(default_factory=dict)
+    """The backend of each pod."""
 
     @property
     def client(self) -> Host:
@@ -160,7 +165,10 @@ class Stage:
         (self.manifests / f"{name}.yaml").unlink()
 
     def daemon(self, *options: str, netfilter: str = "nftables", **more: Any) -> Daemon:
-        """`kubeproxy run` on the node, ready. It ends with the test at the latest."""
+        """`kubeproxy run` on the node, ready. It ends with the test at the latest. `netfilter`: an adapter, or
+        `KERNEL`."""
+        netfilter, *further = adapter_and_path(netfilter)
+        options = (*options, *further)
         settings: dict[str, Any] = {"manifests": self.manifests, "netfilter": netfilter, "options": options, **more}
         daemon = Daemon(self.node, **settings)
         self.running.append(daemon)
@@ -185,6 +193,20 @@ class Stage:
         """Wait until the client gets a refusal."""
         until(lambda: refused(self.client, address), f"{address} refused")
 
+    def start_backends(self, *pods: int) -> None:
+        """Start the backends of these pods, and wait until they answer."""
+        for pod in pods:
+            address = Network.pod_v4(pod)
+            command = [sys.executable, "-S", "-E", backend.__file__, f"pod-{pod}", address, str(TARGET)]
+            self.backends[pod] = self.network.pods[pod].popen(command)
+        for pod in pods:
+            until(lambda: _answers(self.node, (Network.pod_v4(pod), TARGET)), f"pod {pod} answers")  # noqa: B023
+
+    def kill_backend(self, pod: int) -> None:
+        """Kill the backend of a pod: its connections end, and its port refuses."""
+        self.backends[pod].kill()
+        self.backends[pod].wait()
+
     def clear(self) -> None:
         """Remove daemons, rules and manifests."""
         for daemon in self.running:
@@ -192,6 +214,22 @@ class Stage:
         self.running.clear()
         for path in self.manifests.iterdir():
             path.unlink()
+
+
+def adapter_and_path(netfilter: str) -> tuple[str, ...]:
+    """The adapter that a test names, and the flag of its data path."""
+    return ("nftables", "--data-path=kernel") if netfilter == KERNEL else (netfilter,)
+
+
+def adapter_of(netfilter: str) -> str:
+    """The adapter that a test names."""
+    return adapter_and_path(netfilter)[0]
+
+
+def await_rescue(daemon: Daemon) -> None:
+    """Wait until a daemon with the kernel path rescues failed connections: its last rules come some moments after its
+    first."""
+    until(lambda: "rescue of failed connections" in daemon.log(), "failed connections are rescued")
 
 
 def refused(host: Host, address: tuple[str, int]) -> bool:
@@ -217,12 +255,8 @@ def make_stage(manifests: Path, *, pods: int = 4) -> Iterator[Stage]:
     """Create hosts with backends that answer."""
     with make_network(pods=pods) as network:
         kernel_state.reset_rules(network.node)
-        for index, pod in enumerate(network.pods):
-            address = (Network.pod_v4(index), TARGET)
-            pod.popen([sys.executable, "-S", "-E", backend.__file__, f"pod-{index}", address[0], str(address[1])])
-        for index in range(pods):
-            until(lambda: _answers(network.node, (Network.pod_v4(index), TARGET)), f"pod {index} answers")  # noqa: B023
         stage = Stage(network, manifests)
+        stage.start_backends(*range(pods))
         try:
             yield stage
         finally:

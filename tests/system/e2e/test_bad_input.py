@@ -39,7 +39,10 @@ ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
         ["--manifests=/a", "--dial-timeouts=0s", "--shutdown-grace=-1s", "--oom-score-adj=5000"],
         ["--dial-timeouts", "--oom-score-adj: found", "--shutdown-grace: found"],
     ),
-    "a kubeconfig that is not there": (["--kubeconfig=/no/such"], ["kubeconfig /no/such: there is no such file"]),
+    "a kubeconfig that is not there": (
+        ["--kubeconfig=/no/such"],
+        ["clientConnection.kubeconfig: found /no/such (No such file or directory)"],
+    ),
     "a master": (["--master=http://a b"], ["kubeproxy.master: found"]),
     "a namespace": (["--manifests=/a", "--namespace=A_B"], ["--namespace: found"]),
     "a file that is not there": (["--config=/no/such"], ["/no/such"]),
@@ -140,11 +143,11 @@ def test_bad_manifests_beside_good_ones(stage: Stage) -> None:
             log = len(daemon.log())
             file.write_text(text)
 
-            def told(log: int = log, file: Path = file, mark: str = mark) -> bool:
+            def logged(log: int = log, file: Path = file, mark: str = mark) -> bool:
                 lines = [line for line in daemon.log()[log:].splitlines() if str(file) in line or "default/bad" in line]
                 return any(mark in line for line in lines)
 
-            until(told, f"{name}: a line that names {file} and {mark}")
+            until(logged, f"{name}: a line that names {file} and {mark}")
             traffic.more(5)
             file.unlink()
         traffic.more(20)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.lab import Daemon, get
 from tests.support.lab.daemon import KUBEPROXY
 from tests.system.e2e import kernel_state
-from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.conftest import PATHS
 from tests.system.e2e.full_services import (
     CELLS,
     CLIENT,
@@ -30,7 +30,7 @@ from tests.system.e2e.full_services import (
     rules,
     start_mirrors,
 )
-from tests.system.e2e.stage import QUICK, Object, Stage, until
+from tests.system.e2e.stage import KERNEL, QUICK, Object, Stage, await_rescue, until
 
 pytestmark = pytest.mark.netns
 
@@ -39,7 +39,7 @@ AT_NODE = [cell for cell in CELLS if cell.kind in ("node port", "localhost")]
 NOT_AT_NODE = [cell for cell in CELLS if cell not in AT_NODE]
 
 
-@pytest.fixture(scope="module", params=ADAPTERS)
+@pytest.fixture(scope="module", params=PATHS)
 def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
     """A daemon for all tests with an adapter."""
     start_mirrors(theatre)
@@ -47,6 +47,8 @@ def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
     theatre.write(GOOD.name, *GOOD.objects(0))
     # `never`: otherwise the rules for the return path would stay for as long as the daemon runs.
     daemon = theatre.daemon(QUICK, "--preserve-client-address=never", netfilter=request.param)
+    if request.param == KERNEL:
+        await_rescue(daemon)
     yield daemon
     assert daemon.process.poll() is None, daemon.log()
     assert " error " not in daemon.log(), daemon.log()

@@ -16,8 +16,20 @@ import pytest
 from tests.support.lab import Daemon
 from tests.support.lab.daemon import KUBEPROXY
 from tests.system.e2e import kernel_state
-from tests.system.e2e.first_bytes import FirstBytes, first_bytes, percentile, told
-from tests.system.e2e.stage import QUICK, TARGET, VIP, Stage, ask, ask_often, endpoints, service, until
+from tests.system.e2e.first_bytes import FirstBytes, first_bytes, percentile, summary
+from tests.system.e2e.stage import (
+    KERNEL,
+    QUICK,
+    TARGET,
+    VIP,
+    Stage,
+    ask,
+    ask_often,
+    await_rescue,
+    endpoints,
+    service,
+    until,
+)
 
 pytestmark = pytest.mark.netns
 
@@ -29,6 +41,9 @@ STEP_S = 0.25
 """The first step of the dial ladder."""
 LADDER_S = 3.75
 """All steps of the dial ladder."""
+
+LONG_CONNECTIONS = 100
+"""From each host of clients, while an endpoint is killed."""
 
 # Faults of connections to the backend of a pod.
 HOLE, REFUSAL = "drop", "reject with tcp reset"
@@ -75,37 +90,52 @@ def descriptors(daemon: Daemon) -> int:
     return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in family(daemon))
 
 
-def two_services(stage: Stage, workers: int = 1) -> Daemon:
+def two_services(stage: Stage, workers: int = 1, *, netfilter: str = "nftables") -> Daemon:
     """A daemon with two Services, each with four endpoints."""
     stage.write_service(range(4))
     stage.write_service(range(4), name="other", vip=OTHER_VIP)
-    daemon = stage.daemon(QUICK, f"--workers={workers}")
+    daemon = stage.daemon(QUICK, f"--workers={workers}", netfilter=netfilter)
+    if netfilter == KERNEL:
+        await_rescue(daemon)
     stage.await_answers(0, 1, 2, 3)
     stage.await_answers(0, 1, 2, 3, address=OTHER)
     return daemon
 
 
+each_path = pytest.mark.parametrize("netfilter", ["nftables", KERNEL])
+
+
 @pytest.fixture
-def served(stage: Stage) -> Iterator[tuple[Stage, Daemon]]:
+def netfilter() -> str:
+    """The adapter, or the kernel path; some tests have both."""
+    return "nftables"
+
+
+@pytest.fixture
+def served(stage: Stage, netfilter: str) -> Iterator[tuple[Stage, Daemon]]:
     """Two Services, each with four endpoints."""
-    daemon = two_services(stage)
+    daemon = two_services(stage, netfilter=netfilter)
     yield stage, daemon
     assert daemon.process.poll() is None, daemon.log()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "netfilter"), [(0, "nftables"), (2, "nftables"), (1, KERNEL)], ids=["0", "2", KERNEL]
+)
 @pytest.mark.parametrize(
     ("fault", "pods"),
     [(HOLE, (2,)), (REFUSAL, (2,)), (HOLE, (0, 1, 3))],
     ids=["one of four is black-holed", "one of four refuses", "three of four are black-holed"],
 )
-def test_no_client_sees_a_dead_endpoint(stage: Stage, fault: str, pods: tuple[int, ...], workers: int) -> None:
+def test_no_client_sees_a_dead_endpoint(
+    stage: Stage, fault: str, pods: tuple[int, ...], workers: int, netfilter: str
+) -> None:
     """Only the clients of the first moment wait for a dead endpoint."""
-    two_services(stage, workers)
+    two_services(stage, workers, netfilter=netfilter)
     with broken(stage, fault, *pods):
         seen = first_bytes(stage.client, WEB, 2000, at_once=50, per_s=1000)
     later = seen.times(since_s=1.0)
-    print(f"\n{told(seen.times())}, {len(seen.failed)} failed; after the first second {told(later)}")
+    print(f"\n{summary(seen.times())}, {len(seen.failed)} failed; after the first second {summary(later)}")
     assert not seen.failed
     if fault == HOLE:
         assert percentile(seen.times(), 100) > STEP_S, "no client has met the dead endpoint"
@@ -117,25 +147,71 @@ def test_no_client_sees_a_dead_endpoint(stage: Stage, fault: str, pods: tuple[in
     print(f"all four answer {time.monotonic() - began:.1f} s after they could")
 
 
-def test_a_client_with_a_dead_endpoint_stays_with_another(stage: Stage) -> None:
+@each_path
+def test_a_client_with_a_dead_endpoint_stays_with_another(stage: Stage, netfilter: str) -> None:
     web = service()
     web["spec"]["sessionAffinity"] = "ClientIP"
     stage.write("web", web, endpoints("web", range(4)))
-    stage.daemon(QUICK, "--workers=2")
+    daemon = stage.daemon(QUICK, "--workers=2", netfilter=netfilter)
+    if netfilter == KERNEL:
+        await_rescue(daemon)
     until(lambda: WEB in kernel_state.redirects(stage.node), f"a rule for {WEB}")
     (mine,) = ask_often(stage.client, WEB, 20)
     with broken(stage, HOLE, int(mine.removeprefix("pod-"))):
         seen = first_bytes(stage.client, WEB, 2000, at_once=50, per_s=1000)
         (other,) = ask_often(stage.client, WEB, 20)
     later = seen.times(since_s=1.0)
-    print(f"\n{told(seen.times())}, {len(seen.failed)} failed; after the first second {told(later)}")
+    print(f"\n{summary(seen.times())}, {len(seen.failed)} failed; after the first second {summary(later)}")
     assert not seen.failed
     # A quarter of the clients, if they still met the dead endpoint; a busy machine delays some, too.
     assert percentile(later, 90) < STEP_S
     assert set(ask_often(stage.client, WEB, 20)) == {other} != {mine}
 
 
-def test_when_all_endpoints_are_dead_only_their_clients_fail(served: tuple[Stage, Daemon]) -> None:
+@each_path
+def test_a_killed_endpoint_ends_its_own_connections_only(served: tuple[Stage, Daemon]) -> None:
+    stage, _ = served
+    with ExitStack() as stack:
+        sockets = [
+            stack.enter_context(host.connect(WEB, timeout=30)) for host in stage.asking for _ in range(LONG_CONNECTIONS)
+        ]
+        for sock in sockets:
+            sock.sendall(b"drip 1000 0.2\n")
+        names = [_line(sock) for sock in sockets]
+        assert set(names) == {f"pod-{pod}" for pod in range(4)}
+        stage.kill_backend(1)
+        try:
+            for host in stage.asking:
+                assert set(ask_often(host, WEB, 60, at_once=4)) == {"pod-0", "pod-2", "pod-3"}
+            for sock, name in zip(sockets, names, strict=True):
+                assert _rest(sock) == (name if name != "pod-1" else "")
+        finally:
+            stage.start_backends(1)
+
+
+def _line(sock: socket.socket) -> str:
+    """The next line of a connection; empty if it has ended."""
+    said = b""
+    with suppress(ConnectionResetError):
+        while not said.endswith(b"\n") and (data := sock.recv(1)):
+            said += data
+    return said.decode().strip()
+
+
+def _rest(sock: socket.socket) -> str:
+    """What a connection says after all that has come by now; empty if it has ended."""
+    sock.setblocking(False)
+    with suppress(BlockingIOError, ConnectionResetError):
+        while sock.recv(65536):
+            pass
+    sock.setblocking(True)
+    sock.settimeout(30)
+    return _line(sock)
+
+
+@each_path
+def test_when_all_endpoints_are_dead_only_their_clients_fail(served: tuple[Stage, Daemon], netfilter: str) -> None:
+    """The userspace path resets them after its last attempt; the kernel path goes on leading to silent endpoints."""
     stage, _ = served
     # The other Service has its own pods: another port of the same pods would fail in the same way.
     stage.write_service((0, 1), name="web")
@@ -147,17 +223,19 @@ def test_when_all_endpoints_are_dead_only_their_clients_fail(served: tuple[Stage
         seen = first_bytes(stage.client, WEB, 50, at_once=50)
     took = sorted(took for _, took, _ in seen.failed)
     print(
-        f"\nreset after {took[0]:.2f} to {took[-1]:.2f} s; clients of the other Service before {told(before.times())};"
-        f" beside {told(beside.seen.times())}"
+        f"\nfailed after {took[0]:.2f} to {took[-1]:.2f} s; clients of the other Service before"
+        f" {summary(before.times())}; beside {summary(beside.seen.times())}"
     )
     assert not seen.answered
-    assert {why for _, _, why in seen.failed} == {os.strerror(errno.ECONNRESET)}
+    why = "silence" if netfilter == KERNEL else os.strerror(errno.ECONNRESET)
+    assert {found for _, _, found in seen.failed} == {why}
     assert took[0] > LADDER_S * 0.9
     assert not beside.seen.failed
     assert percentile(beside.seen.times(), 100) < LADDER_S * 0.9, "no wait behind clients of dead endpoints"
 
 
-def test_an_endpoint_that_is_listed_again_gets_its_chance_at_once(served: tuple[Stage, Daemon]) -> None:
+@each_path
+def test_an_endpoint_that_is_listed_again_gets_its_chance_at_once(served: tuple[Stage, Daemon], netfilter: str) -> None:
     """The daemon ejects it for up to 30 s. A return to the list ends that."""
     stage, _ = served
     with broken(stage, REFUSAL, 2):
@@ -169,7 +247,9 @@ def test_an_endpoint_that_is_listed_again_gets_its_chance_at_once(served: tuple[
     stage.await_answers(0, 1)
     stage.write_service(range(4))
     began = time.monotonic()
-    until(lambda: "pod-2" in ask_often(stage.client, WEB, 8), "the endpoint answers", within_s=2)
+    # On the kernel path it has one state for all Services, and waits for the next dial, at most 5 s.
+    within_s = 2 if netfilter != KERNEL else 20
+    until(lambda: "pod-2" in ask_often(stage.client, WEB, 8), "the endpoint answers", within_s=within_s)
     print(f"\nback in use after {time.monotonic() - began:.2f} s")
 
 
@@ -202,6 +282,7 @@ def test_a_flood_takes_all_descriptors_but_those_of_others(stage: Stage) -> None
     assert "Traceback" not in daemon.log(), daemon.log()
 
 
+@each_path
 def test_a_syn_flood_does_not_stop_another_service(served: tuple[Stage, Daemon]) -> None:
     """A SYN flood: the client drops every answer."""
     stage, _ = served

@@ -20,7 +20,7 @@ import yaml
 from tests.support.lab.daemon import KUBEPROXY
 from tests.support.lab.node import CLIENT_V4, NODE_V4
 from tests.system.e2e import kernel_state
-from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.conftest import ADAPTERS, PATHS
 from tests.system.e2e.stage import QUICK, VIP, Stage, ask, endpoints, service, until
 from tests.system.e2e.traffic import Traffic
 
@@ -72,7 +72,7 @@ def test_without_a_packet_filter_the_proxy_ports_are_open(stage: Stage) -> None:
     assert kernel_state.ruleset(stage.node) == before
 
 
-@pytest.mark.parametrize("netfilter", ADAPTERS)
+@pytest.mark.parametrize("netfilter", PATHS)
 def test_the_node_gets_another_address(stage: Stage, netfilter: str) -> None:
     stage.write_service([0, 1])
     daemon = stage.daemon(QUICK, "--iptables-sync-period=200ms", netfilter=netfilter)

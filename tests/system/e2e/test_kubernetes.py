@@ -15,8 +15,8 @@ from tests.support.lab import Daemon, Network
 from tests.support.lab.daemon import KUBEPROXY, METRICS
 from tests.system.e2e import kernel_state
 from tests.system.e2e.api import ApiHost
-from tests.system.e2e.conftest import ADAPTERS
-from tests.system.e2e.stage import QUICK, TARGET, VIP, Object, Stage, ask, endpoints, refused, service, until
+from tests.system.e2e.conftest import PATHS
+from tests.system.e2e.stage import KERNEL, QUICK, TARGET, VIP, Object, Stage, ask, endpoints, refused, service, until
 from tests.system.e2e.traffic import Traffic
 
 pytestmark = pytest.mark.netns
@@ -37,7 +37,7 @@ def serve(stage: Stage, api: ApiHost, *options: str, **more: Any) -> Daemon:
     return stage.daemon(QUICK, f"--master={api.url}", *options, **{"manifests": None, **more})
 
 
-@pytest.mark.parametrize("netfilter", ADAPTERS)
+@pytest.mark.parametrize("netfilter", PATHS)
 def test_services_and_endpoints_come_and_go(stage: Stage, api: ApiHost, netfilter: str) -> None:
     daemon = serve(stage, api, netfilter=netfilter)
     stage.await_answers(0, 1)
@@ -85,10 +85,14 @@ def test_what_is_not_ours_is_not_served(stage: Stage, api: ApiHost) -> None:
     stage.await_answers(2, address=OTHER)
 
 
-@pytest.mark.parametrize("forgotten", [False, True], ids=["it remembers", "it forgot its history"])
-def test_its_absence_disturbs_no_traffic(stage: Stage, api: ApiHost, forgotten: bool) -> None:
+@pytest.mark.parametrize(
+    ("forgotten", "netfilter"),
+    [(False, "nftables"), (True, "nftables"), (True, KERNEL)],
+    ids=["it remembers", "it forgot its history", "it forgot its history, kernel"],
+)
+def test_its_absence_disturbs_no_traffic(stage: Stage, api: ApiHost, forgotten: bool, netfilter: str) -> None:
     api.put(service("other", OTHER[0]), endpoints("other", [0]))
-    daemon = serve(stage, api)
+    daemon = serve(stage, api, netfilter=netfilter)
     stage.await_answers(0, address=OTHER)
     with Traffic(stage.client) as far, Traffic(stage.node) as near:
         until(lambda: in_step(daemon), "both watches work")
@@ -231,10 +235,11 @@ def test_a_service_that_both_define_belongs_to_the_first(stage: Stage, api: ApiH
     assert traffic.failures == []
 
 
-def test_an_api_server_behind_a_service_of_the_manifests(stage: Stage, api: ApiHost) -> None:
+@pytest.mark.parametrize("netfilter", ["nftables", KERNEL])
+def test_an_api_server_behind_a_service_of_the_manifests(stage: Stage, api: ApiHost, netfilter: str) -> None:
     behind = endpoints("kubernetes", ["10.2.0.2"])
     behind["ports"][0]["port"] = 8001
     stage.write("kubernetes", service("kubernetes", "10.96.0.1", {"http": 443}), behind)
-    daemon = stage.daemon(QUICK, "--master=http://10.96.0.1:443", manifests=stage.manifests)
+    daemon = stage.daemon(QUICK, "--master=http://10.96.0.1:443", netfilter=netfilter, manifests=stage.manifests)
     stage.await_answers(0, 1)
     assert "10.96.0.1" in daemon.log()

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.system.e2e.api import ApiHost
-from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.conftest import PATHS
 from tests.system.e2e.stage import Stage, endpoints, service, until
 from tests.system.e2e.test_kubernetes import in_step
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.netns
 NEW = ("10.96.0.20", 80)
 
 
-@pytest.mark.parametrize("netfilter", ADAPTERS)
+@pytest.mark.parametrize("netfilter", PATHS)
 def test_point_10_a_new_service_does_not_wait_for_the_period(stage: Stage, netfilter: str) -> None:
     """The period is longer than the test waits. How long it took is printed (`pytest -s`)."""
     with ApiHost(stage.client, service(), endpoints("web", [0, 1])) as api:

@@ -18,7 +18,7 @@ import pytest
 from tests.support.lab import Daemon, Network
 from tests.system.e2e import kernel_state
 from tests.system.e2e.control_plane import BINARIES, BINDING, RealCluster, Refused, binaries
-from tests.system.e2e.stage import QUICK, TARGET, VIP, Object, Stage, ask_often, until
+from tests.system.e2e.stage import KERNEL, QUICK, TARGET, VIP, Object, Stage, ask_often, until
 from tests.system.e2e.test_kubernetes import in_step
 from tests.system.e2e.traffic import Traffic
 
@@ -97,13 +97,14 @@ def cluster(theatre: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield cluster
 
 
-@pytest.fixture
-def act(stage: Stage, cluster: RealCluster, tmp_path: Path) -> Iterator[Act]:
+@pytest.fixture(params=["nftables", KERNEL])
+def act(request: pytest.FixtureRequest, stage: Stage, cluster: RealCluster, tmp_path: Path) -> Iterator[Act]:
     cluster.put(NODE, service(), *(pod(index, ready=index < 2) for index in range(4)))
     token, config = tmp_path / "token", tmp_path / "kubeconfig"
     token.write_text(cluster.token())
     config.write_text(cluster.kubeconfig(token_file=token))
-    daemon = stage.daemon(QUICK, f"--kubeconfig={config}", "--hostname-override=node", manifests=None)
+    options = (QUICK, f"--kubeconfig={config}", "--hostname-override=node")
+    daemon = stage.daemon(*options, netfilter=request.param, manifests=None)
     stage.await_answers(0, 1)
     until(lambda: in_step(daemon), "it is in step")
     with Traffic(stage.client, pause_s=0.02) as far, Traffic(stage.node, pause_s=0.02) as near:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.support.lab import Daemon
-from tests.support.lab.daemon import METRICS
+from tests.support.lab.daemon import KUBEPROXY, METRICS
 from tests.system.e2e import kernel_state
 from tests.system.e2e.stage import VIP, Stage, until
 from tests.system.e2e.traffic import Traffic
@@ -171,3 +171,42 @@ def test_a_reload_disturbs_no_client(stage: Stage, config: Path) -> None:
         assert held.recv(100) == b""
     assert traffic.failures == []
     assert kernel_state.listening(stage.node) == sockets
+
+
+def test_a_refused_reload_is_visible(stage: Stage, tmp_path: Path) -> None:
+    """In the status, in metrics, and to a command that meets the same fault in the file."""
+    stage.write_service([0])
+    config = tmp_path / "config.yaml"
+    head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+    config.write_text(head)
+    daemon = stage.daemon(f"--config={config}")
+
+    def status() -> str:
+        done = stage.node.run([KUBEPROXY, "status", "--config", str(config)], check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def metric(name: str) -> float:
+        text = daemon.get("/metrics", address=("127.0.0.1", 10249)).body
+        return float(next(line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")))
+
+    def reload(text: str, said: str) -> None:
+        config.write_text(head + text)
+        daemon.process.send_signal(signal.SIGHUP)
+        until(lambda: said in daemon.log(), said)
+
+    assert f"config      {config}: in effect since 20" in status()
+    loaded_at = metric("kubeproxy_config_last_reload_success_timestamp_seconds")
+    reload("udpIdleTimeout: 60\n", "configuration rejected")
+    until(lambda: metric("kubeproxy_config_last_reload_successful") == 0, "the metric shows it")
+    until(lambda: ", configuration INVALID, " in status().splitlines()[0], "the status shows it")
+    seen = status()
+    assert f"{config}: INVALID since 20" in seen
+    assert "udpIdleTimeout: found 60" in seen
+    assert metric("kubeproxy_config_last_reload_success_timestamp_seconds") == loaded_at
+    reload("healthzBindAddress: 127.0.0.1:1234\n", "configuration change needs restart")
+    until(lambda: metric("kubeproxy_config_last_reload_successful") == 1, "it is in effect")
+    assert metric("kubeproxy_config_restart_needed_fields") == 1
+    until(lambda: "restart needed for: healthzBindAddress" in status(), "the status shows that, too")
+    assert "INVALID" not in status().splitlines()[0]
+    assert metric("kubeproxy_config_last_reload_success_timestamp_seconds") > loaded_at

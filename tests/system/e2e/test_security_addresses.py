@@ -16,9 +16,9 @@ from tests.support.lab import Daemon, Network
 from tests.support.lab.daemon import METRICS
 from tests.system.e2e import address_echo, kernel_state
 from tests.system.e2e.api import ApiHost
-from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.conftest import ADAPTERS, PATHS
 from tests.system.e2e.full_services import FAMILIES, MIRROR, NODE, NODE_NAME, V4, V6, hear, heard, start_mirrors
-from tests.system.e2e.stage import QUICK, Object, Stage, until
+from tests.system.e2e.stage import KERNEL, QUICK, Object, Stage, until
 
 pytestmark = pytest.mark.netns
 
@@ -49,8 +49,13 @@ def api(mirrors: Stage, stage: Stage) -> Iterator[ApiHost]:
 
 def serve(stage: Stage, api: ApiHost, netfilter: str, *options: str, **more: Any) -> Daemon:
     """A daemon that reads from this API server."""
-    options = (QUICK, f"--master={api.url}", f"--hostname-override={NODE_NAME}", *options)
+    options = (QUICK, f"--master={api.url}", f"--hostname-override={NODE_NAME}", *reaching(netfilter), *options)
     return stage.daemon(*options, **{"manifests": None, "netfilter": netfilter, **more})
+
+
+def reaching(netfilter: str) -> tuple[str, ...]:
+    """Options with which the client's host reaches itself as an endpoint, the metadata service."""
+    return ("--masquerade-all",) if netfilter == KERNEL else ()
 
 
 def objects(
@@ -141,7 +146,7 @@ def await_event(api: ApiHost, service: str, *words: str) -> None:
     until(found, f"an Event on {service} with {words}")
 
 
-@pytest.mark.parametrize("netfilter", ADAPTERS)
+@pytest.mark.parametrize("netfilter", PATHS)
 def test_finding_6_no_external_address_wins_over_a_cluster_ip(stage: Stage, api: ApiHost, netfilter: str) -> None:
     stolen = ["10.96.7.20", "fd00:96::7:20"]
     api.put(*objects("extsteal", 1, 1, namespace="atenant", externalIPs=stolen))
@@ -162,7 +167,7 @@ def test_finding_6_no_external_address_wins_over_a_cluster_ip(stage: Stage, api:
     await_said(stage, "pod-1", *stolen)
 
 
-@pytest.mark.parametrize("netfilter", ADAPTERS)
+@pytest.mark.parametrize("netfilter", PATHS)
 def test_finding_5_ports_of_this_nodes_daemons(stage: Stage, api: ApiHost, netfilter: str) -> None:
     """Tenants never get the ports of SSH and kubelet.
 
@@ -228,7 +233,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("netfilter", ADAPTERS)
+@pytest.mark.parametrize("netfilter", PATHS)
 def test_finding_5_our_own_ports_are_no_node_ports(stage: Stage, api: ApiHost, netfilter: str) -> None:
     daemon = serve(stage, api, netfilter, "--healthz-bind-address=0.0.0.0:31256", healthz=("0.0.0.0", 31256))
     local: Object = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
@@ -288,7 +293,7 @@ def _configure(path: Path, text: str) -> None:
     path.write_text(f"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{text}\n")
 
 
-@pytest.mark.parametrize("netfilter", ADAPTERS)
+@pytest.mark.parametrize("netfilter", PATHS)
 def test_finding_7_manifests_are_the_operators_own(mirrors: Stage, stage: Stage, netfilter: str) -> None:
     with _daemon_of_the_node(stage, 10250):
         stage.write(
@@ -297,7 +302,7 @@ def test_finding_7_manifests_are_the_operators_own(mirrors: Stage, stage: Stage,
             *objects("loopback", 2, {"at": {V4: "127.0.0.1", V6: "::1"}}, target=10250),
             *objects("metadata", 3, {"at": METADATA}),
         )
-        daemon = stage.daemon(QUICK, netfilter=netfilter)
+        daemon = stage.daemon(QUICK, *reaching(netfilter), netfilter=netfilter)
         for number, said in ((1, "daemon"), (2, "daemon"), (3, "metadata")):
             await_said(stage, said, f"10.96.7.{number}", f"fd00:96::7:{number}")
         assert daemon.terminate() == 0
@@ -308,7 +313,7 @@ def test_finding_7_manifests_are_the_operators_own(mirrors: Stage, stage: Stage,
         await_said(stage, "daemon", "10.96.7.1", "fd00:96::7:2")
 
 
-@pytest.mark.parametrize("netfilter", ADAPTERS)
+@pytest.mark.parametrize("netfilter", PATHS)
 def test_external_addresses_lie_where_the_operator_says(
     stage: Stage, api: ApiHost, netfilter: str, config: Path
 ) -> None:
@@ -327,7 +332,7 @@ def test_external_addresses_lie_where_the_operator_says(
     await_event(api, "tenant/ext", "externalAddressCIDRs")
 
 
-@pytest.mark.parametrize("netfilter", ADAPTERS)
+@pytest.mark.parametrize("netfilter", PATHS)
 def test_finding_9_an_unprivileged_user_gets_no_clients_of_a_node_port(
     stage: Stage, api: ApiHost, netfilter: str
 ) -> None:

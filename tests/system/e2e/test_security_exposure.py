@@ -217,7 +217,7 @@ def test_finding_19_a_flood_starves_no_probe(stage: Stage) -> None:
             assert get(stage.node, (NODE, HEALTHZ[1]), "/livez", timeout_s=1.0).status == 200, number
             until(lambda before=before: made() > before, "it flows on")  # type: ignore[misc]
         assert ask(stage.client, (VIP, 80)) == "pod-0"
-    until(lambda: answers(stage.client, (NODE, HEALTHZ[1])), "who flooded is served again")
+    until(lambda: answers(stage.client, (NODE, HEALTHZ[1])), "the flooding client is served again")
 
 
 def answers(host: Host, address: tuple[str, int]) -> bool:

@@ -27,7 +27,7 @@ NEIGHBOUR = ("10.96.0.201", 80)
 
 @pytest.fixture(scope="module")
 def mirrors(theatre: Stage) -> None:
-    """Every pod says who asks it by UDP."""
+    """Every pod answers with the client's address by UDP."""
     start_mirrors(theatre)
 
 
@@ -130,7 +130,7 @@ def test_a_flood_of_datagrams_evicts_no_session_of_another_service(stage: Stage,
 
 def answer(sock: socket.socket) -> str:
     """Which pod answers, and from which port it is asked: the session's."""
-    sock.send(b"who")
+    sock.send(b"name")
     return sock.recv(100).decode()
 
 

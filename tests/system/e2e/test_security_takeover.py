@@ -14,7 +14,7 @@ import pytest
 
 from kubeproxy.runtime import privileges
 from tests.system.e2e import attacker, kernel_state
-from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.conftest import ADAPTERS, PATHS
 from tests.system.e2e.stage import QUICK, Stage, until
 from tests.system.e2e.test_restart_and_upgrade import NO_API_SERVER, serve
 
@@ -74,12 +74,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 @each_adapter
-@pytest.mark.parametrize("as_whom", [POWERLESS, ROOT_ELSEWHERE], ids=["powerless", "root of another user namespace"])
+@pytest.mark.parametrize("prefix", [POWERLESS, ROOT_ELSEWHERE], ids=["powerless", "root of another user namespace"])
 def test_finding_3_root_without_capabilities_is_not_obeyed(
-    stage: Stage, netfilter: str, as_whom: tuple[str, ...]
+    stage: Stage, netfilter: str, prefix: tuple[str, ...]
 ) -> None:
     daemon = serve(stage, netfilter=netfilter)
-    said = stage.node.run([*as_whom, *ATTACK, "take"], check=False).stdout
+    said = stage.node.run([*prefix, *ATTACK, "take"], check=False).stdout
     assert "done" not in said
     assert "stopping" not in said
     assert daemon.process.poll() is None
@@ -142,7 +142,7 @@ def test_finding_4_a_full_queue_does_not_hinder_a_takeover(stage: Stage, netfilt
     stage.await_answers(0, 1, 2)
 
 
-@each_adapter
+@pytest.mark.parametrize("netfilter", PATHS)
 def test_finding_4_of_two_that_cannot_communicate_the_older_one_ends(stage: Stage, netfilter: str) -> None:
     """Otherwise both would write the rules again and again."""
     first = serve(stage, "--iptables-sync-period=2s", netfilter=netfilter)
@@ -200,8 +200,8 @@ def test_a_proof_takes_the_capability(stage: Stage) -> None:
     script = "import sys; from kubeproxy.runtime import peer_capability as proof; c = proof.Challenge(); " + (
         "import os; print(proof.answer(os.dup(c.fileno())), c.answered)"
     )
-    told = [
+    answers = [
         stage.node.run([*prefix, sys.executable, "-c", script]).stdout.split()
         for prefix in ((), POWERLESS, ROOT_ELSEWHERE)
     ]
-    assert told == [["True", "True"], ["False", "False"], ["False", "False"]]
+    assert answers == [["True", "True"], ["False", "False"], ["False", "False"]]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.lab import Daemon, Host
 from tests.system.e2e import kernel_state
-from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.conftest import PATHS
 from tests.system.e2e.stage import QUICK, Stage, ask, endpoints, exchange, service, until
 
 pytestmark = [pytest.mark.netns, pytest.mark.long]
@@ -126,7 +126,7 @@ def vips(stage: Stage) -> Iterator[dict[str, Truth]]:
     stage.clear()
 
 
-@pytest.mark.parametrize("netfilter", ADAPTERS)
+@pytest.mark.parametrize("netfilter", PATHS)
 def test_soak(stage: Stage, vips: dict[str, Truth], netfilter: str) -> None:
     print(f"KUBEPROXY_SEED={SEED} repeats it")
     rng = random.Random(SEED)

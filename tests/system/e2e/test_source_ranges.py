@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.lab import Daemon
 from tests.system.e2e import kernel_state
-from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.conftest import PATHS
 from tests.system.e2e.full_services import (
     CELLS,
     CLIENT,
@@ -50,7 +50,7 @@ def mirrors(theatre: Stage) -> Stage:
     return theatre
 
 
-@pytest.fixture(scope="module", params=ADAPTERS)
+@pytest.fixture(scope="module", params=PATHS)
 def daemon(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[Daemon]:
     """A daemon for all tests with an adapter."""
     kernel_state.forget_connections(mirrors.node)
@@ -65,7 +65,7 @@ def daemon(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[Daemon]:
 
 def by(cell: Cell, stage: Stage, source: dict[int, str]) -> Said | None:
     """The answer to a client at a certain address; the node has only one."""
-    own = source[cell.family] if cell.who == "client" else ""
+    own = source[cell.family] if cell.origin == "client" else ""
     return heard(cell.host(stage), WHOLE.address(cell.kind, cell.family), cell.protocol, source=own, timeout_s=1.0)
 
 
@@ -81,7 +81,7 @@ def await_sources(stage: Stage, ways: dict[str, bool], source: dict[int, str]) -
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
 def test_only_clients_in_the_ranges_pass(mirrors: Stage, daemon: Daemon, policy: str) -> None:
     every = dict.fromkeys(map(str, CELLS), True)
-    but_balanced = every | {str(cell): False for cell in BALANCED if cell.who == "client"}
+    but_balanced = every | {str(cell): False for cell in BALANCED if cell.origin == "client"}
     no_endpoint = every | {str(cell): False for cell in BALANCED}
 
     def admit(*cidrs: str) -> None:
@@ -96,7 +96,7 @@ def test_only_clients_in_the_ranges_pass(mirrors: Stage, daemon: Daemon, policy:
     await_sources(mirrors, every, STRANGER)
     await_sources(mirrors, but_balanced, CLIENT)
     for cell in BALANCED:
-        if cell.who == "client":
+        if cell.origin == "client":
             place = WHOLE.address(cell.kind, cell.family)
             assert quiet(mirrors.client, place, cell.protocol, source=CLIENT[cell.family]), "dropped, not refused"
     # The node itself is a client like any other.
@@ -125,6 +125,6 @@ def test_a_range_that_is_no_cidr_is_reported_and_admits_no_client(mirrors: Stage
     before = daemon.log().count(said)
     renew(wrong, *ranges(CLIENT))
     until(lambda: daemon.log().count(said) > before, "the log reports it")
-    await_sources(mirrors, {str(cell): cell not in BALANCED or cell.who == "client" for cell in CELLS}, CLIENT)
+    await_sources(mirrors, {str(cell): cell not in BALANCED or cell.origin == "client" for cell in CELLS}, CLIENT)
     renew(wrong)
     await_sources(mirrors, {str(cell): cell not in BALANCED for cell in CELLS}, CLIENT)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.lab import Daemon, Network
 from tests.system.e2e import backend, kernel_state
-from tests.system.e2e.stage import QUICK, TARGET, VIP, Object, Stage, ask, endpoints, service, until
+from tests.system.e2e.stage import KERNEL, QUICK, TARGET, VIP, Object, Stage, ask, endpoints, service, until
 from tests.system.e2e.steady_clients import Crowd
 
 pytestmark = pytest.mark.netns
@@ -56,14 +56,20 @@ def follow(stage: Stage, address: str, first: dict[str, Any], second: dict[str, 
 
 NFTABLES: dict[str, Any] = {"netfilter": "nftables"}
 IPTABLES: dict[str, Any] = {"netfilter": "iptables"}
+BY_KERNEL: dict[str, Any] = {"netfilter": KERNEL}
+"""The kernel path of nftables."""
 
 
-@pytest.mark.parametrize(("first", "second"), [(NFTABLES, IPTABLES), (IPTABLES, NFTABLES)])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(NFTABLES, IPTABLES), (IPTABLES, NFTABLES), (BY_KERNEL, IPTABLES), (IPTABLES, BY_KERNEL)],
+    ids=lambda each: str(each["netfilter"]),
+)
 def test_by_another_packet_filter(stage: Stage, first: dict[str, Any], second: dict[str, Any]) -> None:
     """The rules of the new instance come first in every hook or last: in both cases one of the two serves."""
     stage.write_service([0, 1, 2])
     follow(stage, VIP, first, second)
-    gone = "KUBE-PORTALS" if second is NFTABLES else "table inet kubeproxy"
+    gone = "table inet kubeproxy" if second is IPTABLES else "KUBE-PORTALS"
     until(lambda: gone not in "\n".join(kernel_state.ours(stage.node)), "the rules of the first instance are removed")
     stage.await_answers(0, 1, 2)
 
@@ -77,7 +83,15 @@ def test_at_another_address(stage: Stage, adapter: dict[str, Any], bound_at_firs
     follow(stage, VIP, *((bound, adapter) if bound_at_first else (adapter, bound)))
 
 
-@pytest.mark.parametrize("adapter", [NFTABLES, IPTABLES], ids=lambda adapter: str(adapter["netfilter"]))
+@pytest.mark.parametrize(("first", "second"), [(NFTABLES, BY_KERNEL), (BY_KERNEL, NFTABLES)], ids=["to", "from"])
+def test_by_the_other_data_path(stage: Stage, first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Running connections keep their path."""
+    stage.write_service([0, 1, 2])
+    follow(stage, VIP, first, second)
+    stage.await_answers(0, 1, 2)
+
+
+@pytest.mark.parametrize("adapter", [NFTABLES, IPTABLES, BY_KERNEL], ids=lambda adapter: str(adapter["netfilter"]))
 def test_of_an_ipv6_service(stage: Stage, adapter: dict[str, Any]) -> None:
     for index, pod in enumerate(stage.network.pods[:2]):
         pod.popen([sys.executable, "-S", "-E", backend.__file__, f"pod-{index}", Network.pod_v6(index), str(TARGET)])

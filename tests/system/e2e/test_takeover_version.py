@@ -25,7 +25,7 @@ GRACE = "--shutdown-grace=2s"
 
 @pytest.fixture(scope="module")
 def other_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the package whose takeover protocol has another version."""
+    """A folder with a copy of the package, with another version of the takeover protocol."""
     folder = tmp_path_factory.mktemp("other_version")
     package = folder / "kubeproxy"
     shutil.copytree(Path(kubeproxy.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""Traffic of clients with both adapters; one daemon for each."""
+"""Traffic of clients with both adapters and by the kernel path; one daemon for each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 from tests.support.lab import Daemon, Host, Network
 from tests.support.lab.node import NODE_V4
 from tests.system.e2e import kernel_state
-from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.conftest import PATHS
 from tests.system.e2e.stage import (
+    KERNEL,
     QUICK,
     TARGET,
     VIP,
@@ -33,10 +34,16 @@ pytestmark = pytest.mark.netns
 MB = 1_000_000
 
 
-@pytest.fixture(scope="module", params=ADAPTERS)
-def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
+@pytest.fixture(scope="module", params=PATHS)
+def path(request: pytest.FixtureRequest) -> str:
+    """An adapter, or the kernel path."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def daemon(path: str, theatre: Stage) -> Iterator[Daemon]:
     """A daemon for all tests with an adapter."""
-    daemon = theatre.daemon(QUICK, "--workers=1", netfilter=request.param)  # several workers have no common round robin
+    daemon = theatre.daemon(QUICK, "--workers=1", netfilter=path)  # several workers have no common round robin
     yield daemon
     assert daemon.process.poll() is None, daemon.log()
     assert " error " not in daemon.log(), daemon.log()
@@ -76,9 +83,14 @@ def from_everywhere(stage: Stage) -> tuple[Host, ...]:
 
 
 @pytest.mark.parametrize("at_once", [1, 16])
-def test_four_hundred_connections_are_spread_exactly(served: Stage, at_once: int) -> None:
+def test_four_hundred_connections_are_spread(served: Stage, path: str, at_once: int) -> None:
+    """Exactly in user space; by the kernel at random, with equal shares."""
+    # Binomial: the deviation of one is 8.7, so four lie within 4.6 deviations in all but one of 60,000 runs.
+    least, most = (60, 140) if path == KERNEL else (100, 100)
     for host in from_everywhere(served):
-        assert ask_often(host, (VIP, 80), 400, at_once=at_once) == {f"pod-{pod}": 100 for pod in range(4)}, host
+        counts = ask_often(host, (VIP, 80), 400, at_once=at_once)
+        assert counts.keys() == {f"pod-{pod}" for pod in range(4)}, host
+        assert all(least <= count <= most for count in counts.values()), (host, counts)
 
 
 def test_ten_megabytes_both_ways_at_once(served: Stage) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.lab import Daemon
 from tests.system.e2e.backend import noise
-from tests.system.e2e.conftest import ADAPTERS, lasting
+from tests.system.e2e.conftest import PATHS, lasting
 from tests.system.e2e.full_services import (
     FAMILIES,
     V4,
@@ -36,14 +36,14 @@ SOURCES = ("10.2.0.2", "10.2.0.21", "10.2.0.22", "10.2.0.23")
 
 @pytest.fixture(scope="module")
 def mirrors(theatre: Stage) -> Stage:
-    """With pods that say who asks, a node of two addresses and a client of four."""
+    """With pods that answer with the client's address, a node of two addresses and a client of four."""
     start_mirrors(theatre)
     theatre.node.ip(f"addr add {SECOND[V4]}/24 dev to-client", f"addr add {SECOND[V6]}/64 dev to-client nodad")
     theatre.client.ip(*(f"addr add {source}/24 dev eth0" for source in SOURCES[1:]))
     return theatre
 
 
-@pytest.fixture(scope="module", params=ADAPTERS)
+@pytest.fixture(scope="module", params=PATHS)
 def daemon(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[Daemon]:
     """One for all tests with an adapter, and a Service that stays."""
     yield from lasting(mirrors, WHOLE, request.param)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.system.e2e.conftest import ADAPTERS
+from tests.system.e2e.conftest import PATHS
 from tests.system.e2e.full_services import Whole, start_mirrors
 from tests.system.e2e.stage import QUICK, Stage
 from tests.system.e2e.udp_clients import Loyal
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.netns
 WHOLE = Whole(1)
 
 
-@pytest.mark.parametrize("netfilter", ADAPTERS)
+@pytest.mark.parametrize("netfilter", PATHS)
 def test_a_client_that_keeps_its_socket_is_served_by_a_successor(stage: Stage, netfilter: str) -> None:
     start_mirrors(stage)
     stage.write(WHOLE.name, *WHOLE.objects(0, 1))

@@ -15,30 +15,43 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from subprocess import Popen
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import yaml
 
 from tests.support.apiserver import Break, Fault
 from tests.support.lab import Daemon, Network, make_network
-from tests.support.lab.node import CLIENT_V4
+from tests.support.lab.daemon import HEALTHZ, METRICS
+from tests.support.lab.node import CLIENT_V4, CLIENT_V6
 from tests.system.e2e import kernel_state
 from tests.system.e2e.api import ApiHost
-from tests.system.e2e.stage import QUICK, TARGET, Object, until
+from tests.system.e2e.stage import TARGET, Object, until
 from tests.system.soak import backend, hostile
 from tests.system.soak.event_record import Chronicle, Kill, Retired, Span
 from tests.system.soak.schedule import BY_NAME, PLACES, PODS, Act, Event, Place
 
+TRACKS = ("services", "pods", "api", "netfilter", "rescue")
+"""Tracks with a thread of their own. The processes are this thread's."""
 GRACE_S = 5.0
 WORKERS = 2
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """Limit for everything that has to come."""
+LOOK_S = 0.1
+"""Between two listings of rules: each costs some 20 ms of a processor."""
 ROOT = Path(__file__).parents[3]
-MADE_WAY = "new instance has taken over"
+TAKEN_OVER = "new instance has taken over"
+RELOADED = "configuration reloaded"
+WORKER, RESCUER = re.compile(r"kubeproxy-\d"), re.compile("kubeproxy-resc")
+"""How the names of these processes begin."""
 BLOWS = {
     "nftables": {
         "delete table": "delete table inet kubeproxy",
         "flush table": "flush table inet kubeproxy",
         "flush chain": "flush chain inet kubeproxy prerouting",
         "flush map": "flush map inet kubeproxy redirects4",
+        "flush spreads": "flush map inet kubeproxy spreads4",
+        "flush slots": "flush map inet kubeproxy tcp_slots4",
     },
     "iptables": {
         "delete table": "-t nat -F",
@@ -47,45 +60,103 @@ BLOWS = {
         "flush map": "-t nat -D PREROUTING 1",
     },
 }
+UNLED = ("flush spreads", "flush slots")
+"""The redirects lie behind these, so nothing is lost without them."""
 AWAY = "table inet away { chain input { type filter hook input priority 0; tcp dport 8001 drop; }; }"
-SILENCE = f"th dport {TARGET} drop"
-REFUSAL = f"tcp dport {TARGET} tcp flags & (syn | ack) == syn reject with tcp reset"
+_FIRST = f"tcp dport {TARGET} tcp flags & (syn | ack) == syn"
+FAULT_RULES = {
+    "silence": (f"th dport {TARGET} drop",),
+    "refuse": (f"{_FIRST} reject with tcp reset",),
+    "unreachable": (f"{_FIRST} reject with icmpx host-unreachable",),
+    "shun": (f"ip saddr {CLIENT_V4} tcp dport {TARGET} drop", f"ip6 saddr {CLIENT_V6} tcp dport {TARGET} drop"),
+}
+"""What a pod does with packets to its backend."""
+NOWHERE6 = (
+    "table inet nowhere6 { chain out { type filter hook postrouting priority 0; ip6 daddr fd00:96::/64 drop; }; }"
+)
+"""As `kernel_state.NOWHERE`, for the other family."""
+INERT_S = {
+    "removal of rules": 0.0,
+    "kill rescue": 0.0,
+    "stop rescue": 0.7,
+    "kill control": 1.9,
+    "stop control": 1.9,
+    "execute anew": 9.9,
+}
+"""How soon the rules may be inert: the control process empties `alive` as soon as it knows, or the element expires
+three seconds after its last renewal, which was at most a second ago; ten seconds before a re-exec (docs/rescue.md)."""
 
 
-def objects_of(place: Place, pods: Iterable[int]) -> tuple[Object, Object]:
-    """A service and its EndpointSlice, as the API has them."""
+def objects_of(place: Place, pods: Iterable[int]) -> tuple[Object, ...]:
+    """A service and its EndpointSlices, one for each family, as the API has them."""
     port: Object = {"name": "p", "port": place.port, "targetPort": TARGET, "protocol": place.protocol}
-    if place.asked_at[1]:
-        port["nodePort"] = place.asked_at[1]
-    metadata = {"name": place.name, "namespace": "default"}
-    spec = {"clusterIP": place.address, "clusterIPs": [place.address], "ports": [port], **place.spec}
-    labels = {"kubernetes.io/service-name": place.name}
-    listed = [{"addresses": [Network.pod_v4(pod)], "conditions": {"ready": True}} for pod in pods]
-    return (
-        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec},
+    if place.node_port:
+        port["nodePort"] = place.node_port
+    addresses = list(place.addresses)
+    spec = {"clusterIP": addresses[0], "clusterIPs": addresses, "ipFamilies": ["IPv4", "IPv6"], "ports": [port]}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": place.name, "namespace": "default"},
+        "spec": spec | place.spec,
+    }
+    pods = tuple(pods)
+    slices = [
         {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
-            "metadata": {"name": f"{place.name}-1", "namespace": "default", "labels": labels},
-            "addressType": "IPv4",
+            "metadata": {
+                "name": f"{place.name}-{family.lower()}",
+                "namespace": "default",
+                "labels": {"kubernetes.io/service-name": place.name},
+            },
+            "addressType": family,
             "ports": [{"name": "p", "port": TARGET, "protocol": place.protocol}],
-            "endpoints": listed,
-        },
+            "endpoints": [{"addresses": [address_of(pod)], "conditions": {"ready": True}} for pod in pods],
+        }
+        for family, address_of in (("IPv4", Network.pod_v4), ("IPv6", Network.pod_v6))
+    ]
+    return service, *slices
+
+
+def configuration(data_path: str, *, netfilter: str) -> str:
+    """The daemon's configuration file."""
+    periods = {"minSyncPeriod": "20ms"} | ({"syncPeriod": "1s"} if netfilter == "iptables" else {})
+    return yaml.safe_dump(
+        {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "healthzBindAddress": ":".join(map(str, HEALTHZ)),
+            "metricsBindAddress": ":".join(map(str, METRICS)),
+            "iptables": periods,
+            "udpIdleTimeout": "2s",
+            "kubeproxy": {"dataPath": data_path},
+        }
     )
 
 
 class World:
     """The hosts, the API server, the pods, and the daemon that serves."""
 
-    def __init__(self, network: Network, api: ApiHost, chronicle: Chronicle, *, netfilter: str) -> None:
+    def __init__(
+        self, network: Network, api: ApiHost, chronicle: Chronicle, *, netfilter: str, data_path: str, config: Path
+    ) -> None:
         self.network, self.api, self.chronicle, self.netfilter = network, api, chronicle, netfilter
+        self.data_path = data_path
+        """The setting in force, or as soon as the daemon has read its configuration."""
+        self.observers: set[int] = set()
+        """Processes on the node that only look."""
+        self._config = config
+        self._configure(data_path)
         self.daemons: list[Daemon] = []
         """All daemons so far; the last one serves."""
-        self._tracks = {name: ThreadPoolExecutor(1, name) for name in ("services", "pods", "api", "netfilter")}
+        self._tracks = {name: ThreadPoolExecutor(1, name) for name in TRACKS}
         self._backends: list[Popen[Any] | None] = [None] * PODS
         self._faults: dict[str, Span] = {}
         self._trouble: Span | None = None
         self._over = threading.Event()
+        self._failed = threading.Event()
+        """A track has failed: the others end, too."""
         self._watching = threading.Thread(target=self._watch_ends)
         for pod in range(PODS):
             self._tracks["pods"].submit(self._start_backend, pod).result()
@@ -127,14 +198,16 @@ class World:
             for each in playing:
                 each.result()
 
-    def heal(self) -> None:
-        """Restore the state of the beginning."""
+    def heal(self, data_path: str) -> None:
+        """Restore the state of the beginning, with this data path."""
         for place in PLACES:
             self._put(place.name, place.pods)
         self.daemon.wait_ready(PATIENCE_S)
+        if data_path != self.data_path:
+            self._choose_path(data_path)
 
     def _heal(self, track: str, at: float) -> None:
-        time.sleep(max(0.0, at - time.monotonic()))
+        self._failed.wait(max(0.0, at - time.monotonic()))
         if track == "api" and self._trouble is not None:
             self._api(f"end of {self._trouble.what}")
         elif track == "pods":
@@ -142,8 +215,16 @@ class World:
                 self._pod(int(pod), f"end of {span.what}")
 
     def _play(self, begin: float, events: list[Event], end: float = float("inf")) -> None:
+        try:
+            self._play_all(begin, events, end)
+        except BaseException:
+            self._failed.set()
+            raise
+
+    def _play_all(self, begin: float, events: list[Event], end: float) -> None:
         for event in events:
-            time.sleep(max(0.0, begin + event.at_s - time.monotonic()))
+            if self._failed.wait(max(0.0, begin + event.at_s - time.monotonic())):
+                return
             if time.monotonic() >= end:
                 # Processes take their time: events that have not begun by the end of the act are left out.
                 return
@@ -156,7 +237,9 @@ class World:
                 case "api":
                     self._api(event.kind)
                 case "netfilter":
-                    self._rob(event.kind)
+                    self._rob(event)
+                case "rescue":
+                    self._harm_rescue(event)
                 case _:
                     self._process(event)
 
@@ -177,8 +260,8 @@ class World:
     # Pods.
 
     def _start_backend(self, pod: int) -> None:
-        host, address = self.network.pods[pod], Network.pod_v4(pod)
-        command = [sys.executable, "-m", backend.__name__, f"pod-{pod}", address, str(TARGET)]
+        host, addresses = self.network.pods[pod], (Network.pod_v4(pod), Network.pod_v6(pod))
+        command = [sys.executable, "-m", backend.__name__, f"pod-{pod}", str(TARGET), *addresses]
         self._backends[pod] = host.popen(command, cwd=ROOT)
         until(lambda: any(it.port == TARGET for it in kernel_state.listening(host)), f"pod {pod} listens")
 
@@ -186,10 +269,10 @@ class World:
         host, name = self.network.pods[pod], str(pod)
         running = self._backends[pod]
         match kind:
-            case "silence" | "refuse":
-                rule = SILENCE if kind == "silence" else REFUSAL
+            case "silence" | "refuse" | "unreachable" | "shun":
+                rules = "; ".join(FAULT_RULES[kind])
                 self._faults[name] = self.chronicle.begin(self.chronicle.faults, kind, name)
-                text = f"table inet fault {{ chain input {{ type filter hook input priority 0; {rule}; }}; }}"
+                text = f"table inet fault {{ chain input {{ type filter hook input priority 0; {rules}; }}; }}"
                 host.run(["nft", "-f", "-"], input=text)
             case "kill":
                 assert running is not None
@@ -236,16 +319,46 @@ class World:
 
     # The packet filter.
 
-    def _rob(self, kind: str) -> None:
-        """A foreign program removes rules of ours."""
-        node = self.network.node
+    def _rob(self, event: Event) -> None:
+        """A foreign program removes rules of ours, or the node does not forward for a while."""
+        node, kind = self.network.node, event.kind
+        if kind == "no forwarding":
+            with self.chronicle.during(self.chronicle.unforwarded, "the node did not forward"):
+                self._forward(0)
+                time.sleep(event.wait_s)
+                self._forward(1)
+            return
         tool = ["nft"] if self.netfilter == "nftables" else ["iptables-legacy", "-w", "10"]
-        with self.chronicle.during(self.chronicle.robbed, f"the rules were removed ({kind})"):
+        blow = [*tool, *BLOWS[self.netfilter][kind].split()]
+        if kind in UNLED:
+            # The table may be made anew, and then without what keeps the rescue alive.
+            with self._unrescued("removal of rules"), self.chronicle.during(self.chronicle.unled, kind):
+                node.run(blow, check=False)
+                until(self._led, "the kernel leads to endpoints again", within_s=PATIENCE_S)
+            return
+        with (
+            self._unrescued("removal of rules"),
+            self.chronicle.during(self.chronicle.robbed, f"the rules were removed ({kind})"),
+        ):
             # The rules may be absent: between two processes, or because of the removal before.
-            node.run([*tool, *BLOWS[self.netfilter][kind].split()], check=False)
+            node.run(blow, check=False)
             until(self._whole, "the rules are there again", within_s=PATIENCE_S)
 
+    def _led(self) -> bool:
+        """Whether the kernel leads clients of a steady service to endpoints, if it is to."""
+        if self.data_path != "kernel":
+            return True
+        time.sleep(LOOK_S)
+        web = f"{PLACES[0].address} . "
+        listings = (["nft", "list", "map", "inet", "kubeproxy", name] for name in ("spreads4", "tcp_slots4"))
+        return all(web in self.network.node.run(listing, check=False).stdout for listing in listings)
+
+    def _forward(self, value: int) -> None:
+        for name in ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"):
+            self.network.node.sysctl(name, value)
+
     def _whole(self) -> bool:
+        time.sleep(LOOK_S)
         node = self.network.node
         steady = {(place.address, place.port) for place in PLACES if place.steady}
         if not steady <= kernel_state.redirects(node).keys():
@@ -254,15 +367,14 @@ class World:
             jumps = [line for line in kernel_state.xtables(node) if line.startswith(("-A PREROUTING", "-A OUTPUT"))]
             return sum("KUBE-PORTALS" in line for line in jumps) == 2
         table = node.run(["nft", "list", "table", "inet", "kubeproxy"], check=False).stdout
-        return len(re.findall(r"map @redirects4", table)) == 2
+        chains = dict(re.findall(r"chain (prerouting|output) \{(.*?)\n\t\}", table, re.DOTALL))
+        return len(chains) == 2 and all("map @redirects4" in chain for chain in chains.values())
 
     # Processes.
 
     def _start(self, **more: Any) -> Daemon:
-        options = [QUICK, f"--master={self.api.url}", f"--workers={WORKERS}", f"--shutdown-grace={GRACE_S:g}s"]
-        options.append("--udp-timeout=2s")
-        if self.netfilter == "iptables":
-            options.append("--iptables-sync-period=1s")
+        options = [f"--config={self._config}", f"--master={self.api.url}"]
+        options += [f"--workers={WORKERS}", f"--shutdown-grace={GRACE_S:g}s"]
         daemon = Daemon(
             self.network.node,
             manifests=None,
@@ -276,28 +388,38 @@ class World:
 
     def workers(self, daemon: Daemon) -> list[int]:
         """The process numbers of the daemon's workers."""
-        found = []
-        for task in Path(f"/proc/{daemon.process.pid}/task").iterdir():
-            with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end at any time
-                children = (task / "children").read_text().split()
-                found += [int(pid) for pid in children if _comm(int(pid)).startswith("kubeproxy-")]
-        return found
+        return [pid for pid in children(daemon) if WORKER.match(_comm(pid))]
+
+    def rescuers(self, daemon: Daemon) -> list[int]:
+        """The process numbers of the daemon's rescue processes."""
+        return [pid for pid in children(daemon) if RESCUER.match(_comm(pid))]
+
+    def libraries(self, daemon: Daemon) -> list[int]:
+        """The process numbers of the daemon's processes with libnftables."""
+        return [pid for pid in children(daemon) if "libnftables" in _command(pid)]
 
     def _process(self, event: Event) -> None:
-        daemon = self.daemon
-        match event.kind:
-            case "kill worker":
+        daemon, chronicle = self.daemon, self.chronicle
+        match event.kind.split():
+            case ["path", data_path]:
+                self._choose_path(data_path)
+            case ["stop", "control"]:
+                with self._unrescued(event.kind), chronicle.during(chronicle.blind, "the control process was stopped"):
+                    daemon.process.send_signal(signal.SIGSTOP)
+                    time.sleep(event.wait_s)
+                    daemon.process.send_signal(signal.SIGCONT)
+            case ["kill", "worker"]:
                 self._kill_worker(daemon)
-            case "kill control":
-                with self.chronicle.during(self.chronicle.blind, "no control process"):
+            case ["kill", "control"]:
+                with self._unrescued(event.kind), chronicle.during(chronicle.blind, "no control process"):
                     orphans = self.workers(daemon)
                     daemon.process.kill()
                     daemon.process.wait()
                     time.sleep(event.wait_s)
                     with self._end(orphans):
                         self._start()
-            case "execute anew":
-                with self.chronicle.during(self.chronicle.blind, "executes itself anew"):
+            case ["execute", "anew"]:
+                with self._unrescued(event.kind), chronicle.during(chronicle.blind, "executes itself anew"):
                     begun, orphans = daemon.log().count("kubeproxy starts"), self.workers(daemon)
                     with self._end(orphans):
                         daemon.process.send_signal(signal.SIGUSR2)
@@ -307,23 +429,79 @@ class World:
                             within_s=PATIENCE_S,
                         )
                         daemon.wait_ready(PATIENCE_S)
-            case "stop and start":
+            case ["stop", "and", "start"]:
                 with (
-                    self.chronicle.during(self.chronicle.gaps, "stop and start"),
-                    self.chronicle.during(self.chronicle.blind, "no control process"),
+                    self._unrescued(event.kind),
+                    chronicle.during(chronicle.gaps, "stop and start"),
+                    chronicle.during(chronicle.blind, "no control process"),
                 ):
-                    with self._end([daemon.process.pid], told=True):
+                    with self._end([daemon.process.pid], signalled=True):
                         assert daemon.terminate(PATIENCE_S) == 0, daemon.log()
                     time.sleep(event.wait_s)
                     self._start()
-            case "successor":
+            case ["successor"]:
                 self._start()
-                until(lambda: MADE_WAY in daemon.log(), "the old instance retires", within_s=PATIENCE_S)
-                self._has_made_way(daemon)
-            case "kill successor":
+                until(lambda: TAKEN_OVER in daemon.log(), "the old instance retires", within_s=PATIENCE_S)
+                self._has_retired(daemon)
+            case ["kill", "successor"]:
                 self._kill_successor(daemon, event.wait_s)
-            case "reload":
-                daemon.process.send_signal(signal.SIGHUP)
+            case _:
+                self._reload()
+
+    # The data path.
+
+    def _configure(self, data_path: str) -> None:
+        self.chronicle.policy(data_path)
+        self.data_path = data_path
+        hidden = self._config.with_suffix(".new")
+        hidden.write_text(configuration(data_path, netfilter=self.netfilter))
+        hidden.rename(self._config)
+
+    def _choose_path(self, data_path: str) -> None:
+        """Change the data path of new connections."""
+        self._configure(data_path)
+        self._reload()
+
+    def _reload(self) -> None:
+        daemon = self.daemon
+        before = daemon.log().count(RELOADED)
+        daemon.process.send_signal(signal.SIGHUP)
+        until(lambda: daemon.log().count(RELOADED) > before, "the configuration is read again", within_s=PATIENCE_S)
+
+    # The rescue.
+
+    def rescued(self) -> bool:
+        """Whether the rules of the rescue work, if there is a kernel path."""
+        if self.data_path == "userspace":
+            return True
+        time.sleep(LOOK_S)
+        listing = self.network.node.run(["nft", "list", "set", "inet", "kubeproxy", "alive"], check=False)
+        return "tcp" in listing.stdout
+
+    @contextmanager
+    def _unrescued(self, kind: str) -> Iterator[None]:
+        """A part of the rescue does not work meanwhile, and until its rules work again."""
+        with self.chronicle.unrescued(kind, inert_after_s=INERT_S.get(kind)):
+            yield
+            if self.netfilter == "nftables":
+                until(self.rescued, f"the rescue works again after: {kind}", within_s=PATIENCE_S)
+
+    def _harm_rescue(self, event: Event) -> None:
+        daemon = self.daemon
+        if event.kind == "kill library":
+            for pid in self.libraries(daemon):
+                _signal(pid, signal.SIGKILL)
+            return
+        for pid in self.rescuers(daemon):
+            with self._unrescued(event.kind):
+                if event.kind == "kill rescue":
+                    _signal(pid, signal.SIGKILL)
+                    until(lambda: not alive(pid), "the rescue process has ended")  # noqa: B023
+                else:
+                    _signal(pid, signal.SIGSTOP)
+                    time.sleep(event.wait_s)
+                    if RESCUER.match(_comm(pid)):
+                        _signal(pid, signal.SIGCONT)
 
     def _kill_worker(self, daemon: Daemon) -> None:
         workers = self.workers(daemon)
@@ -341,11 +519,11 @@ class World:
 
     def _clients_of(self, worker: int) -> Iterator[tuple[str, int]]:
         """The clients that are connected to this worker, or not accepted by any worker yet."""
-        for line in self.network.node.run(["ss", "-4tnpaH"]).stdout.splitlines():
+        for line in self.network.node.run(["ss", "-tnpaH"]).stdout.splitlines():
             words = line.split()
             if words[0] != "LISTEN" and (f"pid={worker}," in line or "pid=" not in line):
                 address, _, port = words[4].rpartition(":")
-                yield "client" if address == CLIENT_V4 else "node", int(port)
+                yield "client" if address.strip("[]") in (CLIENT_V4, CLIENT_V6) else "node", int(port)
 
     def _kill_successor(self, daemon: Daemon, wait_s: float) -> None:
         """Kill the new instance at any time of its takeover: before, in the middle, after."""
@@ -353,44 +531,45 @@ class World:
         second = self._start()
         time.sleep(wait_s)
         orphans = self.workers(second)
-        second.process.kill()
-        second.process.wait()
-        if self._makes_way(daemon):
-            self._has_made_way(daemon)
-            with self._end(orphans):
-                self._start()
-        else:
-            self.daemons.remove(second)
-            self.daemons.insert(-1, second)
+        with self._unrescued("kill control"):
+            second.process.kill()
+            second.process.wait()
+            if self._retires(daemon):
+                self._has_retired(daemon)
+                with self._end(orphans):
+                    self._start()
+            else:
+                self.daemons.remove(second)
+                self.daemons.insert(-1, second)
         blind.end = time.monotonic()
 
-    def _makes_way(self, daemon: Daemon) -> bool:
+    def _retires(self, daemon: Daemon) -> bool:
         """Whether the daemon retired for a new instance that was killed just now."""
         end = time.monotonic() + 2.0
         while time.monotonic() < end:
-            if MADE_WAY in daemon.log() or daemon.process.poll() is not None:
+            if TAKEN_OVER in daemon.log() or daemon.process.poll() is not None:
                 return True
             time.sleep(0.05)
         return False
 
     @contextmanager
-    def _end(self, pids: Iterable[int], *, told: bool = False) -> Iterator[None]:
+    def _end(self, pids: Iterable[int], *, signalled: bool = False) -> Iterator[None]:
         """Record that these processes end meanwhile; they give their connections a grace period. Without a signal, the
         process that serves then ends them as soon as it is ready."""
         now = time.monotonic()
-        retired = [Retired(now, now, pid, told) for pid in pids]
+        retired = [Retired(now, now, pid, signalled) for pid in pids]
         with self.chronicle.lock:
             self.chronicle.retired.extend(retired)
         yield
-        if not told:
+        if not signalled:
             for each in retired:
                 each.until = _logged(self.daemon, "serving services=")
 
-    def _has_made_way(self, daemon: Daemon) -> None:
+    def _has_retired(self, daemon: Daemon) -> None:
         """Record that a new instance has ended it."""
-        when = _logged(daemon, MADE_WAY)
+        when = _logged(daemon, TAKEN_OVER)
         with self.chronicle.lock:
-            self.chronicle.retired.append(Retired(when, when, daemon.process.pid, told=False))
+            self.chronicle.retired.append(Retired(when, when, daemon.process.pid, signalled=False))
 
     def leaving(self) -> list[int]:
         """The processes that have yet to end."""
@@ -406,6 +585,11 @@ class World:
                     retired.ended = time.monotonic()
 
 
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 def _logged(daemon: Daemon, words: str) -> float:
     """When the daemon last logged these words, by `time.monotonic`."""
     said = next(line for line in reversed(daemon.log().splitlines()) if words in line)
@@ -413,9 +597,31 @@ def _logged(daemon: Daemon, words: str) -> float:
     return when - time.time() + time.monotonic()
 
 
+def children(daemon: Daemon) -> list[int]:
+    """The process numbers of a daemon's children, without zombies."""
+    return [pid for pid in all_children(daemon) if alive(pid)]
+
+
+def all_children(daemon: Daemon) -> list[int]:
+    """The process numbers of a daemon's children."""
+    found: list[int] = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{daemon.process.pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end at any time
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
 def _comm(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
 
@@ -429,13 +635,15 @@ def alive(pid: int) -> bool:
 
 
 @contextmanager
-def make_world(chronicle: Chronicle, *, netfilter: str) -> Iterator[World]:
+def make_world(chronicle: Chronicle, *, netfilter: str, data_path: str) -> Iterator[World]:
     """The hosts and programs, until the end of the context."""
     with ExitStack() as stack:
         network = stack.enter_context(make_network(pods=PODS))
         kernel_state.reset_rules(network.node)
+        network.node.run(["nft", "-f", "-"], input=NOWHERE6)
         api = stack.enter_context(ApiHost(network.client))
         api.server.keep_requests = False
-        world = World(network, api, chronicle, netfilter=netfilter)
+        config = Path(stack.enter_context(TemporaryDirectory())) / "configuration.yaml"
+        world = World(network, api, chronicle, netfilter=netfilter, data_path=data_path, config=config)
         stack.callback(world.close)
         yield world

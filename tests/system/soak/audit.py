@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
-from tests.support.lab import Host
+from tests.support.lab import Host, Network
 from tests.support.lab.daemon import HEALTHZ, METRICS
 from tests.system.e2e import kernel_state
-from tests.system.e2e.stage import until
+from tests.system.e2e.stage import TARGET, until
 from tests.system.soak import hostile
-from tests.system.soak.actions import PATIENCE_S, WORKERS, World, alive
+from tests.system.soak.actions import PATIENCE_S, WORKERS, World, alive, all_children
 from tests.system.soak.schedule import PLACES, Place
 
-TRIES = 12
+PIPES_MAX = 2 * 32 + 16
+"""A worker's pool, and pipes to children and of the run time."""
+TRIES = 6
 """Questions for each endpoint: every worker has a rotation of its own."""
 
 
@@ -27,33 +34,35 @@ class Measure:
 
     control_kib: int
     """Memory of the control process; shared pages count in part."""
-    workers_kib: tuple[int, ...]
+    others_kib: tuple[int, ...]
+    """That of the workers, and of the rescue process after them."""
     control_descriptors: int
-    workers_descriptors: tuple[int, ...]
+    """Without pipes: a worker keeps up to 32 for later connections."""
+    others_descriptors: tuple[int, ...]
 
     def grown(self, before: Measure) -> list[str]:
         """What has grown beyond its tolerance. The run time returns memory late, if ever, and the first occurrence of
-        an event costs some: a leak is more than that. Descriptors are exact, but for two pipes that each worker may
-        keep, and a connection to the API server that is just being made."""
+        an event costs some: a leak is more than that. Descriptors are exact, but for a connection to the API
+        server that is just being made."""
         found = []
         pairs = [("control process", before.control_kib, self.control_kib, 8 << 10)]
-        memory = zip(before.workers_kib, self.workers_kib, strict=True)
-        pairs += [(f"worker {number}", *pair, 4 << 10) for number, pair in enumerate(memory)]
-        for who, was, now, slack in pairs:
+        memory = zip(before.others_kib, self.others_kib, strict=True)
+        pairs += [(f"process {number}", *pair, 4 << 10) for number, pair in enumerate(memory)]
+        for process, was, now, slack in pairs:
             if now > was + slack:
-                found.append(f"memory of the {who} has grown from {was} to {now} KiB")
+                found.append(f"memory of the {process} has grown from {was} to {now} KiB")
         pairs = [("control process", before.control_descriptors, self.control_descriptors, 3)]
-        descriptors = zip(before.workers_descriptors, self.workers_descriptors, strict=True)
-        pairs += [(f"worker {number}", *pair, 4) for number, pair in enumerate(descriptors)]
-        for who, was, now, slack in pairs:
+        descriptors = zip(before.others_descriptors, self.others_descriptors, strict=True)
+        pairs += [(f"process {number}", *pair, 0) for number, pair in enumerate(descriptors)]
+        for process, was, now, slack in pairs:
             if now > was + slack:
-                found.append(f"descriptors of the {who} have grown from {was} to {now}")
+                found.append(f"descriptors of the {process} have grown from {was} to {now}")
         return found
 
     def __str__(self) -> str:
-        memory = " + ".join(f"{kib / 1024:.1f}" for kib in (self.control_kib, *self.workers_kib))
-        descriptors = " + ".join(map(str, (self.control_descriptors, *self.workers_descriptors)))
-        return f"{memory} MiB proportional, {descriptors} descriptors (control process + workers)"
+        memory = " + ".join(f"{kib / 1024:.1f}" for kib in (self.control_kib, *self.others_kib))
+        descriptors = " + ".join(map(str, (self.control_descriptors, *self.others_descriptors)))
+        return f"{memory} MiB proportional, {descriptors} descriptors (control process + workers + rescue process)"
 
 
 def look(world: World, faults: list[str]) -> Measure:
@@ -66,14 +75,32 @@ def look(world: World, faults: list[str]) -> Measure:
         except AssertionError as error:
             faults.append(str(error))
 
+    def agree(differ: Callable[[], list[str]], what: str) -> None:
+        try:
+            until(lambda: not differ(), what, within_s=PATIENCE_S)
+        except AssertionError as error:
+            faults.append(f"{error}: {'; '.join(differ())[:4000]}")
+
     for place in PLACES:
         for host in (world.network.client, node):
-            # An endpoint that was dead may be ejected for another half minute.
-            demand(lambda: _who(host, place) == expected(place), f"{place.name} answers on {host.name} as it ought to")  # noqa: B023
+            for address in place.asked:
+                # An endpoint that was dead may be ejected for another half minute.
+                demand(
+                    lambda: _pods(host, place, address) == expected(place),  # noqa: B023
+                    f"{place.name} answers on {host.name} at {address} as it should",
+                )
     demand(lambda: not world.leaving(), "processes with the order to end have ended")
     demand(lambda: len(world.workers(daemon)) == WORKERS, f"there are {WORKERS} workers")
-    mine = {daemon.process.pid, *world.workers(daemon)}
-    demand(lambda: processes(node) == mine, f"on the node only {sorted(mine)} run")
+    wanted_rescuers = int(world.data_path != "userspace")
+    demand(lambda: len(world.rescuers(daemon)) == wanted_rescuers, f"there are {wanted_rescuers} rescue processes")
+    demand(lambda: len(world.libraries(daemon)) <= 1, "there is at most one process with libnftables")
+    mine = {daemon.process.pid, *world.workers(daemon), *world.rescuers(daemon), *world.libraries(daemon)}
+    demand(lambda: processes(node) - world.observers == mine, f"on the node only {sorted(mine)} run")
+    if world.netfilter == "nftables":
+        agree(lambda: differences(wanted_slots(world), slots(node)), "the kernel leads to exactly the endpoints")
+        demand(world.rescued, "the rules of the rescue work")
+        rebuilt(world, agree, demand)
+    demand(lambda: all(map(alive, all_children(daemon))), "no child is a zombie")
     demand(lambda: names(node) == ["control", "run"], "one control process, one run")
     places = {(it.address, it.port) for it in PLACES} | hostile.PLACES
     demand(lambda: set(kernel_state.redirects(node)) == places, "the redirects are right")
@@ -82,9 +109,11 @@ def look(world: World, faults: list[str]) -> Measure:
     demand(lambda: established(node) == 0, "no connection is left")
     settled = _Settled(lambda: descriptors(mine))
     demand(settled, "the number of open descriptors settles")
-    pids = [daemon.process.pid, *world.workers(daemon)]
-    control, *workers = [(pss_kib(pid), kernel_state.descriptors(pid)) for pid in pids]
-    return Measure(control[0], tuple(kib for kib, _ in workers), control[1], tuple(count for _, count in workers))
+    pids = [daemon.process.pid, *world.workers(daemon), *world.rescuers(daemon)]
+    control, *others = [(pss_kib(pid), descriptors([pid])) for pid in pids]
+    for pid in pids:
+        demand(lambda: len(pipes(pid)) <= PIPES_MAX, f"process {pid} has few pipes")  # noqa: B023
+    return Measure(control[0], tuple(kib for kib, _ in others), control[1], tuple(count for _, count in others))
 
 
 class _Settled:
@@ -106,27 +135,31 @@ def expected(place: Place) -> set[str]:
     return {"one of them"} if "sessionAffinity" in place.spec else {f"pod-{pod}" for pod in place.pods}
 
 
-def _who(host: Host, place: Place) -> set[str]:
-    said = {ask(host, place) for _ in range(TRIES * len(place.pods))}
+def _pods(host: Host, place: Place, address: tuple[str, int]) -> set[str]:
+    said = {ask(host, place, address) for _ in range(TRIES * len(place.pods))}
     if "sessionAffinity" in place.spec and len(said) == 1 and said <= {f"pod-{pod}" for pod in place.pods}:
         return {"one of them"}
     return said
 
 
-def ask(host: Host, place: Place) -> str:
+def ask(host: Host, place: Place, address: tuple[str, int]) -> str:
     """The pod that answers, or the reason why none does."""
     try:
         if place.protocol == "TCP":
-            with host.connect(place.asked, timeout=5.0) as sock:
+            with host.connect(address, timeout=5.0) as sock:
                 sock.sendall(b"name\n")
-                return sock.recv(100).decode().strip()
-        with host.make_socket(kind=socket.SOCK_DGRAM) as sock:
+                return sock.recv(100).decode().split()[0]
+        with host.make_socket(_family(address), socket.SOCK_DGRAM) as sock:
             sock.settimeout(2.0)
-            sock.connect(place.asked)
-            sock.send(b"who")
+            sock.connect(address)
+            sock.send(b"name")
             return sock.recv(100).decode().split()[0]
-    except OSError as error:
+    except (OSError, IndexError) as error:
         return repr(error)
+
+
+def _family(address: tuple[str, int]) -> int:
+    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET
 
 
 def processes(node: Host) -> set[int]:
@@ -155,13 +188,23 @@ def names(node: Host) -> list[str]:
 
 def established(node: Host) -> int:
     """The number of established TCP connections of clients."""
-    lines = node.run(["ss", "-4tnH", "state", "established", "state", "close-wait"]).stdout.splitlines()
+    lines = node.run(["ss", "-tnH", "state", "established", "state", "close-wait"]).stdout.splitlines()
     return sum(":8001" not in line and not re.search(r":1024[89]|:10256", line) for line in lines)
 
 
 def descriptors(pids: Iterable[int]) -> int:
-    """The number of open descriptors of these processes."""
-    return sum(kernel_state.descriptors(pid) for pid in pids if alive(pid))
+    """The number of open descriptors of these processes, without pipes."""
+    return sum(kernel_state.descriptors(pid) - len(pipes(pid)) for pid in pids if alive(pid))
+
+
+def pipes(pid: int) -> list[Path]:
+    """The ends of pipes that a process has open."""
+    found = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if str(path.readlink()).startswith("pipe:"):
+                found.append(path)
+    return found
 
 
 def pss_kib(pid: int) -> int:
@@ -171,9 +214,95 @@ def pss_kib(pid: int) -> int:
     return int(match[1])
 
 
+def wanted_slots(world: World) -> Iterator[str]:
+    """The destinations and endpoints to which the kernel is to lead clients when all is well."""
+    if world.data_path == "userspace":
+        return
+    for place in PLACES:
+        protocol = place.protocol.lower()
+        for family, address, pod in ((4, place.address, Network.pod_v4), (6, place.address6, Network.pod_v6)):
+            for number in place.pods:
+                endpoint = f"{ip_address(pod(number))} {TARGET}"
+                yield f"{protocol} {address} {place.port} to {endpoint}"
+                if place.node_port:
+                    yield f"{protocol} IPv{family} node port {place.node_port} to {endpoint}"
+    # Nothing is served there: it is no loop.
+    yield f"udp {hostile.LOOPS[-1].address} {hostile.PORT + 1} to {PLACES[0].address} {hostile.PORT + 1}"
+
+
+_SLOTS = re.compile(r"(node_port_)?(tcp|udp)_slots([46])")
+
+
+def slots(node: Host) -> Iterator[str]:
+    """The destinations and endpoints to which the kernel leads clients."""
+    for item in table(node):
+        name = _SLOTS.fullmatch((item.get("map") or {}).get("name", ""))
+        if name is None:
+            continue
+        for key, value in item["map"].get("elem", ()):
+            *place, _ = key["concat"]
+            where = f"IPv{name[3]} node port {place[0]}" if name[1] else f"{place[0]} {place[1]}"
+            yield "{} {} to {} {}".format(name[2], where, *value["concat"])
+
+
+def table(node: Host) -> list[dict[str, Any]]:
+    """Our table, as nft lists it."""
+    done = node.run(["nft", "-j", "list", "table", "inet", "kubeproxy"], check=False)
+    items: list[dict[str, Any]] = json.loads(done.stdout)["nftables"] if done.returncode == 0 else []
+    return items
+
+
+_TRANSIENT = re.compile(r"(asked|answered)[46]|alive|clients[46]-.*")
+"""Sets that the kernel or a clock fills."""
+
+
 def rules(node: Host) -> list[str]:
-    """Our rules, without what differs from process to process: handles, proxy ports, order."""
-    names = {str(port): f"<{address}:{number}>" for (address, number), port in kernel_state.redirects(node).items()}
-    text = re.sub(r" # handle \d+", "", "\n".join(kernel_state.ours(node)))
-    text = re.sub(r"\b\d{4,5}\b", lambda found: names.get(found[0], found[0]), text)
-    return sorted(part.strip() for part in re.split(r"[\n,]", text) if part.strip())
+    """Our rules, maps and sets, without counts, times and handles."""
+    found = []
+    for item in table(node):
+        ((kind, what),) = item.items()
+        if kind == "metainfo":
+            continue
+        what = {key: value for key, value in what.items() if key != "handle"}
+        if kind in ("set", "map") and _TRANSIENT.fullmatch(what["name"]):
+            what.pop("elem", None)
+        elements = what.pop("elem", [])
+        chain = what["name"] if kind == "chain" else what.get("chain", "")
+        if not _SPREAD_CHAIN.fullmatch(chain):
+            found.append(f"{kind} {json.dumps(what, sort_keys=True)}")
+        for element in elements:
+            if kind == "map" and _SLOTS.fullmatch(what["name"]):
+                found += _slot(what["name"], element)
+            else:
+                found.append(f"{kind} {what['name']}: {_without_counts(element)}")
+    return sorted(found)
+
+
+_SPREAD_CHAIN = re.compile(r"(own_)?(node_port_)?(tcp|udp)_spread[46]_[0-9]+")
+"""Chains that `rules` leaves out: one that is no longer needed may stay until the next full update."""
+
+
+def _slot(name: str, element: Any) -> Iterator[str]:
+    """A slot and its endpoint, separately: which slot an endpoint has follows from the changes before."""
+    key, value = element
+    yield f"slot {name}: {key['concat']}"
+    yield f"slots {name}: {key['concat'][:-1]} to {value['concat']}"
+
+
+def _without_counts(element: object) -> str:
+    text = json.dumps(element, sort_keys=True)
+    return re.sub(r'"counter": {[^}]*}', "", text)
+
+
+def rebuilt(world: World, agree: Callable[..., None], demand: Callable[..., None]) -> None:
+    """Demand that the rules, which many small changes have made, are those that the daemon makes from nothing."""
+    node, before = world.network.node, rules(world.network.node)
+    node.run(["nft", "delete", "table", "inet", "kubeproxy"])
+    agree(lambda: differences(before, rules(node)), "the rules are those made from nothing")
+    demand(world.rescued, "the rules of the rescue work again")
+
+
+def differences(wanted: Iterable[str], found: Iterable[str]) -> list[str]:
+    """The lines that are missing, with a minus, and those that are too many, with a plus."""
+    lines = difflib.unified_diff(sorted(wanted), sorted(found), n=0, lineterm="")
+    return [line for line in lines if not line.startswith(("---", "+++", "@@"))]

@@ -1,7 +1,9 @@
-"""A backend that says first who it is. ``python -m tests.system.soak.backend NAME ADDRESS PORT``
+"""A backend that first sends its name and its caller's address.
+
+``python -m tests.system.soak.backend NAME PORT ADDRESS...``
 
 TCP, by the caller's first line: ``name``: that is all; ``echo``: everything back, until the caller has said all;
-``both SIZE SEED``: SIZE bytes of noise, while it listens, then the SHA-256 of what it heard. UDP: its name, a space and
+``both SIZE SEED``: SIZE bytes of noise, while it listens, then the SHA-256 of what it heard. UDP: both, and
 the datagram.
 """
 
@@ -10,31 +12,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-from tests.system.e2e.backend import CHUNK, hear, noise
+from tests.system.e2e.backend import both, echo
 
 
 async def answer(name: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """One caller."""
     words = (await reader.readline()).decode().split()
-    writer.write(name + b"\n")
+    writer.write(name + b" " + writer.get_extra_info("peername")[0].encode() + b"\n")
     match words:
         case ["echo"]:
-            while data := await reader.read(CHUNK):
-                writer.write(data)
-                await writer.drain()
+            await echo(reader, writer)
         case ["both", size, seed]:
-            heard = asyncio.ensure_future(hear(reader))
-            try:
-                for start in range(0, int(size), CHUNK):
-                    writer.write(noise(min(CHUNK, int(size) - start), f"{seed} {start}"))
-                    await writer.drain()
-                writer.write(await heard)
-            finally:
-                heard.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ConnectionError, TimeoutError):
-                    await heard
+            await both(int(size), seed, reader, writer)
 
 
 class Datagrams(asyncio.DatagramProtocol):
@@ -47,10 +39,10 @@ class Datagrams(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport = transport
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        self._transport.sendto(self._name + b" " + data, addr)
+        self._transport.sendto(self._name + b" " + addr[0].encode() + b" " + data, addr)
 
 
-async def main(name: bytes, address: str, port: int) -> None:
+async def main(name: bytes, port: int, addresses: Sequence[str]) -> None:
     """For ever."""
 
     async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -61,10 +53,12 @@ async def main(name: bytes, address: str, port: int) -> None:
                 writer.close()
                 await writer.wait_closed()
 
-    await asyncio.get_running_loop().create_datagram_endpoint(lambda: Datagrams(name), local_addr=(address, port))
-    server = await asyncio.start_server(called, address, port, backlog=1024)
-    await server.serve_forever()
+    loop = asyncio.get_running_loop()
+    for address in addresses:
+        await loop.create_datagram_endpoint(lambda: Datagrams(name), local_addr=(address, port))
+    await asyncio.start_server(called, addresses, port, backlog=1024)
+    await loop.create_future()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1].encode(), sys.argv[2], int(sys.argv[3])))
+    asyncio.run(main(sys.argv[1].encode(), int(sys.argv[2]), sys.argv[3:]))

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import random
+import re
 import socket
 import sys
 import time
@@ -36,6 +37,8 @@ SOCKETS = 3
 TCP = tuple(place for place in PLACES if place.protocol == "TCP")
 STEADY = tuple(place for place in TCP if place.steady)
 UDP = tuple(place for place in PLACES if place.protocol == "UDP")
+_FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+_ANSWER = re.compile(rb"pod-(\d+) ([0-9a-f.:]+)\n")
 
 
 class Outcome(NamedTuple):
@@ -56,6 +59,9 @@ class Outcome(NamedTuple):
     """Checked answers, or datagrams sent."""
     heard: float = 0.0
     """By TCP, when the pod's name arrived; 0: never. By UDP, when the last datagram was sent."""
+    path: str = ""
+    """The data path; empty: unknown, because there was no answer, or endpoints see an address of the node on both."""
+    family: int = 4
 
 
 class Clients:
@@ -99,13 +105,15 @@ class Clients:
     # TCP.
 
     async def _tcp(self, kind: str, place: Place, use: Callable[[_Call], Awaitable[None]]) -> None:
-        call = _Call(self._host, kind, place.name)
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        call = _Call(self._host, kind, place)
+        address = self._choose(call, place)
+        sock = socket.socket(_FAMILIES[call.family], socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             try:
                 call.port = self._bind(sock)
                 async with asyncio.timeout(PATIENCE_S):
-                    await asyncio.get_running_loop().sock_connect(sock, place.asked)
+                    await asyncio.get_running_loop().sock_connect(sock, address)
+                call.own = sock.getsockname()[0]
             except BaseException:
                 sock.close()
                 raise
@@ -127,8 +135,13 @@ class Clients:
         while True:
             self._port = self._port + 1 if self._port < PORTS[1] else PORTS[0]
             with suppress(OSError):
-                sock.bind(("0.0.0.0", self._port))
+                sock.bind(("", self._port))
                 return self._port
+
+    def _choose(self, call: _Call, place: Place) -> tuple[str, int]:
+        """An address of the service, of any family."""
+        call.family = self._rng.choice((4, 6))
+        return place.asked[call.family == 6]
 
     async def _ask(self, call: _Call) -> None:
         call.writer.write(b"name\n")
@@ -192,11 +205,14 @@ class Clients:
     async def _exchange(self, place: Place, *, for_good: bool) -> None:
         """Ask one question on a new socket, or one after another on the same."""
         loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
-            sock.connect(place.asked)
+        first = _Call(self._host, "udp", place)
+        address = self._choose(first, place)
+        with socket.socket(_FAMILIES[first.family], socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
+            sock.connect(address)
             while True:
-                call = _Call(self._host, "udp", place.name)
-                call.port = sock.getsockname()[1]
+                call = _Call(self._host, "udp", place)
+                call.family = first.family
+                call.own, call.port = sock.getsockname()[:2]
                 question = self._rng.randbytes(self._rng.randrange(8, 1400))
                 for _ in range(UDP_TRIES):
                     call.words += 1
@@ -206,12 +222,12 @@ class Clients:
                         await loop.sock_sendall(sock, question)
                         async with asyncio.timeout(UDP_TRY_S):
                             while True:
-                                name, _, said = (await loop.sock_recv(sock, 65536)).partition(b" ")
+                                name, peer, said = (await loop.sock_recv(sock, 65536)).split(b" ", 2)
                                 if said == question:
                                     break
                                 if len(said) >= 8 and said[:8] == question[:8]:
                                     call.error = "other bytes came back"
-                        call.answered_by(name + b"\n")
+                        call.answered_by(name + b" " + peer + b"\n")
                         break
                     await asyncio.sleep(max(0.0, tried + UDP_TRY_S - time.monotonic()))
                 call.end(call.error or ("" if call.pod >= 0 else "no answer to any of the datagrams"))
@@ -226,16 +242,20 @@ class _Call:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    def __init__(self, host: str, kind: str, place: str) -> None:
+    def __init__(self, host: str, kind: str, place: Place) -> None:
         self._host, self._kind, self._place = host, kind, place
         self._began = time.monotonic()
         self.port, self.pod, self.words, self.error, self.heard = 0, -1, 0, "", 0.0
+        self.own, self.path, self.family = "", "", 4
 
     def answered_by(self, line: bytes) -> None:
-        """Record the pod; ValueError when the line is not the whole name of a pod."""
-        if not (line.startswith(b"pod-") and line[4:-1].isdigit() and line.endswith(b"\n")):
+        """Record the pod and the path. ValueError when the line is not the whole name of a pod and an address."""
+        found = _ANSWER.fullmatch(line)
+        if found is None:
             raise ValueError(f"answered {line[:100]!r}")
-        self.pod, self.heard = int(line[4:]), time.monotonic()
+        self.pod, self.heard = int(found[1]), time.monotonic()
+        if not self._place.masqueraded:
+            self.path = "kernel" if found[2].decode() == self.own else "userspace"
 
     async def expect_end(self) -> None:
         """Wait for the end of the stream; ValueError when there is more."""
@@ -244,8 +264,9 @@ class _Call:
 
     def tell(self, kind: str, error: str = "") -> None:
         """Print the outcome so far."""
-        who = (self._host, kind, self._place, self._began, time.monotonic(), self.port)
-        print(json.dumps(Outcome(*who, self.pod, error, self.words, self.heard)))
+        connection = (self._host, kind, self._place.name, self._began, time.monotonic(), self.port)
+        answer = (self.pod, error, self.words, self.heard, self.path, self.family)
+        print(json.dumps(Outcome(*connection, *answer)))
 
     def end(self, error: str = "") -> None:
         """Print the final outcome."""

@@ -32,6 +32,13 @@ class State(NamedTuple):
     pods: tuple[int, ...] | None
 
 
+class Policy(NamedTuple):
+    """The setting dataPath from a time on."""
+
+    since: float
+    data_path: str
+
+
 class Kill(NamedTuple):
     """The kill of a worker: it was stopped, its connections were listed, and it was killed."""
 
@@ -50,8 +57,8 @@ class Retired:
     until: float
     """The order to end had come by then."""
     pid: int
-    told: bool
-    """By a signal: then the process takes new connections until a second before the end."""
+    signalled: bool
+    """Then the process takes new connections until a second before the end."""
     ended: float = math.inf
 
 
@@ -68,6 +75,15 @@ class Chronicle:
     """From the order to end until the next process was ready: new clients wait."""
     robbed: list[Span] = field(default_factory=list)
     """From the removal of our rules by a foreign program until they were there again."""
+    policies: list[Policy] = field(default_factory=list)
+    unled: list[Span] = field(default_factory=list)
+    """The removal of slots or spreads by a foreign program: workers serve meanwhile."""
+    unforwarded: list[Span] = field(default_factory=list)
+    """The node did not forward packets."""
+    unattended: list[Span] = field(default_factory=list)
+    """A part of the rescue did not work: what an endpoint did not answer, only the client itself sends again."""
+    inert: list[Span] = field(default_factory=list)
+    """The rules of the rescue may have been inert: a refusal reached its client."""
     kills: list[Kill] = field(default_factory=list)
     retired: list[Retired] = field(default_factory=list)
     quiet: list[Span] = field(default_factory=list)
@@ -86,6 +102,11 @@ class Chronicle:
         with self.lock:
             self.services.setdefault(service, []).append(State(time.monotonic(), pods))
 
+    def policy(self, data_path: str) -> None:
+        """Record the setting dataPath from now on."""
+        with self.lock:
+            self.policies.append(Policy(time.monotonic(), data_path))
+
     def begin(self, spans: list[Span], what: str, target: str = "") -> Span:
         """Open a span; the caller sets its end."""
         span = Span(time.monotonic(), what, target)
@@ -99,3 +120,18 @@ class Chronicle:
         span = self.begin(spans, what)
         yield span
         span.end = time.monotonic()
+
+    @contextmanager
+    def unrescued(self, what: str, *, inert_after_s: float | None) -> Iterator[None]:
+        """A part of the rescue does not work during the context. `inert_after_s`: from when the rules may be inert;
+        None: they are not."""
+        span = self.begin(self.unattended, what)
+        inert = None
+        if inert_after_s is not None:
+            inert = Span(span.begin + inert_after_s, what)
+            with self.lock:
+                self.inert.append(inert)
+        yield
+        span.end = time.monotonic()
+        if inert is not None:
+            inert.end = max(inert.begin, span.end)

@@ -1,4 +1,4 @@
-"""A tenant that means ill: Services whose endpoints are service addresses and node ports, and a client of theirs."""
+"""A hostile tenant: Services with service addresses and node ports as endpoints, and a client of theirs."""
 
 from __future__ import annotations
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.lab.node import NODE_V4, NODE_V6
+
 PODS = 6
 SOUND = (0, 1)
 """Pods without faults. Every steady service has one of them."""
 MORTAL = 5
-"""The pod whose backend is killed now and then, but never silent: only a refusal shows by UDP that there is no
+"""The pod with a backend that is killed now and then, but never silent: only a refusal shows by UDP that there is no
 backend."""
 
 
@@ -29,20 +31,38 @@ class Place:
     """Whether it always has an endpoint that is alive. The others may vanish, be emptied, have dead ones only."""
     spec: dict[str, Any] = field(default_factory=dict)
     """Special fields of its specification."""
-    asked_at: tuple[str, int] = ("", 0)
-    """Where clients reach it, if not at its cluster IP."""
+    node_port: int = 0
+    """Where clients reach it at the node's addresses, instead of its cluster IPs."""
 
     @property
-    def asked(self) -> tuple[str, int]:
-        """Where clients reach it."""
-        return self.asked_at if self.asked_at[1] else (self.address, self.port)
+    def address6(self) -> str:
+        """Its cluster IP of the other family."""
+        third, fourth = self.address.split(".")[2:]
+        return f"fd00:96::{fourth}" if third == "0" else f"fd00:96::{third}:{fourth}"
+
+    @property
+    def addresses(self) -> tuple[str, str]:
+        """Its cluster IPs."""
+        return self.address, self.address6
+
+    @property
+    def asked(self) -> tuple[tuple[str, int], ...]:
+        """Where clients reach it, in both families."""
+        if self.node_port:
+            return (NODE_V4, self.node_port), (NODE_V6, self.node_port)
+        return (self.address, self.port), (self.address6, self.port)
+
+    @property
+    def masqueraded(self) -> bool:
+        """Whether endpoints see an address of the node instead of the client's on the kernel path, too."""
+        return self.node_port > 0
 
 
 PLACES = (
     Place("web", "10.96.0.10"),
     Place("shop", "10.96.0.11", pods=(1, 2, 3, 4)),
     Place("sticky", "10.96.0.12", pods=(0, 1, 4), spec={"sessionAffinity": "ClientIP"}),
-    Place("outside", "10.96.0.13", pods=(0, 5), spec={"type": "NodePort"}, asked_at=("10.2.0.1", 30080)),
+    Place("outside", "10.96.0.13", pods=(0, 5), spec={"type": "NodePort"}, node_port=30080),
     Place("names", "10.96.0.14", port=53, protocol="UDP", pods=(0, 1, 5)),
     Place("guest-1", "10.96.1.1", pods=(0, 2), steady=False),
     Place("guest-2", "10.96.1.2", pods=(1, 3, 5), steady=False),
@@ -63,7 +83,7 @@ class Event:
     pods: tuple[int, ...] = ()
     """The service's endpoints from now on."""
     wait_s: float = 0.0
-    """Within the event: until the next process starts, or the new instance is killed."""
+    """Within the event: until the next process starts, the new instance is killed, or what was stopped goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +93,63 @@ class Act:
     name: str
     seconds: float
     events: tuple[Event, ...]
+    data_path: str = "userspace"
+    """The data path at its end."""
 
 
 PROCESS = ("kill worker", "kill control", "execute anew", "stop and start", "successor", "kill successor", "reload")
+PATHS = ("userspace", "kernel", "auto")
+"""Values of dataPath."""
+KERNEL_PROCESS = ("stop control", *(f"path {path}" for path in PATHS))
+"""Events of the process track that only a run with both paths has."""
+RESCUE = ("kill rescue", "stop rescue", "kill library")
+"""Processes of the kernel path; the control process starts others."""
 API = ("refuse", "silence", "500", "begin anew", "cut watches", "garbage")
-FAULTS = ("silence", "refuse", "kill")
+FAULTS = ("silence", "refuse", "kill", "unreachable", "shun", "flap")
+"""`shun`: a pod that this node reaches and clients of another host do not. `flap`: refusing and answering in turns."""
+UPHEAVAL_S = 400.0
+"""The length of an act with restarts in a long run, about."""
+FLAPS, FLAP_S = 5, 0.3
 NETFILTER = ("delete table", "flush table", "flush chain", "flush map")
+KERNEL_NETFILTER = ("flush spreads", "flush slots", "no forwarding")
 
 
-def acts(seed: int, seconds: float) -> tuple[Act, ...]:
-    """The acts of a run. The first has all faults, restarts included. The others have the same processes to the end:
-    one for them to warm up, and one in which nothing may grow."""
-    shares = (("upheaval", 0.6), ("warming up", 0.15), ("endurance", 0.25))
-    return tuple(_act(f"{seed} {name}", name, seconds * share) for name, share in shares)
+def acts(seed: int, seconds: float, *, both_paths: bool = True) -> tuple[Act, ...]:
+    """The acts of a run. The first ones have all faults, restarts included; a long time has several, as the node is
+    looked at after each. The others have the same processes to the end: one for them to warm up, and one in which
+    nothing may grow. `both_paths`: Services go by the kernel, too."""
+    parts = max(1, round(0.6 * seconds / UPHEAVAL_S))
+    shares = [("upheaval" if part == 0 else f"upheaval {part + 1}", 0.6 / parts) for part in range(parts)]
+    shares += [("warming up", 0.15), ("endurance", 0.25)]
+    rng = random.Random(f"{seed} paths")
+    path = {name: rng.choice(PATHS) for name, _ in shares}
+    # Memory is compared, so these two end alike.
+    path["warming up"] = path["endurance"] = rng.choice(("kernel", "auto"))
+    return tuple(
+        _act(f"{seed} {name}", name, seconds * share, path[name] if both_paths else "userspace", both_paths=both_paths)
+        for name, share in shares
+    )
 
 
-def _act(seed: str, name: str, seconds: float) -> Act:
+def first_path(seed: int) -> str:
+    """The data path with which a run with both begins."""
+    return random.Random(f"{seed} first path").choice(PATHS)
+
+
+def _act(seed: str, name: str, seconds: float, data_path: str, *, both_paths: bool) -> Act:
     """The schedule of one act. Each track has a seed of its own, so that a shorter run is the beginning of a longer
     one."""
-    tracks = [track(random.Random(f"{seed} {track.__name__}")) for track in (_services, _api, _netfilter)]
+    tracks = [track(random.Random(f"{seed} {track.__name__}")) for track in (_services, _api)]
+    netfilter = (*NETFILTER, *KERNEL_NETFILTER) if both_paths else NETFILTER
+    tracks.append(_netfilter(random.Random(f"{seed} _netfilter"), netfilter))
     tracks += [_pod(random.Random(f"{seed} {pod}"), pod) for pod in range(len(SOUND), PODS)]
-    if name == "upheaval":
-        tracks.append(_process(random.Random(f"{seed} process")))
+    kinds = (PROCESS if name.startswith("upheaval") else ()) + (KERNEL_PROCESS if both_paths else ())
+    if kinds:
+        tracks.append(_process(random.Random(f"{seed} process"), kinds))
+    if both_paths:
+        tracks.append(_rescue(random.Random(f"{seed} rescue")))
     events = (event for track in tracks for event in _before(track, seconds))
-    return Act(name, seconds, tuple(sorted(events, key=lambda event: event.at_s)))
+    return Act(name, seconds, tuple(sorted(events, key=lambda event: event.at_s)), data_path)
 
 
 def _before(track: Iterator[Event], seconds: float) -> Iterator[Event]:
@@ -118,11 +171,20 @@ def _deck(rng: random.Random, kinds: Sequence[str]) -> Callable[[], str]:
     return draw
 
 
-def _process(rng: random.Random) -> Iterator[Event]:
-    at_s, draw = 2.0, _deck(rng, PROCESS)
+def _process(rng: random.Random, kinds: Sequence[str]) -> Iterator[Event]:
+    at_s, draw = 2.0, _deck(rng, kinds)
     while True:
-        yield Event(round(at_s, 3), "process", draw(), wait_s=round(rng.uniform(0.0, 3.0), 3))
-        at_s += rng.uniform(4.0, 9.0)
+        kind = draw()
+        wait_s = rng.uniform(0.5, 6.0) if kind == "stop control" else rng.uniform(0.0, 3.0)
+        yield Event(round(at_s, 3), "process", kind, wait_s=round(wait_s, 3))
+        at_s += rng.uniform(3.0, 8.0)
+
+
+def _rescue(rng: random.Random) -> Iterator[Event]:
+    at_s, draw = 2.0, _deck(rng, RESCUE)
+    while True:
+        at_s += rng.uniform(3.0, 12.0)
+        yield Event(round(at_s, 3), "rescue", draw(), wait_s=round(rng.uniform(0.2, 4.0), 3))
 
 
 def _api(rng: random.Random) -> Iterator[Event]:
@@ -141,16 +203,20 @@ def _pod(rng: random.Random, pod: int) -> Iterator[Event]:
     while True:
         at_s += rng.uniform(1.0, 12.0)
         kind = draw()
-        yield Event(round(at_s, 3), "pods", kind, target=str(pod))
-        at_s += rng.uniform(0.5, 5.0)
-        yield Event(round(at_s, 3), "pods", f"end of {kind}", target=str(pod))
+        times, pause_s = (1, rng.uniform(0.5, 5.0)) if kind != "flap" else (FLAPS, FLAP_S)
+        kind = "refuse" if kind == "flap" else kind
+        for _ in range(times):
+            yield Event(round(at_s, 3), "pods", kind, target=str(pod))
+            at_s += pause_s
+            yield Event(round(at_s, 3), "pods", f"end of {kind}", target=str(pod))
+            at_s += pause_s * (times > 1)
 
 
-def _netfilter(rng: random.Random) -> Iterator[Event]:
-    at_s, draw = 4.0, _deck(rng, NETFILTER)
+def _netfilter(rng: random.Random, kinds: Sequence[str]) -> Iterator[Event]:
+    at_s, draw = 4.0, _deck(rng, kinds)
     while True:
         at_s += rng.uniform(5.0, 15.0)
-        yield Event(round(at_s, 3), "netfilter", draw())
+        yield Event(round(at_s, 3), "netfilter", draw(), wait_s=round(rng.uniform(0.5, 7.0), 3))
 
 
 def _services(rng: random.Random) -> Iterator[Event]:

@@ -8,7 +8,21 @@ import sys
 import pytest
 
 from tests.system.soak.actions import ROOT
-from tests.system.soak.schedule import API, BY_NAME, FAULTS, NETFILTER, PLACES, PROCESS, SOUND, acts
+from tests.system.soak.schedule import (
+    API,
+    BY_NAME,
+    FAULTS,
+    KERNEL_NETFILTER,
+    KERNEL_PROCESS,
+    NETFILTER,
+    PATHS,
+    PLACES,
+    PROCESS,
+    RESCUE,
+    SOUND,
+    acts,
+    first_path,
+)
 
 SEEDS = (0, 1, 2, 4711)
 
@@ -73,7 +87,32 @@ def test_what_vanishes_was_there_and_what_ends_had_begun(seed: int) -> None:
 
 
 def test_a_long_run_sees_everything_and_its_end_has_the_same_processes() -> None:
-    upheaval, *rest = acts(1, 1800.0)
-    for track, kinds in {"process": PROCESS, "api": API, "pods": FAULTS, "netfilter": NETFILTER}.items():
-        assert {event.kind for event in upheaval.events if event.track == track} >= set(kinds)
-    assert not [event for act in rest for event in act.events if event.track == "process"]
+    *upheavals, warming_up, endurance = acts(1, 3600.0)
+    assert len(upheavals) == 5
+    events = [event for act in upheavals for event in act.events]
+    wanted = {
+        "process": (*PROCESS, *KERNEL_PROCESS),
+        "api": API,
+        "pods": set(FAULTS) - {"flap"},  # a few refusals
+        "netfilter": (*NETFILTER, *KERNEL_NETFILTER),
+        "rescue": RESCUE,
+    }
+    for track, kinds in wanted.items():
+        assert {event.kind for event in events if event.track == track} >= set(kinds)
+    late = {event.kind for act in (warming_up, endurance) for event in act.events if event.track == "process"}
+    assert late == set(KERNEL_PROCESS), "none replaces the control process"
+
+
+def test_the_seed_chooses_the_data_paths() -> None:
+    assert {first_path(seed) for seed in range(20)} == set(PATHS)
+    assert {acts(seed, 60.0)[0].data_path for seed in range(20)} == set(PATHS)
+    for seed in range(20):
+        _, warming_up, endurance = acts(seed, 60.0)
+        assert warming_up.data_path == endurance.data_path != "userspace", "memory is compared"
+
+
+def test_a_run_with_the_userspace_path_alone_has_nothing_of_the_kernel_path() -> None:
+    for act in acts(1, 1800.0, both_paths=False):
+        kinds = {event.kind for event in act.events}
+        assert not kinds & {*KERNEL_PROCESS, *KERNEL_NETFILTER, *RESCUE}
+        assert act.data_path == "userspace"

@@ -14,9 +14,11 @@ SECONDS = 45.0
 
 
 @pytest.mark.netns
-@pytest.mark.timeout(400)
-def test_nothing_fails_that_nothing_explains_and_nothing_grows() -> None:
-    report = soak(seed=SEED, seconds=SECONDS)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("both_paths", [False, True], ids=["userspace", "both paths"])
+def test_nothing_fails_that_nothing_explains_and_nothing_grows(both_paths: bool) -> None:
+    report = soak(seed=SEED, seconds=SECONDS, both_paths=both_paths)
     print(report.text())
     assert report.good, f"SOAK_SEED={SEED}"
     assert report.tally.right["short"] > 500
+    assert any(path.startswith("kernel") for path in report.tally.paths) is both_paths

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.system.soak.clients import Outcome
-from tests.system.soak.event_record import Chronicle, Kill, Retired, Span, State
+from tests.system.soak.event_record import Chronicle, Kill, Policy, Retired, Span, State
 from tests.system.soak.verdict import BACK_S, LATE_S, LIVE_S, Verdict, slow_repairs, tally
 
 GRACE_S = 5.0
@@ -21,12 +21,20 @@ def chronicle() -> Chronicle:
             "web": [State(0.0, (0, 2))],
             "guest-1": [State(0.0, (2,))],
             "names": [State(0.0, (0, 1))],
-        }
+        },
+        policies=[Policy(0.0, "userspace")],
     )
 
 
+@pytest.fixture
+def kernel(chronicle: Chronicle) -> Chronicle:
+    """The same with the kernel path."""
+    chronicle.policies = [Policy(0.0, "kernel")]
+    return chronicle
+
+
 def failed(place: str = "web", *, began: float = 100.0, ended: float = 100.1, **more: object) -> Outcome:
-    """A client whose connection was reset."""
+    """A client after a reset of its connection."""
     return Outcome("client", "short", place, began, ended, port=11000, error="ConnectionResetError()")._replace(**more)  # type: ignore[arg-type]
 
 
@@ -103,14 +111,14 @@ def test_a_worker_that_was_killed(chronicle: Chronicle) -> None:
 
 
 def test_a_connection_open_longer_than_the_grace_period(chronicle: Chronicle) -> None:
-    chronicle.retired.append(Retired(90.0, 90.5, 1, told=False, ended=95.6))
+    chronicle.retired.append(Retired(90.0, 90.5, 1, signalled=False, ended=95.6))
     cut = failed(began=80.0, ended=95.7)
     assert verdict(chronicle, cut)
     assert verdict(chronicle, cut._replace(began=93.0)) is None, "the rules led elsewhere by then"
     assert verdict(chronicle, cut._replace(ended=93.0)) is None, "too early"
     chronicle.retired[0].ended = 92.0
     assert verdict(chronicle, cut._replace(ended=92.1)) is None, "it did not wait"
-    chronicle.retired[0].told = True
+    chronicle.retired[0].signalled = True
     assert verdict(chronicle, cut._replace(heard=80.1, ended=92.1)) is None, "it did not wait for those it had"
     assert verdict(chronicle, cut._replace(heard=90.1, ended=92.1)), "it came after the order to end"
 
@@ -161,3 +169,102 @@ def test_datagrams_are_lost_only_while_there_is_no_way(chronicle: Chronicle) -> 
     assert verdict(chronicle, lost) is None, "it is over for long"
     chronicle.gaps[0].end = math.inf
     assert verdict(chronicle, lost)
+
+
+# The kernel path.
+
+REFUSED = "ConnectionRefusedError()"
+
+
+@pytest.mark.parametrize("error", [REFUSED, "OSError(113, 'No route to host')"])
+def test_a_refusal_reaches_a_client_only_without_the_rescue(kernel: Chronicle, error: str) -> None:
+    refused = failed(error=error)
+    kernel.faults.append(Span(99.0, "refuse", "2", 110.0))
+    assert verdict(kernel, refused) is None, "the rescue hides it"
+    kernel.inert.append(Span(99.5, "kill rescue", "", 100.5))
+    assert verdict(kernel, refused) == "an endpoint was dead, and the rescue did not work (kill rescue)"
+    assert verdict(kernel, refused._replace(began=101.1, ended=101.1)) is None, "the rescue works again"
+    assert verdict(kernel, refused._replace(began=99.1, ended=99.2)) is None, "it still worked"
+    assert verdict(kernel, refused._replace(path="userspace")) is None, "a worker hides it"
+    kernel.faults[0].what = "silence"
+    assert verdict(kernel, refused) is None, "what is silent does not refuse"
+    kernel.faults[0].end = 99.2
+    kernel.faults[0].what = "refuse"
+    assert verdict(kernel, refused) is None, "no endpoint was dead"
+
+
+def test_without_a_kernel_path_the_rescue_explains_nothing(chronicle: Chronicle) -> None:
+    chronicle.faults.append(Span(99.0, "refuse", "2", 110.0))
+    chronicle.inert.append(Span(99.5, "kill rescue", "", 100.5))
+    assert verdict(chronicle, failed(error=REFUSED)) is None
+
+
+def test_no_process_is_needed_by_a_connection_of_the_kernel_path(kernel: Chronicle) -> None:
+    kernel.kills.append(Kill(100.02, 100.06, frozenset({("client", 11000)})))
+    kernel.retired.append(Retired(90.0, 90.5, 1, signalled=False, ended=100.0))
+    assert verdict(kernel, failed()) is None
+    assert verdict(kernel, failed(began=80.0, heard=80.1, pod=0, path="kernel")) is None
+    kernel.policies.insert(0, Policy(-1.0, "userspace"))
+    kernel.policies[1] = Policy(85.0, "kernel")
+    moved = failed(began=80.0, heard=80.1, pod=0, path="userspace")
+    assert verdict(kernel, moved) == "its worker was killed", "it has stayed where it was"
+
+
+def test_a_change_of_the_path_cuts_nothing(kernel: Chronicle) -> None:
+    kernel.policies.append(Policy(100.0, "userspace"))
+    for path in ("kernel", "userspace"):
+        assert verdict(kernel, failed(kind="long", began=90.0, heard=90.1, pod=0, path=path)) is None
+
+
+def test_a_client_takes_the_path_that_is_set(kernel: Chronicle) -> None:
+    assert verdict(kernel, answered(0)._replace(path="kernel")) == ""
+    astray = answered(0)._replace(path="userspace")
+    assert verdict(kernel, astray) is None
+    assert verdict(kernel, answered(0)) == "", "unknown"
+    assert verdict(kernel, answered(2, "guest-1")._replace(path="userspace")) == "", "all its endpoints may be ejected"
+    kernel.unforwarded.append(Span(97.0, "the node did not forward", "", 99.0))
+    assert verdict(kernel, astray) == ""
+    kernel.unforwarded.clear()
+    kernel.policies.append(Policy(98.0, "userspace"))
+    assert verdict(kernel, astray) == verdict(kernel, astray._replace(path="kernel")) == "", "it is being changed"
+    late = 98.0 + LIVE_S + 1
+    assert verdict(kernel, astray._replace(path="kernel", began=late, ended=late)) is None
+    kernel.policies = [Policy(0.0, "auto")]
+    assert verdict(kernel, astray) == verdict(kernel, astray._replace(path="kernel")) == ""
+
+
+def test_a_client_waits_where_nothing_notices_that_an_endpoint_is_silent(kernel: Chronicle) -> None:
+    late = answered(0, ended=100.0 + LATE_S + 1)._replace(path="kernel")
+    kernel.faults.append(Span(99.0, "silence", "2", 104.0))
+    assert verdict(kernel, late) is None
+    kernel.unattended.append(Span(98.0, "stop control", "", 103.0))
+    assert verdict(kernel, late) == "late: an endpoint was dead, and the rescue did not work (stop control)"
+    assert verdict(kernel, late._replace(path="userspace")) is None
+    assert verdict(kernel, late._replace(ended=112.0)) is None, "it could try again long before"
+
+
+def test_an_endpoint_that_does_not_answer_one_host_delays_its_clients(kernel: Chronicle) -> None:
+    late = answered(0, ended=100.0 + LATE_S + 1)._replace(path="kernel")
+    kernel.faults.append(Span(99.0, "shun", "2", 104.0))
+    assert verdict(kernel, late) == "late: an endpoint did not answer this client"
+    assert verdict(kernel, late._replace(host="node")) is None
+
+
+def test_a_node_that_does_not_forward_delays_clients_of_other_hosts(kernel: Chronicle) -> None:
+    late = answered(0, ended=100.0 + LATE_S + 1)._replace(path="kernel")
+    kernel.unforwarded.append(Span(99.0, "the node did not forward", "", 104.0))
+    assert verdict(kernel, late) == "late: the node did not forward"
+    assert verdict(kernel, late._replace(host="node")) is None
+    kernel.unforwarded[0].begin = 80.0
+    assert verdict(kernel, late) == "late: the node did not forward"
+    assert verdict(kernel, late._replace(path="userspace")) is None, "it is known by then"
+
+
+def test_a_client_learns_of_its_end_when_the_node_forwards_again(kernel: Chronicle) -> None:
+    kernel.faults.append(Span(100.05, "kill", "2", 101.0))
+    cut = failed(kind="long", began=90.0, heard=90.1, ended=106.0, pod=2, path="kernel")
+    assert verdict(kernel, cut) is None
+    kernel.unforwarded.append(Span(99.0, "the node did not forward", "", 105.0))
+    assert verdict(kernel, cut) == "the backend was killed"
+    assert verdict(kernel, cut._replace(host="node")) is None
+    assert verdict(kernel, cut._replace(pod=0)) is None

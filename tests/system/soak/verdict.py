@@ -16,7 +16,15 @@ BACK_S = 6.0
 """The same after a time without an API server or control process: the daemon reconnects within five seconds."""
 LATE_S = 5.0
 """A slower answer needs an explanation as a failure does. Two lost packets of a handshake are three seconds."""
+LATE_LARGE_S = 10.0
+"""The same for a transfer of up to 4 MB each way, on a busy machine."""
 REFUSED = "ConnectionRefusedError"
+UNREACHABLE = ("OSError(113", "OSError(101")
+"""EHOSTUNREACH and ENETUNREACH: errors of a connection that was never open."""
+RESCUED_S = 0.5
+"""The longest time from a refusal that reaches a client to its outcome."""
+FORWARDING_S = 6.0
+"""The latest time after which Services take the userspace path because the node does not forward."""
 KILL_S = 0.2
 """The longest time that a kill of a process takes."""
 NOTICED_S = 3.0
@@ -47,8 +55,10 @@ class Verdict:
             return next(self._why_failed(seen), None)
         if seen.kind not in ("long", "large") and seen.pod not in self._possible(seen):
             return None
+        if self._is_astray(seen):
+            return None
         # The time of a long connection after its first answer is not limited.
-        if seen.kind != "long" and seen.ended - seen.began > LATE_S:
+        if seen.kind != "long" and seen.ended - seen.began > (LATE_LARGE_S if seen.kind == "large" else LATE_S):
             return next(self._why_late(seen), None)
         return ""
 
@@ -60,12 +70,15 @@ class Verdict:
             for span in (*self._chronicle.gaps, *self._chronicle.robbed):
                 if span.meets(seen.heard - UDP_BACK_S, seen.heard):
                     yield f"{span.what}, and datagrams do not wait"
-            for kill in self._chronicle.kills:
-                if seen.heard - UDP_BACK_S <= kill.killed <= seen.ended:
-                    yield "its worker was killed, perhaps"
+            if self._may_take("userspace", seen):
+                for kill in self._chronicle.kills:
+                    if seen.heard - UDP_BACK_S <= kill.killed <= seen.ended:
+                        yield "its worker was killed, perhaps"
             return
         yield from self._why_unservable(seen)
-        if REFUSED not in seen.error:
+        if REFUSED in seen.error or seen.error.startswith(UNREACHABLE):
+            yield from self._why_unrescued(seen)
+        else:
             # Only an open connection can be cut.
             yield from self._why_cut(seen)
         for span in self._chronicle.robbed:
@@ -88,15 +101,63 @@ class Verdict:
                 yield "all endpoints of the service were dead"
 
     def _dead(self, pod: int, seen: Outcome) -> bool:
-        return any(span.target == str(pod) and span.meets(seen.began, seen.ended) for span in self._chronicle.faults)
+        return any(self._faults(pod, seen))
+
+    def _faults(self, pod: int, seen: Outcome) -> Iterator[Span]:
+        """What was wrong with a pod during the client's attempt."""
+        for span in self._chronicle.faults:
+            meets = span.target == str(pod) and span.meets(seen.began, seen.ended)
+            if meets and (span.what != "shun" or seen.host == "client"):
+                yield span
+
+    def _why_unrescued(self, seen: Outcome) -> Iterator[str]:
+        """Reasons why a refusal by an endpoint reached the client: the kernel led it there, and the rescue was off."""
+        if not self._may_take("kernel", seen):
+            return
+        refusing = any(fault.what != "silence" for pod in self._possible(seen) for fault in self._faults(pod, seen))
+        for span in self._chronicle.inert:
+            if refusing and span.begin <= seen.ended <= span.end + RESCUED_S:
+                yield f"an endpoint was dead, and the rescue did not work ({span.what})"
+
+    def _may_take(self, path: str, seen: Outcome) -> bool:
+        """Whether the client may have taken this data path."""
+        return path == seen.path if seen.path else path in self._paths(seen)
+
+    def _paths(self, seen: Outcome) -> set[str]:
+        """The data paths that a client may have taken when it came."""
+        until = seen.heard or seen.ended
+        begin, policies = self.unsure_since(seen.began), self._chronicle.policies
+        ends = [policy.since for policy in policies[1:]] + [until]
+        found = {
+            policy.data_path
+            for policy, end in zip(policies, ends, strict=True)
+            if policy.since <= until and end >= begin
+        }
+        # By the kernel, when failed connections are rescued, or are not yet known not to be.
+        paths = found | {"kernel", "userspace"} if "auto" in found else found
+        elsewhere = (
+            not BY_NAME[seen.place].steady
+            or any(span.meets(seen.began - LIVE_S, until) for span in (*self._chronicle.robbed, *self._chronicle.unled))
+            or any(
+                span.begin <= until and seen.began <= self._known_after(span.end)
+                for span in self._chronicle.unforwarded
+            )
+        )
+        return (paths | {"userspace"} if elsewhere else paths) - {"auto"}
+
+    def _is_astray(self, seen: Outcome) -> bool:
+        """Whether it took a data path that nothing had chosen. A UDP flow stays where it is."""
+        return bool(seen.path) and seen.kind != "udp" and seen.path not in self._paths(seen)
 
     def _why_cut(self, seen: Outcome) -> Iterator[str]:
         began, ended = seen.began, seen.ended
         for fault in self._chronicle.faults:
             killed = fault.what == "kill" and began <= fault.begin + KILL_S and fault.begin <= ended
             its = int(fault.target) in ({seen.pod} if seen.pod >= 0 else self._possible(seen))
-            if killed and its and ended <= self._noticed(fault.begin):
+            if killed and its and ended <= self._noticed(fault.begin, seen):
                 yield "the backend was killed"
+        if not self._may_take("userspace", seen):
+            return  # its bytes did not depend on any process
         for kill in self._chronicle.kills:
             if (seen.host, seen.port) in kill.ports and began <= kill.killed and kill.stopped <= ended:
                 yield "its worker was killed"
@@ -104,10 +165,10 @@ class Verdict:
                 yield "it waited to be accepted by a worker that was killed"
         for retired in self._chronicle.retired:
             # A client after the order to end has as long as the clients before it, but not all of the grace period.
-            late = retired.told and not 0.0 < seen.heard <= retired.since
+            late = retired.signalled and not 0.0 < seen.heard <= retired.since
             served_out = late or retired.ended >= retired.until + self._grace_s - GRACE_SLACK_S
-            in_time = began <= (retired.ended - 0.8 if retired.told else retired.until + ARRIVAL_S)
-            if served_out and in_time and retired.ended - CLOSING_S <= ended <= self._noticed(retired.ended):
+            in_time = began <= (retired.ended - 0.8 if retired.signalled else retired.until + ARRIVAL_S)
+            if served_out and in_time and retired.ended - CLOSING_S <= ended <= self._noticed(retired.ended, seen):
                 yield "it was open longer than a process that ends waits for"
 
     def _may_come(self, seen: Outcome, kill: Kill) -> bool:
@@ -116,25 +177,55 @@ class Verdict:
         tries_again = any(span.meets(seen.began, kill.stopped) for span in ways)
         return seen.began <= kill.killed + 0.3 and (seen.began >= kill.stopped - 0.1 or tries_again)
 
-    def _noticed(self, cut: float) -> float:
-        """When the last client notices that it was cut. Without our rules, no reset reaches the client; it gets one
-        when it sends again."""
-        ways = [span for span in self._chronicle.robbed if span.meets(cut, cut)]
-        return max([cut, *(_tried_again(cut, span.end) for span in ways)]) + NOTICED_S
+    def _noticed(self, cut: float, seen: Outcome) -> float:
+        """When the last client notices that it was cut. Without our rules, or without forwarding on the kernel path, no
+        reset reaches the client; it gets one when it sends again."""
+        ways = list(self._chronicle.robbed)
+        if seen.host == "client" and self._may_take("kernel", seen):
+            ways += self._chronicle.unforwarded
+        return max([cut, *(_tried_again(cut, span.end) for span in ways if span.meets(cut, cut))]) + NOTICED_S
 
     def _why_late(self, seen: Outcome) -> Iterator[str]:
+        yield from (f"late: {why}" for why in self._why_unservable(seen))
         for span in (*self._chronicle.gaps, *self._chronicle.robbed):
             if span.meets(seen.began, seen.ended) and self._waited_until(span.end, seen):
                 yield f"late: {span.what}"
         for fault in self._chronicle.faults:
             # Only if the endpoint had answered the dial: a silent one is passed over.
-            silent = fault.what == "silence" and int(fault.target) == seen.pod
+            silent = fault.what in ("silence", "shun") and int(fault.target) == seen.pod
             if silent and fault.meets(seen.began, seen.ended) and self._waited_until(fault.end, seen):
                 yield "late: the backend was silent"
-        for kill in self._chronicle.kills:
-            if seen.began <= kill.killed <= seen.ended and self._waited_until(kill.killed, seen):
-                yield "late: a worker was killed"
-        yield from (f"late: {why}" for why in self._why_unservable(seen))
+        if self._may_take("userspace", seen):
+            for kill in self._chronicle.kills:
+                if seen.began <= kill.killed <= seen.ended and self._waited_until(kill.killed, seen):
+                    yield "late: a worker was killed"
+        if "kernel" in self._paths(seen):  # at first: a later attempt may have taken the other
+            yield from self._why_late_by_kernel(seen)
+
+    def _why_late_by_kernel(self, seen: Outcome) -> Iterator[str]:
+        faults = [fault for pod in self._possible(seen) for fault in self._faults(pod, seen)]
+        for span in self._chronicle.unattended:
+            for fault in faults:
+                met = span.meets(seen.began, seen.ended) and fault.meets(span.begin, span.end)
+                if met and self._waited_until(min(span.end, fault.end), seen):
+                    yield f"late: an endpoint was dead, and the rescue did not work ({span.what})"
+        for fault in faults:
+            # It answers others, so it stays, and the client's own attempts choose another.
+            if fault.what == "shun" and self._waited_until(fault.end, seen):
+                yield "late: an endpoint did not answer this client"
+        for span in self._chronicle.unforwarded:
+            known = seen.path != "kernel" and seen.began > self._known_after(span.begin)
+            met = seen.host == "client" and span.meets(seen.began, seen.ended)
+            if met and not known and self._waited_until(span.end, seen):
+                yield f"late: {span.what}"
+
+    def _known_after(self, change: float) -> float:
+        """When the daemon knows at the latest that the node forwards, or does not, any more."""
+        known = change + FORWARDING_S
+        for away in sorted(self._chronicle.blind, key=lambda away: away.begin):
+            if away.target != "api" and away.meets(change, known):
+                known = max(known, away.end + FORWARDING_S)
+        return known
 
     def _waited_until(self, way: float, seen: Outcome) -> bool:
         """Whether it was answered as soon as possible, once there was a way."""
@@ -175,6 +266,8 @@ class Tally:
     """By kind."""
     explained: Counter[str] = field(default_factory=Counter)
     unexplained: list[Outcome] = field(default_factory=list)
+    paths: Counter[str] = field(default_factory=Counter)
+    """Answered clients by path, kind and host."""
     words: Counter[str] = field(default_factory=Counter)
     slowest: Outcome | None = None
     """Of the short ones."""
@@ -194,6 +287,7 @@ def tally(verdict: Verdict, outcomes: Iterable[Outcome], *, quiet: Sequence[Span
             result.explained[f"{seen.kind}: {why}"] += 1
         else:
             result.right[seen.kind] += 1
+            result.paths[f"{seen.path or 'either'} path, IPv{seen.family}, from {seen.host}"] += seen.kind != "opened"
         result.words[seen.kind] += seen.words
         if seen.kind == "short" and not seen.error and BY_NAME[seen.place].steady:
             if result.slowest is None or seen.ended - seen.began > result.slowest.ended - result.slowest.began:

@@ -1,47 +1,11 @@
 # What tests/system/systemd/try.sh has the container's systemd do. Ends with "all held" if everything was as it should be.
-set -euo pipefail
-step() { echo "-- $*"; }
-die() { echo "FAILED: $*"; journalctl -u kubeproxy --no-pager -o cat | tail -40; exit 1; }
-ask() {
-  python3 -c '
-import time, urllib.request
-began = time.monotonic()
-status = urllib.request.urlopen("http://10.96.0.10/", timeout=20).status
-print(f"   answered {status} after {time.monotonic() - began:.3f} s")' || die "no answer ($1)"
-}
-main() { systemctl show -p MainPID --value kubeproxy; }
-ours() { pgrep -f "lib/kubeproxy/bin/python" -c || true; }
-becomes() { # another main process than $1 within $2 seconds
-  for _ in $(seq $(($2 * 10))); do
-    case $(main) in "$1" | 0) sleep 0.1 ;; *) return ;; esac
-  done
-  die "no new process within $2 s"
-}
-
-# Two backends on this very host, and some route to the service address.
-ip link set lo up
-ip address add 192.0.2.11/32 dev lo
-ip address add 192.0.2.12/32 dev lo
-ip link add v0 type veth peer name v1
-ip address add 10.9.0.1/24 dev v0
-ip link set v0 up
-ip link set v1 up
-ip route add default via 10.9.0.2
-for address in 192.0.2.11 192.0.2.12; do
-  # Not http.server's own command: its name look-up waits for a DNS server that is not there.
-  python3 -c '
-import sys
-from http.server import SimpleHTTPRequestHandler
-from socketserver import ThreadingTCPServer
-ThreadingTCPServer((sys.argv[1], 8080), SimpleHTTPRequestHandler).serve_forever()' $address >/dev/null 2>&1 &
-done
-sleep 1
+. /root/host.sh
 
 step start
 systemctl start kubeproxy
 ask start
 systemctl show -p StatusText --value kubeproxy
-[ "$(stat -c %U "/proc/$(main)")" = kubeproxy ] || die "it runs as somebody else"
+[ "$(stat -c %U "/proc/$(main)")" = kubeproxy ] || die "it runs as another user"
 grep -q 'CapEff:.*3400$' "/proc/$(main)/status" || die "other capabilities: $(grep CapEff "/proc/$(main)/status")"
 
 step "reload; and reload of a faulty configuration, which is refused"
@@ -100,7 +64,7 @@ grep -q "Fatal Python error: Aborted" /tmp/journal || die "it did not say where 
 sleep 3
 ask "after the watchdog"
 
-step "restart: who comes meanwhile waits"
+step "restart: new clients wait"
 systemctl restart --no-block kubeproxy
 for _ in 1 2 3 4 5; do ask "during a restart"; done
 

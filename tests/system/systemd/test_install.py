@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -14,18 +13,11 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.model.version import __version__
+from tests.system.deploy.registry import index_answers
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[3]
-
-
-def _index_answers() -> bool:
-    try:
-        socket.create_connection(("pypi.org", 443), timeout=5).close()
-    except OSError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +26,24 @@ class Target:
 
     directory: Path
 
-    def make(self, what: str) -> str:
-        done = subprocess.run(
-            ["make", "--no-print-directory", what, f"DESTDIR={self.directory}", "PREFIX=/usr"],
+    def make(self, what: str, *variables: str) -> str:
+        done = self.try_to_make(what, *variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def try_to_make(self, what: str, *variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["make", "--no-print-directory", what, f"DESTDIR={self.directory}", "PREFIX=/usr", *variables],
             cwd=ROOT,
             capture_output=True,
             text=True,
             check=False,
             timeout=110,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+
+    @property
+    def kube_proxy(self) -> Path:
+        return self.directory / "usr/bin/kube-proxy"
 
     def files(self) -> set[str]:
         return {
@@ -56,12 +55,16 @@ class Target:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    if not _index_answers():
+    if not index_answers():
         pytest.skip("the package index cannot be reached from here")
     built = Target(tmp_path_factory.mktemp("built") / "root")
     (built.directory / "etc/kubeproxy").mkdir(parents=True)
     (built.directory / "etc/kubeproxy/config.yaml").write_text("mine\n")
-    assert "kept" in built.make("install")
+    built.kube_proxy.parent.mkdir(parents=True)
+    built.kube_proxy.write_text(FOREIGN)
+    printed = built.make("install")
+    assert f"kept: {built.directory}/etc/kubeproxy/config.yaml\n" in printed
+    assert f"kept: {built.kube_proxy}, which is not kubeproxy's\n" in printed
     # What a package carries elsewhere must not remember where it was made.
     moved = Target(built.directory.with_name("elsewhere"))
     built.directory.rename(moved.directory)
@@ -69,9 +72,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     shutil.rmtree(moved.directory)
 
 
+FOREIGN = "kube-proxy's own program\n"
 FILES = {
     "usr/bin/kubeproxy",
     "usr/bin/kube-proxy",
+    "usr/share/bash-completion/completions/kubeproxy",
+    "usr/share/zsh/vendor-completions/_kubeproxy",
+    "usr/share/fish/vendor_completions.d/kubeproxy.fish",
     "usr/lib/systemd/system/kubeproxy-controllers.service",
     "usr/lib/systemd/system/kubeproxy.service",
     "usr/lib/sysusers.d/kubeproxy.conf",
@@ -96,12 +103,12 @@ def test_it_runs_wherever_it_was_moved(installed: Target) -> None:
     venv = installed.directory / "usr/lib/kubeproxy"
     python = venv / "bin/python"
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert (installed.directory / "usr/bin/kubeproxy").readlink() == Path("../lib/kubeproxy/bin/kubeproxy")
     for name, target in scripts.items():
         module, _, function = target.partition(":")
         text = (venv / "bin" / name).read_text()
         assert text.startswith("#!/usr/lib/kubeproxy/bin/python\n")
         assert f"from {module} import {function}\n" in text
-        assert (installed.directory / "usr/bin" / name).readlink() == Path("../lib/kubeproxy/bin") / name
     done = subprocess.run(
         [python, venv / "bin/kubeproxy", "version"], capture_output=True, text=True, check=True, timeout=60
     )
@@ -120,8 +127,39 @@ def test_nothing_for_building_is_left_and_everything_is_compiled(installed: Targ
         assert list((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")), source
 
 
+def test_another_program_of_the_same_name_stays(installed: Target) -> None:
+    assert installed.kube_proxy.read_text() == FOREIGN
+    assert "kept" in installed.make("install", "ALIAS=1")
+    assert installed.kube_proxy.read_text() == FOREIGN, "not even where the alias is asked for"
+    program = installed.directory / "usr/bin/kubeproxy"
+    ours = program.readlink()
+    program.unlink()
+    program.write_text(FOREIGN)
+    refused = installed.try_to_make("install")
+    assert refused.returncode != 0
+    assert "is another program" in refused.stderr
+    assert program.read_text() == FOREIGN
+    program.unlink()
+    program.symlink_to(ours)
+
+
 def test_uninstalling_leaves_the_administrators_files(installed: Target) -> None:
     installed.make("uninstall")
     left = {path for path in installed.files() if "manifests" not in path}
-    assert left == {"etc/kubeproxy/config.yaml", "etc/kubeproxy/environment"}
+    assert left == {
+        "usr/bin/kube-proxy",
+        "etc/kubeproxy/config.yaml",
+        "etc/kubeproxy/environment",
+    }
     assert not (installed.directory / "usr/lib/kubeproxy").exists()
+    assert installed.kube_proxy.read_text() == FOREIGN
+
+
+@pytest.mark.timeout(150)
+def test_the_alias_is_made_and_removed(installed: Target) -> None:
+    """After the tests above: nothing is installed any more."""
+    installed.kube_proxy.unlink()
+    installed.make("install", "ALIAS=1")
+    assert installed.kube_proxy.readlink() == Path("../lib/kubeproxy/bin/kube-proxy")
+    installed.make("uninstall")
+    assert not installed.kube_proxy.is_symlink()

@@ -22,7 +22,7 @@ from tests.tools.bench.chart import chart
 from tests.tools.bench.cpu_pinning import Cores
 from tests.tools.bench.measures import CONNECTIONS, LOADS, REQUESTS, Measure
 from tests.tools.bench.memory import IdleConnections, IdleDaemon
-from tests.tools.bench.peers import Bare, Direct, HAProxy, Kubeproxy, Nginx, Peer, RedirectedHAProxy, Streams
+from tests.tools.bench.peers import Bare, Direct, HAProxy, Kubeproxy, Nginx, Peer, PlainDnat, RedirectedHAProxy, Streams
 from tests.tools.bench.processes import family
 from tests.tools.bench.scale import SCENARIOS, Scale
 from tests.tools.bench.stage import Stage, make_stage
@@ -31,11 +31,11 @@ LANES = 3
 """Workers and threads where several serve."""
 
 _NAMES = (*(load.name for load in LOADS), IdleConnections.name, IdleDaemon.name, Scale.name)
-_ONE = ("direct", "haproxy", "haproxy+nat", "nginx", "streams", "bare", "kubeproxy0", "kubeproxy")
+_ONE = ("direct", "dnat", "kernel", "haproxy", "haproxy+nat", "nginx", "streams", "bare", "kubeproxy0", "kubeproxy")
 _EVERY = ("direct*", f"haproxy{LANES}", f"haproxy{LANES}+nat", f"nginx{LANES}", f"kubeproxy{LANES}")
 _PEERS = (*_ONE, *_EVERY)
 _USUAL = tuple(name for name in _PEERS if name != "bare")
-_QUICK = ("direct", "haproxy", "kubeproxy", f"haproxy{LANES}", f"kubeproxy{LANES}")
+_QUICK = ("direct", "dnat", "kernel", "haproxy", "kubeproxy", f"haproxy{LANES}", f"kubeproxy{LANES}")
 _QUICK_NAMES = (*(load.name for load in LOADS if load.name != "bulk1"), IdleConnections.name, IdleDaemon.name)
 _WIDE = (REQUESTS, CONNECTIONS)
 """What is measured on every core."""
@@ -62,6 +62,10 @@ def _make_peer(name: str, netfilter: str, profile: Path | None) -> Peer:
     match name.rstrip("0123456789*"):
         case "direct":
             return Direct(name, lanes=lanes)
+        case "dnat":
+            return PlainDnat(name, lanes=lanes)
+        case "kernel":
+            return Kubeproxy(name, workers=lanes, netfilter=netfilter, data_path="kernel", profile=profile)
         case "haproxy":
             return HAProxy(name, lanes=lanes)
         case "nginx":
@@ -90,8 +94,8 @@ def measure_loads(
     seconds: float,
     perf: Path | None = None,
 ) -> None:
-    """The alternating rounds, told on stderr as they come. All peers stand at once, and one is loaded at a time. With
-    `perf`, the last of them is sampled."""
+    """The alternating rounds, reported on stderr as they come. All peers stand at once, and one is loaded at a time.
+    With `perf`, the last of them is sampled."""
     with ExitStack() as stack:
         stages: list[tuple[Peer, Stage]] = []
         for peer in peers:
@@ -234,7 +238,7 @@ def main(
     idle, standing, scale = IdleConnections(), IdleDaemon(), Scale(services)
     if idle.name in names:
         for peer in known:
-            if not isinstance(peer, Direct | Bare):
+            if not isinstance(peer, Direct | Bare | PlainDnat) and peer.name != "kernel":
                 _measure_once(results, idle.name, peer.name, lambda peer=peer: idle.run(peer))  # type: ignore[misc]
     if standing.name in names:
         for source in standing.sources:

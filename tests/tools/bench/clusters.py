@@ -40,6 +40,12 @@ def newcomer(number: int) -> str:
     return f"10.1.{250 + number // 250}.{1 + number % 250}"
 
 
+def spare(number: int) -> str:
+    """Another endpoint that no Service has at first, of some 29,000; the same again after these."""
+    number %= 116 * 250
+    return f"10.1.{140 + number // 250}.{1 + number % 250}"
+
+
 def slice_of(number: int, addresses: list[str]) -> dict[str, Any]:
     """The EndpointSlice with these addresses, as the API server has it."""
     return endpoint_slice(number, addresses)

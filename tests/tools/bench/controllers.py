@@ -3,7 +3,7 @@
 ``KUBERNETES_BINARIES=DIR python -m tests.tools.bench.controllers [--deployments 500] [--pods 10] [--qps 20]``, on a
 real API server with simulated kubelets; both have equal limits of requests. Each runs alone, one after the other, in
 namespaces of its own; the objects of the first are deleted before the second begins. Printed: seconds until all
-rollouts are complete, CPU seconds of the controllers' process, its memory, and its writes by verb and resource.
+rollouts are complete, CPU seconds of the controllers' process, its memory, and its requests by verb and resource.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def _measure(plane: ControlPlane, process: str, user: str, arguments: argp
         await _complete(client, path, arguments.deployments)
         rolled, cpu_rolled = time.monotonic(), _cpu_s(pid)
         _, most = _memory_mib(pid)
-        writes = Counter(f"{verb} {resource}" for _, verb, resource in plane.writes_of(user))
+        requests = Counter(f"{verb} {resource}" for _, verb, resource in plane.requests_of(user))
         for resource in ("deployments", "replicasets", "pods"):
             group = "/api/v1" if resource == "pods" else "/apis/apps/v1"
             where = f"{group}/namespaces/{NAMESPACE}-{user}/{resource}"
@@ -98,7 +98,7 @@ async def _measure(plane: ControlPlane, process: str, user: str, arguments: argp
             "roll_cpu_s": cpu_rolled - cpu_created,
             "memory_mib": memory,
             "memory_most_mib": most,
-            "writes": dict(writes.most_common()),
+            "requests": dict(requests.most_common()),
         }
     finally:
         nodes.cancel()
@@ -127,8 +127,8 @@ def main() -> None:
             )
             with running:
                 found = asyncio.run(_measure(plane, process, user, arguments))
-            figures = " ".join(f"{key}={value:.1f}" for key, value in found.items() if key != "writes")
-            print(f"{name}: {figures}\n  writes: {found['writes']}", flush=True)
+            figures = " ".join(f"{key}={value:.1f}" for key, value in found.items() if key != "requests")
+            print(f"{name}: {figures}\n  requests: {found['requests']}", flush=True)
 
 
 async def _ready(plane: ControlPlane) -> None:

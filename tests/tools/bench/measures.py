@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tests.tools.bench import traffic
 from tests.tools.bench.cpu_pinning import busy_seconds, pinned
 from tests.tools.bench.peers import Peer
-from tests.tools.bench.processes import cpu_seconds
+from tests.tools.bench.processes import cpu_seconds, ended_seconds, softirq_seconds
 from tests.tools.bench.stage import BULK, ECHO, HTTP, Stage
 
 
@@ -42,22 +42,34 @@ class Measure(ABC):
 
     @abstractmethod
     def run(self, stage: Stage, peer: Peer, seconds: float) -> Mapping[str, float]:
-        """Load the peer for so long. Returns the figures by the keys of `metrics`, without the `added_` ones, which
-        the report computes. AssertionError if nothing came through."""
+        """Load the peer for so long. Returns the figures by the keys of `metrics`, without the `added_` and
+        `times_dnat_` ones, which the report computes. AssertionError if nothing came through."""
 
 
 class Meter:
-    """The CPU use of the proxy since the meter was made."""
+    """The CPU use of the proxy, and of all that takes part, since the meter was made."""
 
     def __init__(self, stage: Stage, peer: Peer) -> None:
         self._cores = stage.cores.proxy
         self._pid = peer.pid()
         self._began = time.monotonic()
         self._busy = busy_seconds(self._cores)
+        self._responder = stage.responder
         self._cpu = self._cpu_so_far()
+        self._all = self._all_so_far()
 
     def _cpu_so_far(self) -> float:
         return cpu_seconds(self._pid) if self._pid is not None else 0.0
+
+    def _all_so_far(self) -> float:
+        return self._cpu_so_far() + cpu_seconds(self._responder) + ended_seconds() + softirq_seconds()
+
+    def all_cpu_s(self) -> float:
+        """CPU seconds of the proxy, the responder, the load generators that have ended, and the kernel's own threads.
+
+        What the kernel does for a packet counts for the process that it interrupts or that has sent the packet, so this
+        is what the whole machine does, without the work of others on it."""
+        return self._all_so_far() - self._all
 
     def cpu_s(self) -> float:
         """CPU seconds of its processes."""
@@ -116,6 +128,8 @@ class Http(Measure):
         return (
             Metric("per_s", f"{self.name} per second"),
             Metric("cpu_s", f"proxy CPU s per {self._unit}", digits=2),
+            Metric("all_cpu_s", f"all CPU s per {self._unit}", digits=2),
+            Metric("times_dnat_all_cpu_s", "all CPU, × dnat", digits=2, compared=False),
             _BUSY,
             Metric("errors", "failed", rare=True, compared=False),
         )
@@ -131,13 +145,14 @@ class Http(Measure):
         done = stage.client.run(
             pinned(stage.cores.load, "wrk", *options, "-s", str(script), f"http://{address}:{port}/")
         )
-        busy, cpu_s = meter.busy(), meter.cpu_s()
+        busy, cpu_s, all_cpu_s = meter.busy(), meter.cpu_s(), meter.all_cpu_s()
         sums = WrkSums.parse(done.stdout)
         if sums.requests == 0:
             raise AssertionError(f"{peer.name}: not one request was answered: {done.stdout}")
         return {
             "per_s": sums.requests / sums.seconds,
             "cpu_s": cpu_s * self._per / sums.requests,
+            "all_cpu_s": all_cpu_s * self._per / sums.requests,
             "busy_percent": busy,
             "errors": sums.errors,
         }

@@ -161,7 +161,7 @@ def test_read_a_yaml_manifest_of_a_hundred_services(benchmark: BenchmarkFixture)
 
 
 def standing() -> tuple[ProxierState, Tracker]:
-    """Everything listed, told and in force."""
+    """Everything listed, sent and in force."""
     tracker, reserver = Tracker([SOURCE]), FakePortReserver()
     ports = Ports(reserver, None)
     claims = NodePortClaims(reserver, is_proxy_port=ports.holds)
@@ -176,13 +176,13 @@ def standing() -> tuple[ProxierState, Tracker]:
 
 
 def settle(state: ProxierState, tracker: Tracker) -> int:
-    """Absorb and tell what is new; how many messages it took."""
-    told = 0
+    """Absorb and send what is new; how many messages it took."""
+    sent = 0
     state.absorb(tracker.take(tracker.untaken))
     while (step := state.next_step(SERVICES)) is not None:
-        told += len(step.messages)
+        sent += len(step.messages)
         state.done(step, {})
-    return told
+    return sent
 
 
 def alternating(*values: Callable[[], None]) -> Callable[[], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -195,14 +196,44 @@ def _profiled(profile: Path | None) -> list[str]:
     return [sys.executable, *([] if profile is None else ["-m", "cProfile", "-o", str(profile.absolute())])]
 
 
+class PlainDnat(Peer):
+    """Random DNAT to the backends by rules alone, as kube-proxy has it: what the kernel path is compared with."""
+
+    def start(self, stage: Stage) -> None:
+        """Load the rules: a map of numbers to backends for each port."""
+        commands = ["add table ip plain", "add chain ip plain prerouting { type nat hook prerouting priority -100; }"]
+        for _, port, kind in _PORTS:
+            slots = ", ".join(f"{number} : {address} . {port}" for number, address in enumerate(BACKENDS))
+            commands.append(
+                f"add rule ip plain prerouting ip daddr {CLUSTER_IP} {kind.lower()} dport {port} "
+                f"dnat to numgen random mod {len(BACKENDS)} map {{ {slots} }}"
+            )
+        stage.node.run(["nft", "-f", "-"], input="\n".join(commands) + "\n")
+        for port in (HTTP, BULK):
+            wait_for(stage.client, self.address(port))
+
+    def address(self, port: int) -> tuple[str, int]:
+        """The cluster IP of the Service."""
+        return CLUSTER_IP, port
+
+
 class Kubeproxy(Peer):
     """The daemon, through its real redirect: the client connects to a cluster IP, with connection tracking.
 
-    `workers` is the daemon's flag of that name; 0 is everything in one process.
+    `workers` is the daemon's flag of that name; 0 is everything in one process. `data_path` is another.
     """
 
-    def __init__(self, name: str, *, workers: int, netfilter: str = "nftables", profile: Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        workers: int,
+        netfilter: str = "nftables",
+        data_path: str = "userspace",
+        profile: Path | None = None,
+    ) -> None:
         super().__init__(name, lanes=max(1, workers))
+        self._data_path = data_path
         self._workers = workers
         self._netfilter = netfilter
         self._profile = profile
@@ -218,10 +249,23 @@ class Kubeproxy(Peer):
             manifests=manifests,
             netfilter=self._netfilter,
             workers=self._workers,
+            options=["--data-path", self._data_path],
             command=[*_profiled(self._profile), KUBEPROXY],
         )
         for port in (HTTP, BULK):
             wait_for(stage.client, self.address(port))
+        if self._data_path == "kernel":
+            self._await_slots(stage)
+
+    def _await_slots(self, stage: Stage) -> None:
+        """Wait until the kernel leads clients to the backends; AssertionError, with the log, when it does not."""
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline:
+            listed = stage.node.run(["nft", "list", "map", "inet", "kubeproxy", "tcp_slots4"], check=False).stdout
+            if all(address in listed for address in BACKENDS):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"no kernel path:\n{self._daemon.log() if self._daemon is not None else ''}")
 
     def address(self, port: int) -> tuple[str, int]:
         """The cluster IP of the Service."""

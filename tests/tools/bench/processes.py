@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,19 @@ def cpu_seconds(root: int) -> float:
     return sum(sum(map(int, stats[pid][11:15])) for pid in family(root) if pid in stats) / _TICKS_PER_S
 
 
+def ended_seconds() -> float:
+    """User and system time of the children of this process that have ended, and of theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def softirq_seconds() -> float:
+    """System time of the kernel's threads that take over network work when a core has much of it. All else of that work
+    counts for the process in which it happens to be done."""
+    ticks = sum(sum(map(int, fields[11:13])) for _, name, fields in _all_stats() if name.startswith("ksoftirqd/"))
+    return ticks / _TICKS_PER_S
+
+
 def memory(root: int) -> Memory:
     """Of a process and its descendants together; of those that have not ended meanwhile."""
     total = memory_of(root)
@@ -61,12 +76,17 @@ def memory_of(pid: int) -> Memory:
 
 
 def _stats() -> dict[int, list[str]]:
-    """By process id, what /proc/PID/stat says behind the name in parentheses, which may itself hold parentheses."""
-    found = {}
+    """By process id, what /proc/PID/stat says behind the name."""
+    return {pid: fields for pid, _, fields in _all_stats()}
+
+
+def _all_stats() -> Iterator[tuple[int, str, list[str]]]:
+    """Of each process its id, its name, and what /proc/PID/stat says behind that. A name is in parentheses, and may
+    hold parentheses."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                found[int(entry.name)] = (entry / "stat").read_text().rpartition(")")[2].split()
+                head, _, rest = (entry / "stat").read_text().rpartition(")")
             except (FileNotFoundError, ProcessLookupError):
                 continue
-    return found
+            yield int(entry.name), head.partition("(")[2], rest.split()

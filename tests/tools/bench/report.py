@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from tests.tools.bench.measures import Metric
 
 DIRECT = "direct"
+DNAT = "dnat"
 _ADDED = "added_"
+_TIMES = "times_dnat_"
 
 
 Figures = Mapping[str, float]
@@ -70,6 +72,9 @@ def _aims() -> Iterable[Aim]:
         yield Aim(measure, "cpu_s", "kubeproxy", 1.0, "haproxy", at_most=True)
     for metric in ("added_p50_us", "added_p99_us"):
         yield Aim("latency", metric, "kubeproxy", 1.0, "haproxy", at_most=True)
+    for measure in ("requests", "connections"):
+        yield Aim(measure, "per_s", "kernel", 0.95, DNAT)
+        yield Aim(measure, "times_dnat_all_cpu_s", "kernel", 1.10, at_most=True)
     yield Aim("udp", "per_s", "kubeproxy", 1.0, "nginx")
     yield Aim("idle", "pss_kib", "kubeproxy", 3.0, at_most=True)
     for source, most in (("manifests", 90.0), ("API", 150.0)):
@@ -90,7 +95,16 @@ class Results:
     samples: list[Sample] = field(default_factory=list)
 
     def figures(self, measure: str, metric: str, peer: str) -> dict[int, float]:
-        """The figures by round. An `added_` metric is the difference to the direct path in the same round."""
+        """The figures by round. An `added_` metric is the difference to the direct path in the same round, a
+        `times_dnat_` metric the ratio to plain DNAT."""
+        if metric.startswith(_TIMES):
+            metric = metric.removeprefix(_TIMES)
+            dnat = self.figures(measure, metric, DNAT)
+            return {
+                number: figure / dnat[number]
+                for number, figure in self.figures(measure, metric, peer).items()
+                if dnat.get(number)
+            }
         if metric.startswith(_ADDED):
             metric = metric.removeprefix(_ADDED)
             direct = self.figures(measure, metric, DIRECT)

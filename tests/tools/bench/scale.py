@@ -42,7 +42,7 @@ LIMIT_S = 180.0
 _LOOK_S = 0.05
 _SAMPLE = 200
 """The number of Services that the client tries until each has answered. It tries all Services once afterwards."""
-_CHANGES = 60
+_CHANGES = 300
 _ADDITIONS = 5
 _ADDITION_PAUSE_S = 1.2
 """Longer than the least time between two netfilter transactions, which is not measured here."""
@@ -62,10 +62,12 @@ class Scenario:
     netfilter: str = "nftables"
     workers: int = 2
     warm: bool = False
+    data_path: str = "userspace"
 
 
 SCENARIOS = (
     Scenario("API", "api"),
+    Scenario("kernel", "api", data_path="kernel"),
     Scenario("manifests", "manifests"),
     Scenario("iptables", "api", netfilter="iptables"),
     Scenario("under-load", "api", warm=True),
@@ -85,6 +87,7 @@ class Scale:
         Metric("silent", "services that did not answer", rare=True, compared=False),
         Metric("change_p50_ms", "endpoint change: event to use, p50, ms", digits=1, compared=False),
         Metric("change_p99_ms", "endpoint change: event to use, p99, ms", digits=1, compared=False),
+        Metric("change_max_ms", "endpoint change: event to use, longest, ms", digits=1, compared=False),
         Metric("added_p50_ms", "service added: event to answer, p50, ms", digits=1, compared=False),
         Metric("connect_p50_us", "connection and answer, last service, p50, µs", digits=0, compared=False),
         Metric("unanswered", "connections without an answer within 1 s", rare=True, compared=False),
@@ -110,6 +113,7 @@ class Scale:
         else:
             options, manifests = [], stage.directory / "manifests"
             write_manifests(manifests, services=self._services)
+        options = [*options, f"--data-path={scenario.data_path}"]
         with _watching(stage, _sample(numbers)) as watcher:
             begun = time.monotonic()
             with start_daemon(
@@ -141,26 +145,29 @@ class Scale:
 
     def _changes(self, stage: Stage) -> dict[str, float]:
         """Make one change after the other, each of another Service: a new endpoint replaces all of its endpoints."""
-        api = _api(stage)
+        api = control(stage)
         changes = []
         for count in range(_CHANGES):
             number = count * self._services // _CHANGES
             begun = time.monotonic()
-            _put(api, "endpointslices", [slice_of(number, [newcomer(count)])])
-            changes.append(_until_answered_by(stage, address_of(number), newcomer(count)) - begun)
+            put(api, "endpointslices", [slice_of(number, [newcomer(count)])])
+            changes.append(until_answered_by(stage, address_of(number), newcomer(count)) - begun)
         additions = []
         for number in range(self._services, self._services + _ADDITIONS):
             time.sleep(_ADDITION_PAUSE_S)
-            _put(api, "endpointslices", [slice_of(number, [newcomer(number % 250)])])
+            put(api, "endpointslices", [slice_of(number, [newcomer(number % 250)])])
             begun = time.monotonic()
-            _put(api, "services", [service(number)])
-            additions.append(_until_answered_by(stage, address_of(number), newcomer(number % 250)) - begun)
-        return _percentiles("change", changes, unit=1e3) | _percentiles("added", additions, unit=1e3, of=(50,))
+            put(api, "services", [service(number)])
+            additions.append(until_answered_by(stage, address_of(number), newcomer(number % 250)) - begun)
+        longest = {"change_max_ms": 1e3 * max(changes)}
+        return (
+            _percentiles("change", changes, unit=1e3) | longest | _percentiles("added", additions, unit=1e3, of=(50,))
+        )
 
     def _warm(self, stage: Stage, scenario: Scenario) -> dict[str, float]:
         options = ["--master", start_apiserver(stage, services=1)]
         with start_daemon(stage, workers=scenario.workers, netfilter=scenario.netfilter, options=options) as daemon:
-            _until_answered_by(stage, address_of(0))
+            until_answered_by(stage, address_of(0))
             pacer = stage.client.popen(
                 traffic.program("pace", address_of(0), str(PORT), str(_PACE)),
                 stdin=subprocess.PIPE,
@@ -168,14 +175,14 @@ class Scale:
                 text=True,
             )
             time.sleep(_NORMAL_S)
-            api = _api(stage)
+            api = control(stage)
             numbers = range(1, self._services)
             with _watching(stage, _sample(numbers)) as watcher:
                 begun, cpu = time.monotonic(), cpu_seconds(daemon.process.pid)
                 for start in range(1, self._services, _PUT):
                     some = range(start, min(start + _PUT, self._services))
-                    _put(api, "endpointslices", [slice_of(number, endpoints_of(number)) for number in some])
-                    _put(api, "services", [service(number) for number in some])
+                    put(api, "endpointslices", [slice_of(number, endpoints_of(number)) for number in some])
+                    put(api, "services", [service(number) for number in some])
                 figures = self._until_the_last(stage, daemon, watcher, begun)
             figures["cpu_s"] -= cpu
             seen: list[tuple[int, int]] = json.loads(pacer.communicate(input="enough\n", timeout=30)[0])
@@ -230,7 +237,7 @@ def _ask(stage: Stage, address: str, patience_s: float = 1.0) -> str:
         return ""
 
 
-def _until_answered_by(stage: Stage, address: str, endpoint: str = "") -> float:
+def until_answered_by(stage: Stage, address: str, endpoint: str = "") -> float:
     """The moment when that endpoint (or any) answered for a Service. The attempts are short, because an early one
     would wait a second for the kernel's next SYN."""
     deadline = time.monotonic() + 30
@@ -253,14 +260,16 @@ def _connections(stage: Stage, address: str) -> list[float]:
     return times
 
 
-def _api(stage: Stage) -> http.client.HTTPConnection:
+def control(stage: Stage) -> http.client.HTTPConnection:
+    """A connection to the control endpoint of the API server."""
     api = http.client.HTTPConnection(CLIENT_V4, API_PORT, timeout=30)
     with stage.client.entered():
         api.connect()
     return api
 
 
-def _put(api: http.client.HTTPConnection, resource: str, objects: list[dict[str, Any]]) -> None:
+def put(api: http.client.HTTPConnection, resource: str, objects: list[dict[str, Any]]) -> None:
+    """Create or change these objects. AssertionError when the API server refuses."""
     api.request("POST", "/_control/put", json.dumps({"resource": resource, "objects": objects}))
     answer = api.getresponse()
     said = answer.read()

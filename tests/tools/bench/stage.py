@@ -46,6 +46,8 @@ class Stage:
     backends: Host
     cores: Cores
     directory: Path
+    responder: int
+    """The process that answers HTTP."""
 
 
 @contextmanager
@@ -69,13 +71,13 @@ def make_stage(name: str, cores: Cores, *, everywhere: Sequence[str] = ()) -> It
         config = directory / "responder.cfg"
         body = "lf-string %[dst]" if everywhere else "string ok"
         config.write_text(_RESPONDER.format(threads=len(cores.load), port=HTTP, body=body))
-        pod.popen(pinned(cores.load, "haproxy", "-db", "-q", "-f", str(config)))
+        responder = pod.popen(pinned(cores.load, "haproxy", "-db", "-q", "-f", str(config)))
         pod.popen(pinned(cores.load, *traffic.program("source", str(BULK))))
         for address in BACKENDS:
             pod.popen(pinned(cores.load, *traffic.program("echo", address, str(ECHO))))
         for port in (HTTP, BULK):
             wait_for(client, (BACKENDS[0], port))
-        yield Stage(client, node, pod, cores, directory)
+        yield Stage(client, node, pod, cores, directory, responder.pid)
 
 
 def wait_for(host: Host, address: tuple[str, int], within_s: float = 10.0) -> None:

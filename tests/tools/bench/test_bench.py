@@ -48,12 +48,25 @@ def test_every_load_of_the_peers_gives_its_figures(tmp_path: Path) -> None:
     loads = ",".join(load.name for load in LOADS)
     picture = tmp_path / "bench.svg"
     written, printed = bench(
-        tmp_path / "bench.json", "--peers", "direct,haproxy,nginx,haproxy3", "--only", loads, "--chart", str(picture)
+        tmp_path / "bench.json",
+        "--peers",
+        "direct,dnat,kernel,haproxy,nginx,haproxy3",
+        "--only",
+        loads,
+        "--chart",
+        str(picture),
     )
     measured = {(sample["measure"], sample["peer"]) for sample in written["samples"]}
     assert measured == {
-        *((load.name, peer) for load in LOADS for peer in ("direct", "haproxy", "nginx") if load.name != "udp"),
+        *(
+            (load.name, peer)
+            for load in LOADS
+            for peer in ("direct", "dnat", "kernel", "haproxy", "nginx")
+            if load.name != "udp"
+        ),
         ("udp", "direct"),
+        ("udp", "dnat"),
+        ("udp", "kernel"),
         ("udp", "nginx"),
         ("requests", "haproxy3"),
         ("connections", "haproxy3"),
@@ -93,3 +106,19 @@ def test_an_unknown_name_is_refused() -> None:
     )
     assert done.returncode == 2
     assert "'speed' is none of requests, connections" in done.stderr
+
+
+@pytest.mark.netns
+def test_the_parts_of_the_kernel_path_have_a_cost() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.tools.bench.kernel_packets", "2"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    names = [line[:48].strip() for line in done.stdout.splitlines()[1:]]
+    assert names[:3] == ["direct", "plain DNAT", "kernel path"]
+    assert "without the rescue" in names
+    assert all(line.count("·") == 2 for line in done.stdout.splitlines()[1:])

@@ -52,6 +52,17 @@ def test_nothing_is_compared_with_nothing() -> None:
     assert results.median("bulk8", "cpu_s", "haproxy") is None
 
 
+def test_the_cpu_of_all_is_compared_with_plain_dnat_in_the_same_round() -> None:
+    results = Results()
+    for number, (dnat, kernel) in enumerate([(1.0, 1.2), (2.0, 2.2), (4.0, 8.0)]):
+        for peer, figure in (("dnat", dnat), ("kernel", kernel)):
+            results.samples.append(Sample(number, "connections", peer, {"all_cpu_s": figure}))
+    assert results.median("connections", "times_dnat_all_cpu_s", "kernel") == pytest.approx(1.2)
+    assert results.median("connections", "times_dnat_all_cpu_s", "dnat") == 1.0
+    alone = Results([Sample(1, "connections", "kernel", {"all_cpu_s": 1.0})])
+    assert alone.median("connections", "times_dnat_all_cpu_s", "kernel") is None
+
+
 def test_added_latency_is_what_the_same_rounds_direct_path_did_not_have() -> None:
     results = rounds("latency", "p50_us", direct=[100.0, 300.0], haproxy=[150.0, 380.0], kubeproxy=[200.0, 360.0])
     assert results.median("latency", "added_p50_us", "haproxy") == 65.0

@@ -120,7 +120,7 @@ def probe(address: str, port: int, seconds: float) -> None:
 
 
 def pace(address: str, port: int, per_s: float) -> None:
-    """Print, for each fixed moment, the time from it to an answer. A question whose moment comes before the last
+    """Print, for each fixed moment, the time from it to an answer. A question due before the last
     answer is not sent, but has the time of that answer. So a pause counts for every question that would have met it,
     and for no other."""
     seen = []

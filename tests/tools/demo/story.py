@@ -10,10 +10,13 @@ import time
 from dataclasses import dataclass
 
 from tests.support.lab import Daemon, Network
+from tests.support.lab.daemon import KUBEPROXY
 from tests.support.lab.node import CLIENT_V4, NODE_V4
 from tests.support.lab.privilege import in_user_namespace
 from tests.tools.demo.cast import BACKEND_PORT, SERVICE, Cast, Tally, ask
 
+LOGGED_WITHIN_S = 30
+"""The daemon looks for ejected endpoints every five seconds."""
 EXACT = ("--workers=1",)
 """A single worker has an exact rotation. Each worker has its own, so several together are not exact."""
 
@@ -50,15 +53,15 @@ def set_up(tell: Narrator, cast: Cast) -> None:
 
 def even_spread(tell: Narrator, cast: Cast) -> None:
     """Requests from the client and from the node."""
-    for number, host, whose in ((4, cast.client, "the client host"), (5, cast.node, "the node itself")):
-        tell.scene(f"{number}. Thirty requests from {whose} to {SERVICE[0]}:{SERVICE[1]}; who answered?")
+    for number, host, origin in ((4, cast.client, "the client host"), (5, cast.node, "the node itself")):
+        tell.scene(f"{number}. Thirty requests from {origin} to {SERVICE[0]}:{SERVICE[1]}; which backend answered?")
         tally = ask(host, 30)
         tell.seen(tally)
         tell.check("every request was answered", not tally.failures)
         tell.check("ten by each of the three", sorted(tally.answers.values()) == [10, 10, 10])
 
 
-def backend_dies(tell: Narrator, cast: Cast) -> None:
+def backend_dies(tell: Narrator, cast: Cast, daemon: Daemon) -> None:
     """A backend ends between two requests; the manifest still has it."""
     tell.scene(
         "6. Sixty more from the client; after twenty of them pod-2's server is killed (SIGKILL).\n"
@@ -71,6 +74,26 @@ def backend_dies(tell: Narrator, cast: Cast) -> None:
     tell.seen(f"after:  {after}")
     tell.check("no request failed", not before.failures and not after.failures)
     tell.check("afterwards the other two answered", set(after.answers) == {"pod-1", "pod-3"})
+    # The log reports an endpoint after its second failure: many a pod that ends fails once.
+    deadline = time.monotonic() + LOGGED_WITHIN_S
+    while "endpoint ejected" not in daemon.log() and time.monotonic() < deadline:
+        ask(cast.client, 1)
+    lines = [line for line in daemon.log().splitlines() if "endpoint ejected" in line]
+    tell.seen(f"log:    {_plain(lines[0]) if lines else 'nothing'}")
+    tell.check("the log names the endpoint", any(Network.pod_v4(1) in line for line in lines))
+    rows = [line for line in _status(cast).splitlines() if "hello" in line and not line.startswith("  ")]
+    tell.seen(f"status: {' '.join(rows[0].split()) if rows else 'nothing'}")
+    tell.check("the status names it, too", any(Network.pod_v4(1) in row for row in rows))
+
+
+def _status(cast: Cast) -> str:
+    """What `kubeproxy status` prints on the node."""
+    return cast.node.run([KUBEPROXY, "status"], check=False).stdout
+
+
+def _plain(line: str) -> str:
+    """A line of the log without time and colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", line).partition(" ")[2].strip()
 
 
 def manifest_changes(tell: Narrator, cast: Cast) -> None:
@@ -126,13 +149,17 @@ def keep(cast: Cast, daemon: Daemon) -> bool:
 It is all still running. In another terminal:
 
     from the client     {on(cast.client.fd)} curl -s http://{SERVICE[0]}/
-    from the node       {on(cast.node.fd)} curl -s http://{SERVICE[0]}/
-    its rules           {on(cast.node.fd)} nft list ruleset
-    its health          {on(cast.node.fd)} curl -s http://127.0.0.1:10256/readyz
-    its metrics         {on(cast.node.fd)} curl -s http://127.0.0.1:10249/metrics
+    on the node         export NODE="{on(cast.node.fd)}"
+                        $NODE curl -s http://{SERVICE[0]}/
+    what it does        $NODE {KUBEPROXY} status
+                        $NODE {KUBEPROXY} status --watch
+    a connection's path $NODE {KUBEPROXY} trace {SERVICE[0]}:{SERVICE[1]}
+    its rules           $NODE nft list ruleset
+    its health          $NODE curl -s http://127.0.0.1:10256/readyz
+    its metrics         $NODE curl -s http://127.0.0.1:10249/metrics
     its log             tail -f {daemon.log_path}
     change something    edit {cast.manifests / "hello.yaml"}
-    kill a backend      kill -9 {cast.backends["pod-1"].pid}
+    kill pod-1's server kill -9 {cast.backends["pod-1"].pid}
 
 Ctrl-C ends it.""",
         flush=True,
@@ -158,7 +185,7 @@ def tell(cast: Cast, *, netfilter: str, keep_running: bool) -> bool:
             narrator.seen(f"packet filter: {choice[1]}")
         try:
             even_spread(narrator, cast)
-            backend_dies(narrator, cast)
+            backend_dies(narrator, cast, daemon)
             manifest_changes(narrator, cast)
             if keep_running:
                 narrator.held = keep(cast, daemon) and narrator.held

@@ -33,6 +33,8 @@ def test_everything_holds(netfilter: str, tmp_path: Path) -> None:
     assert "FAILED" not in story
     assert story.count("    pod-1 10, pod-2 10, pod-3 10\n") == 2, "from the client and from the node"
     assert re.search(r"after: +pod-1 \d+, pod-3 \d+\n +ok +no request failed\n", story)
+    assert re.search(r"log: +warning +endpoint ejected .*10\.3\.1\.2:8080", story)
+    assert re.search(r"status: (ejected|probing) default/hello .*10\.3\.1\.2:8080", story)
     assert re.search(r"pod-4 first answered \d+ ms after the edit\n", story)
     assert "    pod-1 10, pod-3 10, pod-4 10\n" in story
     assert "kubeproxy ended with exit status 0\n" in story
@@ -60,6 +62,14 @@ def test_kept_running_it_ends_on_a_signal_and_takes_everything_along(
                 [*command[1].split(), sys.executable, "-c", ASK], capture_output=True, text=True, check=False
             )
             assert asked.stdout.startswith("pod-"), asked.stderr
+            node = re.search(r'export NODE="(nsenter [^"]+)"', story)
+            status_line = re.search(r"\$NODE (\S+ status)\n", story)
+            assert node is not None
+            assert status_line is not None
+            shown = subprocess.run(
+                [*node[1].split(), *status_line[1].split()], capture_output=True, text=True, check=False
+            )
+            assert "default/hello" in shown.stdout, shown.stderr
             members = children(demo.pid)
             assert len(members) >= 4, "three backends and the daemon"
             demo.send_signal(ending)
