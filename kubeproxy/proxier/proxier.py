@@ -321,12 +321,12 @@ class Proxier:
         return self._state.candidates(name)
 
     def snapshot(self) -> Snapshot:
-        """The present state."""
+        """The present state; in mid-round with the problems of new Services beside those of the round before."""
         state, tracker = self._state, self._tracker
         return Snapshot(
             ready=tracker.ready_at(self._clock.now()) <= self._clock.now(),
             frontends=self._frontends(),
-            problems=self._problems,
+            problems={**state.problems(), **self._problems},
             service_health=self._health,
             sources=tracker.sources(),
             owners=state.owners.copy(),

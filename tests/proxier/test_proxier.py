@@ -184,6 +184,24 @@ class TestServices:
         assert node.answers(VIP) == ONE
         assert node.diary.problems == {name("mixed"): ("port b: SCTP is not served",)}
 
+    async def test_a_service_is_never_shown_without_its_problem(
+        self, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        node = await serving(make_node())
+        apply, shown = node.netfilter.apply, []
+
+        async def watched(wanted: RuleSet, *, verify: bool) -> bool:
+            shown.append(node.proxier.snapshot())
+            return await apply(wanted, verify=verify)
+
+        monkeypatch.setattr(node.netfilter, "apply", watched)
+        node.tracker.replace_services(SOURCE, [service("web"), service("mixed", ips="10.96.0.2", ports="a:80 b:81/SCTP")])
+        await node.rest()
+        assert shown
+        for snapshot in shown:
+            assert name("mixed") in snapshot.owners
+            assert snapshot.problems == {name("mixed"): ("port b: SCTP is not served",)}
+
     async def test_a_service_of_two_sources_is_served_from_the_first(self, make_node: MakeNode) -> None:
         node = make_node(sources=("manifests", SOURCE))
         node.start()
