@@ -24,7 +24,7 @@ from kubeproxy.daemon.kernel_flows import KernelFlows
 from kubeproxy.daemon.reload import Reloader
 from kubeproxy.daemon.rescue import Rescue
 from kubeproxy.daemon.sd_notify import Notifier
-from kubeproxy.daemon.settings import periods, port_range, restrictions, tune
+from kubeproxy.daemon.settings import conntrack_limits, periods, port_range, restrictions, tune
 from kubeproxy.daemon.shutdown import Shutdown
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.sources import Sources, source_names, source_texts
@@ -206,7 +206,12 @@ async def build(
     )
     events.owner_of = proxier.owner_of
     rescue = Rescue(
-        netfilter=netfilter, proxier=proxier, data_plane=data_plane, data_paths=data_paths, on_crash=on_crash
+        netfilter=netfilter,
+        proxier=proxier,
+        data_plane=data_plane,
+        data_paths=data_paths,
+        limits=conntrack_limits(configuration),
+        on_crash=on_crash,
     )
 
     kernel_flows = KernelFlows(

@@ -239,8 +239,8 @@ class KernelFlows:
                 self._close_ends()
 
     def _note_ends(self, ends: FlowEnds, *, cpu_s: float) -> None:
-        rules, ours = self._rules(), self._taken.is_set() or not self._has_predecessor()
-        lingering = lingering_s(rescued=rules is not None and rules.rescue is not None, directory=self._settings)
+        ours = self._taken.is_set() or not self._has_predecessor()
+        lingering = lingering_s(directory=self._settings)
         for flow in ends.take(cpu_s=cpu_s):
             if (name := self._owners.of(flow)) is None:
                 continue

@@ -18,6 +18,7 @@ from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.dataplane.messages import MarkEndpoint
 from kubeproxy.model import Destination, Protocol, Target
 from kubeproxy.model.errors import KubeproxyError
+from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits, tcp_timeouts
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.observability.protocols import RescueState
@@ -52,11 +53,14 @@ class Rescue:
         proxier: Proxier,
         data_plane: DataPlane,
         data_paths: DataPaths,
+        limits: ConntrackLimits,
         on_crash: Callable[[str, BaseException], None],
     ) -> None:
+        """`limits`: what the configuration says of connection tracking."""
         self._netfilter = netfilter
         self._proxier = proxier
         self._data_plane = data_plane
+        self._limits = limits
         self._data_paths = data_paths
         self._on_crash = on_crash
         self._ejector = _Ejector(proxier, data_plane)
@@ -150,7 +154,7 @@ class Rescue:
         """Run the guardian as long as the kernel path is wanted."""
         guardian = self._guardian = Guardian(
             self._ejector,
-            on_group=self._proxier.use_rescue,
+            on_group=lambda group: self._proxier.use_rescue(group, tcp_timeouts(self._limits)),
             in_force=self._proxier.reports_to,
             on_crash=self._on_crash,
             programmed_at=lambda: self._proxier.programmed_at,
@@ -174,7 +178,7 @@ class Rescue:
             self._restarts += ended.restarts
             self._guardian = None
             self._note(False)
-            self._proxier.use_rescue(None)
+            self._proxier.use_rescue(None, {})
             self._data_paths.use_rescue(works=False)
             await self._ejector.forget_all()
 

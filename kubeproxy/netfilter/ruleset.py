@@ -130,6 +130,10 @@ class RuleSet:
     """The group of the kernel's packet log to which failures of spread connections are reported, together with copies
     of their first packets; None: nothing is reported, and clients see failures as they are."""
 
+    tcp_timeouts: Mapping[str, int] = field(default_factory=dict)
+    """For how long the kernel keeps a connection that is reported if it fails, in seconds, by nft's name of its state.
+    Of states without one nft sets its own default, whatever the host's settings are."""
+
     hairpins: set[Address] = field(default_factory=set)
     """Endpoints that may be clients on this node. One that reaches itself is masqueraded: its answer would not leave
     it otherwise."""

@@ -275,9 +275,11 @@ class Proxier:
             self._frontend_cache = None
             await self._rebalance()
 
-    def use_rescue(self, group: int | None) -> None:
-        """Have the rules report failed connections to a group of the packet log from now on; None: not at all."""
-        self._state.rules.use_rescue(group)
+    def use_rescue(self, group: int | None, tcp_timeouts: Mapping[str, int]) -> None:
+        """Have the rules report failed connections to a group of the packet log from now on; None: not at all.
+
+        `tcp_timeouts`: see `RuleSet`."""
+        self._state.rules.use_rescue(group, tcp_timeouts)
         self._changed()
         self._wake.set()
 

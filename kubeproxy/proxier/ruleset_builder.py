@@ -93,6 +93,7 @@ class Rules:
     guard_sockets: bool = False
     generation: int = 0
     _rescue: int | None = None
+    _tcp_timeouts: Mapping[str, int] = field(default_factory=dict)
     _entries: dict[FrontendName, _Entry] = field(default_factory=dict)
     _external: set[FrontendName] = field(default_factory=set)
     _ever_transparent: bool = False
@@ -208,10 +209,11 @@ class Rules:
             self._ever_kernel = self._ever_kernel or policy.wanted is not Wanted.USERSPACE
             self._choose_paths()
 
-    def use_rescue(self, group: int | None) -> None:
-        """Report failed connections to this group of the packet log; None: not at all."""
-        if group != self._rescue:
-            self._rescue = group
+    def use_rescue(self, group: int | None, tcp_timeouts: Mapping[str, int]) -> None:
+        """Report failed connections to this group of the packet log, and keep running ones for so long; None: not at
+        all."""
+        if (group, tcp_timeouts) != (self._rescue, self._tcp_timeouts):
+            self._rescue, self._tcp_timeouts = group, tcp_timeouts
             self.generation += 1
 
     def use_ejected(self, ejected: Ejected, at: Iterable[FrontendName]) -> None:
@@ -325,6 +327,7 @@ class Rules:
             masquerades=self._masquerades.copy(),
             hairpins=set(self._hairpins),
             rescue=self._rescue,
+            tcp_timeouts=self._tcp_timeouts,
         )
 
     def _transparent(self) -> bool:

@@ -195,7 +195,9 @@ class TestServices:
             return await apply(wanted, verify=verify)
 
         monkeypatch.setattr(node.netfilter, "apply", watched)
-        node.tracker.replace_services(SOURCE, [service("web"), service("mixed", ips="10.96.0.2", ports="a:80 b:81/SCTP")])
+        node.tracker.replace_services(
+            SOURCE, [service("web"), service("mixed", ips="10.96.0.2", ports="a:80 b:81/SCTP")]
+        )
         await node.rest()
         assert shown
         for snapshot in shown:

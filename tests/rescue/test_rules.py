@@ -13,8 +13,9 @@ from tests.support.lab import Host
 pytestmark = pytest.mark.netns
 
 _ROUND_TRIP = """
-import asyncio, json
+import asyncio, json, subprocess
 from dataclasses import replace
+from kubeproxy.netfilter.conntrack.sysctls import tcp_timeouts
 from kubeproxy.netfilter.nftables.adapter import Nftables, _SPREADING
 from kubeproxy.netfilter.nftables.set_elements import SetElements
 from kubeproxy.model import Family
@@ -32,6 +33,12 @@ async def main():
     found["foreign"] = len(foreign)
     found["again"] = await Nftables().apply(rules, verify=True)
     found["other group"] = await Nftables().apply(replace(rules, rescue=8), verify=True)
+    longer = replace(rules, rescue=8, tcp_timeouts={**tcp_timeouts(), "established": 7_777})
+    found["other timeouts"] = await Nftables().apply(longer, verify=True)
+    found["the same timeouts"] = await Nftables().apply(longer, verify=True)
+    found["kept"] = subprocess.run(
+        ["nft", "list", "ct", "timeout", "inet", "kubeproxy", "rescue4"], capture_output=True, text=True, check=True
+    ).stdout.partition("policy = ")[2].partition("}")[0]
     found["stamps"] = [list(map(len, elements.stamps(family)[:2])) for family in Family]
     other = SetElements()
     found["prolonged"] = other.prolong_alive(30.0), elements._alive_for() > 20
@@ -63,6 +70,9 @@ def test_round_trip() -> None:
             "foreign": 0,
             "again": False,
             "other group": True,
+            "other timeouts": True,
+            "the same timeouts": False,
+            "kept": "{ syn_sent : 1, established : 7777 ",
             "stamps": [[0, 0], [0, 0]],
             "prolonged": [True, True],
             "not renewed": True,

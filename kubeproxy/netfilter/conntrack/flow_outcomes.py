@@ -12,15 +12,10 @@ from typing import Final
 
 from kubeproxy.netfilter.conntrack.flow_records import SEEN_REPLY, FlowRecord
 from kubeproxy.netfilter.conntrack.flow_totals import CLOSE, LAST_ACK, SYN_RECV, SYN_SENT, TIME_WAIT
-from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY
+from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY, tcp_timeouts
 
-_LINGERING: Final = {
-    LAST_ACK: ("nf_conntrack_tcp_timeout_last_ack", 30),
-    TIME_WAIT: ("nf_conntrack_tcp_timeout_time_wait", 120),
-    CLOSE: ("nf_conntrack_tcp_timeout_close", 10),
-}
-"""The states after the end of a connection; the setting of their seconds, and its default
-(net/netfilter/nf_conntrack_proto_tcp.c)."""
+_LINGERING: Final = {LAST_ACK: "last_ack", TIME_WAIT: "time_wait", CLOSE: "close"}
+"""The states after the end of a connection, and their names among the timeouts."""
 
 
 def outcome(flow: FlowRecord) -> str:
@@ -39,21 +34,11 @@ def outcome(flow: FlowRecord) -> str:
     return "unfinished" if state == SYN_RECV else "idle"
 
 
-def lingering_s(*, rescued: bool, directory: Path = DIRECTORY) -> Mapping[int, int]:
-    """For how long the kernel remembers a connection after its last packet, by TCP state.
-
-    `rescued`: the rules of the rescue give connections timeouts of their own (`ct timeout`), and nft sets those that
-    the rules leave out to the defaults, whatever the host's settings are."""
-    if rescued:
-        return {state: default for state, (_, default) in _LINGERING.items()}
-    return {state: _setting(directory / name, default) for state, (name, default) in _LINGERING.items()}
-
-
-def _setting(path: Path, default: int) -> int:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return default
+def lingering_s(*, directory: Path = DIRECTORY) -> Mapping[int, int]:
+    """For how long the kernel remembers a connection after its last packet, by TCP state. The rules of the rescue give
+    connections the same times (`RuleSet.tcp_timeouts`)."""
+    timeouts = tcp_timeouts(directory=directory)
+    return {state: timeouts[name] for state, name in _LINGERING.items()}
 
 
 def span(flow: FlowRecord, lingering: Mapping[int, int]) -> tuple[float, float] | None:

@@ -51,6 +51,38 @@ class ConntrackLimits:
         return {**wanted, "nf_conntrack_tcp_be_liberal": 1} if self.tcp_be_liberal else wanted
 
 
+TCP_TIMEOUTS: Mapping[str, tuple[str, int]] = {
+    "syn_recv": ("nf_conntrack_tcp_timeout_syn_recv", 60),
+    "established": ("nf_conntrack_tcp_timeout_established", 432_000),
+    "fin_wait": ("nf_conntrack_tcp_timeout_fin_wait", 120),
+    "close_wait": ("nf_conntrack_tcp_timeout_close_wait", 60),
+    "last_ack": ("nf_conntrack_tcp_timeout_last_ack", 30),
+    "time_wait": ("nf_conntrack_tcp_timeout_time_wait", 120),
+    "close": ("nf_conntrack_tcp_timeout_close", 10),
+    "retrans": ("nf_conntrack_tcp_timeout_max_retrans", 300),
+    "unack": ("nf_conntrack_tcp_timeout_unacknowledged", 300),
+}
+"""The states of a connection that has been answered, as nft names them; the setting of each and its default, in seconds
+(net/netfilter/nf_conntrack_proto_tcp.c)."""
+
+
+def tcp_timeouts(limits: ConntrackLimits = ConntrackLimits(), *, directory: Path = DIRECTORY) -> dict[str, int]:
+    """For how long the kernel keeps a connection without a packet, by state, in seconds, once `limits` are applied. A
+    setting that cannot be read has its default."""
+    wanted = limits.settings()
+    return {
+        state: wanted[name] if name in wanted else _read(directory / name, default)
+        for state, (name, default) in TCP_TIMEOUTS.items()
+    }
+
+
+def _read(path: Path, default: int) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return default
+
+
 def apply(limits: ConntrackLimits, *, cores: int | None = None, directory: Path = DIRECTORY) -> list[str]:
     """Apply the settings; those that could not be set, one line each.
 

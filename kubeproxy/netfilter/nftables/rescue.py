@@ -96,21 +96,37 @@ SETS: Mapping[str, tuple[object, ...]] = {
     **{stamp.name: ([stamp.address, "inet_service"], None, ["timeout"]) for stamp in STAMPS},
 }
 """The sets: type, values and flags, as `nft -j` lists them."""
+SET_TIMEOUTS = ("rescue_copy4", "rescue_copy6")
+"""The chains that set timeouts."""
 _TIMEOUTS = {Family.IPV4: ("rescue4", "ip"), Family.IPV6: ("rescue6", "ip6")}
 
 
-def creation(table: str) -> str:
-    """The commands that make the sets, timeouts and chains. They succeed if these are there already."""
+def creation(table: str, tcp_timeouts: Mapping[str, int]) -> str:
+    """The commands that make the sets, timeouts and chains. They succeed if these are there already.
+
+    `tcp_timeouts`: for how long a connection is kept once it has been answered, in seconds, by state."""
     lines = [f"add set {table} {ALIVE} {{ type inet_proto; flags timeout; }}"]
     lines += [f"add set {table} {stamp.name} {stamp.text}" for stamp in STAMPS]
-    lines += [
-        f"add ct timeout {table} {name} {{ protocol tcp; l3proto {l3}; policy = {{ syn_sent : 1 }}; }}"
-        for name, l3 in _TIMEOUTS.values()
-    ]
+    lines += _timeouts(table, tcp_timeouts)
     for chain, hook in HOOKS.items():
         base = " {{ type {} hook {} priority {}; policy {}; }}".format(*hook) if hook else ""
         lines.append(f"add chain {table} {chain}{base}")
     return "\n".join(lines) + "\n"
+
+
+def _timeouts(table: str, tcp_timeouts: Mapping[str, int]) -> list[str]:
+    policy = ", ".join(f"{state} : {seconds}" for state, seconds in {"syn_sent": 1, **tcp_timeouts}.items())
+    return [
+        f"add ct timeout {table} {name} {{ protocol tcp; l3proto {l3}; policy = {{ {policy} }}; }}"
+        for name, l3 in _TIMEOUTS.values()
+    ]
+
+
+def replacement(table: str, tcp_timeouts: Mapping[str, int]) -> str:
+    """The commands that replace the timeouts, which the kernel cannot change. Their chains are empty then."""
+    lines = [f"flush chain {table} {chain}" for chain in SET_TIMEOUTS]
+    lines += [f"delete ct timeout {table} {name}" for name, _ in _TIMEOUTS.values()]
+    return "\n".join([*lines, *_timeouts(table, tcp_timeouts)]) + "\n"
 
 
 def deletion(table: str) -> str:
@@ -122,7 +138,7 @@ def deletion(table: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rules(group: int) -> dict[str, tuple[tuple[str, str], ...]]:
+def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, tuple[tuple[str, str], ...]]:
     """The rules of each chain, as text and reason; reports and copies go to an NFLOG group."""
     # Data packets go after one test.
     data = (
@@ -134,6 +150,10 @@ def rules(group: int) -> dict[str, tuple[tuple[str, str], ...]]:
         ("ct state related goto rescue_error", "may be about an endpoint"),
     )
     log = f"group {group} snaplen {PACKET_BYTES} queue-threshold"
+    # By its comment the rule is recognized, so it says what it sets.
+    kept = (
+        "; other states: " + "/".join(f"{seconds}" for seconds in tcp_timeouts.values()) + " s" if tcp_timeouts else ""
+    )
     report = f'limit rate {REPORTS_PER_S}/second burst {REPORTS_BURST} packets log prefix "{REPORT_PREFIX}" {log} 1'
     return {
         "rescue_prerouting": (*data, ("iif lo accept", "was in the output hook"), *answers),
@@ -151,7 +171,7 @@ def rules(group: int) -> dict[str, tuple[tuple[str, str], ...]]:
         },
         **{
             f"rescue_copy{family.value}": (
-                (f'ct timeout set "{_TIMEOUTS[family][0]}"', "a retransmission is balanced anew"),
+                (f'ct timeout set "{_TIMEOUTS[family][0]}"', f"a retransmission is balanced anew{kept}"),
                 (
                     f"meta l4proto @{ALIVE} limit rate {COPIES_PER_S}/second burst {COPIES_BURST} packets "
                     f"log {log} {COPIES_PER_MESSAGE}",

@@ -122,7 +122,10 @@ def _rescuing(
         rule for family in Family for rule in _first_packets(spreading, family, remote[family], from_this_host=False)
     )
     return {
-        **{chain: tuple(Rule(*each) for each in rules) for chain, rules in rescue.rules(wanted.rescue).items()},
+        **{
+            chain: tuple(Rule(*each) for each in rules)
+            for chain, rules in rescue.rules(wanted.rescue, wanted.tcp_timeouts).items()
+        },
         # What a client of another host has sent once is treated as it was then.
         rescue.RESENT: tuple(again),
     }

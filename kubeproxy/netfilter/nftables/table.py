@@ -206,7 +206,9 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
     if new.transparent and not have.transparent:
         steps.append(chain_creation(DIVERT, DIVERT_HOOK) + "\n")
     if new.rescue and not have.rescue:
-        steps.append(rescue.creation(TABLE))
+        steps.append(rescue.creation(TABLE, wanted.tcp_timeouts))
+    elif new.rescue and any(have.chains.get(name) != new.chains[name] for name in rescue.SET_TIMEOUTS):
+        steps.append(rescue.replacement(TABLE, wanted.tcp_timeouts))
     steps += chain_steps(have.chains, rules)
     removals: list[str] = []
     for name, elements in new.sets.items():

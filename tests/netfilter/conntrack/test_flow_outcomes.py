@@ -59,8 +59,7 @@ def test_a_connection_ends_with_its_last_packet() -> None:
     assert span(ended(7), lingering) is None
 
 
-def test_settings_of_the_host_count_without_the_rescue(tmp_path: Path) -> None:
+def test_settings_of_the_host_count(tmp_path: Path) -> None:
     (tmp_path / "nf_conntrack_tcp_timeout_time_wait").write_text("60\n")
     (tmp_path / "nf_conntrack_tcp_timeout_close").write_text("many\n")
-    assert lingering_s(rescued=False, directory=tmp_path) == {6: 30, 7: 60, 8: 10}
-    assert lingering_s(rescued=True, directory=tmp_path) == {6: 30, 7: 120, 8: 10}
+    assert lingering_s(directory=tmp_path) == {6: 30, 7: 60, 8: 10}

@@ -183,6 +183,27 @@ def test_everything_killed_and_the_kernel_goes_on(stage: Stage) -> None:
     clean(second)
 
 
+def kept_s(stage: Stage, sock: socket.socket) -> int:
+    """For how long the kernel keeps a connection without a packet, in seconds."""
+    port = str(sock.getsockname()[1])
+    line = stage.node.run(["conntrack", "-L", "-p", "tcp", "--orig-dst", VIP, "--orig-port-src", port]).stdout
+    assert "ESTABLISHED" in line
+    return int(line.split()[2])
+
+
+def test_connections_are_kept_for_as_long_as_the_configuration_says(stage: Stage) -> None:
+    option = "--conntrack-tcp-timeout-established={}s"
+    first = serve(stage, option.format(5000))
+    with held(stage.client, 1) as (sock,):
+        assert 4900 < kept_s(stage, sock) <= 5000
+        second = stage.daemon(QUICK, GRACE, "--workers=1", option.format(9000), netfilter=KERNEL)
+        until(lambda: first.process.poll() is not None, "the successor has taken over")
+        with held(stage.client, 1) as (other,):
+            assert 8900 < kept_s(stage, other) <= 9000
+        exchange([sock])
+    clean(second)
+
+
 def test_clients_wait_after_a_stop_and_connections_go_on(stage: Stage) -> None:
     daemon = serve(stage)
     with held(stage.client, 8) as sockets:
