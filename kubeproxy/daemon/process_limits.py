@@ -71,7 +71,7 @@ def load_modules() -> None:
 async def reap_adopted(*, look_s: float = REAP_LOOK_S) -> None:
     """Reap zombies that no part of this process waits for, until cancelled.
 
-    After a re-exec the children of the program before are ours: its rescue process, and the one with libnftables. A
+    After a re-exec the children of the program before are ours: its workers and its rescue process. A
     container's first process becomes the parent of orphans, for example of a program started in it. As zombies they
     would count against the limit on processes. Parts of this process reap their own children within one look.
     """
