@@ -394,10 +394,6 @@ class World:
         """The process numbers of the daemon's rescue processes."""
         return [pid for pid in children(daemon) if RESCUER.match(_comm(pid))]
 
-    def libraries(self, daemon: Daemon) -> list[int]:
-        """The process numbers of the daemon's processes with libnftables."""
-        return [pid for pid in children(daemon) if "libnftables" in _command(pid)]
-
     def _process(self, event: Event) -> None:
         daemon, chronicle = self.daemon, self.chronicle
         match event.kind.split():
@@ -487,12 +483,7 @@ class World:
                 until(self.rescued, f"the rescue works again after: {kind}", within_s=PATIENCE_S)
 
     def _harm_rescue(self, event: Event) -> None:
-        daemon = self.daemon
-        if event.kind == "kill library":
-            for pid in self.libraries(daemon):
-                _signal(pid, signal.SIGKILL)
-            return
-        for pid in self.rescuers(daemon):
+        for pid in self.rescuers(self.daemon):
             with self._unrescued(event.kind):
                 if event.kind == "kill rescue":
                     _signal(pid, signal.SIGKILL)
@@ -615,13 +606,6 @@ def all_children(daemon: Daemon) -> list[int]:
 def _comm(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
 

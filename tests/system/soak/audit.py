@@ -93,8 +93,7 @@ def look(world: World, faults: list[str]) -> Measure:
     demand(lambda: len(world.workers(daemon)) == WORKERS, f"there are {WORKERS} workers")
     wanted_rescuers = int(world.data_path != "userspace")
     demand(lambda: len(world.rescuers(daemon)) == wanted_rescuers, f"there are {wanted_rescuers} rescue processes")
-    demand(lambda: len(world.libraries(daemon)) <= 1, "there is at most one process with libnftables")
-    mine = {daemon.process.pid, *world.workers(daemon), *world.rescuers(daemon), *world.libraries(daemon)}
+    mine = {daemon.process.pid, *world.workers(daemon), *world.rescuers(daemon)}
     demand(lambda: processes(node) - world.observers == mine, f"on the node only {sorted(mine)} run")
     if world.netfilter == "nftables":
         agree(lambda: differences(wanted_slots(world), slots(node)), "the kernel leads to exactly the endpoints")

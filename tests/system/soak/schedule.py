@@ -102,8 +102,8 @@ PATHS = ("userspace", "kernel", "auto")
 """Values of dataPath."""
 KERNEL_PROCESS = ("stop control", *(f"path {path}" for path in PATHS))
 """Events of the process track that only a run with both paths has."""
-RESCUE = ("kill rescue", "stop rescue", "kill library")
-"""Processes of the kernel path; the control process starts others."""
+RESCUE = ("kill rescue", "stop rescue")
+"""What happens to the rescue process; the control process starts another."""
 API = ("refuse", "silence", "500", "begin anew", "cut watches", "garbage")
 FAULTS = ("silence", "refuse", "kill", "unreachable", "shun", "flap")
 """`shun`: a pod that this node reaches and clients of another host do not. `flap`: refusing and answering in turns."""
