@@ -12,8 +12,9 @@ import pytest
 import yaml
 from aiohttp import web
 
-from kubeproxy.workloads.create import command, send
+from kubeproxy.workloads.create import send
 from kubeproxy.workloads.create.options import DryRun, Validation
+from kubeproxy.workloads.interruption import SIGNALLED
 from tests.workloads.conftest import Run, config_map
 from tests.workloads.server import WriteServer, cut_fault, garbage_fault, status_fault
 
@@ -505,7 +506,7 @@ async def test_an_interrupt_tells_what_was_created_and_what_was_not(server: Writ
 
     server.faults.append(interrupt)
     done = await run(server, "".join(config_map(name) for name in "abcdef"))
-    assert done.status == command.SIGNALLED + signal.SIGINT
+    assert done.status == SIGNALLED + signal.SIGINT
     assert done.lines == ["configmap/a created", "configmap/b created", "configmap/c created"]
     assert done.err.startswith("interrupted: 3 created; not created: ")
     assert "document 4" in done.err or "document 3" in done.err

@@ -34,10 +34,9 @@ from kubeproxy.workloads.create.options import CreateOptions, DryRun, NothingToD
 from kubeproxy.workloads.create.order import Independence, rank
 from kubeproxy.workloads.create.report import Report
 from kubeproxy.workloads.create.send import AlreadyThere, Sender, ServerLost
+from kubeproxy.workloads.interruption import SIGNALLED, Interruption
 
 FAILED: Final = 1
-SIGNALLED: Final = 128
-"""An interrupted command's exit status less the signal's number, as shells report it."""
 FINISH_S: Final = 3.0
 """How long requests under way may take to end after an interrupt."""
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -117,8 +116,7 @@ class Create:
         self._lost: Exception | None = None
         self._not_created: list[str] = []
         self._last_read: Position | None = None
-        self._stop = asyncio.Event()
-        self._signal = signal.SIGINT
+        self._interruption = Interruption()
 
     def _query(self) -> dict[str, str]:
         options = self._options
@@ -131,13 +129,13 @@ class Create:
 
     async def run(self) -> int:
         """The exit status."""
-        objects = self._objects()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._interrupt, number)
+        with self._interruption:
+            return await self._create_all(self._objects())
+
+    async def _create_all(self, objects: AsyncIterator[ResourceObject | Exception]) -> int:
         ticking = self._tasks.start(self._tick(), name="progress")
         work = self._tasks.start(self._all(objects), name="create")
-        stopped = self._tasks.start(self._stop.wait(), name="interrupt")
+        stopped = self._tasks.start(self._interruption.wait(), name="interrupt")
         try:
             await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -151,17 +149,9 @@ class Create:
                 self._errors.append(error)
                 self._lost = error
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
             await self._tasks.end(ticking, stopped)
             await self._tasks.close()
         return self._finished()
-
-    def _interrupt(self, number: signal.Signals) -> None:
-        """The first signal stops the run in good order; at a second one the process ends at once."""
-        self._signal = number
-        asyncio.get_running_loop().remove_signal_handler(number)
-        self._stop.set()
 
     async def _tick(self) -> None:
         while True:
@@ -368,7 +358,7 @@ class Create:
         if unknown:
             counts += f"; not known whether created: {_some(unknown)}"
         report.error(f"interrupted: {counts}; not created: {self._rest()}")
-        return SIGNALLED + self._signal
+        return self._interruption.status
 
     def _rest(self) -> str:
         """What was not created, as far as it was read, and where that ended."""

@@ -14,6 +14,7 @@ from kubeproxy.kubernetes.printing.printer import Printer
 from kubeproxy.kubernetes.resources.discovery import server_minor
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.runtime.tasks import TaskSet
+from kubeproxy.workloads.interruption import SIGNALLED, Interruption
 from kubeproxy.workloads.proxy_drain import ProxyDrain
 from kubeproxy.workloads.rolling_updater import guidance, manifest
 from kubeproxy.workloads.rolling_updater.account import Account
@@ -27,8 +28,6 @@ from kubeproxy.workloads.rolling_updater.update import Planned, Update
 from kubeproxy.workloads.rollout_status import Waiting
 
 FAILED: Final = 1
-SIGNALLED: Final = 128
-"""An interrupted command's exit status less the signal's number, as shells report it."""
 _TICK_S: Final = 1.0
 
 
@@ -86,17 +85,17 @@ class Run:
         self._update = update
         self._host = host
         self._tasks = TaskSet(on_crash=lambda _name, _error: None)
-        self._stop = asyncio.Event()
-        self._signal = signal.SIGINT
+        self._interruption = Interruption()
 
     async def run(self) -> int:
         """The exit status."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._interrupt, number)
+        with self._interruption:
+            return await self._carry_out()
+
+    async def _carry_out(self) -> int:
         ticking = self._tasks.start(self._tick(), name="account")
         work = self._tasks.start(self._update.run(), name="rolling update")
-        stopped = self._tasks.start(self._stop.wait(), name="interrupt")
+        stopped = self._tasks.start(self._interruption.wait(), name="interrupt")
         try:
             await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -108,16 +107,8 @@ class Run:
         except (KubeproxyError, ApiError) as error:
             return self._gave_up(error)
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
             await self._tasks.end(ticking, stopped)
             await self._tasks.close()
-
-    def _interrupt(self, number: signal.Signals) -> None:
-        """The first signal stops the run between two writes; at a second one the process ends at once."""
-        self._signal = number
-        asyncio.get_running_loop().remove_signal_handler(number)
-        self._stop.set()
 
     async def _tick(self) -> None:
         while True:
@@ -158,7 +149,7 @@ class Run:
         self._account.error("interrupted")
         for line in self._guidance():
             self._account.error(line)
-        return SIGNALLED + self._signal
+        return self._interruption.status
 
     def _guidance(self) -> list[str]:
         update = self._update

@@ -1,0 +1,48 @@
+"""The interruption of a command by SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from types import TracebackType
+from typing import Final, Self
+
+SIGNALLED: Final = 128
+"""An interrupted command's exit status less the signal's number, as shells report it."""
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """A context in which the first signal ends the command in good order; at a second one the process ends at once."""
+
+    def __init__(self) -> None:
+        self.signal = signal.SIGINT
+        """The signal that came."""
+        self._came = asyncio.Event()
+
+    @property
+    def status(self) -> int:
+        """The exit status of a command that it has ended."""
+        return SIGNALLED + self.signal
+
+    async def wait(self) -> None:
+        """Wait for the first signal."""
+        await self._came.wait()
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._note, number)
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+    def _note(self, number: signal.Signals) -> None:
+        self.signal = number
+        asyncio.get_running_loop().remove_signal_handler(number)
+        self._came.set()
