@@ -13,7 +13,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """A context in which the first signal ends the command in good order; at a second one the process ends at once."""
+    """A context: the first signal ends the command in good order, a second one the process at once."""
 
     def __init__(self) -> None:
         self.signal = signal.SIGINT
