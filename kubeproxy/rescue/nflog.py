@@ -26,13 +26,12 @@ _HEADER_BYTES: Final = 16
 _REPORTED: Final = REPORT_PREFIX.encode() + b"\0"
 GROUPS: Final = range(27_504, 27_520)
 """Of the packet log. A process takes the first that is free: two instances may run, at a takeover."""
-FLUSH_S: Final = 0.01
-"""The longest time that the kernel collects packets; it counts in hundredths of a second. When a silent endpoint's
-flows are deleted, the copies of their SYNs have come, but for those of this time."""
-BUFFER_BYTES: Final = 32_000
+FLUSH_S: Final = 0.05
+"""The longest time that the kernel collects packets; it counts in hundredths of a second."""
+BUFFER_BYTES: Final = 65_000
 """Of one message: room for as many SYNs as the rules let the kernel collect. With its own data the kernel needs less
-than 32 KiB for it, the next size of its allocator."""
-READ_BYTES: Final = 64 << 10
+than 64 KiB for it, the next size of its allocator."""
+READ_BYTES: Final = 128 << 10
 """More than the kernel ever puts into one message: a packet that is longer than its buffer gets a buffer of its own."""
 
 

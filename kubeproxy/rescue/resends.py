@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from itertools import count
+from itertools import count, islice
 from typing import Final, NamedTuple
 
 from kubeproxy.model import Protocol, Target
 from kubeproxy.rescue.copies import COPIES_MAX, KEEP_S, Copies, Copy
+from kubeproxy.rescue.nflog import FLUSH_S
 from kubeproxy.rescue.packets import Refusal, Refused, Side, Unreachable, again, datagram, packed, text_of
 from kubeproxy.rescue.protocol import Counts, Failed, Freed, FreedFlow, Reason
 
 DELAYS_S: Final = (0.0, 0.002, 0.004, 0.008, 0.016, 0.064, 0.25, 0.5)
 """Before each attempt for the same SYN. Together less than a second, after which the client repeats it; and their
 number keeps two dead endpoints from passing it to each other without end."""
+AWAITED_S: Final = 1.5 * FLUSH_S
+"""How long a copy is waited for: the kernel may be collecting others with it. A report never comes before its
+copy, but the control process may delete a flow before."""
 QUIET_S: Final = 0.02
 """How long no other failure of the same kind is reported for an endpoint."""
 SCHEDULED_MAX: Final = 16_384
@@ -40,6 +44,13 @@ class _Waiting(NamedTuple):
     unreachable: Unreachable
 
 
+class _Awaited(NamedTuple):
+    until: float
+    client: Side
+    service: Side
+    by_way_of: bytes
+
+
 class _First(NamedTuple):
     key: tuple[Side, Side, int]
     at: float
@@ -53,6 +64,8 @@ class Resends:
         self._ticket = count()
         self._scheduled: list[tuple[float, int, Copy, bytes]] = []
         self._datagrams: deque[_Waiting] = deque()
+        self._awaited: deque[_Awaited] = deque()
+        """Connections with a deleted flow and without a copy so far."""
         self._way: dict[int, bytes] = {}
         """The endpoint that has refused last, by the length of its address."""
         self._first: dict[int, _First] = {}
@@ -112,15 +125,23 @@ class Resends:
             return self._datagrams_of(freed, now)
         by_way_of = packed(freed.endpoint.address)
         for flow in freed.flows:
-            copy = self._copies.of(*_sides(flow))
-            if copy is None:
-                self._unknown += 1
-            else:
+            client, service = _sides(flow)
+            if (copy := self._copies.of(client, service)) is not None:
                 self._schedule(copy, by_way_of, now)
+            elif len(self._awaited) < SCHEDULED_MAX:
+                self._awaited.append(_Awaited(now + AWAITED_S, client, service, by_way_of))
+            else:
+                self._unknown += 1
         return []
 
     def due(self, now: float) -> list[Packet]:
         """The SYNs to send now."""
+        while self._awaited and self._awaited[0].until <= now:
+            awaited = self._awaited.popleft()
+            if (copy := self._copies.of(awaited.client, awaited.service)) is not None:
+                self._schedule(copy, awaited.by_way_of, now)
+            else:
+                self._unknown += 1
         found: list[Packet] = []
         while self._scheduled and self._scheduled[0][0] <= now:
             _, _, copy, by_way_of = heapq.heappop(self._scheduled)
@@ -132,7 +153,8 @@ class Resends:
     @property
     def next_at(self) -> float | None:
         """When something is `due`; None: nothing is scheduled."""
-        return self._scheduled[0][0] if self._scheduled else None
+        times = [*(it.until for it in islice(self._awaited, 1)), *(at for at, *_ in self._scheduled[:1])]
+        return min(times, default=None)
 
     def forget(self, now: float) -> None:
         """Drop what is too old. Call it now and then."""
@@ -146,6 +168,7 @@ class Resends:
         """Drop everything: this process was stopped for long, and clients have given up."""
         self._copies.clear()
         self._scheduled.clear()
+        self._awaited.clear()
         self._datagrams.clear()
 
     def _schedule(self, copy: Copy, by_way_of: bytes, now: float) -> None:

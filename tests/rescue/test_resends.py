@@ -17,7 +17,7 @@ from kubeproxy.rescue.copies import (
 )
 from kubeproxy.rescue.packets import Refusal, Refused, Side, Syn, Unreachable, packed, parse
 from kubeproxy.rescue.protocol import Counts, Failed, Freed, FreedFlow, Reason
-from kubeproxy.rescue.resends import DATAGRAM_S, DATAGRAMS_MAX, DELAYS_S, QUIET_S, Packet, Resends
+from kubeproxy.rescue.resends import AWAITED_S, DATAGRAM_S, DATAGRAMS_MAX, DELAYS_S, QUIET_S, Packet, Resends
 from tests.rescue.log_messages import message, read
 from tests.rescue.test_packets import CLIENT, CLIENT6, POD, SERVICE, SERVICE6, SYN, ip, tcp
 
@@ -140,7 +140,17 @@ def test_unanswered_syns_wait_until_their_flows_are_freed() -> None:
     assert resends.due(100.0) == []
     assert resends.freed(freed(first, second, syn(4)), 100.3) == []
     assert sequences(resends.due(100.3)) == [first.sequence, second.sequence]
+    assert resends.next_at == 100.3 + AWAITED_S, "the kernel may be collecting the copy of the other one"
+    assert resends.due(100.3 + AWAITED_S) == []
     assert counts(resends).unknown == 1
+
+
+def test_a_copy_that_comes_after_its_flow_was_deleted_is_sent() -> None:
+    resends, late = Resends(), syn(1)
+    assert resends.freed(freed(late), 100.0) == []
+    copied(resends, late, at=100.0 + AWAITED_S / 2)
+    assert sequences(resends.due(100.0 + AWAITED_S)) == [late.sequence]
+    assert counts(resends).unknown == 0
 
 
 def test_datagrams_wait_until_their_flows_are_freed() -> None:

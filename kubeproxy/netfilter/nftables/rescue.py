@@ -42,8 +42,8 @@ REPORTS_PER_S, REPORTS_BURST = 1_000, 500
 """Failures reported; beyond it likewise."""
 PACKET_BYTES = 1600
 """The most of a packet that is copied: a SYN may carry data (RFC 7413), and an ICMPv6 error quotes 1,232 bytes."""
-COPIES_PER_MESSAGE = 128
-"""Copies that the kernel collects, at most for 10 ms, before it sends them. A report is sent at once, together with the
+COPIES_PER_MESSAGE = 256
+"""Copies that the kernel collects, at most for 50 ms, before it sends them. A report is sent at once, together with the
 copies that are waiting, so that a copy never comes after its report."""
 
 _FIRST = "tcp flags & (fin | syn | rst | ack) == syn"
