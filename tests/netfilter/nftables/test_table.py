@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kubeproxy.model import Address, Destination, Family, Protocol, Target, family_of
@@ -282,7 +282,18 @@ def _ports(spread: Spread) -> set[int]:
     return {target.port for target in spread.endpoints}
 
 
+def _own_and_other(*own: Target) -> RuleSet:
+    """A destination with another service port for this node than for other hosts, both with affinity."""
+    where = Destination(Address("10.96.0.1"), Protocol.UDP, 1)
+    others, both = TARGETS[Family.IPV4][:1], TARGETS[Family.IPV4][:2]
+    return RuleSet(
+        spreads={where: Spread("default/dns-60:UDP", tuple(others), tuple(others), 60)},
+        own_spreads={where: Spread("default/web-60:UDP", own, tuple(both), 60)},
+    )
+
+
 @given(first=rule_sets, second=rule_sets)
+@example(first=_own_and_other(), second=_own_and_other(TARGETS[Family.IPV4][1]))
 def test_rebalancing_is_the_part_of_a_difference_that_concerns_targets(first: RuleSet, second: RuleSet) -> None:
     """Only targets change: masquerading, redirects and the rest are those of the first."""
     changes = {each: it for each, it in second.spreads.items() if (each in first.spreads)}
