@@ -25,8 +25,9 @@ format: setup ## reformat the sources
 	@$(BIN)/ruff check --quiet --fix-only kubeproxy tests docs
 	@$(BIN)/ruff format --quiet kubeproxy tests docs
 
-# Tests of the network may disturb one another: what has failed beside others is run once more, alone, and has to hold.
-PYTEST = PATH="$(CURDIR)/$(VENV)/programs:$$PATH" $(BIN)/python -m pytest
+# The examples of property tests are the same in each run; pytest by itself draws new ones. Tests of the network may disturb
+# one another: what has failed beside others is run once more, alone, and has to hold.
+PYTEST = PATH="$(CURDIR)/$(VENV)/programs:$$PATH" $(BIN)/python -m pytest --hypothesis-seed=0
 test: setup $(VENV)/programs/ready$(if $(FULL),-full) ## run all tests (as root; TESTS=PATH a part; FULL=1 also those that need a browser, HAProxy, nginx)
 	@$(PYTEST) -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder $(TESTS) || { [ $$? = 1 ] \
 		&& echo "test: once more, alone: what has failed (it stays in the list above)" \
