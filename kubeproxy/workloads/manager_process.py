@@ -13,7 +13,6 @@ from aiohttp import web
 
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
-from kubeproxy.kubernetes.controller.leader_election import LeadershipLostError
 from kubeproxy.kubernetes.delegated_access import AccessRefusedError, DelegatedAccess
 from kubeproxy.kubernetes.object_client import Requests
 from kubeproxy.observability.http.access import Access
@@ -176,9 +175,7 @@ async def _until_the_end(manager: ControllerManager, stop: asyncio.Event, notifi
     error = working.exception() if working.done() else None
     await tasks.close()
     if error is not None:
-        cause = _cause(error)
-        if not isinstance(cause, LeadershipLostError):
-            raise cause
+        raise _cause(error)
     return 0 if stop.is_set() else 1
 
 

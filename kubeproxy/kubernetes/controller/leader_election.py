@@ -122,15 +122,21 @@ class Leadership:
         A `work` that ends by itself ends the leadership, too.
         """
         await self._acquire()
+        try:
+            await self._work_until_lost(work)
+        except* LeadershipLostError as errors:  # it may end the work before the renewal finds the Lease lost
+            log.debug("writes held back", lease=self.name.name, writes=len(errors.exceptions))
+        if not self.is_leading():
+            log.error("leadership lost", lease=self.name.name, holder=self.holder)
+            self._election.resign()
+
+    async def _work_until_lost(self, work: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.TaskGroup() as group:
             working = group.create_task(_run(work), name="work of the leader")
             renewing = group.create_task(self._renew(), name="renewal of the lease")
             await asyncio.wait((working, renewing), return_when=asyncio.FIRST_COMPLETED)
             working.cancel()
             renewing.cancel()
-        if not self.is_leading():
-            log.error("leadership lost", lease=self.name.name, holder=self.holder)
-            self._election.resign()
 
     async def release(self) -> None:
         """Give the Lease up, so that another need not wait for its end. Without success it expires by itself."""

@@ -6,6 +6,7 @@ import asyncio
 from random import Random
 
 import pytest
+import structlog.testing
 
 from kubeproxy.kubernetes.client.errors import Unreachable
 from kubeproxy.kubernetes.controller.election_state import LeaderElection
@@ -17,7 +18,8 @@ NAME = LeaseName("kube-system", "controllers")
 
 
 class _Candidate:
-    def __init__(self, api: Api, identity: str) -> None:
+    def __init__(self, api: Api, identity: str, *, raises: bool = False) -> None:
+        """`raises`: the work ends at the first write that is held back."""
         loop = asyncio.get_running_loop()
         self.offset = 0.0
         self.leadership = Leadership(
@@ -30,6 +32,7 @@ class _Candidate:
         )
         self.worked = 0
         self.held_back = 0
+        self.raises = raises
         self.task = asyncio.create_task(self.leadership.lead(self._work))
 
     async def _work(self) -> None:
@@ -39,6 +42,8 @@ class _Candidate:
                 self.worked += 1
             except LeadershipLostError:
                 self.held_back += 1
+                if self.raises:
+                    raise
             await asyncio.sleep(0.5)
 
     async def end(self) -> None:
@@ -119,6 +124,22 @@ def test_a_process_that_was_stopped_writes_nothing_when_it_wakes() -> None:
         await asyncio.wait_for(first.task, 60)
         assert first.worked == worked
         await second.end()
+
+    run(scenario())
+
+
+def test_a_write_that_is_held_back_ends_the_work_and_the_loss_is_logged() -> None:
+    """The part of the work that writes next may be earlier than the renewal."""
+
+    async def scenario() -> None:
+        api = Api(unix_time)
+        first = _Candidate(api, "first", raises=True)
+        await asyncio.sleep(5)
+        first.offset += 16
+        with structlog.testing.capture_logs() as logs:
+            await asyncio.wait_for(first.task, 60)
+        assert [each["event"] for each in logs if each["log_level"] == "error"] == ["leadership lost"]
+        assert not first.leadership.is_leading()
 
     run(scenario())
 
