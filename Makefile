@@ -59,8 +59,8 @@ SOAK_SECONDS ?= 1800
 soak: setup ## change and kill everything at random, and check every byte (SOAK_SECONDS=1800 SOAK_SEED= SOAK="--netfilter iptables")
 	@$(BIN)/python -m tests.system.soak --seconds $(SOAK_SECONDS) $(if $(SOAK_SEED),--seed $(SOAK_SEED)) $(SOAK)
 
-demo: setup ## show a whole node in network namespaces (KEEP=1 leaves it running)
-	@$(BIN)/python -m tests.tools.demo $(if $(KEEP),--keep)
+demo: setup ## show a whole node in network namespaces (KEEP=1 leaves it running; DATA_PATH=kernel)
+	@$(BIN)/python -m tests.tools.demo $(if $(KEEP),--keep) $(if $(DATA_PATH),--data-path=$(DATA_PATH))
 
 bench: setup ## measure beside HAProxy, nginx and the direct path, and with 10,000 Services (BENCH=--quick)
 	@$(BIN)/python -m tests.tools.bench $(BENCH)

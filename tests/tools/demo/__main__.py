@@ -18,7 +18,8 @@ from tests.tools.demo.cast import assemble
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--keep", is_flag=True, help="Leave it running, say how to play with it, and end with Ctrl-C.")
 @click.option("--netfilter", type=click.Choice(["auto", "nftables", "iptables"]), default="auto", show_default=True)
-def main(keep: bool, netfilter: str) -> None:
+@click.option("--data-path", type=click.Choice(["userspace", "kernel"]), default="userspace", show_default=True)
+def main(keep: bool, netfilter: str, data_path: str) -> None:
     """Three backends, a Service, the real daemon and real traffic, in network namespaces of its own: the rest of the
     machine is not touched, and nothing is left behind."""
     # Ended by either signal it takes its hosts, programs and files along, in the background of a shell too.
@@ -29,7 +30,7 @@ def main(keep: bool, netfilter: str) -> None:
         print("(as an ordinary user: root only within a user namespace of its own)")
     try:
         with tempfile.TemporaryDirectory(prefix="kubeproxy-demo-") as directory, assemble(Path(directory)) as cast:
-            held = story.tell(cast, netfilter=netfilter, keep_running=keep)
+            held = story.tell(cast, netfilter=netfilter, data_path=data_path, keep_running=keep)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except AssertionError as error:

@@ -1,4 +1,5 @@
-"""A backend: answers every request with its own name, `/slow` after a second. `backend.py NAME ADDRESS PORT`"""
+"""A backend: answers every request with its own name, `/slow` after a second,
+`/client` with the address of its client. `backend.py NAME ADDRESS PORT`"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answer with the name and a newline."""
         if self.path == "/slow":
             time.sleep(1)
-        body = f"{self.name}\n".encode()
+        body = f"{self.client_address[0] if self.path == '/client' else self.name}\n".encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/plain")
         self.send_header("Content-Length", str(len(body)))

@@ -18,10 +18,12 @@ ASK = "import urllib.request; print(urllib.request.urlopen('http://10.96.0.10/',
 
 
 @pytest.mark.netns
-@pytest.mark.parametrize("netfilter", ["auto", "iptables"])
-def test_everything_holds(netfilter: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("netfilter", "data_path"), [("auto", "userspace"), ("iptables", "userspace"), ("auto", "kernel")]
+)
+def test_everything_holds(netfilter: str, data_path: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [*DEMO, "--netfilter", netfilter],
+        [*DEMO, "--netfilter", netfilter, "--data-path", data_path],
         capture_output=True,
         text=True,
         timeout=100,
@@ -31,12 +33,16 @@ def test_everything_holds(netfilter: str, tmp_path: Path) -> None:
     story = done.stdout
     assert done.returncode == 0, story + done.stderr
     assert "FAILED" not in story
-    assert story.count("    pod-1 10, pod-2 10, pod-3 10\n") == 2, "from the client and from the node"
+    if data_path == "userspace":
+        assert story.count("    pod-1 10, pod-2 10, pod-3 10\n") == 2, "from the client and from the node"
+        assert "    pod-1 10, pod-3 10, pod-4 10\n" in story
+    else:
+        assert re.search(r"data path kernel, to 3 endpoints in equal shares", story)
+        assert "the endpoint sees its client as 10.2.0.2 1\n" in story
     assert re.search(r"after: +pod-1 \d+, pod-3 \d+\n +ok +no request failed\n", story)
-    assert re.search(r"log: +warning +endpoint ejected .*10\.3\.1\.2:8080", story)
+    assert re.search(r"log: +(warning|info) +endpoint ejected .*10\.3\.1\.2:8080", story)
     assert re.search(r"status: (ejected|probing) default/hello .*10\.3\.1\.2:8080", story)
     assert re.search(r"pod-4 first answered \d+ ms after the edit\n", story)
-    assert "    pod-1 10, pod-3 10, pod-4 10\n" in story
     assert "kubeproxy ended with exit status 0\n" in story
     assert re.search(r"nothing is left behind\n+Everything held\.", story)
     assert list(tmp_path.iterdir()) == []
