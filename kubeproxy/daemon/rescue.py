@@ -27,6 +27,7 @@ from kubeproxy.proxier.ejections import Ejection, Ejections, Endpoint
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.rescue.guardian import Guardian, RescueStatus
 from kubeproxy.rescue.protocol import Counts, added
+from kubeproxy.rescue.turns import Tenants
 
 log = structlog.get_logger(__name__)
 
@@ -233,20 +234,20 @@ class _Ejector:
         return self._ejections.ejected
 
     def knows(self, protocol: Protocol, target: Target) -> bool:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         return bool(self._proxier.frontends_with(protocol, target))
 
     def translates(self, destination: Destination) -> bool:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         rules = self._proxier.in_force
         return rules is not None and rules.spreads_to(destination)
 
     def is_ejected(self, protocol: Protocol, target: Target) -> bool:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         return Endpoint(protocol, target) in self._ejections.ejected
 
     async def failed(self, protocol: Protocol, target: Target, reason: str) -> None:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         endpoint = Endpoint(protocol, target)
         if self._eject(endpoint, reason, "rescue"):
             await self._apply()
@@ -258,7 +259,7 @@ class _Ejector:
             await self._apply()
 
     async def answered(self, protocol: Protocol, target: Target) -> None:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         endpoint = Endpoint(protocol, target)
         found = self._ejections.ejected.get(endpoint)
         if found is not None and self._ejections.answered(endpoint, _now()):
@@ -269,12 +270,20 @@ class _Ejector:
             await self._mark(endpoint, None)
 
     def unanswered(self, protocol: Protocol, target: Target) -> None:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         self._ejections.unanswered(Endpoint(protocol, target), _now())
 
-    def due(self, at_most: int) -> list[tuple[Protocol, Target]]:
-        """See `guardian.Ejector`."""
-        return [(each.protocol, each.target) for each in self._ejections.due(_now(), at_most)]
+    def tenants(self, protocol: Protocol, target: Target) -> Tenants:
+        """See `ejector.Ejector`."""
+        return frozenset(name.service_port.namespace for name in self._proxier.frontends_with(protocol, target))
+
+    def due(self) -> list[tuple[Protocol, Target, Tenants]]:
+        """See `ejector.Ejector`."""
+        return [(*endpoint, tenants) for endpoint, tenants in self._ejections.due(_now()).items()]
+
+    def dialed(self, protocol: Protocol, target: Target) -> None:
+        """See `ejector.Ejector`."""
+        self._ejections.dialed(Endpoint(protocol, target), _now())
 
     def forget(self, now: float) -> None:
         """Forget endpoints that no Service has any more."""
@@ -289,7 +298,9 @@ class _Ejector:
     def _eject(self, endpoint: Endpoint, reason: str, noticed_by: str) -> bool:
         if not self.knows(*endpoint):
             return False
-        ejected = self._ejections.failed(endpoint, _now(), reason=reason, noticed_by=noticed_by)
+        ejected = self._ejections.failed(
+            endpoint, _now(), reason=reason, noticed_by=noticed_by, tenants=self.tenants(*endpoint)
+        )
         if ejected:
             self.totals[reason, noticed_by] = self.totals.get((reason, noticed_by), 0) + 1
             log.info(
