@@ -63,6 +63,8 @@ FEW: Final = 3
 FREES_MAX: Final = 2
 """So many endpoints at once have their flows deleted, each in a thread: changes of endpoints need threads, too, and do
 not queue behind thousands of them."""
+COMPLAIN_S: Final = 60.0
+"""How often it is logged that flows cannot be deleted: a client can ask for it a thousand times a second."""
 TRUSTED_S: Final = 10.0
 """How long an endpoint that a dial has reached is not ejected by silence alone. Each silence has it dialed again, so an
 endpoint that is silent to some clients is ejected once, and never flaps."""
@@ -116,6 +118,7 @@ class Guardian:
         self._dials = Dials(ejector, self._tasks, on_answered=self._has_answered)
         self._asking: dict[Target, Tenants] = {}
         """UDP endpoints to which a datagram is on the way."""
+        self._complained_at = float("-inf")
         self._free_slots = asyncio.Semaphore(FREES_MAX)
         self._freeing: set[tuple[Protocol, Target]] = set()
         self._free_again: set[tuple[Protocol, Target]] = set()
@@ -290,7 +293,10 @@ class Guardian:
                 if key not in self._free_again:
                     return
         except KubeproxyError as error:
-            log.warning("cannot free failed flows", endpoint=str(target), reason=str(error))
+            now = asyncio.get_running_loop().time()
+            if now - self._complained_at >= COMPLAIN_S:
+                self._complained_at = now
+                log.warning("cannot free failed flows", endpoint=str(target), reason=str(error))
         finally:
             self._freeing.discard(key)
 

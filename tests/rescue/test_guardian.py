@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from kubeproxy.model import Address, Destination, Protocol, Target
+from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.nftables.set_elements import SetElements
 from kubeproxy.rescue import dials as dials_module
 from kubeproxy.rescue import guardian as guardian_module
@@ -185,3 +187,16 @@ async def test_rules_that_are_made_anew_are_kept_alive_at_once(monkeypatch: pyte
             await asyncio.sleep(0.01)
     keeping.cancel()
     assert works.renewed == 2
+
+
+async def test_a_kernel_that_deletes_no_flows_does_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = pods(1000)
+
+    async def refuse(target: Target, protocol: Protocol, *, is_ours: Callable[[Destination], bool]) -> list[object]:
+        raise KernelError("its answers did not fit")
+
+    endpoints = Endpoints(silent)
+    monkeypatch.setattr(endpoints, "free", refuse)
+    with capture_logs() as lines:
+        await found_silent(monkeypatch, endpoints, silent)
+    assert [line["event"] for line in lines] == ["cannot free failed flows"]
