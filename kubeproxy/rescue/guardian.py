@@ -26,13 +26,12 @@ from typing import Final
 import structlog
 
 from kubeproxy.model import Family, Protocol, Target
-from kubeproxy.model.errors import KubeproxyError
-from kubeproxy.netfilter.conntrack.endpoint_flows import delete_flows_to
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.netfilter.nftables.set_elements import SetElements
 from kubeproxy.rescue.dial import refuses_datagrams
 from kubeproxy.rescue.dials import Dials
 from kubeproxy.rescue.ejector import Ejector
+from kubeproxy.rescue.frees import Frees
 from kubeproxy.rescue.nflog import GROUPS
 from kubeproxy.rescue.process import RescueProcess
 from kubeproxy.rescue.protocol import Counts, Failed, FreedFlow, Reason, added
@@ -60,11 +59,6 @@ ASKED_MAX: Final = 128
 """UDP endpoints asked at once; those of one tenant may be half as many."""
 FEW: Final = 3
 """So many endpoints of a family that fall silent in one look are ejected at once; more of them are dialed first."""
-FREES_MAX: Final = 2
-"""So many endpoints at once have their flows deleted, each in a thread: changes of endpoints need threads, too, and do
-not queue behind thousands of them."""
-COMPLAIN_S: Final = 60.0
-"""How often it is logged that flows cannot be deleted: a client can ask for it a thousand times a second."""
 TRUSTED_S: Final = 10.0
 """How long an endpoint that a dial has reached is not ejected by silence alone. Each silence has it dialed again, so an
 endpoint that is silent to some clients is ejected once, and never flaps."""
@@ -118,10 +112,7 @@ class Guardian:
         self._dials = Dials(ejector, self._tasks, on_answered=self._has_answered)
         self._asking: dict[Target, Tenants] = {}
         """UDP endpoints to which a datagram is on the way."""
-        self._complained_at = float("-inf")
-        self._free_slots = asyncio.Semaphore(FREES_MAX)
-        self._freeing: set[tuple[Protocol, Target]] = set()
-        self._free_again: set[tuple[Protocol, Target]] = set()
+        self._frees = Frees(ejector, self._tasks, on_freed=self._on_freed)
 
     async def run(self) -> None:
         """Run until cancelled. Traffic does not stop when it fails: it goes on as with kube-proxy."""
@@ -244,12 +235,12 @@ class Guardian:
             self._confirm_by_datagram(target, failed.reason)
             return
         if failed.reason is Reason.UNREACHABLE:
-            self._tasks.start(self._free(protocol, target), name="free flows")
+            self._frees.ask(protocol, target)
         self._dials.confirm([target], failed.reason)
 
     def _confirm_by_datagram(self, target: Target, reason: Reason) -> None:
         if self._ejector.is_ejected(Protocol.UDP, target):
-            self._tasks.start(self._free(Protocol.UDP, target), name="free flows")
+            self._frees.ask(Protocol.UDP, target)
             return
         tenants = self._ejector.tenants(Protocol.UDP, target)
         if target not in self._asking and has_room(tenants, self._asking.values(), ASKED_MAX):
@@ -270,35 +261,11 @@ class Guardian:
     async def _eject_and_free(self, protocol: Protocol, target: Target, reason: Reason) -> None:
         if not self._ejector.is_ejected(protocol, target):
             await self._ejector.failed(protocol, target, reason)
-        await self._free(protocol, target)
+        self._frees.ask(protocol, target)
 
-    async def _free(self, protocol: Protocol, target: Target) -> None:
-        """Delete the flows to an endpoint and have their packets sent again; one call at a time for each."""
-        key = (protocol, target)
-        if key in self._freeing:
-            self._free_again.add(key)
-            return
-        self._freeing.add(key)
-        try:
-            while True:
-                self._free_again.discard(key)
-                async with self._free_slots:
-                    deleted = await delete_flows_to(target, protocol, is_ours=self._ejector.translates)
-                if self._process is not None and deleted:
-                    flows = [
-                        FreedFlow(flow.source, flow.source_port, flow.address, flow.port, peer, peer_port)
-                        for flow, peer, peer_port in deleted
-                    ]
-                    self._process.freed(protocol, target, flows)
-                if key not in self._free_again:
-                    return
-        except KubeproxyError as error:
-            now = asyncio.get_running_loop().time()
-            if now - self._complained_at >= COMPLAIN_S:
-                self._complained_at = now
-                log.warning("cannot free failed flows", endpoint=str(target), reason=str(error))
-        finally:
-            self._freeing.discard(key)
+    def _on_freed(self, protocol: Protocol, target: Target, flows: Sequence[FreedFlow]) -> None:
+        if self._process is not None:
+            self._process.freed(protocol, target, flows)
 
     # Silence.
 
@@ -338,7 +305,7 @@ class Guardian:
             if target in at_once:
                 self._tasks.start(self._eject_and_free(Protocol.TCP, target, Reason.SILENT), name="eject")
             else:
-                self._tasks.start(self._free(Protocol.TCP, target), name="free flows")
+                self._frees.ask(Protocol.TCP, target)
         self._dials.confirm([target for target in fresh if target not in at_once], Reason.SILENT)
 
     # Probes.
