@@ -23,10 +23,12 @@ from kubeproxy.runtime.tasks import TaskSet
 
 log = structlog.get_logger(__name__)
 
-AT_ONCE: Final = 100
-"""Endpoints whose flows are deleted at once."""
-SHARE: Final = 0.5
-"""The most of the time that may be spent on it: where it takes long, the next one waits as long."""
+AT_ONCE: Final = 16
+"""Endpoints whose flows are deleted at once. Deletions take a walk through the kernel's table for each, some
+milliseconds; so another tenant's endpoint waits for a tenth of a second of them."""
+SHARE, CREDIT_S = 0.25, 1.0
+"""The most of the time that may be spent on it, after so many seconds without a pause: another node that dies with a
+hundred endpoints takes less."""
 COMPLAIN_S: Final = 60.0
 """How often it is logged that flows cannot be deleted."""
 
@@ -47,6 +49,8 @@ class Frees:
         self._on_freed = on_freed
         self._waiting: dict[Protocol, dict[Target, Tenants]] = {protocol: {} for protocol in Protocol}
         self._runs = False
+        self._spent_s, self._spent_at = 0.0, 0.0
+        """Seconds spent of late, as of when: `SHARE` of the time since is taken off."""
         self._complained_at = float("-inf")
 
     def ask(self, protocol: Protocol, target: Target) -> None:
@@ -62,12 +66,15 @@ class Frees:
             await asyncio.sleep(0)  # failures of the same turn come along
             while any(self._waiting.values()):
                 began = loop.time()
+                self._spent_s = max(0.0, self._spent_s - SHARE * (began - self._spent_at))
+                self._spent_at = began
                 for protocol, waiting in self._waiting.items():
                     if some := next_turns(waiting, [], AT_ONCE):
                         for target in some:
                             del waiting[target]
                         await self._free(protocol, some)
-                await asyncio.sleep((loop.time() - began) * (1 - SHARE) / SHARE)
+                self._spent_s += loop.time() - began
+                await asyncio.sleep(max(0.0, self._spent_s - CREDIT_S) / SHARE)
         finally:
             self._runs = False
 

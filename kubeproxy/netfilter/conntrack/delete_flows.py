@@ -157,14 +157,14 @@ class Ctnetlink:
         """Delete these flows; the number deleted and the errors met. A flow that is gone already is neither."""
         return self._delete([wire.delete_request(flow, next(self._sequence)) for flow in flows])
 
-    def delete_unanswered(self, flows: Sequence[Flow], protocol: Protocol, *, at_most: int) -> int:
-        """Delete these flows of one target as far as they have not been answered; by how many walks through the
-        kernel's table. 0, and nothing is deleted: this kernel cannot do so, or it would take more than `at_most`."""
+    def delete_unanswered(self, flows: Sequence[Flow], protocol: Protocol, *, at_most: int) -> bool:
+        """Delete these flows of one target as far as they have not been answered. False, and nothing is deleted: this
+        kernel cannot do so, or it would take more than so many walks through its table."""
         requests = wire.delete_unanswered_requests(flows, protocol, self._sequence)
         if len(requests) > at_most:
-            return 0
+            return False
         _, failed = self._delete(requests)
-        return 0 if failed else len(requests)
+        return not failed
 
     def _delete(self, requests: Sequence[bytes]) -> tuple[int, list[int]]:
         deleted, failed = 0, list[int]()

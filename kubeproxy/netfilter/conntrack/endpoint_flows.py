@@ -18,8 +18,8 @@ FLOWS_MAX: Final = 1000
 ALL_FLOWS_MAX: Final = 4000
 """The most flows of all endpoints together: those with few flows keep theirs."""
 WALKS_S, WALKS_MIN = 0.1, 4
-"""How long walks through the kernel's table may take, if each is as long as that which read the flows; and as many as
-an endpoint has kinds of addresses (an IPv4 destination is one) in any case."""
+"""How long walks through the kernel's table for an endpoint may take, if each is as long as that which read the flows;
+and as many as an endpoint has kinds of addresses (an IPv4 destination is one) in any case."""
 
 
 class Deleted(NamedTuple):
@@ -102,13 +102,11 @@ def _delete_of(
     _trim(found)
     walks = max(WALKS_MIN, int(WALKS_S / (time.monotonic() - began)))
     with Ctnetlink(timeout_s=timeout_s) as ctnetlink:  # the rest of the answers may stay in the other socket
-        rest: list[Flow] = []
+        by_name: list[Flow] = []
         for flows in found.values():
-            needed = ctnetlink.delete_unanswered(flows, protocol, at_most=walks) if tcp else 0
-            walks -= needed
-            if not needed:
-                rest += flows
-        ctnetlink.delete(rest)
+            if not (tcp and ctnetlink.delete_unanswered(flows, protocol, at_most=walks)):
+                by_name += flows
+        ctnetlink.delete(by_name)
     return found
 
 
