@@ -52,7 +52,7 @@ class Ejection:
     failures: int = 1
     flaps: int = 0
     tenants: frozenset[str] = frozenset()
-    """The namespaces whose Services had the endpoint when it failed."""
+    """The namespaces of the Services that had the endpoint when it failed."""
 
 
 class _Past(NamedTuple):

@@ -26,7 +26,7 @@ _TCP: Final = Protocol.TCP
 
 
 class _Unconfirmed(NamedTuple):
-    """Why an endpoint is to be dialed, and the namespaces whose Services have it."""
+    """Why an endpoint is to be dialed, and the namespaces of the Services that have it."""
 
     reason: Reason
     tenants: Tenants

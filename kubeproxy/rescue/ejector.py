@@ -31,7 +31,7 @@ class Ejector(Interface):
         """A dial has not reached an ejected endpoint."""
 
     def tenants(self, protocol: Protocol, target: Target) -> Tenants:
-        """The namespaces whose Services have an endpoint."""
+        """The namespaces of the Services that have an endpoint."""
 
     def due(self) -> Sequence[tuple[Protocol, Target, Tenants]]:
         """The ejected endpoints to dial now with their tenants, the longest due first; each is due until it is

@@ -24,7 +24,7 @@ from kubeproxy.runtime.tasks import TaskSet
 log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 16
-"""Endpoints whose flows are deleted at once. Deletions take a walk through the kernel's table for each, some
+"""Endpoints with flows that are deleted at once. Deletions take a walk through the kernel's table for each, some
 milliseconds; so another tenant's endpoint waits for a tenth of a second of them."""
 SHARE, CREDIT_S = 0.25, 1.0
 """The most of the time that may be spent on it, after so many seconds without a pause: another node that dies with a

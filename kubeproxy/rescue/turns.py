@@ -1,4 +1,4 @@
-"""Whose turn it is when dials are short: no tenant takes those of others. Pure.
+"""Which tenant has the next turn when dials are short, so that none takes those of others. Pure.
 
 Dials of silent endpoints take most of a second each. In the order in which they become due, a thousand silent endpoints
 of one tenant would keep the endpoints of all others waiting behind them.
@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Tenants = frozenset[str]
-"""The namespaces whose Services have an endpoint. Any of them may be entitled to its dial."""
+"""The namespaces of the Services that have an endpoint. Any of them may be entitled to its dial."""
 
 
 def next_turns(waiting: Mapping[T, Tenants], busy: Iterable[Tenants], at_most: int) -> list[T]:

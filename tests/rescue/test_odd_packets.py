@@ -69,7 +69,7 @@ def test_a_client_with_ecn_is_rescued_like_any_other(made: Stage, fails: str) ->
 
 
 def test_odd_flags_fragments_and_headers_disturb_no_others(made: Stage) -> None:
-    """All endpoints refuse the attacker's ports, and answer everybody else."""
+    """All endpoints refuse the attacker's ports, and answer all others."""
     client = CLIENTS[made.family]
     for pod in range(PODS):
         refused = f"{REFUSED_PORTS[0]}-{REFUSED_PORTS[-1]}"

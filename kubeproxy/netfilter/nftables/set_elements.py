@@ -201,8 +201,9 @@ def _elements(body: bytes) -> Iterator[tuple[bytes, float]]:
 
 
 def _alike(elements: bytes) -> list[tuple[bytes, float]] | None:
-    """The same, where each element has a key of the same length and the time until it expires, and nothing else. So are
-    those that rules add, and there may be ten thousands of them."""
+    """The same of elements that have a key of one length, the time until they expire, and nothing else.
+
+    So are those that rules add, and there may be ten thousands of them. None: these are others."""
     shape = _SHAPES.get(int.from_bytes(elements[:2], sys.byteorder))
     if shape is None or len(elements) % shape[0].size:
         return None

@@ -1,4 +1,4 @@
-"""What a tenant whose endpoints fail on purpose costs the node, and the clients of another tenant, on the kernel path.
+"""What endpoints that fail on purpose cost the node, and the clients of another tenant, on the kernel path.
 
     python -m tests.tools.bench.hostile_tenants [--endpoints N] [--seconds N] [--per-s N]
 
