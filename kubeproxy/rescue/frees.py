@@ -29,8 +29,24 @@ milliseconds; so another tenant's endpoint waits for a tenth of a second of them
 SHARE, CREDIT_S = 0.25, 1.0
 """The most of the time that may be spent on it, after so many seconds without a pause: another node that dies with a
 hundred endpoints takes less."""
+PAUSE_MAX_S: Final = 1.0
+"""The longest pause: a client that has to wait longer repeats its SYN before."""
 COMPLAIN_S: Final = 60.0
 """How often it is logged that flows cannot be deleted."""
+
+
+class Budget:
+    """How much time may be spent. Pure."""
+
+    def __init__(self) -> None:
+        self._spent_s, self._at = 0.0, 0.0
+        """Seconds spent of late, as of when: `SHARE` of the time since is taken off."""
+
+    def pause_s(self, began: float, ended: float) -> float:
+        """How long to wait after some work."""
+        left_s = max(0.0, self._spent_s - SHARE * (began - self._at))
+        self._spent_s, self._at = left_s + ended - began, began
+        return min(max(0.0, self._spent_s - CREDIT_S) / SHARE, PAUSE_MAX_S)
 
 
 class Frees:
@@ -49,8 +65,7 @@ class Frees:
         self._on_freed = on_freed
         self._waiting: dict[Protocol, dict[Target, Tenants]] = {protocol: {} for protocol in Protocol}
         self._runs = False
-        self._spent_s, self._spent_at = 0.0, 0.0
-        """Seconds spent of late, as of when: `SHARE` of the time since is taken off."""
+        self._budget = Budget()
         self._complained_at = float("-inf")
 
     def ask(self, protocol: Protocol, target: Target) -> None:
@@ -66,15 +81,12 @@ class Frees:
             await asyncio.sleep(0)  # failures of the same turn come along
             while any(self._waiting.values()):
                 began = loop.time()
-                self._spent_s = max(0.0, self._spent_s - SHARE * (began - self._spent_at))
-                self._spent_at = began
                 for protocol, waiting in self._waiting.items():
                     if some := next_turns(waiting, [], AT_ONCE):
                         for target in some:
                             del waiting[target]
                         await self._free(protocol, some)
-                self._spent_s += loop.time() - began
-                await asyncio.sleep(max(0.0, self._spent_s - CREDIT_S) / SHARE)
+                await asyncio.sleep(self._budget.pause_s(began, loop.time()))
         finally:
             self._runs = False
 

@@ -15,7 +15,7 @@ from kubeproxy.netfilter.conntrack.endpoint_flows import Deleted
 from kubeproxy.netfilter.conntrack.stale_flows import Flow
 from kubeproxy.rescue import frees as frees_module
 from kubeproxy.rescue.ejector import Ejector
-from kubeproxy.rescue.frees import AT_ONCE, Frees
+from kubeproxy.rescue.frees import AT_ONCE, CREDIT_S, PAUSE_MAX_S, SHARE, Budget, Frees
 from kubeproxy.rescue.protocol import FreedFlow
 from kubeproxy.rescue.turns import Tenants
 from kubeproxy.runtime.tasks import TaskSet
@@ -110,3 +110,16 @@ async def test_a_kernel_that_deletes_no_flows_does_not_fill_the_log(monkeypatch:
         await kernel.settle()
     assert [line["event"] for line in lines] == ["cannot free failed flows"]
     assert kernel.readings[-1] == [POD], "it goes on"
+
+
+def test_a_burst_has_no_pause_and_what_goes_on_takes_its_share() -> None:
+    budget, now, worked = Budget(), 1000.0, 0.0
+    while worked < CREDIT_S - 0.1:
+        assert budget.pause_s(now, now + 0.1) == 0.0
+        now, worked = now + 0.1, worked + 0.1
+    began, worked = now, 0.0
+    for _ in range(1000):
+        now, worked = now + 0.1 + budget.pause_s(now, now + 0.1), worked + 0.1
+    assert worked / (now - began) == pytest.approx(SHARE, rel=0.05)
+    assert budget.pause_s(now, now + 60.0) == PAUSE_MAX_S
+    assert budget.pause_s(now + 1000.0, now + 1000.1) == 0.0, "it is forgotten"
