@@ -21,12 +21,14 @@ from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits, tcp_timeouts
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
+from kubeproxy.observability.logs.ratelimit import FewByName
 from kubeproxy.observability.protocols import RescueState
 from kubeproxy.proxier.data_path import Ejected, Wanted
 from kubeproxy.proxier.ejections import Ejection, Ejections, Endpoint
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.rescue.guardian import Guardian, RescueStatus
 from kubeproxy.rescue.protocol import Counts, added
+from kubeproxy.rescue.turns import Tenants
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +36,9 @@ WORKERS_LOOK_S = 2.0
 """How often the workers' ejections are read."""
 FORGET_S = 1.0
 """How often endpoints are forgotten that no Service has any more."""
+NAMED_MAX, NAMED_S = 10, 5.0
+"""So many ejections, and so many ends of them, are logged by name in this time; the others are counted. When a node
+dies with all its pods, or hundreds of endpoints flap, the log stays readable."""
 READY_S = BRIDGE_S
 """How long a takeover, a start after a re-exec, or a change to the kernel path waits for the rescue. So long the rules
 of the program before are kept alive; on a busy node its process takes seconds to start."""
@@ -199,6 +204,7 @@ class Rescue:
             if now - began > READY_S:
                 self._data_paths.cease_waiting()
             self._ejector.forget(now)
+            self._ejector.log_others(now)
             await asyncio.sleep(FORGET_S)
 
     async def _watch_workers(self) -> None:
@@ -225,6 +231,7 @@ class _Ejector:
         self._changes = self._applied = 0
         """Changes of the ejections so far, and how many of them the proxier has put in force."""
         self._applying = asyncio.Lock()
+        self._ejected_log, self._back_log = (FewByName(at_most=NAMED_MAX, interval_s=NAMED_S) for _ in range(2))
         self.totals: dict[tuple[str, str], int] = {}
         """Ejections so far by reason, and by which part has noticed the failure."""
 
@@ -233,20 +240,20 @@ class _Ejector:
         return self._ejections.ejected
 
     def knows(self, protocol: Protocol, target: Target) -> bool:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         return bool(self._proxier.frontends_with(protocol, target))
 
     def translates(self, destination: Destination) -> bool:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         rules = self._proxier.in_force
         return rules is not None and rules.spreads_to(destination)
 
     def is_ejected(self, protocol: Protocol, target: Target) -> bool:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         return Endpoint(protocol, target) in self._ejections.ejected
 
     async def failed(self, protocol: Protocol, target: Target, reason: str) -> None:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         endpoint = Endpoint(protocol, target)
         if self._eject(endpoint, reason, "rescue"):
             await self._apply()
@@ -258,28 +265,44 @@ class _Ejector:
             await self._apply()
 
     async def answered(self, protocol: Protocol, target: Target) -> None:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         endpoint = Endpoint(protocol, target)
         found = self._ejections.ejected.get(endpoint)
         if found is not None and self._ejections.answered(endpoint, _now()):
-            log.info(
-                "endpoint is back", endpoint=str(target), protocol=protocol, after_s=round(_now() - found.since, 3)
-            )
+            if self._back_log.allow(_now()):
+                log.info(
+                    "endpoint is back", endpoint=str(target), protocol=protocol, after_s=round(_now() - found.since, 3)
+                )
             await self._apply()
             await self._mark(endpoint, None)
 
     def unanswered(self, protocol: Protocol, target: Target) -> None:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         self._ejections.unanswered(Endpoint(protocol, target), _now())
 
-    def due(self, at_most: int) -> list[tuple[Protocol, Target]]:
-        """See `guardian.Ejector`."""
-        return [(each.protocol, each.target) for each in self._ejections.due(_now(), at_most)]
+    def tenants(self, protocol: Protocol, target: Target) -> Tenants:
+        """See `ejector.Ejector`."""
+        return frozenset(name.service_port.namespace for name in self._proxier.frontends_with(protocol, target))
+
+    def due(self) -> list[tuple[Protocol, Target, Tenants]]:
+        """See `ejector.Ejector`."""
+        return [(*endpoint, tenants) for endpoint, tenants in self._ejections.due(_now()).items()]
+
+    def dialed(self, protocol: Protocol, target: Target) -> None:
+        """See `ejector.Ejector`."""
+        self._ejections.dialed(Endpoint(protocol, target), _now())
 
     def forget(self, now: float) -> None:
         """Forget endpoints that no Service has any more."""
         if self._ejections.keep(_Known(self._proxier), now):
             self._proxier.set_ejected(self._pairs())
+
+    def log_others(self, now: float) -> None:
+        """Log how many ejections, and ends of them, were not logged by name."""
+        if more := self._ejected_log.others(now):
+            log.info("more endpoints ejected", endpoints=more, remedy="list all with `kubeproxy status`")
+        if more := self._back_log.others(now):
+            log.info("more endpoints are back", endpoints=more)
 
     async def forget_all(self) -> None:
         """Forget everything."""
@@ -289,16 +312,19 @@ class _Ejector:
     def _eject(self, endpoint: Endpoint, reason: str, noticed_by: str) -> bool:
         if not self.knows(*endpoint):
             return False
-        ejected = self._ejections.failed(endpoint, _now(), reason=reason, noticed_by=noticed_by)
+        ejected = self._ejections.failed(
+            endpoint, _now(), reason=reason, noticed_by=noticed_by, tenants=self.tenants(*endpoint)
+        )
         if ejected:
             self.totals[reason, noticed_by] = self.totals.get((reason, noticed_by), 0) + 1
-            log.info(
-                "endpoint ejected",
-                endpoint=str(endpoint.target),
-                protocol=endpoint.protocol,
-                reason=reason,
-                noticed_by=noticed_by,
-            )
+            if self._ejected_log.allow(_now()):
+                log.info(
+                    "endpoint ejected",
+                    endpoint=str(endpoint.target),
+                    protocol=endpoint.protocol,
+                    reason=reason,
+                    noticed_by=noticed_by,
+                )
         return ejected
 
     async def _mark(self, endpoint: Endpoint, reason: str | None) -> None:

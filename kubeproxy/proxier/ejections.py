@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from heapq import nsmallest
 from typing import Final, NamedTuple
 
 from kubeproxy.model import Protocol, Target
@@ -52,6 +51,8 @@ class Ejection:
     delay_s: float
     failures: int = 1
     flaps: int = 0
+    tenants: frozenset[str] = frozenset()
+    """The namespaces of the Services that had the endpoint when it failed."""
 
 
 class _Past(NamedTuple):
@@ -74,7 +75,9 @@ class Ejections:
         """The ejected endpoints."""
         return self._ejected
 
-    def failed(self, endpoint: Endpoint, now: float, *, reason: str, noticed_by: str) -> bool:
+    def failed(
+        self, endpoint: Endpoint, now: float, *, reason: str, noticed_by: str, tenants: frozenset[str] = frozenset()
+    ) -> bool:
         """A client, or a dial, has not got an answer. True if that ejects the endpoint.
 
         Failures of many clients during one ejection count once: those after a dial only."""
@@ -86,18 +89,21 @@ class Ejections:
         if past is not None and now - past.ended_at <= max(FLAP_S, 2 * past.delay_s):
             flaps = past.flaps + 1
             first_s = min(max(first_s, 2 * past.delay_s), FLAP_LIMIT_S)
-        self._ejected[endpoint] = Ejection(reason, noticed_by, now, now + first_s, first_s, flaps=flaps)
+        self._ejected[endpoint] = Ejection(
+            reason, noticed_by, now, now + first_s, first_s, flaps=flaps, tenants=tenants
+        )
         return True
 
-    def due(self, now: float, at_most: int) -> list[Endpoint]:
-        """The endpoints to dial now, the longest due first. Those of UDP are back: `answered` follows without a dial.
-
-        The rest stays due, so it is dialed as soon as there is room."""
+    def due(self, now: float) -> dict[Endpoint, frozenset[str]]:
+        """The endpoints to dial now with their tenants, the longest due first. Each stays due until it is dialed."""
         waiting = [endpoint for endpoint, ejection in self._ejected.items() if ejection.until <= now]
-        found = nsmallest(at_most, waiting, key=lambda endpoint: self._ejected[endpoint].until)
-        for endpoint in found:
-            self._ejected[endpoint].until = now + PROBE_S
-        return found
+        waiting.sort(key=lambda endpoint: self._ejected[endpoint].until)
+        return {endpoint: self._ejected[endpoint].tenants for endpoint in waiting}
+
+    def dialed(self, endpoint: Endpoint, now: float) -> None:
+        """An endpoint is being dialed, or, of UDP, is about to be back: `answered` follows without a dial."""
+        if (ejection := self._ejected.get(endpoint)) is not None:
+            ejection.until = now + PROBE_S
 
     @property
     def next_at(self) -> float | None:

@@ -22,20 +22,21 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-from typing import Protocol as Interface
 
 import structlog
 
-from kubeproxy.model import Destination, Family, Protocol, Target
-from kubeproxy.model.errors import KubeproxyError
-from kubeproxy.netfilter.conntrack.endpoint_flows import delete_flows_to
+from kubeproxy.model import Family, Protocol, Target
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.netfilter.nftables.set_elements import SetElements
-from kubeproxy.rescue.dial import dial, refuses_datagrams
+from kubeproxy.rescue.dial import refuses_datagrams
+from kubeproxy.rescue.dials import Dials
+from kubeproxy.rescue.ejector import Ejector
+from kubeproxy.rescue.frees import Frees
 from kubeproxy.rescue.nflog import GROUPS
 from kubeproxy.rescue.process import RescueProcess
 from kubeproxy.rescue.protocol import Counts, Failed, FreedFlow, Reason, added
 from kubeproxy.rescue.silence import Lateness, SilenceWatch
+from kubeproxy.rescue.turns import Tenants, has_room
 from kubeproxy.runtime.tasks import TaskSet
 
 log = structlog.get_logger(__name__)
@@ -54,45 +55,13 @@ STEADY_S: Final = 60.0
 """A process that ran so long resets the pause before its next start."""
 PAUSE_FIRST_S, PAUSE_LIMIT_S = 0.1, 10.0
 """Before the second start in a row, and at most."""
-DIALS_MAX: Final = 64
-"""Dials at once, and datagrams at once."""
+ASKED_MAX: Final = 128
+"""UDP endpoints asked at once; those of one tenant may be half as many."""
 FEW: Final = 3
 """So many endpoints of a family that fall silent in one look are ejected at once; more of them are dialed first."""
-FREES_MAX: Final = 2
-"""So many endpoints at once have their flows deleted, each in a thread: changes of endpoints need threads, too, and do
-not queue behind thousands of them."""
-REFUSED_AGAIN_S: Final = 0.25
-"""How long an endpoint that a dial has just reached is not dialed again because of a client's failure."""
 TRUSTED_S: Final = 10.0
 """How long an endpoint that a dial has reached is not ejected by silence alone. Each silence has it dialed again, so an
 endpoint that is silent to some clients is ejected once, and never flaps."""
-REACHED_MAX: Final = 16_384
-"""Endpoints with a last dial that is remembered: more than the rules report in `TRUSTED_S`."""
-
-
-class Ejector(Interface):
-    """The endpoints' states, and the rules that follow from them."""
-
-    def knows(self, protocol: Protocol, target: Target) -> bool:
-        """Whether a Service has this endpoint; others are left alone."""
-
-    def translates(self, destination: Destination) -> bool:
-        """Whether our rules lead this destination to endpoints; what others translate is left alone."""
-
-    def is_ejected(self, protocol: Protocol, target: Target) -> bool:
-        """Whether the rules leave it out."""
-
-    async def failed(self, protocol: Protocol, target: Target, reason: str) -> None:
-        """Eject an endpoint; returns when the rules leave it out."""
-
-    async def answered(self, protocol: Protocol, target: Target) -> None:
-        """A dial has reached an ejected endpoint: bring it back."""
-
-    def unanswered(self, protocol: Protocol, target: Target) -> None:
-        """A dial has not reached an ejected endpoint."""
-
-    def due(self, at_most: int) -> list[tuple[Protocol, Target]]:
-        """So many of the ejected endpoints to dial now; the others stay due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +109,10 @@ class Guardian:
         self.started = asyncio.Event()
         """Set when the process has read its group of the packet log for the first time."""
         self._silence: Mapping[Family, SilenceWatch] = {family: SilenceWatch() for family in Family}
-        self._dialing: set[Target] = set()
-        self._asking: set[Target] = set()
+        self._dials = Dials(ejector, self._tasks, on_answered=self._has_answered)
+        self._asking: dict[Target, Tenants] = {}
         """UDP endpoints to which a datagram is on the way."""
-        self._unconfirmed: dict[Target, Reason] = {}
-        """Silent endpoints that wait for a dial, the oldest first."""
-        self._reached: dict[Target, float] = {}
-        """When a dial has last reached an endpoint, the oldest first."""
-        self._free_slots = asyncio.Semaphore(FREES_MAX)
-        self._freeing: set[tuple[Protocol, Target]] = set()
-        self._free_again: set[tuple[Protocol, Target]] = set()
+        self._frees = Frees(ejector, self._tasks, on_freed=self._on_freed)
 
     async def run(self) -> None:
         """Run until cancelled. Traffic does not stop when it fails: it goes on as with kube-proxy."""
@@ -272,89 +235,37 @@ class Guardian:
             self._confirm_by_datagram(target, failed.reason)
             return
         if failed.reason is Reason.UNREACHABLE:
-            self._tasks.start(self._free(protocol, target), name="free flows")
-        self._confirm(target, failed.reason)
-
-    def _confirm(self, target: Target, reason: Reason) -> None:
-        now = asyncio.get_running_loop().time()
-        if (
-            target in self._dialing
-            or len(self._dialing) >= DIALS_MAX
-            or self._ejector.is_ejected(Protocol.TCP, target)
-            or now - self._reached.get(target, float("-inf")) < REFUSED_AGAIN_S
-        ):
-            return
-        self._dialing.add(target)
-        self._tasks.start(self._confirm_by_dial(target, reason), name="confirm a failure")
+            self._frees.ask(protocol, target)
+        self._dials.confirm([target], failed.reason)
 
     def _confirm_by_datagram(self, target: Target, reason: Reason) -> None:
         if self._ejector.is_ejected(Protocol.UDP, target):
-            self._tasks.start(self._free(Protocol.UDP, target), name="free flows")
-        elif target not in self._asking and len(self._asking) < DIALS_MAX:
-            self._asking.add(target)
+            self._frees.ask(Protocol.UDP, target)
+            return
+        tenants = self._ejector.tenants(Protocol.UDP, target)
+        if target not in self._asking and has_room(tenants, self._asking.values(), ASKED_MAX):
+            self._asking[target] = tenants
             self._tasks.start(self._eject_if_refused(target, reason), name="confirm a failure")
 
     async def _eject_if_refused(self, target: Target, reason: Reason) -> None:
         try:
             refused = await refuses_datagrams(target)
         finally:
-            self._asking.discard(target)
+            del self._asking[target]
         if refused:
             await self._eject_and_free(Protocol.UDP, target, reason)
 
-    async def _confirm_by_dial(self, target: Target, reason: Reason) -> None:
-        try:
-            outcome = await dial(target)
-        finally:
-            self._dialing.discard(target)
-        self._confirm_next()
-        if outcome.answered is False:
-            await self._ejector.failed(Protocol.TCP, target, reason)
-        elif outcome.answered:
-            self._has_reached(target, outcome.took_s)
-
-    def _confirm_next(self) -> None:
-        """Dial the silent endpoints that wait, as far as there is room."""
-        while self._unconfirmed and len(self._dialing) < DIALS_MAX:
-            target = next(iter(self._unconfirmed))
-            self._confirm(target, self._unconfirmed.pop(target))
-
-    def _has_reached(self, target: Target, took_s: float) -> None:
-        self._reached.pop(target, None)
-        self._reached[target] = asyncio.get_running_loop().time()
-        if len(self._reached) > REACHED_MAX:
-            del self._reached[next(iter(self._reached))]
+    def _has_answered(self, target: Target, took_s: float) -> None:
         self._silence[Family.IPV6 if ":" in target.address else Family.IPV4].measured(target, took_s)
 
     async def _eject_and_free(self, protocol: Protocol, target: Target, reason: Reason) -> None:
         if not self._ejector.is_ejected(protocol, target):
             await self._ejector.failed(protocol, target, reason)
-        await self._free(protocol, target)
+        self._frees.ask(protocol, target)
 
-    async def _free(self, protocol: Protocol, target: Target) -> None:
-        """Delete the flows to an endpoint and have their packets sent again; one call at a time for each."""
-        key = (protocol, target)
-        if key in self._freeing:
-            self._free_again.add(key)
-            return
-        self._freeing.add(key)
-        try:
-            while True:
-                self._free_again.discard(key)
-                async with self._free_slots:
-                    deleted = await delete_flows_to(target, protocol, is_ours=self._ejector.translates)
-                if self._process is not None and deleted:
-                    flows = [
-                        FreedFlow(flow.source, flow.source_port, flow.address, flow.port, peer, peer_port)
-                        for flow, peer, peer_port in deleted
-                    ]
-                    self._process.freed(protocol, target, flows)
-                if key not in self._free_again:
-                    return
-        except KubeproxyError as error:
-            log.warning("cannot free failed flows", endpoint=str(target), reason=str(error))
-        finally:
-            self._freeing.discard(key)
+    def _on_freed(self, protocol: Protocol, target: Target, flows: Sequence[FreedFlow]) -> None:
+        if self._process is not None:
+            self._process.freed(protocol, target, flows)
 
     # Silence.
 
@@ -388,36 +299,22 @@ class Guardian:
         known = [target for target in silent if self._ejector.knows(Protocol.TCP, target)]
         fresh = [target for target in known if not self._ejector.is_ejected(Protocol.TCP, target)]
         trusted_since = asyncio.get_running_loop().time() - TRUSTED_S
-        doubtful = [target for target in fresh if self._reached.get(target, float("-inf")) < trusted_since]
+        doubtful = [target for target in fresh if self._dials.reached_at(target) < trusted_since]
         at_once = set() if late or len(fresh) > FEW else set(doubtful)
         for target in known:
             if target in at_once:
                 self._tasks.start(self._eject_and_free(Protocol.TCP, target, Reason.SILENT), name="eject")
             else:
-                self._tasks.start(self._free(Protocol.TCP, target), name="free flows")
-        self._unconfirmed.update((target, Reason.SILENT) for target in fresh if target not in at_once)
-        self._confirm_next()
+                self._frees.ask(Protocol.TCP, target)
+        self._dials.confirm([target for target in fresh if target not in at_once], Reason.SILENT)
 
     # Probes.
 
     async def _probe(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            for protocol, target in self._ejector.due(DIALS_MAX - len(self._dialing)):
+            for protocol, target, _ in self._ejector.due():
                 if protocol is Protocol.UDP:
+                    self._ejector.dialed(protocol, target)
                     self._tasks.start(self._ejector.answered(protocol, target), name="take back")
-                elif target not in self._dialing:
-                    self._dialing.add(target)
-                    self._tasks.start(self._probe_one(target), name="probe")
-
-    async def _probe_one(self, target: Target) -> None:
-        try:
-            outcome = await dial(target)
-        finally:
-            self._dialing.discard(target)
-        self._confirm_next()
-        if outcome.answered:
-            self._has_reached(target, outcome.took_s)
-            await self._ejector.answered(Protocol.TCP, target)
-        elif outcome.answered is False:
-            self._ejector.unanswered(Protocol.TCP, target)
+            self._dials.next()

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import cast
 
-from kubeproxy.daemon.rescue import _Ejector
+import pytest
+from structlog.testing import capture_logs
+
+from kubeproxy.daemon import rescue
+from kubeproxy.daemon.rescue import NAMED_MAX, NAMED_S, _Ejector
 from kubeproxy.dataplane.messages import MarkEndpoint
 from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
 from kubeproxy.proxier.data_path import Ejected
@@ -143,3 +148,23 @@ async def test_a_cancelled_failure_keeps_no_other_from_the_rules() -> None:
     proxier.free.set()
     await second
     assert proxier.applied[-1] == {(Protocol.TCP, POD): True, (Protocol.TCP, OTHER): True}
+
+
+async def test_hundreds_of_endpoints_that_flap_do_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, proxier, _ = ejector()
+    targets = [Target(Address(f"10.4.{number // 250}.{number % 250}"), 80) for number in range(500)]
+    proxier.endpoints.update(targets)
+    now = 1000.0
+    monkeypatch.setattr(rescue, "_now", lambda: now)
+    with capture_logs() as lines:
+        for _ in range(60):  # a minute of it
+            for target in targets:
+                await made.failed(Protocol.TCP, target, "refused")
+                await made.answered(Protocol.TCP, target)
+            now += 1.0
+            made.log_others(now)
+    assert len(lines) <= 2 * (NAMED_MAX + 1) * 60 / NAMED_S
+    found = Counter[bool]()
+    for line in lines:
+        found["ejected" in line["event"]] += line.get("endpoints", 1)
+    assert found == {True: 60 * len(targets), False: 60 * len(targets)}, "all are counted"

@@ -36,8 +36,9 @@ def test_dials_become_rarer_up_to_a_limit() -> None:
         assert ejections.next_at is not None
         pauses.append(ejections.next_at - now)
         now = ejections.next_at
-        assert ejections.due(now, 8) == [POD]
-        assert ejections.due(now, 8) == [], "one dial at a time"
+        assert list(ejections.due(now)) == [POD]
+        ejections.dialed(POD, now)
+        assert not ejections.due(now), "one dial at a time"
         ejections.unanswered(POD, now)
     assert pauses[0] == pytest.approx(FIRST_S)
     assert all(later == pytest.approx(min(2 * before, LIMIT_S)) for before, later in pairwise(pauses))
@@ -61,7 +62,7 @@ def test_an_endpoint_that_flaps_stays_away_longer_each_time() -> None:
         assert ejections.next_at is not None
         assert ejections.next_at - now >= min(2 * ejected_s, FLAP_LIMIT_S) - 1e-6
         ejected_s, now = ejections.next_at - now, ejections.next_at
-        assert ejections.due(now, 8) == [POD]
+        assert list(ejections.due(now)) == [POD]
         ejections.answered(POD, now)
         now += 0.3  # the next client finds it silent
     assert ejected_s == pytest.approx(FLAP_LIMIT_S)
@@ -80,8 +81,8 @@ def test_one_that_has_been_well_for_long_begins_anew() -> None:
 def test_udp_comes_back_by_time() -> None:
     ejections = Ejections()
     fail(ejections, 100.0, DNS)
-    assert ejections.due(100.0 + UDP_FIRST_S - 0.01, 8) == []
-    assert ejections.due(100.0 + UDP_FIRST_S, 8) == [DNS]
+    assert not ejections.due(100.0 + UDP_FIRST_S - 0.01)
+    assert list(ejections.due(100.0 + UDP_FIRST_S)) == [DNS]
 
 
 def test_endpoints_without_a_service_are_forgotten() -> None:
@@ -98,9 +99,9 @@ def test_endpoints_without_a_service_are_forgotten() -> None:
 def test_a_dial_without_a_result_is_made_again() -> None:
     ejections = Ejections()
     fail(ejections, 100.0)
-    assert ejections.due(101.0, 8) == [POD]
-    assert ejections.due(101.5, 8) == []
-    assert ejections.due(104.0, 8) == [POD]
+    ejections.dialed(POD, 101.0)
+    assert not ejections.due(101.5)
+    assert list(ejections.due(104.0)) == [POD]
 
 
 def test_what_cannot_be_dialed_yet_stays_due() -> None:
@@ -108,9 +109,15 @@ def test_what_cannot_be_dialed_yet_stays_due() -> None:
     ejections = Ejections()
     pods = [Endpoint(Protocol.TCP, Target(Address(f"10.0.1.{number}"), 80)) for number in range(100)]
     for number, pod in enumerate(pods):
-        fail(ejections, 100.0 + number / 1000, pod)
+        fail(ejections, 100.0 + (number * 7 % 100) / 1000, pod)
     found: list[Endpoint] = []
-    while more := ejections.due(101.0, 8):
-        assert len(more) <= 8
-        found += more
-    assert found == pods, "the longest due first"
+    while due := list(ejections.due(101.0)):
+        ejections.dialed(due[0], 101.0)
+        found.append(due[0])
+    assert found == sorted(pods, key=lambda pod: pods.index(pod) * 7 % 100), "the longest due first"
+
+
+def test_a_tenant_is_known_until_the_endpoint_is_back() -> None:
+    ejections = Ejections()
+    ejections.failed(POD, 100.0, reason="silent", noticed_by="rescue", tenants=frozenset({"shop"}))
+    assert ejections.due(101.0) == {POD: frozenset({"shop"})}

@@ -19,9 +19,10 @@ from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, 
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
 from kubeproxy.proxier.ejections import Ejections, Endpoint
-from kubeproxy.rescue import guardian as guardian_module
+from kubeproxy.rescue import dials
 from kubeproxy.rescue.dial import Outcome, dial
 from kubeproxy.rescue.guardian import Guardian
+from kubeproxy.rescue.turns import Tenants
 
 SERVICE = {4: "10.96.0.10", 6: "fd00:96::10"}
 PORT = 80
@@ -64,9 +65,15 @@ class OneService:
     def unanswered(self, protocol: Protocol, target: Target) -> None:
         self._ejections.unanswered(Endpoint(protocol, target), asyncio.get_running_loop().time())
 
-    def due(self, at_most: int) -> list[tuple[Protocol, Target]]:
-        now = asyncio.get_running_loop().time()
-        return [(each.protocol, each.target) for each in self._ejections.due(now, at_most)]
+    def tenants(self, protocol: Protocol, target: Target) -> Tenants:
+        return frozenset({"default"})
+
+    def due(self) -> list[tuple[Protocol, Target, Tenants]]:
+        due = self._ejections.due(asyncio.get_running_loop().time())
+        return [(*endpoint, tenants) for endpoint, tenants in due.items()]
+
+    def dialed(self, protocol: Protocol, target: Target) -> None:
+        self._ejections.dialed(Endpoint(protocol, target), asyncio.get_running_loop().time())
 
     def spreads(self) -> dict[Destination, Spread]:
         address, spreads = Address(SERVICE[self._family.value]), {}
@@ -118,7 +125,7 @@ async def main(endpoints: Sequence[Target]) -> None:
         print(json.dumps({"dialed": str(target)}), flush=True)
         return await dial(target)
 
-    guardian_module.dial = noted  # type: ignore[attr-defined]
+    dials.dial = noted  # type: ignore[attr-defined]
     guardian = Guardian(service, on_group=on_group, in_force=lambda group: service.group == group, on_crash=on_crash)
     async with asyncio.TaskGroup() as group:
         group.create_task(guardian.run())

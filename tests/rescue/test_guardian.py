@@ -10,10 +10,14 @@ import pytest
 
 from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.rescue import dials as dials_module
+from kubeproxy.rescue import frees as frees_module
 from kubeproxy.rescue import guardian as guardian_module
 from kubeproxy.rescue.dial import Outcome
-from kubeproxy.rescue.guardian import DIALS_MAX, FEW, FREES_MAX, Guardian
+from kubeproxy.rescue.dials import DIALS_MAX
+from kubeproxy.rescue.guardian import FEW, Guardian
 from kubeproxy.rescue.process import RescueProcess
+from kubeproxy.rescue.turns import Tenants
 
 
 class Endpoints:
@@ -22,10 +26,9 @@ class Endpoints:
     def __init__(self, silent: Sequence[Target]) -> None:
         self.silent = frozenset(silent)
         self.ejected: list[Target] = []
-        self.dialed: list[Target] = []
+        self.tried: list[Target] = []
         self.dialing = self.dialing_most = 0
         self.freed: list[Target] = []
-        self.freeing = self.freeing_most = 0
         self.guardian: Guardian | None = None
 
     def knows(self, protocol: Protocol, target: Target) -> bool:
@@ -47,25 +50,29 @@ class Endpoints:
     def unanswered(self, protocol: Protocol, target: Target) -> None:
         raise AssertionError("no endpoint is probed")
 
-    def due(self, at_most: int) -> list[tuple[Protocol, Target]]:
+    def tenants(self, protocol: Protocol, target: Target) -> Tenants:
+        return frozenset({"default"})
+
+    def due(self) -> list[tuple[Protocol, Target, Tenants]]:
         return []
 
+    def dialed(self, protocol: Protocol, target: Target) -> None:
+        raise AssertionError("no endpoint is probed")
+
     async def dial(self, target: Target) -> Outcome:
-        self.dialed.append(target)
+        self.tried.append(target)
         self.dialing += 1
         self.dialing_most = max(self.dialing_most, self.dialing)
         await asyncio.sleep(0)
         self.dialing -= 1
         return Outcome(target not in self.silent, 0.001)
 
-    async def free(self, target: Target, protocol: Protocol, *, is_ours: Callable[[Destination], bool]) -> list[object]:
+    async def free(
+        self, targets: Sequence[Target], protocol: Protocol, *, is_ours: Callable[[Destination], bool]
+    ) -> dict[Target, list[object]]:
         assert is_ours == self.translates
-        self.freed.append(target)
-        self.freeing += 1
-        self.freeing_most = max(self.freeing_most, self.freeing)
-        await asyncio.sleep(0)
-        self.freeing -= 1
-        return []
+        self.freed += targets
+        return {}
 
 
 def pods(count: int) -> list[Target]:
@@ -81,8 +88,8 @@ async def found_silent(
     made: Guardian | None = None,
 ) -> None:
     """Have a guardian, a new one by default, find endpoints silent in one look, and finish what follows."""
-    monkeypatch.setattr(guardian_module, "dial", endpoints.dial)
-    monkeypatch.setattr(guardian_module, "delete_flows_to", endpoints.free)
+    monkeypatch.setattr(dials_module, "dial", endpoints.dial)
+    monkeypatch.setattr(frees_module, "delete_flows_to", endpoints.free)
 
     def on_crash(name: str, error: BaseException) -> None:
         raise error
@@ -100,7 +107,7 @@ async def test_a_few_are_ejected_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     endpoints = Endpoints(silent=())
     await found_silent(monkeypatch, endpoints, silent)
     assert sorted(endpoints.ejected) == sorted(silent)
-    assert not endpoints.dialed
+    assert not endpoints.tried
     assert sorted(endpoints.freed) == sorted(silent)
 
 
@@ -110,9 +117,8 @@ async def test_many_are_dialed_first_and_those_that_answer_stay(monkeypatch: pyt
     endpoints = Endpoints(silent=dead)
     await found_silent(monkeypatch, endpoints, found)
     assert sorted(endpoints.ejected) == sorted(dead)
-    assert sorted(endpoints.dialed) == sorted(found), "each once"
+    assert sorted(endpoints.tried) == sorted(found), "each once"
     assert 1 < endpoints.dialing_most <= DIALS_MAX
-    assert endpoints.freeing_most == FREES_MAX
     assert sorted(endpoints.freed) == sorted(found), "their clients do not wait for the dials"
 
 
@@ -123,7 +129,7 @@ async def test_one_that_a_dial_has_reached_is_not_taken_away_by_silence(monkeypa
     await found_silent(monkeypatch, endpoints, [pod], late=True)
     made = endpoints.guardian
     assert made is not None
-    assert endpoints.dialed == [pod]
+    assert endpoints.tried == [pod]
     for _ in range(3):
         await found_silent(monkeypatch, endpoints, [pod], made=made)
     assert not endpoints.ejected
@@ -135,7 +141,7 @@ async def test_a_late_look_ejects_none_without_a_dial(monkeypatch: pytest.Monkey
     endpoints = Endpoints(silent=[dead])
     await found_silent(monkeypatch, endpoints, [well, dead], late=True)
     assert endpoints.ejected == [dead]
-    assert sorted(endpoints.dialed) == sorted([well, dead])
+    assert sorted(endpoints.tried) == sorted([well, dead])
 
 
 class Works:

@@ -15,7 +15,8 @@ from tests.rescue.stage import POD_PORT, PODS, Stage, stage, wait_for
 
 pytestmark = pytest.mark.netns
 
-CLIENT = "10.2.0.2"
+CLIENTS = {Family.IPV4: "10.2.0.2", Family.IPV6: "fd00:2::2"}
+IP = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 ALL = {f"pod{pod}" for pod in range(PODS)}
 OTHERS = {-110: "10.99.0.1", -105: "10.99.0.2", -100: "10.99.0.3"}
 """Addresses that another program translates, by the priority of its chain; ours have -105."""
@@ -26,6 +27,12 @@ CLOSED, OPEN, MASQUERADED, SILENT = 80, 81, 82, 83
 @pytest.fixture
 def ipv4() -> Iterator[Stage]:
     with stage(Family.IPV4) as made:
+        yield made
+
+
+@pytest.fixture(params=list(Family), ids=str)
+def made(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    with stage(request.param) as made:
         yield made
 
 
@@ -83,85 +90,94 @@ def _begin(made: Stage, to: tuple[str, int]) -> socket.socket:
 
 
 def policy(made: Stage, rule: str) -> None:
-    """A policy of the node in chain FORWARD."""
+    """A policy of the node in chain FORWARD, for the client."""
     made.network.node.run(
-        ["nft", f"add table ip rules; add chain ip rules c {{ type filter hook forward priority 0; }}; {rule}"]
+        [
+            "nft",
+            "add table inet rules; add chain inet rules c { type filter hook forward priority 0; }; "
+            f"add rule inet rules c {IP[made.family]} saddr {CLIENTS[made.family]} {rule}",
+        ]
     )
 
 
-def test_a_policy_that_rejects_is_not_passed_by(ipv4: Stage) -> None:
+def test_a_policy_that_rejects_is_not_passed_by(made: Stage) -> None:
     """What the node's own filter rejects is not sent again: the output hook would let it through."""
-    policy(ipv4, f"add rule ip rules c ip saddr {CLIENT} ct state new reject with icmp admin-prohibited")
-    answers, _ = ipv4.ask_often(ipv4.network.client, 5)
+    policy(made, "ct state new reject with icmpx admin-prohibited")
+    answers, _ = made.ask_often(made.network.client, 5)
     assert not set(answers) & ALL
-    assert not ipv4.noticed
+    assert not made.noticed
 
 
-def test_a_policy_that_drops_is_not_passed_by_and_costs_the_client_a_second(ipv4: Stage) -> None:
+def test_a_policy_that_drops_is_not_passed_by_and_costs_the_client_a_second(made: Stage) -> None:
     """The endpoint has not been asked, so it is not silent. The client's own retransmission is balanced anew."""
-    policy(ipv4, f"add rule ip rules c ip saddr {CLIENT} ip daddr {ipv4.addresses[1]} ct state new drop")
-    assert set(ipv4.ask_at_once(ipv4.network.client, 40)) == ALL - {"pod1"}
-    assert not ipv4.noticed
-    assert not ipv4.counts["resent"]
+    policy(made, f"{IP[made.family]} daddr {made.addresses[1]} ct state new drop")
+    assert set(made.ask_at_once(made.network.client, 40)) == ALL - {"pod1"}
+    assert not made.noticed
+    assert not made.counts["resent"]
 
 
 @pytest.mark.parametrize("state", ["ct state new ", ""], ids=["examines first packets", "examines every packet"])
-def test_what_is_sent_again_does_not_meet_policies_of_forwarding(ipv4: Stage, state: str) -> None:
+def test_what_is_sent_again_does_not_meet_policies_of_forwarding(made: Stage, state: str) -> None:
     """One endpoint refuses the client, and a policy forbids another one. What the first has refused may come to the
     other. A policy for first packets does not end that connection; one for every packet lets it hang."""
-    forbidden = ipv4.addresses[1]
-    policy(ipv4, f"add rule ip rules c ip saddr {CLIENT} ip daddr {forbidden} {state}drop")
-    ipv4.filter(0, f"ip saddr {CLIENT} tcp flags syn reject with tcp reset")
+    forbidden = made.addresses[1]
+    policy(made, f"{IP[made.family]} daddr {forbidden} {state}drop")
+    made.filter(0, f"{IP[made.family]} saddr {CLIENTS[made.family]} tcp flags syn reject with tcp reset")
     # One in twelve is refused first and comes to the forbidden one then: none of 160 does once in a million times.
-    answers = ipv4.ask_at_once(ipv4.network.client, 160, timeout=4.0)
+    answers = made.ask_at_once(made.network.client, 160, timeout=4.0)
     assert set(answers) - {"TimeoutError"} == (ALL - {"pod0"} if state else ALL - {"pod0", "pod1"})
     if not state:
         assert answers["TimeoutError"]
-    assert not ipv4.noticed["refused"]
+    assert not made.noticed["refused"]
 
 
-def test_forged_resets_take_no_endpoint_away(ipv4: Stage) -> None:
+def test_forged_resets_take_no_endpoint_away(made: Stage) -> None:
     """A third host answers a client's SYNs in the names of all endpoints, with the right numbers."""
     ports = range(6000, 6040)
     for pod in range(PODS):
-        ipv4.filter(pod, f"tcp sport {ports[0]}-{ports[-1]} drop")  # so that the third host is always the first
+        made.filter(pod, f"tcp sport {ports[0]}-{ports[-1]} drop")  # so that the third host is always the first
     stop = threading.Event()
 
     def ask() -> None:  # clients in between: no endpoint is silent
         while not stop.is_set():
-            ipv4.ask(ipv4.network.client)
+            made.ask(made.network.client)
 
     asking = [threading.Thread(target=ask) for _ in range(4)]
     for thread in asking:
         thread.start()
     try:
-        with _raw(ipv4, "client") as client, _raw(ipv4, "pod") as third:
+        address = CLIENTS[made.family]
+        with _raw(made, "client") as client, _raw(made, "pod") as third:
             for number in ports:
-                client.sendto(_segment(CLIENT, number, *ipv4.service, number, 0, 0x02), (ipv4.service[0], 0))
-                for address in ipv4.addresses:
-                    third.sendto(_segment(address, POD_PORT, CLIENT, number, 0, number + 1, 0x14), (CLIENT, 0))
-        wait_for(lambda: ipv4.counts["refused"] >= len(ports), "the resets are taken for refusals")
+                client.sendto(_segment(address, number, *made.service, number, 0, 0x02), (made.service[0], 0))
+                for endpoint in made.addresses:
+                    third.sendto(_segment(endpoint, POD_PORT, address, number, 0, number + 1, 0x14), (address, 0))
+        wait_for(lambda: made.counts["refused"] >= len(ports), "the resets are taken for refusals")
     finally:
         stop.set()
         for thread in asking:
             thread.join()
-    assert not ipv4.noticed["refused"]
-    wait_for(lambda: ipv4.ejected == [], "no endpoint is left out")
-    answers, _ = ipv4.ask_often(ipv4.network.client, 60)
+    assert not made.noticed["refused"]
+    wait_for(lambda: made.ejected == [], "no endpoint is left out")
+    answers, _ = made.ask_often(made.network.client, 60)
     assert set(answers) == ALL
 
 
 def _raw(made: Stage, place: str) -> socket.socket:
     """A socket for whole packets, on a host."""
     with made.hosts()[place].entered():
-        return socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+        return socket.socket(made.inet, socket.SOCK_RAW, socket.IPPROTO_RAW)
 
 
 def _segment(source: str, port: int, destination: str, to: int, sequence: int, acknowledged: int, flags: int) -> bytes:
-    """An IPv4 packet with a TCP header."""
+    """A TCP segment with its IP header."""
     addresses = packed(source) + packed(destination)
     fields = (port, to, sequence, acknowledged, 0x50, flags, 65535)
     body = struct.pack("!HHIIBBHHH", *fields, 0, 0)
     total = checksum(addresses + struct.pack("!II", len(body), socket.IPPROTO_TCP) + body)
-    header = struct.pack("!BBHHHBBH", 0x45, 0, 40, 0, 0, 64, socket.IPPROTO_TCP, 0)
+    header = (
+        struct.pack("!IHBB", 6 << 28, 20, socket.IPPROTO_TCP, 64)
+        if ":" in source
+        else struct.pack("!BBHHHBBH", 0x45, 0, 40, 0, 0, 64, socket.IPPROTO_TCP, 0)
+    )
     return header + addresses + struct.pack("!HHIIBBHHH", *fields, total, 0)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kubeproxy.model import Address, Family, Protocol, Target
 from kubeproxy.netfilter.netlink.messages import (
+    ATTRIBUTE_HEADER,
     NETLINK_NETFILTER,
     NLM_F_DUMP,
     answers,
@@ -184,6 +186,9 @@ def _elements(body: bytes) -> Iterator[tuple[bytes, float]]:
     for kind, value in attributes(body[4:]):
         if kind & ~NESTED != LIST_ELEMENTS:
             continue
+        if (alike := _alike(value)) is not None:
+            yield from alike
+            continue
         for _, element in attributes(value):
             key, expires_ms = b"", 0
             for part, data in attributes(element):
@@ -193,3 +198,35 @@ def _elements(body: bytes) -> Iterator[tuple[bytes, float]]:
                     expires_ms = int.from_bytes(data, "big")
             if key:
                 yield key, expires_ms / 1000
+
+
+def _alike(elements: bytes) -> list[tuple[bytes, float]] | None:
+    """The same of elements that have a key of one length, the time until they expire, and nothing else.
+
+    So are those that rules add, and there may be ten thousands of them. None: these are others."""
+    shape = _SHAPES.get(int.from_bytes(elements[:2], sys.byteorder))
+    if shape is None or len(elements) % shape[0].size:
+        return None
+    layout, before, between = shape
+    found = []
+    for head, key, middle, expires_ms in layout.iter_unpack(elements):
+        if head != before or middle != between:
+            return None
+        found.append((key, int.from_bytes(expires_ms, "big") / 1000))
+    return found
+
+
+def _shape(key_bytes: int) -> tuple[struct.Struct, bytes, bytes]:
+    """The layout of an element with such a key, and its bytes before and after the key."""
+    header = ATTRIBUTE_HEADER
+    value, expiration = header.size + key_bytes, header.size + 8
+    before = header.pack(2 * header.size + value + expiration, 1) + header.pack(header.size + value, _KEY)
+    return (
+        struct.Struct(f"{3 * header.size}s{key_bytes}s{header.size}s8s"),
+        before + header.pack(value, _VALUE),
+        header.pack(expiration, _EXPIRATION),
+    )
+
+
+_SHAPES: Final = {shape[0].size: shape for shape in map(_shape, (8, 20))}
+"""By the length of an element: those with an address of IPv4 or IPv6 and a port, in words of four bytes."""

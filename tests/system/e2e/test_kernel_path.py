@@ -54,9 +54,9 @@ WHOLE = Whole(1)
 CLIENTS = [f"10.2.0.{number}" for number in range(101, 121)]
 
 
-def slots(host: Host) -> dict[tuple[str, int], set[str]]:
+def slots(host: Host, name: str = "tcp_slots4") -> dict[tuple[str, int], set[str]]:
     """The TCP destinations that the kernel leads to endpoints, and the addresses of these."""
-    done = host.run(["nft", "-j", "list", "map", "inet", "kubeproxy", "tcp_slots4"], check=False)
+    done = host.run(["nft", "-j", "list", "map", "inet", "kubeproxy", name], check=False)
     found: dict[tuple[str, int], set[str]] = {}
     if done.returncode == 0:
         for key, value in json.loads(done.stdout)["nftables"][1]["map"].get("elem", ()):

@@ -11,21 +11,35 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 
-from kubeproxy.rescue.packets import Side, checksum, datagram
+from kubeproxy.rescue.packets import Side, checksum, datagram, packed
 from tests.support.lab import Daemon, Host, Network
 from tests.support.lab.daemon import METRICS
-from tests.system.e2e.full_services import CLIENT, MIRROR, V4, Whole, await_all, start_mirrors, udp
-from tests.system.e2e.stage import KERNEL, QUICK, TARGET, VIP, Stage, ask, endpoints, service, until
+from tests.system.e2e.full_services import (
+    CLIENT,
+    FAMILIES,
+    MIRROR,
+    NODE,
+    V4,
+    V6,
+    Whole,
+    await_all,
+    hear,
+    start_mirrors,
+    udp,
+)
+from tests.system.e2e.stage import KERNEL, QUICK, VIP, Stage, ask, until
 from tests.system.e2e.test_kernel_path import slots
-from tests.system.e2e.test_rescue import PODS, alive, endpoints_of, names, rescue_pids, spread_over, start
+from tests.system.e2e.test_rescue import PODS, alive, names, rescue_pids, start
 
 pytestmark = pytest.mark.netns
 
 WHOLE = Whole(1)
+IP = {V4: "ip", V6: "ip6"}
 
 
 @contextmanager
@@ -49,10 +63,10 @@ def policies(stage: Stage, match: str, verdict: str = "drop") -> Iterator[None]:
         yield
 
 
-def knock(host: Host, timeout_s: float = 2.0) -> str:
+def knock(host: Host, family: int, timeout_s: float = 2.0) -> str:
     """The name of the pod that answers, or of the error."""
     try:
-        return ask(host, (VIP, 80), timeout_s=timeout_s)
+        return hear(host, WHOLE.address("cluster IP", family), "TCP", timeout_s=timeout_s).pod
     except OSError as error:
         return type(error).__name__
 
@@ -62,72 +76,112 @@ def ejections(daemon: Daemon) -> int:
     return daemon.log().count("endpoint ejected")
 
 
-def test_a_client_that_a_policy_forbids_is_not_served_by_way_of_the_node(stage: Stage) -> None:
-    """Its endpoints are silent to it, and answer the node: nothing may dial them in its place."""
-    daemon = start(stage)
-    with policies(stage, f"ip saddr {CLIENT[V4]}"):
-        until(lambda: knock(stage.client) and ejections(daemon), "silence is noticed")
-        assert {knock(stage.client, 4.0) for _ in range(4)} == {"TimeoutError"}
-        assert spread_over(stage.node), "no client goes to user space"
-        # They are back, for others, and stay while it goes on.
-        until(lambda: spread_over(stage.node) == endpoints_of(*PODS), "all endpoints have slots")
-        before = ejections(daemon)
-        assert {knock(stage.client, 3.0) for _ in range(3)} == {"TimeoutError"}
-        assert ejections(daemon) == before
-        assert knock(stage.node) in names(*PODS)
-    until(lambda: knock(stage.client) in names(*PODS), "it is served when the policy is gone")
-
-
-def test_a_client_that_a_policy_forbids_takes_no_endpoint_from_others(stage: Stage) -> None:
-    """The policy forbids the node, too, so no dial succeeds. No other traffic shows that they live."""
-    daemon = start(stage)
-    permitted = stage.network.pods[3]
-    with policies(stage, f"ip saddr {{ {CLIENT[V4]}, 10.3.0.1, 10.3.1.1, 10.3.2.1, 10.3.3.1 }} tcp dport {TARGET}"):
-        for _ in range(4):
-            assert knock(stage.client, 2.0) == "TimeoutError"
-        until(lambda: ejections(daemon) >= len(PODS), "all endpoints are found silent")
-        assert {knock(permitted, 5.0) for _ in range(12)} <= names(*PODS)
+@pytest.fixture(scope="module")
+def mirrored(theatre: Stage) -> None:
+    """Pods that answer by both families and protocols with their names and the client's address."""
+    start_mirrors(theatre)
 
 
 @pytest.fixture
-def mirrors(stage: Stage) -> Stage:
-    """Pods that answer datagrams with their names and the client's address."""
-    start_mirrors(stage)
+def mirrors(mirrored: None, stage: Stage) -> Stage:
+    """A stage with them."""
     return stage
 
 
-def unreachable(client: tuple[str, int], endpoint: tuple[str, int], payload: bytes, *, code: int = 3) -> bytes:
-    """A forged ICMP error about a datagram of a client to an endpoint, from its IPv4 header on."""
-    quoted = datagram(_side(client), _side(endpoint), payload)
-    error = bytearray(struct.pack("!BBHI", 3, code, 0, 0) + quoted)
-    struct.pack_into("!H", error, 2, checksum(bytes(error)))
+def start_whole(stage: Stage, *pods: int) -> Daemon:
+    """A daemon with one Service of both families on the kernel path, and its rescue at work."""
+    stage.write(WHOLE.name, *WHOLE.objects(*pods))
+    daemon = stage.daemon(QUICK, "--workers=1", netfilter=KERNEL)
+    for family in FAMILIES:
+        until(lambda: targets(stage, family) == pods_of(family, *pods), "all pods have slots")  # noqa: B023
+    until(lambda: alive(stage.node), "the rescue works")
+    return daemon
+
+
+def targets(stage: Stage, family: int, place: tuple[str, int] | None = None) -> set[str]:
+    """The addresses to which the kernel leads clients of a cluster IP by TCP."""
+    return slots(stage.node, f"tcp_slots{family}").get(place or WHOLE.address("cluster IP", family), set())
+
+
+def pods_of(family: int, *pods: int) -> set[str]:
+    address = Network.pod_v4 if family == V4 else Network.pod_v6
+    return {str(ip_address(address(pod))) for pod in pods}
+
+
+BOTH = pytest.mark.parametrize("family", FAMILIES, ids=["IPv4", "IPv6"])
+
+
+@BOTH
+def test_a_client_that_a_policy_forbids_is_not_served_by_way_of_the_node(mirrors: Stage, family: int) -> None:
+    """Its endpoints are silent to it, and answer the node: nothing may dial them in its place."""
+    stage, daemon = mirrors, start_whole(mirrors, *PODS)
+    with policies(stage, f"{IP[family]} saddr {CLIENT[family]}"):
+        until(lambda: knock(stage.client, family) and ejections(daemon), "silence is noticed")
+        assert {knock(stage.client, family, 4.0) for _ in range(4)} == {"TimeoutError"}
+        assert targets(stage, family), "no client goes to user space"
+        # They are back, for others, and stay while it goes on.
+        until(lambda: targets(stage, family) == pods_of(family, *PODS), "all endpoints have slots")
+        before = ejections(daemon)
+        assert {knock(stage.client, family, 3.0) for _ in range(3)} == {"TimeoutError"}
+        assert ejections(daemon) == before
+        assert knock(stage.node, family) in names(*PODS)
+    until(lambda: knock(stage.client, family) in names(*PODS), "it is served when the policy is gone")
+
+
+@BOTH
+def test_a_client_that_a_policy_forbids_takes_no_endpoint_from_others(mirrors: Stage, family: int) -> None:
+    """The policy forbids the node, too, so no dial succeeds. No other traffic shows that they live."""
+    stage, daemon = mirrors, start_whole(mirrors, *PODS)
+    permitted = stage.network.pods[3]
+    node = ", ".join(f"10.3.{pod}.1" if family == V4 else f"fd00:3:{pod}::1" for pod in PODS)
+    with policies(stage, f"{IP[family]} saddr {{ {CLIENT[family]}, {node} }} tcp dport {MIRROR}"):
+        for _ in range(4):
+            assert knock(stage.client, family, 2.0) == "TimeoutError"
+        until(lambda: ejections(daemon) >= len(PODS), "all endpoints are found silent")
+        assert {knock(permitted, family, 5.0) for _ in range(12)} <= names(*PODS)
+
+
+def unreachable(client: Side, endpoint: Side, payload: bytes, *, code: int) -> bytes:
+    """A forged ICMP error about a datagram of a client to an endpoint, from its IP header on."""
+    quoted = datagram(client, endpoint, payload)
     # Any router may be its sender.
-    return ip_header(socket.IPPROTO_ICMP, CLIENT[V4], client[0], len(error)) + bytes(error)
+    if len(client.address) == 4:
+        error = bytearray(struct.pack("!BBHI", 3, code, 0, 0) + quoted)
+        struct.pack_into("!H", error, 2, checksum(bytes(error)))
+        return ip_header(socket.IPPROTO_ICMP, packed(CLIENT[V4]), client.address, len(error)) + bytes(error)
+    error = bytearray(struct.pack("!BBHI", 1, code, 0, 0) + quoted)
+    pseudo = packed(CLIENT[V6]) + client.address + struct.pack("!II", len(error), socket.IPPROTO_ICMPV6)
+    struct.pack_into("!H", error, 2, checksum(pseudo + error))
+    return ip_header(socket.IPPROTO_ICMPV6, packed(CLIENT[V6]), client.address, len(error)) + bytes(error)
 
 
-def ip_header(protocol: int, source: str, destination: str, length: int) -> bytes:
-    """An IPv4 header with its checksum."""
+def ip_header(protocol: int, source: bytes, destination: bytes, length: int) -> bytes:
+    """An IP header; of IPv4 with its checksum."""
+    if len(source) == 16:
+        return struct.pack("!IHBB", 6 << 28, length, protocol, 64) + source + destination
     header = bytearray(struct.pack("!BBHHHBBH", 0x45, 0, 20 + length, 0, 0, 64, protocol, 0))
-    header += socket.inet_aton(source) + socket.inet_aton(destination)
+    header += source + destination
     struct.pack_into("!H", header, 10, checksum(bytes(header)))
     return bytes(header)
 
 
-def _side(address: tuple[str, int]) -> Side:
-    return Side(socket.inet_aton(address[0]), address[1])
+def side(address: str, port: int) -> Side:
+    return Side(packed(address), port)
 
 
 def send_by_node(stage: Stage, packet: bytes) -> None:
     """Send a packet from the client's host to the node's link address, whatever its destination."""
     link = json.loads(stage.node.ip("-j link show dev to-client"))[0]["address"]
     own = json.loads(stage.client.ip("-j link show dev eth0"))[0]["address"]
-    frame = bytes.fromhex(link.replace(":", "") + own.replace(":", "")) + b"\x08\x00" + packet
+    kind = b"\x08\x00" if packet[0] >> 4 == 4 else b"\x86\xdd"
+    frame = bytes.fromhex(link.replace(":", "") + own.replace(":", "")) + kind + packet
     with stage.client.entered(), socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as sock:
         sock.bind(("eth0", 0))
         sock.send(frame)
 
 
-def test_a_forged_error_ends_no_sessions_and_sends_nothing_in_a_clients_name(mirrors: Stage) -> None:
+@BOTH
+def test_a_forged_error_ends_no_sessions_and_sends_nothing_in_a_clients_name(mirrors: Stage, family: int) -> None:
     """The attacker forges an error about its own flow. Without a confirmation it ejected the endpoint for all, ended
     all sessions with it, and had the payload sent to another one."""
     stage = mirrors
@@ -135,16 +189,17 @@ def test_a_forged_error_ends_no_sessions_and_sends_nothing_in_a_clients_name(mir
     daemon = stage.daemon(QUICK, "--workers=1", netfilter=KERNEL)
     await_all(stage, WHOLE, 0, 1)
     until(lambda: alive(stage.node), "the rescue works")
-    address = WHOLE.address("cluster IP", V4)
+    address = WHOLE.address("cluster IP", family)
     with ExitStack() as stack:
         sessions = [stack.enter_context(udp(stage.node, address)) for _ in range(8)]
         before = [turn(session) for session in sessions]
         assert set(before) == {"pod-0", "pod-1"}
         attacker = stack.enter_context(udp(stage.client, address))
         pod = int(turn(attacker).removeprefix("pod-"))
-        endpoint = (Network.pod_v4(pod), MIRROR)
-        for code in (0, 1, 3, 13):
-            send_by_node(stage, unreachable(attacker.getsockname(), endpoint, b"forged", code=code))
+        (endpoint,) = pods_of(family, pod)
+        for code in (0, 1, 3, 13) if family == V4 else (0, 1, 3, 4):
+            error = unreachable(side(*attacker.getsockname()[:2]), side(endpoint, MIRROR), b"forged", code=code)
+            send_by_node(stage, error)
         until(lambda: reports(daemon, "unreachable") >= 1, "the errors are reported")
         assert [turn(session) for session in sessions] == before
         assert turn(attacker) == f"pod-{pod}", "and nothing else has come in its name"
@@ -165,14 +220,13 @@ def reports(daemon: Daemon, reason: str) -> int:
     return int(found[1]) if found else 0
 
 
-def syn(source: tuple[str, int], destination: tuple[str, int], sequence: int) -> bytes:
-    """A SYN from its IPv4 header on."""
-    (client, port), (service, service_port) = source, destination
-    header = struct.pack("!HHIIBBHHH", port, service_port, sequence, 0, 5 << 4, 0x02, 65535, 0, 0)
-    pseudo = socket.inet_aton(client) + socket.inet_aton(service) + struct.pack("!II", len(header), socket.IPPROTO_TCP)
+def syn(client: Side, service: Side, sequence: int) -> bytes:
+    """A SYN from its IP header on."""
+    header = struct.pack("!HHIIBBHHH", client.port, service.port, sequence, 0, 5 << 4, 0x02, 65535, 0, 0)
     body = bytearray(header)
-    struct.pack_into("!H", body, 16, checksum(pseudo + header))
-    return ip_header(socket.IPPROTO_TCP, client, service, len(body)) + bytes(body)
+    pseudo = client.address + service.address + struct.pack("!II", len(body), socket.IPPROTO_TCP)
+    struct.pack_into("!H", body, 16, checksum(pseudo + body))
+    return ip_header(socket.IPPROTO_TCP, client.address, service.address, len(body)) + bytes(body)
 
 
 def counted(host: Host) -> int:
@@ -191,46 +245,56 @@ def counting(host: Host, match: str) -> Iterator[None]:
         host.run(["nft", "delete table inet counting"])
 
 
-OTHER_VIP = "10.96.0.99"
+OTHER = Whole(2)
 
 
-@pytest.mark.parametrize("source", [CLIENT[V4], "10.2.0.1", "10.3.2.2"], ids=["its own", "the node's", "a pod's"])
-def test_what_the_node_has_dropped_is_not_sent_in_place_of_what_was_refused(stage: Stage, source: str) -> None:
+@BOTH
+@pytest.mark.parametrize("of", ["its own", "the node's", "a pod's"])
+def test_what_the_node_has_dropped_is_not_sent_in_place_of_what_was_refused(
+    mirrors: Stage, family: int, of: str
+) -> None:
     """A packet to another Service gets the sequence number of one that an endpoint of the attacker's refuses.
 
     The node drops that packet: by a policy, or for its source."""
-    stage.write("other", service("other", OTHER_VIP), endpoints("other", [1]))
-    daemon = start(stage)
-    stage.write_service((0, 2, 3))
-    others = {Network.pod_v4(index) for index in (0, 2, 3)}
-    until(lambda: slots(stage.node).get((VIP, 80)) == others, "the attacker's Service has other pods")
-    rule = f"ip saddr {source} ip daddr {Network.pod_v4(1)} drop"
+    stage = mirrors
+    stage.write(OTHER.name, *OTHER.objects(1))
+    daemon = start_whole(stage, 0, 2, 3)
+    place, other = (it.address("cluster IP", family) for it in (WHOLE, OTHER))
+    (victim,), (pod,) = pods_of(family, 1), pods_of(family, 2)
+    until(lambda: targets(stage, family, other) == {victim}, "the other Service is served")
+    source = {"its own": CLIENT, "the node's": NODE, "a pod's": {family: pod}}[of][family]
     stage.node.run(
         [
             "nft",
-            "add table ip strict; add chain ip strict c { type filter hook forward priority 0; }; "
-            f"add rule ip strict c {rule}",
+            "add table inet strict; add chain inet strict c { type filter hook forward priority 0; }; "
+            f"add rule inet strict c {IP[family]} saddr {source} {IP[family]} daddr {victim} drop",
         ]
     )
     try:
         with (
-            policies(stage, f"ip saddr {CLIENT[V4]} tcp flags syn", "reject with tcp reset"),
-            counting(stage.network.pods[1], f"ip saddr {source} tcp sport 40002"),
-            stage.client.entered(),
-            socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw,
+            policies(stage, f"{IP[family]} saddr {CLIENT[family]} tcp flags syn", "reject with tcp reset"),
+            counting(stage.network.pods[1], f"{IP[family]} saddr {source} tcp sport 40002"),
+            raw_socket(stage.client, family) as raw,
         ):
             for turn_number in range(3):
                 sequence = 0x10000000 + turn_number
                 before = reports(daemon, "refused")
-                raw.sendto(syn((CLIENT[V4], 40010 + turn_number), (VIP, 80), sequence), (VIP, 0))
-                raw.sendto(syn((source, 40002), (OTHER_VIP, 80), sequence), (OTHER_VIP, 0))
+                raw.sendto(syn(side(CLIENT[family], 40010 + turn_number), side(*place), sequence), (place[0], 0))
+                raw.sendto(syn(side(source, 40002), side(*other), sequence), (other[0], 0))
                 until(
                     lambda: counted(stage.network.pods[1]) or reports(daemon, "refused") >= before + 4,  # noqa: B023
                     "one of the two is sent again and again",
                 )
             assert counted(stage.network.pods[1]) == 0, "what the node has dropped has arrived"
     finally:
-        stage.node.run(["nft", "delete table ip strict"])
+        stage.node.run(["nft", "delete table inet strict"])
+
+
+def raw_socket(host: Host, family: int) -> socket.socket:
+    """A socket for whole packets, on a host."""
+    with host.entered():
+        inet = socket.AF_INET if family == V4 else socket.AF_INET6
+        return socket.socket(inet, socket.SOCK_RAW, socket.IPPROTO_RAW)
 
 
 def test_the_rescue_process_holds_what_the_documents_say(stage: Stage) -> None:
@@ -275,7 +339,7 @@ def test_all_groups_of_the_packet_log_are_taken(stage: Stage) -> None:
     daemon = stage.daemon(QUICK, "--workers=1", netfilter=KERNEL)
     until(lambda: "rescue process has ended" in daemon.log(), "it is reported")
     assert not alive(stage.node)
-    assert {knock(stage.client, 5.0) for _ in range(8)} <= names(*PODS)
+    assert {ask(stage.client, (VIP, 80), timeout_s=5.0) for _ in range(8)} <= names(*PODS)
     squatter.kill()
     squatter.wait()
     until(lambda: alive(stage.node), "the rescue works")

@@ -1,0 +1,107 @@
+"""Deletes the flows to failed endpoints, so that their clients' first packets can be sent again.
+
+The kernel has one table of all flows, and it takes long to read. A client can have a thousand endpoints of its own fail
+again and again. So one reading serves all endpoints that wait, tenants take turns where these are many, and readings
+take a part of the time only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from kubeproxy.model import Protocol, Target
+from kubeproxy.model.errors import KubeproxyError
+from kubeproxy.netfilter.conntrack.endpoint_flows import delete_flows_to
+from kubeproxy.rescue.ejector import Ejector
+from kubeproxy.rescue.protocol import FreedFlow
+from kubeproxy.rescue.turns import Tenants, next_turns
+from kubeproxy.runtime.tasks import TaskSet
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE: Final = 16
+"""Endpoints with flows that are deleted at once. Deletions take a walk through the kernel's table for each, some
+milliseconds; so another tenant's endpoint waits for a tenth of a second of them."""
+SHARE, CREDIT_S = 0.25, 1.0
+"""The most of the time that may be spent on it, after so many seconds without a pause: another node that dies with a
+hundred endpoints takes less."""
+PAUSE_MAX_S: Final = 1.0
+"""The longest pause: a client that has to wait longer repeats its SYN before."""
+COMPLAIN_S: Final = 60.0
+"""How often it is logged that flows cannot be deleted."""
+
+
+class Budget:
+    """How much time may be spent. Pure."""
+
+    def __init__(self) -> None:
+        self._spent_s, self._at = 0.0, 0.0
+        """Seconds spent of late, as of when: `SHARE` of the time since is taken off."""
+
+    def pause_s(self, began: float, ended: float) -> float:
+        """How long to wait after some work."""
+        left_s = max(0.0, self._spent_s - SHARE * (began - self._at))
+        self._spent_s, self._at = left_s + ended - began, began
+        return min(max(0.0, self._spent_s - CREDIT_S) / SHARE, PAUSE_MAX_S)
+
+
+class Frees:
+    """The deletions of one guardian."""
+
+    def __init__(
+        self,
+        ejector: Ejector,
+        tasks: TaskSet,
+        *,
+        on_freed: Callable[[Protocol, Target, Sequence[FreedFlow]], None],
+    ) -> None:
+        """`on_freed`: these flows to an endpoint are deleted."""
+        self._ejector = ejector
+        self._tasks = tasks
+        self._on_freed = on_freed
+        self._waiting: dict[Protocol, dict[Target, Tenants]] = {protocol: {} for protocol in Protocol}
+        self._runs = False
+        self._budget = Budget()
+        self._complained_at = float("-inf")
+
+    def ask(self, protocol: Protocol, target: Target) -> None:
+        """Delete the flows to an endpoint soon: of TCP those that it has not answered."""
+        self._waiting[protocol].setdefault(target, self._ejector.tenants(protocol, target))
+        if not self._runs:
+            self._runs = True
+            self._tasks.start(self._run(), name="free flows")
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.sleep(0)  # failures of the same turn come along
+            while any(self._waiting.values()):
+                began = loop.time()
+                for protocol, waiting in self._waiting.items():
+                    if some := next_turns(waiting, [], AT_ONCE):
+                        for target in some:
+                            del waiting[target]
+                        await self._free(protocol, some)
+                await asyncio.sleep(self._budget.pause_s(began, loop.time()))
+        finally:
+            self._runs = False
+
+    async def _free(self, protocol: Protocol, targets: Sequence[Target]) -> None:
+        try:
+            deleted = await delete_flows_to(targets, protocol, is_ours=self._ejector.translates)
+        except KubeproxyError as error:
+            now = asyncio.get_running_loop().time()
+            if now - self._complained_at >= COMPLAIN_S:
+                self._complained_at = now
+                log.warning("cannot free failed flows", reason=str(error))
+            return
+        for target, flows in deleted.items():
+            found = [
+                FreedFlow(flow.source, flow.source_port, flow.address, flow.port, peer, peer_port)
+                for flow, peer, peer_port in flows
+            ]
+            self._on_freed(protocol, target, found)

@@ -1,0 +1,48 @@
+"""Which tenant has the next turn when dials are short, so that none takes those of others. Pure.
+
+Dials of silent endpoints take most of a second each. In the order in which they become due, a thousand silent endpoints
+of one tenant would keep the endpoints of all others waiting behind them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+Tenants = frozenset[str]
+"""The namespaces of the Services that have an endpoint. Any of them may be entitled to its dial."""
+
+
+def next_turns(waiting: Mapping[T, Tenants], busy: Iterable[Tenants], at_most: int) -> list[T]:
+    """So many of those that wait, in their order within a tenant: each time of the tenant with the fewest under way.
+
+    `busy`: the tenants of each that is under way. A tenant that lists another's endpoint is charged for it, and the
+    other does not wait for it longer."""
+    if len(waiting) <= at_most:
+        return list(waiting)
+    load = Counter[str]()
+    for tenants in busy:
+        load.update(tenants)
+    queues: dict[Tenants, deque[T]] = {}
+    for each, tenants in waiting.items():
+        queues.setdefault(tenants, deque()).append(each)
+    found: list[T] = []
+    while len(found) < at_most:
+        tenants = min(queues, key=lambda it: min((load[tenant] for tenant in it), default=0))
+        found.append(queues[tenants].popleft())
+        load.update(tenants)
+        if not queues[tenants]:
+            del queues[tenants]
+    return found
+
+
+def has_room(tenants: Tenants, busy: Collection[Tenants], at_most: int) -> bool:
+    """Whether another one of these tenants may begin, where none can wait: each has half of what the others leave."""
+    for tenant in tenants:
+        own = sum(tenant in each for each in busy)
+        if own < (at_most - (len(busy) - own)) / 2:
+            return True
+    return False
