@@ -28,7 +28,7 @@ from kubeproxy.netfilter.conntrack.flow_owners import FlowOwners, Holder, text
 from kubeproxy.netfilter.conntrack.flow_records import PROTOCOLS, FlowRecord
 from kubeproxy.netfilter.conntrack.flow_table import translated_flows
 from kubeproxy.netfilter.conntrack.flow_totals import FlowTotals
-from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY
+from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY, tcp_timeouts
 from kubeproxy.netfilter.local_addresses import local_addresses
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
@@ -240,7 +240,9 @@ class KernelFlows:
 
     def _note_ends(self, ends: FlowEnds, *, cpu_s: float) -> None:
         ours = self._taken.is_set() or not self._has_predecessor()
-        lingering = lingering_s(directory=self._settings)
+        rules = self._rules()
+        set_by_rules = rules.tcp_timeouts if rules is not None and rules.rescue is not None else {}
+        lingering = lingering_s(set_by_rules or tcp_timeouts(directory=self._settings))
         for flow in ends.take(cpu_s=cpu_s):
             if (name := self._owners.of(flow)) is None:
                 continue

@@ -44,6 +44,9 @@ READY_S = BRIDGE_S
 of the program before are kept alive; on a busy node its process takes seconds to start."""
 SILENT = ("silent", "timeout")
 """The reasons of endpoints that have not answered: the guardian's and the workers'."""
+FORGOTTEN = {"close": 0}
+"""A connection that its endpoint has reset is forgotten at once. If the kernel remembered it, a client that uses its
+port again would be led to the same endpoint as before, which may be dead by now, and would see its refusal."""
 GAP_S = 3.0
 """How long the rescue may be interrupted before `auto` leaves the kernel path: a restart of its process takes less."""
 
@@ -159,7 +162,7 @@ class Rescue:
         """Run the guardian as long as the kernel path is wanted."""
         guardian = self._guardian = Guardian(
             self._ejector,
-            on_group=lambda group: self._proxier.use_rescue(group, tcp_timeouts(self._limits)),
+            on_group=lambda group: self._proxier.use_rescue(group, {**tcp_timeouts(self._limits), **FORGOTTEN}),
             in_force=self._proxier.reports_to,
             on_crash=self._on_crash,
             programmed_at=lambda: self._proxier.programmed_at,

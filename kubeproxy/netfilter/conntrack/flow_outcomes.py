@@ -7,12 +7,10 @@ its times only with net.netfilter.nf_conntrack_timestamp=1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from kubeproxy.netfilter.conntrack.flow_records import SEEN_REPLY, FlowRecord
 from kubeproxy.netfilter.conntrack.flow_totals import CLOSE, LAST_ACK, SYN_RECV, SYN_SENT, TIME_WAIT
-from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY, tcp_timeouts
 
 _LINGERING: Final = {LAST_ACK: "last_ack", TIME_WAIT: "time_wait", CLOSE: "close"}
 """The states after the end of a connection, and their names among the timeouts."""
@@ -34,10 +32,10 @@ def outcome(flow: FlowRecord) -> str:
     return "unfinished" if state == SYN_RECV else "idle"
 
 
-def lingering_s(*, directory: Path = DIRECTORY) -> Mapping[int, int]:
-    """For how long the kernel remembers a connection after its last packet, by TCP state. The rules of the rescue give
-    connections the same times (`RuleSet.tcp_timeouts`)."""
-    timeouts = tcp_timeouts(directory=directory)
+def lingering_s(timeouts: Mapping[str, int]) -> Mapping[int, int]:
+    """For how long the kernel remembers a connection after its last packet, by TCP state.
+
+    `timeouts`: by nft's names (`RuleSet.tcp_timeouts`, or `sysctls.tcp_timeouts`)."""
     return {state: timeouts[name] for state, name in _LINGERING.items()}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from kubeproxy.netfilter.conntrack.flow_outcomes import lingering_s, outcome, span
 from kubeproxy.netfilter.conntrack.flow_records import DELETE, DST_NAT, SEEN_REPLY, FlowRecord, records
+from kubeproxy.netfilter.conntrack.sysctls import tcp_timeouts
 from tests.netfilter.conntrack.flow_messages import flow
 
 S = 1_000_000_000
@@ -62,4 +63,4 @@ def test_a_connection_ends_with_its_last_packet() -> None:
 def test_settings_of_the_host_count(tmp_path: Path) -> None:
     (tmp_path / "nf_conntrack_tcp_timeout_time_wait").write_text("60\n")
     (tmp_path / "nf_conntrack_tcp_timeout_close").write_text("many\n")
-    assert lingering_s(directory=tmp_path) == {6: 30, 7: 60, 8: 10}
+    assert lingering_s(tcp_timeouts(directory=tmp_path)) == {6: 30, 7: 60, 8: 10}

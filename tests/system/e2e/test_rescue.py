@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections import Counter
@@ -100,6 +101,34 @@ def start(stage: Stage, *options: str) -> Daemon:
 
 def names(*pods: int) -> set[str]:
     return {f"pod-{pod}" for pod in pods}
+
+
+def led_to(node: Host, port: int) -> int:
+    """The pod to which the kernel has led a client's port."""
+    listing = node.run(["conntrack", "-L", "-p", "tcp", "--orig-dst", VIP, "--orig-port-src", str(port)]).stdout
+    return next(pod for pod in PODS if f"src=10.3.{pod}.2 " in listing)
+
+
+def test_a_port_whose_connection_was_reset_is_led_anew(stage: Stage) -> None:
+    """The client's kernel may use it again at once, and the endpoint may be dead by then."""
+    start(stage)
+    for host in stage.asking:
+        with host.make_socket() as first:
+            first.settimeout(10)
+            first.connect((VIP, 80))
+            own, port = first.getsockname()
+            pod = led_to(stage.node, port)
+            first.sendall(b"reset\n")
+            assert first.recv(100) == b"half a"
+            with pytest.raises(ConnectionResetError):
+                first.recv(100)
+        with dead(stage, pod, REFUSE), host.make_socket() as again:
+            again.settimeout(10)
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind((own, port))
+            again.connect((VIP, 80))
+            again.sendall(b"name\n")
+            assert again.recv(100).decode() in names(*PODS) - names(pod)
 
 
 @pytest.mark.parametrize("verdict", [REFUSE, DROP], ids=["refuses", "silent"])
