@@ -41,7 +41,7 @@ class DataPaths:
                 before,
                 wanted=wanted,
                 refusal=self._refusal or "",
-                # At start there is no path yet that could serve meanwhile.
+                # A start waits for the rescue itself (`Rescue.ready`).
                 rescue_starts=self._used
                 and wanted is Wanted.KERNEL
                 and not before.rescue

@@ -219,10 +219,9 @@ class Daemon:
         http_later = parts.takeover.predecessor is None and not configuration.bind_address_hard_fail
         if not http_later:
             await self._open_http_servers()
-        await parts.sources.start(self._closing)
         tasks.start(kept_running("rescue", parts.rescue.run), name="rescue")
-        if parts.instance_marker.others():
-            await parts.rescue.ready()
+        await parts.sources.start(self._closing)
+        await parts.rescue.ready()
         parts.reloader.use_access_log()  # before rules lead clients by the kernel path
         tasks.start(kept_running("proxier", parts.proxier.run), name="proxier")
         if parts.takeover.predecessor is not None:

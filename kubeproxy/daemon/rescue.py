@@ -104,7 +104,7 @@ class Rescue:
     async def ready(self) -> None:
         """Wait until the first rules can report failures, if they are to, but not for long.
 
-        An instance that takes over would otherwise interrupt the rescue; so would a program after a re-exec."""
+        Otherwise clients would meet dead endpoints after a start, a takeover or a re-exec."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_S):
                 await self._ready.wait()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,9 @@ pytestmark = pytest.mark.netns
 KERNEL = (QUICK, "--data-path", "kernel", "--workers", "1")
 PODS = (0, 1, 2, 3)
 REFUSE, DROP = "reject with tcp reset", "drop"
+WAITING = 150
+REPEATED_S = 1.0
+"""A kernel repeats a first packet after so long: then some of them come at any moment of a start."""
 MANY = 60
 """Connections: that none of them meets one endpoint of four by chance happens once in 30 million times."""
 
@@ -101,6 +106,30 @@ def start(stage: Stage, *options: str) -> Daemon:
 
 def names(*pods: int) -> set[str]:
     return {f"pod-{pod}" for pod in pods}
+
+
+def test_a_start_leads_no_client_to_a_dead_endpoint(stage: Stage) -> None:
+    """Clients whose first packets were dropped while no instance ran repeat them all through the next start."""
+    assert start(stage).terminate() == 0
+    with ExitStack() as stack:
+        stack.enter_context(dead(stage, 1, REFUSE))
+        stack.enter_context(dead(stage, 2, REFUSE))
+        waiting = [stack.enter_context(stage.client.make_socket()) for _ in range(WAITING)]
+
+        def connect() -> None:
+            for sock in waiting:
+                sock.setblocking(False)
+                assert sock.connect_ex((VIP, 80)) == errno.EINPROGRESS
+                time.sleep(REPEATED_S / WAITING)
+
+        connecting = threading.Thread(target=connect)
+        connecting.start()
+        stage.daemon(*KERNEL)
+        connecting.join()
+        for sock in waiting:
+            sock.settimeout(20)
+            sock.sendall(b"name\n")
+            assert sock.recv(100).decode() in names(*PODS) - names(1, 2)
 
 
 def led_to(node: Host, port: int) -> int:
