@@ -94,12 +94,6 @@ class ProxyDrain:
         `on_change` is called with each new state."""
         return await self._until_done(pods, timeout_s, Want.DRAIN, on_change=on_change)
 
-    async def wait_for_use(
-        self, pods: Sequence[Pod], timeout_s: float, on_change: Callable[[Mapping[str, PodDrain]], None] | None = None
-    ) -> dict[str, PodDrain]:
-        """Wait until every node uses these pods, at most `timeout_s` seconds; the last state."""
-        return await self._until_done(pods, timeout_s, Want.USE, on_change=on_change)
-
     async def withdraw(self, pods: Sequence[Pod]) -> None:
         """Take the requests for these pods back: those that run get connections again, at once."""
         names, reports = {pod.metadata.name for pod in pods}, await self._reports()
