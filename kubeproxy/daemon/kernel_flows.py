@@ -12,6 +12,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -86,7 +87,7 @@ class KernelFlows:
         self._spread = False
         self._ends_wanted = False
         self._ends: FlowEnds | None = None
-        self._ended: list[Ended] = []
+        self._ended: deque[Ended] = deque()
         self._skipped = 0
         self._ends_seen = self._overflows = 0
         self._problem = ""
@@ -169,8 +170,7 @@ class KernelFlows:
             )
             return ()
         self._report_losses()
-        found, self._ended = self._ended, []
-        return found
+        return [self._ended.popleft() for _ in range(len(self._ended))]  # a thread that reads may add one meanwhile
 
     def state(self) -> KernelFlowsState | None:
         """For the status and metrics; None: no rule of this process has led a connection by the kernel path."""
