@@ -1,6 +1,7 @@
 """The wanted rule set as a value, and the adapters that apply it.
 
-ruleset        what is wanted: service address -> proxy port, or endpoints; `packet_trace` decides what it does to a packet
+ruleset        what is wanted: service address -> proxy port, or endpoints
+packet_trace   what a rule set does to a packet
 interface      the methods of an adapter, which is all that other rooms use
 select         finds the adapter for this host; `noop` makes no rules
 nftables       a table of our own, one transaction per apply; both data paths

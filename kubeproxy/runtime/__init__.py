@@ -2,6 +2,7 @@
 
 tasks             background tasks, none lost silently
 threads           blocking work in threads
+child_process     a child process with a channel
 restart           of a part that fails by an internal error
 backoff           delays between tries
 yielding          lets the event loop run during a long task

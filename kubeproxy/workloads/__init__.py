@@ -27,7 +27,8 @@ deployment_sync        the next step of a rollout, taken; `deployment_writes` ar
 deployment_status      its status; `progress` is whether the rollout goes on
 rolling_update         the steps' sizes; `surge` is maxSurge and maxUnavailable in pods
 proportional           scaling in the middle of a rollout
-revisions              which ReplicaSet is which revision; `rollback` goes to an earlier one, `retention` deletes the oldest
+revisions              which ReplicaSet is which revision
+rollback               goes to an earlier one; `retention` deletes the oldest
 rollout_command        ``kubeproxy rollout``; `rollout_status` is how a rollout stands
 explain                what it waits for; `explain_proxies` is that part of it at the node proxies
 
