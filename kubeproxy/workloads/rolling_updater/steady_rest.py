@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Final, Protocol
 
@@ -116,25 +116,18 @@ class SteadyRequests:
 
     async def get_json(self, path: str, query: Mapping[str, str] | None = None) -> bytearray:
         """The body of an answer; an `ApiError` for anything else."""
-        return await self._body("GET", path, query)
+        return await _body(self._rest.request("GET", path, query))
 
     async def send_json(
         self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
     ) -> bytearray:
         """Write something; the body of the answer."""
-        return await self._body(method, path, body=body, content_type=content_type)
+        return await _body(self._rest.request(method, path, body=body, content_type=content_type))
 
-    async def _body(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        *,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-    ) -> bytearray:
-        try:
-            return bytearray((await self._rest.request(method, path, query, body=body, content_type=content_type)).body)
-        except StatusError as error:
-            status = api_types.Status(reason=error.reason, message=str(error))
-            raise error_of(status, code=error.code, seen="the server answered") from None
+
+async def _body(request: Awaitable[Answer]) -> bytearray:
+    try:
+        return bytearray((await request).body)
+    except StatusError as error:
+        status = api_types.Status(reason=error.reason, message=str(error))
+        raise error_of(status, code=error.code, seen="the server answered") from None
