@@ -1,6 +1,7 @@
 """The nftables adapter: one table of our own.
 
 table            the table as a value, and the transaction from one to another (pure)
+steps            the commands of that transaction, in nft's syntax (pure)
 declarations     its maps, sets and base chains
 rules            the rules of both data paths; `rescue` are those for failed connections
 spreads          endpoints in numbered slots; `rebalancing` is a change of them alone (pure)
