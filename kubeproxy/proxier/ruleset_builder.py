@@ -5,7 +5,6 @@ that `ruleset` returns grows with them, at a few nanoseconds each."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from kubeproxy.model import (
 )
 from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, Spread
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPath, DataPathPolicy, Ejected, Wanted, why_userspace
+from kubeproxy.proxier.hairpins import Hairpins
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts, Preserve
 from kubeproxy.proxier.slot_budget import SlotBudget
 
@@ -108,11 +108,8 @@ class Rules:
     _spreads: dict[Destination, Spread] = field(default_factory=dict)
     _own_spreads: dict[Destination, Spread] = field(default_factory=dict)
     _masquerades: dict[Destination, Masquerade] = field(default_factory=dict)
-    _neighbors: dict[FrontendName, frozenset[Address]] = field(default_factory=dict)
-    """Endpoints that the kernel may lead to themselves, by the frontends that have any."""
-    _hairpins: Counter[Address] = field(default_factory=Counter)
+    _hairpins: Hairpins = field(default_factory=Hairpins)
     _unbalanced: dict[Destination, None] = field(default_factory=dict)
-    _moved_hairpins: dict[Address, None] = field(default_factory=dict)
     _policy: DataPathPolicy = USERSPACE_ONLY
     _ever_kernel: bool = False
     _ejected: Ejected = field(default_factory=dict)
@@ -137,7 +134,7 @@ class Rules:
             verdict=None if frontend.endpoints else frontend.when_empty,
             affinity_timeout_s=spread.affinity_timeout_s if spread else None,
         )
-        self._set_neighbors(frontend)
+        self._set_hairpins(frontend)
         before = self._entries.get(name)
         if entry == before and (spread is None) is (spread_before is None):
             if spread is not spread_before:
@@ -169,7 +166,7 @@ class Rules:
             now = replace(before, endpoints=frontend.endpoints, neighbors=frontend.neighbors)
             self._frontends[frontend.name] = now
             self._set_spread(now)
-            self._set_neighbors(now)
+            self._set_hairpins(now)
             self._respread(frontend.name)
 
     def remove(self, name: FrontendName) -> None:
@@ -180,7 +177,7 @@ class Rules:
             del self._frontends[name]
             self._spread_of.pop(name, None)
             self._budget.release(name)
-            self._move_neighbors(name, _NO_ADDRESS)
+            self._hairpins.put(name, ())
             self._external.discard(name)
             self._forget(name, entry, keep=set())
 
@@ -227,7 +224,7 @@ class Rules:
         for name in at:
             if name in self._entries:
                 self._set_spread(self._frontends[name])
-                self._set_neighbors(self._frontends[name])
+                self._set_hairpins(self._frontends[name])
                 self._respread(name)
 
     @property
@@ -258,19 +255,15 @@ class Rules:
             ):
                 if destination in then and then[destination] == now.get(destination):
                     found[destination] = known.get(destination)
-        hairpins = {
-            address: address in self._hairpins
-            for address in self._moved_hairpins
-            if (address in self._hairpins) is not (address in in_force.hairpins)
-        }
+        hairpins = self._hairpins.moved(in_force.hairpins)
         self._unbalanced.clear()
-        self._moved_hairpins.clear()
+        self._hairpins.settle()
         return Rebalance(spreads, own_spreads, hairpins)
 
     @property
     def is_balanced(self) -> bool:
         """Whether nothing is left for `take_unbalanced`."""
-        return not (self._unbalanced or self._moved_hairpins)
+        return not (self._unbalanced or self._hairpins.has_moved)
 
     def require_rules(self) -> None:
         """The kernel did not take what `take_unbalanced` returned: it needs the rules as a whole."""
@@ -308,7 +301,7 @@ class Rules:
     def ruleset(self) -> RuleSet:
         """A copy of the present rules."""
         self._unbalanced.clear()
-        self._moved_hairpins.clear()
+        self._hairpins.settle()
         return RuleSet(
             redirects=self._redirects.copy(),
             own_redirects=self._own_redirects.copy(),
@@ -325,7 +318,7 @@ class Rules:
             spreads=self._spreads.copy(),
             own_spreads=self._own_spreads.copy(),
             masquerades=self._masquerades.copy(),
-            hairpins=set(self._hairpins),
+            hairpins=self._hairpins.addresses,
             rescue=self._rescue,
             tcp_timeouts=self._tcp_timeouts,
         )
@@ -365,28 +358,11 @@ class Rules:
         if self._spread_of.get(name) != spread:
             self._spread_of[name] = spread
 
-    def _set_neighbors(self, frontend: Frontend) -> None:
+    def _set_hairpins(self, frontend: Frontend) -> None:
         """Set the endpoints that the kernel may lead to themselves."""
         spread = self._spread_of.get(frontend.name)
         leads = spread is not None and bool(spread.targets)
-        addresses = frozenset(it.address for it in frontend.neighbors) if leads else _NO_ADDRESS
-        self._move_neighbors(frontend.name, addresses)
-
-    def _move_neighbors(self, name: FrontendName, now: frozenset[Address]) -> None:
-        before = self._neighbors.get(name, _NO_ADDRESS)
-        if now == before:
-            return
-        if now:
-            self._neighbors[name] = now
-        else:
-            del self._neighbors[name]
-        for address in now - before:
-            self._hairpins[address] += 1
-        for address in before - now:
-            self._hairpins[address] -= 1
-            if not self._hairpins[address]:
-                del self._hairpins[address]
-        self._moved_hairpins.update(dict.fromkeys(now ^ before))
+        self._hairpins.put(frontend.name, (it.address for it in frontend.neighbors) if leads else ())
 
     def _respread(self, name: FrontendName) -> None:
         """Give a frontend's destinations its present spread."""
@@ -472,9 +448,6 @@ class Rules:
             self._contested[destination] = None
         else:
             self._contested.pop(destination, None)
-
-
-_NO_ADDRESS: frozenset[Address] = frozenset()
 
 
 def _place(frontend: Frontend, destination: Destination) -> _Place:
