@@ -26,12 +26,11 @@ from typing import Protocol as Interface
 
 import structlog
 
-from kubeproxy.model import Destination, Family, Protocol, Target
-from kubeproxy.model.errors import KubeproxyError
-from kubeproxy.netfilter.conntrack.endpoint_flows import delete_flows_to
+from kubeproxy.model import Destination, Family, Protocol, Target, family_of
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.netfilter.nftables.set_elements import SetElements
 from kubeproxy.rescue.dial import dial, refuses_datagrams
+from kubeproxy.rescue.flow_release import FlowRelease
 from kubeproxy.rescue.nflog import GROUPS
 from kubeproxy.rescue.process import RescueProcess
 from kubeproxy.rescue.protocol import Counts, Failed, FreedFlow, Reason, added
@@ -58,9 +57,6 @@ DIALS_MAX: Final = 64
 """Dials at once, and datagrams at once."""
 FEW: Final = 3
 """So many endpoints of a family that fall silent in one look are ejected at once; more of them are dialed first."""
-FREES_MAX: Final = 2
-"""So many endpoints at once have their flows deleted, each in a thread: changes of endpoints need threads, too, and do
-not queue behind thousands of them."""
 REFUSED_AGAIN_S: Final = 0.25
 """How long an endpoint that a dial has just reached is not dialed again because of a client's failure."""
 TRUSTED_S: Final = 10.0
@@ -147,9 +143,7 @@ class Guardian:
         """Silent endpoints that wait for a dial, the oldest first."""
         self._reached: dict[Target, float] = {}
         """When a dial has last reached an endpoint, the oldest first."""
-        self._free_slots = asyncio.Semaphore(FREES_MAX)
-        self._freeing: set[tuple[Protocol, Target]] = set()
-        self._free_again: set[tuple[Protocol, Target]] = set()
+        self._flows = FlowRelease(is_ours=ejector.translates, on_freed=self._send_again)
 
     async def run(self) -> None:
         """Run until cancelled. Traffic does not stop when it fails: it goes on as with kube-proxy."""
@@ -272,7 +266,7 @@ class Guardian:
             self._confirm_by_datagram(target, failed.reason)
             return
         if failed.reason is Reason.UNREACHABLE:
-            self._tasks.start(self._free(protocol, target), name="free flows")
+            self._tasks.start(self._flows.free(protocol, target), name="free flows")
         self._confirm(target, failed.reason)
 
     def _confirm(self, target: Target, reason: Reason) -> None:
@@ -289,7 +283,7 @@ class Guardian:
 
     def _confirm_by_datagram(self, target: Target, reason: Reason) -> None:
         if self._ejector.is_ejected(Protocol.UDP, target):
-            self._tasks.start(self._free(Protocol.UDP, target), name="free flows")
+            self._tasks.start(self._flows.free(Protocol.UDP, target), name="free flows")
         elif target not in self._asking and len(self._asking) < DIALS_MAX:
             self._asking.add(target)
             self._tasks.start(self._eject_if_refused(target, reason), name="confirm a failure")
@@ -324,37 +318,16 @@ class Guardian:
         self._reached[target] = asyncio.get_running_loop().time()
         if len(self._reached) > REACHED_MAX:
             del self._reached[next(iter(self._reached))]
-        self._silence[Family.IPV6 if ":" in target.address else Family.IPV4].measured(target, took_s)
+        self._silence[family_of(target.address)].measured(target, took_s)
 
     async def _eject_and_free(self, protocol: Protocol, target: Target, reason: Reason) -> None:
         if not self._ejector.is_ejected(protocol, target):
             await self._ejector.failed(protocol, target, reason)
-        await self._free(protocol, target)
+        await self._flows.free(protocol, target)
 
-    async def _free(self, protocol: Protocol, target: Target) -> None:
-        """Delete the flows to an endpoint and have their packets sent again; one call at a time for each."""
-        key = (protocol, target)
-        if key in self._freeing:
-            self._free_again.add(key)
-            return
-        self._freeing.add(key)
-        try:
-            while True:
-                self._free_again.discard(key)
-                async with self._free_slots:
-                    deleted = await delete_flows_to(target, protocol, is_ours=self._ejector.translates)
-                if self._process is not None and deleted:
-                    flows = [
-                        FreedFlow(flow.source, flow.source_port, flow.address, flow.port, peer, peer_port)
-                        for flow, peer, peer_port in deleted
-                    ]
-                    self._process.freed(protocol, target, flows)
-                if key not in self._free_again:
-                    return
-        except KubeproxyError as error:
-            log.warning("cannot free failed flows", endpoint=str(target), reason=str(error))
-        finally:
-            self._freeing.discard(key)
+    def _send_again(self, protocol: Protocol, target: Target, flows: Sequence[FreedFlow]) -> None:
+        if self._process is not None:
+            self._process.freed(protocol, target, flows)
 
     # Silence.
 
@@ -394,7 +367,7 @@ class Guardian:
             if target in at_once:
                 self._tasks.start(self._eject_and_free(Protocol.TCP, target, Reason.SILENT), name="eject")
             else:
-                self._tasks.start(self._free(Protocol.TCP, target), name="free flows")
+                self._tasks.start(self._flows.free(Protocol.TCP, target), name="free flows")
         self._unconfirmed.update((target, Reason.SILENT) for target in fresh if target not in at_once)
         self._confirm_next()
 

@@ -10,9 +10,10 @@ import pytest
 
 from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.rescue import flow_release
 from kubeproxy.rescue import guardian as guardian_module
 from kubeproxy.rescue.dial import Outcome
-from kubeproxy.rescue.guardian import DIALS_MAX, FEW, FREES_MAX, Guardian
+from kubeproxy.rescue.guardian import DIALS_MAX, FEW, Guardian
 from kubeproxy.rescue.process import RescueProcess
 
 
@@ -82,7 +83,7 @@ async def found_silent(
 ) -> None:
     """Have a guardian, a new one by default, find endpoints silent in one look, and finish what follows."""
     monkeypatch.setattr(guardian_module, "dial", endpoints.dial)
-    monkeypatch.setattr(guardian_module, "delete_flows_to", endpoints.free)
+    monkeypatch.setattr(flow_release, "delete_flows_to", endpoints.free)
 
     def on_crash(name: str, error: BaseException) -> None:
         raise error
@@ -112,7 +113,7 @@ async def test_many_are_dialed_first_and_those_that_answer_stay(monkeypatch: pyt
     assert sorted(endpoints.ejected) == sorted(dead)
     assert sorted(endpoints.dialed) == sorted(found), "each once"
     assert 1 < endpoints.dialing_most <= DIALS_MAX
-    assert endpoints.freeing_most == FREES_MAX
+    assert endpoints.freeing_most == flow_release.AT_ONCE
     assert sorted(endpoints.freed) == sorted(found), "their clients do not wait for the dials"
 
 
