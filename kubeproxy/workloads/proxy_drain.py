@@ -77,10 +77,6 @@ class ProxyDrain:
         """Ask every node to send these pods no new connections."""
         await self._ask(pods, Want.DRAIN, await self._reports())
 
-    async def use(self, pods: Sequence[Pod]) -> None:
-        """Ask every node to report when it uses these pods."""
-        await self._ask(pods, Want.USE, await self._reports())
-
     async def state(self, pods: Sequence[Pod]) -> dict[str, PodDrain]:
         """What the nodes report about the last request for each pod, by pod name."""
         return self._states(pods, await self._selecting(pods), await self._reports())
