@@ -15,6 +15,7 @@ port_claims         node ports and ports at the node's own addresses, held again
 port_allocator      proxy ports: from a range or from the kernel
 data_path           which frontends the kernel leads; `slot_budget` is the number of slots that each namespace may have
 ejections           endpoints of the kernel path that have failed, and when each is tried again
+address_claims      which service port has a destination that several claim
 hairpins            endpoints that the kernel may lead to themselves
 ruleset_builder     serving frontends -> RuleSet
 sync_schedule       when the next netfilter transaction is due
