@@ -65,10 +65,8 @@ class ProxyDrain:
         await self._until_done(pods, COUNT_S, Want.COUNT)
         services, reports = await self._selecting(pods), await self._reports()
         return {
-            pod.metadata.name: sum(
-                reports.connections(name_of(service), addresses_for(service, pod))
-                for service in services
-                if selects(service, pod)
+            pod.metadata.name: reports.connections(
+                (name_of(service), addresses_for(service, pod)) for service in services if selects(service, pod)
             )
             for pod in pods
         }
