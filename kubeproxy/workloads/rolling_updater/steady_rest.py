@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from random import Random
-from typing import Final, Protocol
+from typing import Final, Protocol, TypedDict, Unpack
 
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.command_client import Answer
@@ -22,19 +22,20 @@ _STARTING_S: Final = 15.0
 """A server that has just started refuses everything with 401 or 403 until its rules are loaded."""
 
 
+class Content(TypedDict, total=False):
+    """What a request carries."""
+
+    body: bytes | None
+    content_type: str
+
+
 class Rest(Protocol):
     """An API server, as `RestClient` speaks to it."""
 
     clock_skew_s: float | None
 
     async def request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        *,
-        body: bytes | None = None,
-        content_type: str = "application/json",
+        self, method: str, path: str, query: Mapping[str, str] | None = None, **content: Unpack[Content]
     ) -> Answer:
         """Send one request. Raises StatusError, Unreachable, Garbage."""
 
@@ -65,20 +66,14 @@ class SteadyRest:
         return time.time() + (self._rest.clock_skew_s or 0.0)
 
     async def request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        *,
-        body: bytes | None = None,
-        content_type: str = "application/json",
+        self, method: str, path: str, query: Mapping[str, str] | None = None, **content: Unpack[Content]
     ) -> Answer:
         """One request, sent again while the server is away. Raises StatusError, Unreachable, Garbage."""
         sent = dict(query or {}) | ({"fieldManager": FIELD_MANAGER} if method in ("PUT", "POST", "PATCH") else {})
         backoff = DoublingBackoff(first_s=_FIRST_PAUSE_S, limit_s=_LONGEST_PAUSE_S)
         while True:
             try:
-                answer = await self._rest.request(method, path, sent, body=body, content_type=content_type)
+                answer = await self._rest.request(method, path, sent, **content)
             except (Unreachable, StatusError, Garbage) as error:
                 if not self._may_pass(error):
                     raise
