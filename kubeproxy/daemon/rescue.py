@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from ipaddress import ip_address
+from itertools import islice
 
 import structlog
 from msgspec.structs import replace
@@ -21,6 +23,7 @@ from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits, tcp_timeouts
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
+from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.observability.protocols import RescueState
 from kubeproxy.proxier.data_path import Ejected, Wanted
 from kubeproxy.proxier.ejections import Ejection, Ejections, Endpoint
@@ -233,20 +236,20 @@ class _Ejector:
         return self._ejections.ejected
 
     def knows(self, protocol: Protocol, target: Target) -> bool:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         return bool(self._proxier.frontends_with(protocol, target))
 
     def translates(self, destination: Destination) -> bool:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         rules = self._proxier.in_force
         return rules is not None and rules.spreads_to(destination)
 
     def is_ejected(self, protocol: Protocol, target: Target) -> bool:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         return Endpoint(protocol, target) in self._ejections.ejected
 
     async def failed(self, protocol: Protocol, target: Target, reason: str) -> None:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         endpoint = Endpoint(protocol, target)
         if self._eject(endpoint, reason, "rescue"):
             await self._apply()
@@ -258,7 +261,7 @@ class _Ejector:
             await self._apply()
 
     async def answered(self, protocol: Protocol, target: Target) -> None:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         endpoint = Endpoint(protocol, target)
         found = self._ejections.ejected.get(endpoint)
         if found is not None and self._ejections.answered(endpoint, _now()):
@@ -269,11 +272,26 @@ class _Ejector:
             await self._mark(endpoint, None)
 
     def unanswered(self, protocol: Protocol, target: Target) -> None:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         self._ejections.unanswered(Endpoint(protocol, target), _now())
 
+    def endpoints_in(self, prefixes: Collection[Prefix], at_most: int) -> list[Target]:
+        """See `ejector.Ejector`."""
+        rules = self._proxier.in_force
+        if rules is None:
+            return []
+        spreads = {id(it): it for known in (rules.spreads, rules.own_spreads) for it in known.values()}
+        addresses = {target.address for it in spreads.values() for target in it.targets}
+        hosts = {str(it.network_address) for it in prefixes if it.prefixlen == it.max_prefixlen}
+        lost = addresses & hosts
+        if wide := [it for it in prefixes if it.prefixlen < it.max_prefixlen]:
+            parsed = ((address, ip_address(address)) for address in addresses - lost)
+            lost |= {address for address, ip in parsed if any(ip in prefix for prefix in wide)}
+        found = (target for it in spreads.values() for target in it.targets if target.address in lost)
+        return list(islice((it for it in dict.fromkeys(found) if self.knows(Protocol.TCP, it)), at_most))
+
     def due(self, at_most: int) -> list[tuple[Protocol, Target]]:
-        """See `guardian.Ejector`."""
+        """See `ejector.Ejector`."""
         return [(each.protocol, each.target) for each in self._ejections.due(_now(), at_most)]
 
     def forget(self, now: float) -> None:

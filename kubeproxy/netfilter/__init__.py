@@ -7,6 +7,7 @@ select         finds the adapter for this host; `noop` makes no rules
 nftables       a table of our own, one transaction per apply; both data paths
 iptables       kube-proxy's chains in the legacy tables: `chains` and `entry` (pure), `table_info`, `lock`
 with_routing   either of them together with the routing rules of preserved client addresses (`routing`)
+routing        these rules; `route_watch` reports routes that are taken away
 conntrack      the flows of the kernel: found, deleted, counted
 forwarding     whether this node forwards packets, as the kernel path needs
 netlink        netlink messages, requests and subscriptions

@@ -14,6 +14,7 @@ process       the control process's side: its child process and channel
 silence       which endpoints have not answered
 dial          tries an endpoint from this node
 flow_release  deletes flows to failed endpoints, and has their packets sent again
+ejector       what the guardian asks for: states of endpoints, and the rules that follow
 guardian      the control process's part: keeps the rules alive, finds silent endpoints, frees flows
 
 The first four, `protocol` and `silence` are pure.

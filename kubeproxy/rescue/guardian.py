@@ -8,6 +8,8 @@ What happens after a failure, by its kind:
 - *Unreachable* (UDP). A datagram of this node's own confirms it. Then the endpoint is ejected for a second, as no dial
   can find it well, its flows are deleted, and the datagrams that the errors have quoted are sent again. Without that a
   forged error could end all sessions with an endpoint, and have datagrams sent in other clients' names.
+- *Without a route.* The kernel drops the packet, or answers with an error of its own, before any rule knows the
+  endpoint. So this process follows routes: when one goes, a dial finds out whether another leads there.
 - *Silent.* The endpoint is ejected, its unanswered flows are deleted, and their SYNs are sent again. A dial follows
   soon, and brings it back if this node gets an answer. When many fall silent at once, or this process could not look
   in time, the node may be late and not they: then a dial confirms first, and the SYNs are sent again meanwhile. So it
@@ -22,14 +24,15 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-from typing import Protocol as Interface
 
 import structlog
 
-from kubeproxy.model import Destination, Family, Protocol, Target, family_of
+from kubeproxy.model import Family, Protocol, Target, family_of
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.netfilter.routing.route_watch import RouteWatch
 from kubeproxy.rescue.dial import dial, refuses_datagrams
+from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.flow_release import FlowRelease
 from kubeproxy.rescue.nflog import GROUPS
 from kubeproxy.rescue.process import RescueProcess
@@ -57,6 +60,8 @@ DIALS_MAX: Final = 64
 """Dials at once, and datagrams at once."""
 FEW: Final = 3
 """So many endpoints of a family that fall silent in one look are ejected at once; more of them are dialed first."""
+LOST_MAX: Final = 1024
+"""Endpoints at once that are dialed because a route has gone; the default route has all."""
 REFUSED_AGAIN_S: Final = 0.25
 """How long an endpoint that a dial has just reached is not dialed again because of a client's failure."""
 TRUSTED_S: Final = 10.0
@@ -64,31 +69,6 @@ TRUSTED_S: Final = 10.0
 endpoint that is silent to some clients is ejected once, and never flaps."""
 REACHED_MAX: Final = 16_384
 """Endpoints with a last dial that is remembered: more than the rules report in `TRUSTED_S`."""
-
-
-class Ejector(Interface):
-    """The endpoints' states, and the rules that follow from them."""
-
-    def knows(self, protocol: Protocol, target: Target) -> bool:
-        """Whether a Service has this endpoint; others are left alone."""
-
-    def translates(self, destination: Destination) -> bool:
-        """Whether our rules lead this destination to endpoints; what others translate is left alone."""
-
-    def is_ejected(self, protocol: Protocol, target: Target) -> bool:
-        """Whether the rules leave it out."""
-
-    async def failed(self, protocol: Protocol, target: Target, reason: str) -> None:
-        """Eject an endpoint; returns when the rules leave it out."""
-
-    async def answered(self, protocol: Protocol, target: Target) -> None:
-        """A dial has reached an ejected endpoint: bring it back."""
-
-    def unanswered(self, protocol: Protocol, target: Target) -> None:
-        """A dial has not reached an ejected endpoint."""
-
-    def due(self, at_most: int) -> list[tuple[Protocol, Target]]:
-        """So many of the ejected endpoints to dial now; the others stay due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +120,7 @@ class Guardian:
         self._asking: set[Target] = set()
         """UDP endpoints to which a datagram is on the way."""
         self._unconfirmed: dict[Target, Reason] = {}
-        """Silent endpoints that wait for a dial, the oldest first."""
+        """Endpoints that are silent, or have lost their route, and wait for a dial, the oldest first."""
         self._reached: dict[Target, float] = {}
         """When a dial has last reached an endpoint, the oldest first."""
         self._flows = FlowRelease(is_ours=ejector.translates, on_freed=self._send_again)
@@ -154,6 +134,7 @@ class Guardian:
                 group.create_task(self._keep_alive())
                 group.create_task(self._watch_silence())
                 group.create_task(self._probe())
+                group.create_task(self._watch_routes())
         finally:
             await self._close()
 
@@ -308,7 +289,7 @@ class Guardian:
             self._has_reached(target, outcome.took_s)
 
     def _confirm_next(self) -> None:
-        """Dial the silent endpoints that wait, as far as there is room."""
+        """Dial the endpoints that wait, as far as there is room."""
         while self._unconfirmed and len(self._dialing) < DIALS_MAX:
             target = next(iter(self._unconfirmed))
             self._confirm(target, self._unconfirmed.pop(target))
@@ -370,6 +351,23 @@ class Guardian:
                 self._tasks.start(self._flows.free(Protocol.TCP, target), name="free flows")
         self._unconfirmed.update((target, Reason.SILENT) for target in fresh if target not in at_once)
         self._confirm_next()
+
+    # Routes.
+
+    async def _watch_routes(self) -> None:
+        """Dial the endpoints to which a way has been lost: no rule sees packets that have no route."""
+        loop = asyncio.get_running_loop()
+        try:
+            with contextlib.closing(RouteWatch()) as watch:
+                while True:
+                    began = loop.time()
+                    if prefixes := watch.look():
+                        found = self._ejector.endpoints_in(prefixes, LOST_MAX)
+                        self._unconfirmed.update((target, Reason.UNREACHABLE) for target in found)
+                        self._confirm_next()
+                    await asyncio.sleep(max(LOOK_S, (loop.time() - began) / LOOK_SHARE))
+        except OSError as error:
+            log.info("routes are not followed", reason=error.strerror)
 
     # Probes.
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target, family_of
 from kubeproxy.netfilter.nftables.adapter import Nftables
+from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
 from kubeproxy.proxier.ejections import Ejections, Endpoint
 from kubeproxy.rescue import guardian as guardian_module
@@ -63,6 +64,9 @@ class OneService:
 
     def unanswered(self, protocol: Protocol, target: Target) -> None:
         self._ejections.unanswered(Endpoint(protocol, target), asyncio.get_running_loop().time())
+
+    def endpoints_in(self, prefixes: Collection[Prefix], at_most: int) -> list[Target]:
+        return []
 
     def due(self, at_most: int) -> list[tuple[Protocol, Target]]:
         now = asyncio.get_running_loop().time()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 import pytest
 
 from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.rescue import flow_release
 from kubeproxy.rescue import guardian as guardian_module
 from kubeproxy.rescue.dial import Outcome
@@ -47,6 +48,9 @@ class Endpoints:
 
     def unanswered(self, protocol: Protocol, target: Target) -> None:
         raise AssertionError("no endpoint is probed")
+
+    def endpoints_in(self, prefixes: Collection[Prefix], at_most: int) -> list[Target]:
+        return []
 
     def due(self, at_most: int) -> list[tuple[Protocol, Target]]:
         return []
