@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping
-from ipaddress import ip_address
 from itertools import islice
 
 import structlog
@@ -23,7 +22,7 @@ from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits, tcp_timeouts
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
-from kubeproxy.netfilter.routing.route_watch import Prefix
+from kubeproxy.netfilter.routing.route_watch import Prefix, among
 from kubeproxy.observability.protocols import RescueState
 from kubeproxy.proxier.data_path import Ejected, Wanted
 from kubeproxy.proxier.ejections import Ejection, Ejections, Endpoint
@@ -281,12 +280,7 @@ class _Ejector:
         if rules is None:
             return []
         spreads = {id(it): it for known in (rules.spreads, rules.own_spreads) for it in known.values()}
-        addresses = {target.address for it in spreads.values() for target in it.targets}
-        hosts = {str(it.network_address) for it in prefixes if it.prefixlen == it.max_prefixlen}
-        lost = addresses & hosts
-        if wide := [it for it in prefixes if it.prefixlen < it.max_prefixlen]:
-            parsed = ((address, ip_address(address)) for address in addresses - lost)
-            lost |= {address for address, ip in parsed if any(ip in prefix for prefix in wide)}
+        lost = among({target.address for it in spreads.values() for target in it.targets}, prefixes)
         found = (target for it in spreads.values() for target in it.targets if target.address in lost)
         return list(islice((it for it in dict.fromkeys(found) if self.knows(Protocol.TCP, it)), at_most))
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
-from ipaddress import ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_network
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kubeproxy.model import Address
 from kubeproxy.netfilter.netlink.messages import encode, frame
-from kubeproxy.netfilter.routing.route_watch import lost_ways
+from kubeproxy.netfilter.routing.route_watch import among, lost_ways
 
 NEW, DELETED = 24, 25
 UNICAST, BLACKHOLE = 1, 6
@@ -40,3 +43,22 @@ def test_odd_lengths_are_left_out() -> None:
     for length, size in product((33, 255), (0, 4, 5)):
         header = struct.pack("=BBBBBBBBI", 2, length, 0, 0, 254, 3, 0, 1, 0)
         assert list(lost_ways(frame(DELETED, header + encode([(1, b"x" * size)]), flags=0, sequence=0))) == []
+
+
+@given(
+    addresses=st.sets(
+        st.one_of(st.ip_addresses(v=4, network="10.0.0.0/24"), st.ip_addresses(v=6, network="fd00::/120"))
+    ),
+    prefixes=st.lists(
+        st.tuples(st.sampled_from(["10.0.0.0", "10.0.0.64", "fd00::", "fd00::80"]), st.integers(0, 8)), max_size=4
+    ),
+)
+def test_addresses_within_prefixes(addresses: set[IPv4Address | IPv6Address], prefixes: list[tuple[str, int]]) -> None:
+    networks = [ip_network(f"{ip}/{(128 if ':' in ip else 32) - bits}", strict=False) for ip, bits in prefixes]
+    found = among({Address(str(it)) for it in addresses}, networks)
+    assert found == {str(it) for it in addresses if any(it in network for network in networks)}
+
+
+def test_a_default_route_has_all() -> None:
+    assert among({Address("10.3.0.2"), Address("fd00::1")}, [ip_network("0.0.0.0/0")]) == {"10.3.0.2"}
+    assert among({Address("10.3.0.2"), Address("fd00::1")}, [ip_network("::/0")]) == {"fd00::1"}
