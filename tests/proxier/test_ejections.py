@@ -73,7 +73,6 @@ def test_one_that_has_been_well_for_long_begins_anew() -> None:
     ejections.answered(POD, 100.1)
     fail(ejections, 100.1 + FLAP_S + 1)
     assert ejections.ejected[POD].delay_s == FIRST_S
-    assert ejections.ejected[POD].delay_s == FIRST_S
 
 
 def test_udp_comes_back_by_time() -> None:
