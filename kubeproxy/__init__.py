@@ -1,4 +1,4 @@
-"""kubeproxy: a userspace service proxy for Linux nodes.
+"""kubeproxy: a service proxy for Linux nodes, in user space and by the kernel.
 
 The nouns, in the order in which data meets them:
 
@@ -9,7 +9,7 @@ Tracker                  what changed since the last round                      
 Frontend                 one listener's worth of a service port: addresses in, endpoints out
 Plan                     difference between the wanted frontends and those that serve (pure)
 Proxier                  carries plans out, retries what failed, reserves proxy ports
-RuleSet                  service address -> proxy port, as one value                       ``kubeproxy.netfilter``
+RuleSet                  service address -> proxy port, or endpoints, as one value         ``kubeproxy.netfilter``
 Netfilter                keeps the kernel equal to a RuleSet: nftables, iptables
 Message                  the only thing that crosses to the data plane                     ``kubeproxy.dataplane``
 Reactor, Listener        an epoll loop; accepts redirected connections
@@ -21,6 +21,9 @@ Rescue                   sends a first packet again when its endpoint has failed
 Status, Metrics, Log     what an operator sees                                             ``kubeproxy.observability``
 Lifecycle                start, ready, reload, drain, stop                                ``kubeproxy.daemon.lifecycle``
 Takeover                 one instance replaces another without losing a connection         ``kubeproxy.daemon.takeover``
+Configuration            file and flags                                                    ``kubeproxy.config``
+Command                  run, check, status, create …                                      ``kubeproxy.cli``
+Task, Restart            background work of every process                                  ``kubeproxy.runtime``
 Controller               keeps Deployments and ReplicaSets; apart from the proxy           ``kubeproxy.workloads``
 
 From Service to Netfilter is the control plane: rich, slow, may wait for the kernel and the API server. From Message to

@@ -21,7 +21,7 @@ _HEAD: Final = rf"""
 .\" Generated: python -m docs.generators.manual_page > docs/kubeproxy.8
 .TH KUBEPROXY 8 2026-11-21 "kubeproxy {__version__}" "System administration"
 .SH NAME
-kubeproxy \- a userspace service proxy for Linux nodes
+kubeproxy \- a service proxy for Linux nodes
 .SH SYNOPSIS
 """
 

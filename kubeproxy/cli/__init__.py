@@ -11,6 +11,7 @@ cleanup             remove packet filter rules
 healthcheck         ask a running kubeproxy for its health
 create              objects on an API server, as kubectl create does
 controller_manager  run the controllers of Deployments, ReplicaSets and ReplicationControllers
+rolling_update      replace a ReplicationController, as kubectl rolling-update did
 rollout             follow and change rollouts, as kubectl rollout does
 client_flags        flags of every command that talks to an API server
 completion          completion scripts for shells

@@ -97,7 +97,7 @@ class Commands(click.Group):
 )
 @click.version_option(__version__, prog_name="kubeproxy", message="%(prog)s %(version)s")
 def commands() -> None:
-    """A userspace service proxy for Linux nodes: it connects clients of Services to endpoints that answer.
+    """A service proxy for Linux nodes: it connects clients of Services to endpoints that answer.
 
     It takes kube-proxy's flags and configuration file and can replace it.
     """

@@ -235,17 +235,9 @@ async def build(
     if data_paths.policy.wanted is not Wanted.USERSPACE:
         kernel_flows.expect()
 
-    spread = False
-    """Whether rules have spread connections."""
-
     async def translated_to(addresses: Collection[Address]) -> Mapping[Address, int]:
-        """Connections that the kernel leads to endpoints by itself, where rules spread any.
-
-        Connections that began by such rules go on without them, too."""
-        nonlocal spread
-        rules = proxier.in_force
-        spread = spread or (rules is not None and bool(rules.spreads or rules.own_spreads))
-        return await conntrack.translated_to(addresses) if spread else {}
+        """Connections that the kernel leads to endpoints by itself; nothing is read before there are any."""
+        return await conntrack.translated_to(addresses) if kernel_flows.has_spread() else {}
 
     def on_taken() -> None:
         """The rules lead to us, and the predecessor has released everything."""

@@ -7,6 +7,7 @@ the newest report is written when it is back.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from urllib.parse import quote
 
 import structlog
 
-from kubeproxy.daemon.report_schedule import LEASE_S, ReportSchedule
+from kubeproxy.daemon.report_schedule import HEARTBEAT_S, LEASE_S, ReportSchedule
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.model import Address, Node, ServiceName
 from kubeproxy.model.drain import DrainRequests, Want
@@ -130,7 +131,8 @@ class DrainReporter:
 
         It reports in a Lease of its own, and only what rollouts may wait for. `requests`: those of all Services."""
         self._role, self._exists = LEAVING, False
-        written = NodeReport()
+        clock = asyncio.get_running_loop().time
+        written, expires_soon_at = NodeReport(), math.inf
         while self._on:
             now, found = self._unix_clock(), dict[ServiceName, ServiceReport]()
             for name, of_service in requests().items():
@@ -138,8 +140,10 @@ class DrainReporter:
                 if counted and (open_ := await self._data_plane.open_to(counted)):
                     found[name] = ServiceReport(of_service.generation, open=open_)
             report = NodeReport(found)
-            if report != written and await self._write(client, report, LEASE_S if found else 1):
-                written = report
+            if (report != written or clock() >= expires_soon_at) and await self._write(
+                client, report, LEASE_S if found else 1
+            ):
+                written, expires_soon_at = report, clock() + HEARTBEAT_S if found else math.inf
             await asyncio.sleep(LEAVING_LOOK_S)
 
     async def end(self, client: Client) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -86,7 +87,7 @@ class KernelFlows:
         self._spread = False
         self._ends_wanted = False
         self._ends: FlowEnds | None = None
-        self._ended: list[Ended] = []
+        self._ended: deque[Ended] = deque()
         self._skipped = 0
         self._ends_seen = self._overflows = 0
         self._problem = ""
@@ -106,7 +107,7 @@ class KernelFlows:
         await self._taken.wait()
         await self._wanted.wait()
         while True:
-            if self._has_spread():
+            if self.has_spread():
                 return await self.read()
             await asyncio.sleep(BASE_LOOK_S)
 
@@ -131,7 +132,7 @@ class KernelFlows:
 
     async def read(self) -> None:
         """Read the flows, for `counts`. A failure is logged once, and the last counts stay."""
-        if not self._has_spread() or (rules := self._rules()) is None:
+        if not self.has_spread() or (rules := self._rules()) is None:
             return
         began = time.monotonic()
         try:
@@ -169,12 +170,11 @@ class KernelFlows:
             )
             return ()
         self._report_losses()
-        found, self._ended = self._ended, []
-        return found
+        return [self._ended.popleft() for _ in range(len(self._ended))]  # a thread that reads may add one meanwhile
 
     def state(self) -> KernelFlowsState | None:
         """For the status and metrics; None: no rule of this process has led a connection by the kernel path."""
-        if not self._has_spread():
+        if not self.has_spread():
             return None
         return KernelFlowsState(
             bytes_counted=self._counts_bytes(),
@@ -185,16 +185,16 @@ class KernelFlows:
             overflows=self._overflows,
         )
 
+    def has_spread(self) -> bool:
+        """Whether rules of this process have spread connections. Those go on without such rules, too."""
+        if not self._spread and (rules := self._rules()) is not None:
+            self._spread = bool(rules.spreads or rules.own_spreads)
+        return self._spread
+
     def close(self) -> None:
         """End the subscription."""
         with self._one_at_a_time:
             self._close_ends()
-
-    def _has_spread(self) -> bool:
-        """Whether rules have spread connections. Those go on without them, too."""
-        if not self._spread and (rules := self._rules()) is not None:
-            self._spread = bool(rules.spreads or rules.own_spreads)
-        return self._spread
 
     def _counts_bytes(self) -> bool:
         try:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 
 import structlog
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits, tcp_timeouts
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
+from kubeproxy.netfilter.routing.route_watch import Prefix, among
 from kubeproxy.observability.logs.ratelimit import FewByName
 from kubeproxy.observability.protocols import RescueState
 from kubeproxy.proxier.data_path import Ejected, Wanted
@@ -294,6 +296,16 @@ class _Ejector:
     def dialed(self, protocol: Protocol, target: Target) -> None:
         """See `ejector.Ejector`."""
         self._ejections.dialed(Endpoint(protocol, target), _now())
+
+    def endpoints_in(self, prefixes: Collection[Prefix], at_most: int) -> list[Target]:
+        """See `ejector.Ejector`."""
+        rules = self._proxier.in_force
+        if rules is None:
+            return []
+        spreads = {id(it): it for known in (rules.spreads, rules.own_spreads) for it in known.values()}
+        lost = among({target.address for it in spreads.values() for target in it.targets}, prefixes)
+        found = (target for it in spreads.values() for target in it.targets if target.address in lost)
+        return list(islice((it for it in dict.fromkeys(found) if self.knows(Protocol.TCP, it)), at_most))
 
     def forget(self, now: float) -> None:
         """Forget endpoints that no Service has any more."""

@@ -13,8 +13,4 @@ queries of `kubeproxy.dataplane.interface` read its counters and status.
   balancing/              round robin with ejection, session affinity (pure)
   sockets/                socket options, connecting, the client's address, reserved ports, SO_REUSEPORT program
   resources/              budgets of descriptors, memory and pipes
-
-Of workers/: `pool` is the control process's side, `main` the worker's; `process` is one worker as the control process
-sees it, `supervisor` restarts it, `channel` and `protocol` connect the two, `batch` and `frontend_sockets` are
-sent to it, `orphan` is a worker without its control process, `count` the number of workers.
 """

@@ -30,6 +30,7 @@ AUTHENTICATED: Final = "system:authenticated"
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +96,7 @@ class DelegatedAccess:
 
     async def _review(self, token: str) -> User | None:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-        status = msgspec.convert(
-            await self._ask("/apis/authentication.k8s.io/v1/tokenreviews", body), _TokenReviewStatus, strict=False
-        )
+        status = await self._ask("/apis/authentication.k8s.io/v1/tokenreviews", body, _TokenReviewStatus)
         if not status.authenticated or not status.user.username:
             return None
         extra = tuple(sorted((key, tuple(values)) for key, values in (status.user.extra or {}).items()))
@@ -112,18 +111,16 @@ class DelegatedAccess:
         spec |= {"uid": user.uid} if user.uid else {}
         spec |= {"extra": {name: list(values) for name, values in user.extra}} if user.extra else {}
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-        status = msgspec.convert(
-            await self._ask("/apis/authorization.k8s.io/v1/subjectaccessreviews", body), _AccessStatus, strict=False
-        )
+        status = await self._ask("/apis/authorization.k8s.io/v1/subjectaccessreviews", body, _AccessStatus)
         because = f": {status.reason}" if status.reason else ""
         refusal = None if status.allowed else f'Forbidden: user "{user.name}" cannot {verb} path "{path}"{because}'
         self._decisions.put(key, refusal)
         return refusal
 
-    async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
+    async def _ask(self, path: str, body: Mapping[str, Any], kind: type[S]) -> S:
         try:
             answer = await self._requests.send_json("POST", path, msgspec.json.encode(body))
-            return msgspec.json.decode(answer, type=_Review).status
+            return msgspec.convert(msgspec.json.decode(answer, type=_Review).status, kind, strict=False)
         except ApiError as error:
             raise AccessRefusedError(503, f"the API server cannot review the client: {error}") from error
         except msgspec.MsgspecError as error:

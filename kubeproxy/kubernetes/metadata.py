@@ -71,12 +71,6 @@ def key_of(item: Object) -> str:
     return f"{item.metadata.namespace}/{item.metadata.name}"
 
 
-def split_key(key: str) -> tuple[str, str]:
-    """Namespace and name of a key."""
-    namespace, _, name = key.partition("/")
-    return namespace, name
-
-
 def controller_of(item: Object) -> OwnerReference | None:
     """The owner that controls an object; None for an orphan."""
     return next((reference for reference in item.metadata.owner_references if reference.controller), None)

@@ -1,14 +1,15 @@
 """The wanted rule set as a value, and the adapters that apply it.
 
-ruleset        what is wanted: service address -> proxy port; `packet_trace` decides what it does to a packet
+ruleset        what is wanted: service address -> proxy port, or endpoints
+packet_trace   what a rule set does to a packet
 interface      the methods of an adapter, which is all that other rooms use
 select         finds the adapter for this host; `noop` makes no rules
-nftables       a table of our own, one transaction per apply: `table` is its text (pure), `watch` finds foreign changes;
-               `rebalancing` is a change of endpoints (pure), which `element_socket` sends without a program
+nftables       a table of our own, one transaction per apply; both data paths
 iptables       kube-proxy's chains in the legacy tables: `chains` and `entry` (pure), `table_info`, `lock`
 with_routing   either of them together with the routing rules of preserved client addresses (`routing`)
-conntrack      `stale_flows` finds flows that contradict the rules (pure), `delete_flows` deletes them, with `messages`
-               and `sock_diag`; `sysctls` sizes the kernel's table of flows, `usage` reads how full it is
+routing        these rules; `route_watch` reports routes that are taken away
+conntrack      the flows of the kernel: found, deleted, counted
+forwarding     whether this node forwards packets, as the kernel path needs
 netlink        netlink messages, requests and subscriptions
 local_addresses, cidr   the node's own addresses; address ranges
 cleanup        removes what proxies left on a node; `kube_proxy_rules` finds rules that are not ours to remove

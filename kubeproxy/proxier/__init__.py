@@ -14,6 +14,9 @@ plan                compares wanted and existing -> what to open, update, add to
 port_claims         node ports and ports at the node's own addresses, held against other processes
 port_allocator      proxy ports: from a range or from the kernel
 data_path           which frontends the kernel leads; `slot_budget` is the number of slots that each namespace may have
+ejections           endpoints of the kernel path that have failed, and when each is tried again
+address_claims      which service port has a destination that several claim
+hairpins            endpoints that the kernel may lead to themselves
 ruleset_builder     serving frontends -> RuleSet
 sync_schedule       when the next netfilter transaction is due
 clock               the time, and waiting for it; tests have a clock of their own

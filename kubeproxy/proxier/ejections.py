@@ -50,7 +50,6 @@ class Ejection:
     """When it is dialed."""
     delay_s: float
     failures: int = 1
-    flaps: int = 0
     tenants: frozenset[str] = frozenset()
     """The namespaces of the Services that had the endpoint when it failed."""
 
@@ -60,7 +59,6 @@ class _Past(NamedTuple):
 
     ended_at: float
     delay_s: float
-    flaps: int
 
 
 class Ejections:
@@ -85,13 +83,10 @@ class Ejections:
         if ejection is not None:
             return False
         first_s = FIRST_S if endpoint.protocol is Protocol.TCP else UDP_FIRST_S
-        past, flaps = self._past.pop(endpoint, None), 0
+        past = self._past.pop(endpoint, None)
         if past is not None and now - past.ended_at <= max(FLAP_S, 2 * past.delay_s):
-            flaps = past.flaps + 1
             first_s = min(max(first_s, 2 * past.delay_s), FLAP_LIMIT_S)
-        self._ejected[endpoint] = Ejection(
-            reason, noticed_by, now, now + first_s, first_s, flaps=flaps, tenants=tenants
-        )
+        self._ejected[endpoint] = Ejection(reason, noticed_by, now, now + first_s, first_s, tenants=tenants)
         return True
 
     def due(self, now: float) -> dict[Endpoint, frozenset[str]]:
@@ -105,11 +100,6 @@ class Ejections:
         if (ejection := self._ejected.get(endpoint)) is not None:
             ejection.until = now + PROBE_S
 
-    @property
-    def next_at(self) -> float | None:
-        """When the next endpoint is `due`; None: none is ejected."""
-        return min((ejection.until for ejection in self._ejected.values()), default=None)
-
     def unanswered(self, endpoint: Endpoint, now: float) -> None:
         """A dial of an ejected endpoint has failed."""
         if (ejection := self._ejected.get(endpoint)) is not None:
@@ -122,7 +112,7 @@ class Ejections:
         ejection = self._ejected.pop(endpoint, None)
         if ejection is None:
             return False
-        self._past[endpoint] = _Past(now, ejection.delay_s, ejection.flaps)
+        self._past[endpoint] = _Past(now, ejection.delay_s)
         return True
 
     def keep(self, endpoints: Container[Endpoint], now: float) -> bool:

@@ -312,7 +312,7 @@ class Proxier:
 
     def holder_of(self, destination: Destination, own: bool) -> FrontendName | None:
         """The frontend that has a destination; `own`: for this node itself and pods. For any thread."""
-        return self._state.rules.holder(destination, own=own)
+        return self._state.rules.claims.holder(destination, own=own)
 
     def service(self, name: ServiceName) -> Service | None:
         """A Service as its owner defines it."""

@@ -5,10 +5,8 @@ that `ruleset` returns grows with them, at a few nanoseconds each."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from kubeproxy.model import (
     NODE_PORTS,
@@ -19,46 +17,15 @@ from kubeproxy.model import (
     Frontend,
     FrontendName,
     Scope,
-    ServicePortName,
     Target,
     Verdict,
 )
 from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, Spread
+from kubeproxy.proxier.address_claims import AddressClaims, Claimant, Place
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPath, DataPathPolicy, Ejected, Wanted, why_userspace
+from kubeproxy.proxier.hairpins import Hairpins
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts, Preserve
 from kubeproxy.proxier.slot_budget import SlotBudget
-
-
-class Contest(NamedTuple):
-    """A destination that several service ports claim."""
-
-    destination: Destination
-    holder: FrontendName
-    claim: Claim
-    """The kind of the holder's claim."""
-    others: Mapping[FrontendName, Claim]
-    """One frontend of each other service port, and the kind of its claim."""
-
-
-class _Place(NamedTuple):
-    """The rank of a claim among those on the same destination; the least one wins.
-
-    Services without a creation time are those of manifests, which the operator of the node writes: they go before all
-    that have one, and among themselves the one that was known first stays first.
-    """
-
-    claim: Claim
-    created: int
-    service: tuple[str, str]
-    """Its namespace and name; empty without a creation time."""
-
-
-class _Claimant(NamedTuple):
-    """A frontend's claim on a destination. `own`: for packets of this node and of pods alone."""
-
-    name: FrontendName
-    own: bool
-    place: _Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +49,8 @@ class _Entry:
 class Rules:
     """The rules of all serving frontends.
 
-    A destination that several service ports claim goes to the one with the least `_Place`, in whichever scope, and from
-    it to the next: so at a restart it is the same one as before. `generation` grows with every change that the kernel
-    has to learn of.
+    A destination that several service ports claim goes to the one that `claims` gives it. `generation` grows with every
+    change that the kernel has to learn of.
     """
 
     landing: Mapping[Family, Address] = field(default_factory=dict)
@@ -92,13 +58,12 @@ class Rules:
     facts: NodeFacts = UNKNOWN_NODE
     guard_sockets: bool = False
     generation: int = 0
+    claims: AddressClaims = field(default_factory=AddressClaims)
     _rescue: int | None = None
     _tcp_timeouts: Mapping[str, int] = field(default_factory=dict)
     _entries: dict[FrontendName, _Entry] = field(default_factory=dict)
     _external: set[FrontendName] = field(default_factory=set)
     _ever_transparent: bool = False
-    _claims: dict[Destination, tuple[_Claimant, ...]] = field(default_factory=dict)
-    _contested: dict[Destination, None] = field(default_factory=dict)
     _redirects: dict[Destination, int] = field(default_factory=dict)
     _own_redirects: dict[Destination, int] = field(default_factory=dict)
     _allowed_sources: dict[Destination, frozenset[str]] = field(default_factory=dict)
@@ -108,11 +73,8 @@ class Rules:
     _spreads: dict[Destination, Spread] = field(default_factory=dict)
     _own_spreads: dict[Destination, Spread] = field(default_factory=dict)
     _masquerades: dict[Destination, Masquerade] = field(default_factory=dict)
-    _neighbors: dict[FrontendName, frozenset[Address]] = field(default_factory=dict)
-    """Endpoints that the kernel may lead to themselves, by the frontends that have any."""
-    _hairpins: Counter[Address] = field(default_factory=Counter)
+    _hairpins: Hairpins = field(default_factory=Hairpins)
     _unbalanced: dict[Destination, None] = field(default_factory=dict)
-    _moved_hairpins: dict[Address, None] = field(default_factory=dict)
     _policy: DataPathPolicy = USERSPACE_ONLY
     _ever_kernel: bool = False
     _ejected: Ejected = field(default_factory=dict)
@@ -137,15 +99,15 @@ class Rules:
             verdict=None if frontend.endpoints else frontend.when_empty,
             affinity_timeout_s=spread.affinity_timeout_s if spread else None,
         )
-        self._set_neighbors(frontend)
+        self._set_hairpins(frontend)
         before = self._entries.get(name)
         if entry == before and (spread is None) is (spread_before is None):
             if spread is not spread_before:
                 self._respread(name)
             return
         self.generation += 1
-        asked = {d: _Claimant(name, own=False, place=_place(frontend, d)) for d in sorted(entry.destinations)}
-        asked.update((d, _Claimant(name, own=True, place=_place(frontend, d))) for d in sorted(entry.own_destinations))
+        asked = {d: Claimant(name, own=False, place=Place.of(frontend, d)) for d in sorted(entry.destinations)}
+        asked.update((d, Claimant(name, own=True, place=Place.of(frontend, d))) for d in sorted(entry.own_destinations))
         if before is not None:
             self._forget(name, before, keep=asked.keys())
         self._entries[name] = entry
@@ -155,12 +117,8 @@ class Rules:
         if entry.verdict is not None:
             self._without_endpoints[entry.verdict].add(entry.proxy_port)
         for destination, claim in asked.items():
-            claims = self._claims.get(destination, ())
-            if any(known.name == name for known in claims):
-                claims = tuple(claim if known.name == name else known for known in claims)
-            else:
-                claims = (*claims, claim)
-            self._settle(destination, claims)
+            self.claims.put(destination, claim)
+            self._settle(destination)
 
     def lead(self, frontend: Frontend) -> None:
         """Lead the kernel path of a frontend to its present endpoints. What else has changed waits for `put`."""
@@ -169,7 +127,7 @@ class Rules:
             now = replace(before, endpoints=frontend.endpoints, neighbors=frontend.neighbors)
             self._frontends[frontend.name] = now
             self._set_spread(now)
-            self._set_neighbors(now)
+            self._set_hairpins(now)
             self._respread(frontend.name)
 
     def remove(self, name: FrontendName) -> None:
@@ -180,7 +138,7 @@ class Rules:
             del self._frontends[name]
             self._spread_of.pop(name, None)
             self._budget.release(name)
-            self._move_neighbors(name, _NO_ADDRESS)
+            self._hairpins.put(name, ())
             self._external.discard(name)
             self._forget(name, entry, keep=set())
 
@@ -227,7 +185,7 @@ class Rules:
         for name in at:
             if name in self._entries:
                 self._set_spread(self._frontends[name])
-                self._set_neighbors(self._frontends[name])
+                self._set_hairpins(self._frontends[name])
                 self._respread(name)
 
     @property
@@ -258,57 +216,24 @@ class Rules:
             ):
                 if destination in then and then[destination] == now.get(destination):
                     found[destination] = known.get(destination)
-        hairpins = {
-            address: address in self._hairpins
-            for address in self._moved_hairpins
-            if (address in self._hairpins) is not (address in in_force.hairpins)
-        }
+        hairpins = self._hairpins.moved(in_force.hairpins)
         self._unbalanced.clear()
-        self._moved_hairpins.clear()
+        self._hairpins.settle()
         return Rebalance(spreads, own_spreads, hairpins)
 
     @property
     def is_balanced(self) -> bool:
         """Whether nothing is left for `take_unbalanced`."""
-        return not (self._unbalanced or self._moved_hairpins)
+        return not (self._unbalanced or self._hairpins.has_moved)
 
     def require_rules(self) -> None:
         """The kernel did not take what `take_unbalanced` returned: it needs the rules as a whole."""
         self.generation += 1
 
-    def has_claim(self, destination: Destination) -> bool:
-        """Whether a frontend claims a destination."""
-        return destination in self._claims
-
-    def holder(self, destination: Destination, *, own: bool) -> FrontendName | None:
-        """The frontend that has a destination; None: none has. `own`: for this node itself and pods."""
-        claims = self._claims.get(destination, ())
-        return next(
-            (
-                claim.name
-                for claim in claims
-                if claim.own is own and claim.name.service_port == claims[0].name.service_port
-            ),
-            None,
-        )
-
-    def contests(self) -> list[Contest]:
-        """The destinations that several service ports claim."""
-        found = []
-        for destination in self._contested:
-            first: dict[ServicePortName, _Claimant] = {}
-            for claimant in self._claims[destination]:
-                first.setdefault(claimant.name.service_port, claimant)
-            holder, *others = first.values()
-            found.append(
-                Contest(destination, holder.name, holder.place.claim, {it.name: it.place.claim for it in others})
-            )
-        return found
-
     def ruleset(self) -> RuleSet:
         """A copy of the present rules."""
         self._unbalanced.clear()
-        self._moved_hairpins.clear()
+        self._hairpins.settle()
         return RuleSet(
             redirects=self._redirects.copy(),
             own_redirects=self._own_redirects.copy(),
@@ -325,7 +250,7 @@ class Rules:
             spreads=self._spreads.copy(),
             own_spreads=self._own_spreads.copy(),
             masquerades=self._masquerades.copy(),
-            hairpins=set(self._hairpins),
+            hairpins=self._hairpins.addresses,
             rescue=self._rescue,
             tcp_timeouts=self._tcp_timeouts,
         )
@@ -344,7 +269,7 @@ class Rules:
         """Decide the data path of every frontend again."""
         for name, entry in list(self._entries.items()):
             self.put(self._frontends[name], entry.proxy_port.port)
-        for destination in self._claims:
+        for destination in self.claims:
             self._set_masquerade(destination)
 
     def _set_spread(self, frontend: Frontend) -> None:
@@ -365,28 +290,11 @@ class Rules:
         if self._spread_of.get(name) != spread:
             self._spread_of[name] = spread
 
-    def _set_neighbors(self, frontend: Frontend) -> None:
+    def _set_hairpins(self, frontend: Frontend) -> None:
         """Set the endpoints that the kernel may lead to themselves."""
         spread = self._spread_of.get(frontend.name)
         leads = spread is not None and bool(spread.targets)
-        addresses = frozenset(it.address for it in frontend.neighbors) if leads else _NO_ADDRESS
-        self._move_neighbors(frontend.name, addresses)
-
-    def _move_neighbors(self, name: FrontendName, now: frozenset[Address]) -> None:
-        before = self._neighbors.get(name, _NO_ADDRESS)
-        if now == before:
-            return
-        if now:
-            self._neighbors[name] = now
-        else:
-            del self._neighbors[name]
-        for address in now - before:
-            self._hairpins[address] += 1
-        for address in before - now:
-            self._hairpins[address] -= 1
-            if not self._hairpins[address]:
-                del self._hairpins[address]
-        self._moved_hairpins.update(dict.fromkeys(now ^ before))
+        self._hairpins.put(frontend.name, (it.address for it in frontend.neighbors) if leads else ())
 
     def _respread(self, name: FrontendName) -> None:
         """Give a frontend's destinations its present spread."""
@@ -398,7 +306,7 @@ class Rules:
             (entry.own_destinations, self._own_spreads, True),
         ):
             for destination in destinations:
-                if self.holder(destination, own=own) == name and spreads.get(destination) is not spread:
+                if self.claims.holder(destination, own=own) == name and spreads.get(destination) is not spread:
                     spreads[destination] = spread
                     self._unbalanced[destination] = None
 
@@ -416,7 +324,7 @@ class Rules:
         """The clients of a destination that do not keep their address, as with kube-proxy; None: all keep it."""
         if destination in self._own_spreads:
             return Masquerade.NODE
-        holder = self.holder(destination, own=False)
+        holder = self.claims.holder(destination, own=False)
         if destination not in self._spreads or holder is None or holder.scope is Scope.EXTERNAL:
             return None
         is_external = destination.address in NODE_PORTS.values() or destination in self._entries[holder].claims
@@ -431,24 +339,18 @@ class Rules:
         if entry.verdict is not None:
             self._without_endpoints[entry.verdict].discard(entry.proxy_port)
         for destination in (entry.destinations | entry.own_destinations) - keep:
-            self._settle(destination, tuple(claim for claim in self._claims[destination] if claim.name != name))
+            self.claims.withdraw(destination, name)
+            self._settle(destination)
 
-    def _settle(self, destination: Destination, claims: tuple[_Claimant, ...]) -> None:
-        """Assign a destination to the service port of the least claim.
-
-        The first frontend of it for all packets gets all, the first for this node's own gets those."""
-        claims = tuple(sorted(claims, key=_place_of))
-        if claims:
-            self._claims[destination] = claims
-        else:
-            del self._claims[destination]
-        holders = [claim for claim in claims if claim.name.service_port == claims[0].name.service_port]
+    def _settle(self, destination: Destination) -> None:
+        """Assign a destination: to the first frontend of its holder for all packets, and to the first for this node's
+        own."""
         ranges: frozenset[str] = frozenset()
         for table, spreads, own in (
             (self._redirects, self._spreads, False),
             (self._own_redirects, self._own_spreads, True),
         ):
-            name = next((claim.name for claim in holders if claim.own is own), None)
+            name = self.claims.holder(destination, own=own)
             spread = self._spread_of.get(name) if name is not None else None
             if spreads.get(destination) is not spread:
                 self._unbalanced[destination] = None
@@ -468,23 +370,3 @@ class Rules:
         else:
             self._allowed_sources.pop(destination, None)
         self._set_masquerade(destination)
-        if len(holders) < len(claims):
-            self._contested[destination] = None
-        else:
-            self._contested.pop(destination, None)
-
-
-_NO_ADDRESS: frozenset[Address] = frozenset()
-
-
-def _place(frontend: Frontend, destination: Destination) -> _Place:
-    service = frontend.name.service_port
-    return _Place(
-        frontend.claims.get(destination, Claim.ALLOCATED),
-        frontend.created,
-        (service.namespace, service.name) if frontend.created else ("", ""),
-    )
-
-
-def _place_of(claimant: _Claimant) -> _Place:
-    return claimant.place

@@ -318,7 +318,7 @@ class ProxierState:
     def _takes_local_port(self, destination: Destination) -> bool:
         """Whether a rule takes a port from processes of this host, still wanted or not."""
         ours = destination.address in NODE_PORTS.values() or self._facts.is_own(destination.address)
-        return ours and self.rules.has_claim(destination)
+        return ours and destination in self.rules.claims
 
     def _set_wanted(self, service: ServiceName, frontends: tuple[Frontend, ...], claimed: Set[Address]) -> None:
         names = tuple(frontend.name for frontend in frontends)
@@ -517,7 +517,7 @@ class ProxierState:
         for destination, fault in (*self.claims.faults.items(), *self.claims.notes.items()):
             for service in sorted({name.service_port.service for name in self.claims.claimants(destination)}):
                 found[service] = (*found.get(service, ()), fault)
-        for destination, holder, claim, others in self.rules.contests():
+        for destination, holder, claim, others in self.rules.claims.contests():
             for name, lesser in others.items():
                 service = name.service_port.service
                 reason = _REASONS[claim] if claim < lesser else "which comes first"

@@ -3,17 +3,21 @@
 The rules of `kubeproxy.netfilter.nftables.rescue` copy first packets and report failures; a process of its own reads
 both. The modules, in the order in which a packet passes them:
 
-nflog       messages of the kernel's packet log
-packets     what a packet is: a SYN, a refusal, an error about another packet; and the packet to send again
-copies      the SYNs of the last seconds
-resends     which packets are sent again, and when
-raw_socket  sends packets with a client's address
-main        the process: it reads, decides, sends; without any privilege
-protocol    the messages between it and the control process
-process     the control process's side: its child process and channel
-silence     which endpoints have not answered
-dial        tries an endpoint from this node
-guardian    the control process's part: keeps the rules alive, finds silent endpoints, frees flows
+nflog         messages of the kernel's packet log
+packets       what a packet is: a SYN, a refusal, an error about another packet; and the packet to send again
+copies        the SYNs of the last seconds
+resends       which packets are sent again, and when
+raw_socket    sends packets with a client's address
+main          the process: it reads, decides, sends; without any privilege
+protocol      the messages between it and the control process
+process       the control process's side: its child process and channel
+silence       which endpoints have not answered
+ejector       what the guardian asks for: states of endpoints, and the rules that follow
+turns         which tenant is next where dials or deletions are short
+dial          tries an endpoint from this node
+dials         the dials under way, and the endpoints that wait for one
+flow_release  deletes flows to failed endpoints, many at a time, so that their packets can be sent again
+guardian      the control process's part: keeps the rules alive, finds silent endpoints, frees flows
 
-All but the last seven are pure.
+The first four, `protocol`, `silence` and `turns` are pure.
 """

@@ -34,8 +34,8 @@ RETRANSMITTED_S: Final = 0.5
 Clients repeat it after a second."""
 
 
-class Tuple(NamedTuple):
-    """What distinguishes a client's connection."""
+class Connection(NamedTuple):
+    """A client's connection, as the client began it."""
 
     client: Side
     service: Side
@@ -64,7 +64,7 @@ class _Segment:
         self.began = self.ended = now
         self.count = self.size = 0
         self._unread: list[tuple[bytes, float]] = []
-        self._by_tuple: dict[Tuple, Copy] = {}
+        self._by_connection: dict[Connection, Copy] = {}
 
     @property
     def read(self) -> bool:
@@ -82,10 +82,10 @@ class _Segment:
         """Whether these bytes are somewhere in what has not been read."""
         return any(sign in data for data, _ in self._unread)
 
-    def by_tuple(self, key: Tuple) -> Copy | None:
+    def latest_of(self, key: Connection) -> Copy | None:
         """The latest copy of a connection."""
         self._read()
-        return self._by_tuple.get(key)
+        return self._by_connection.get(key)
 
     def _read(self) -> None:
         if not self._unread:
@@ -94,7 +94,7 @@ class _Segment:
             for packet in nflog.copies(data):
                 syn = parse(packet)
                 if isinstance(syn, Syn):
-                    self._by_tuple[Tuple(syn.client, syn.service)] = Copy(syn, at)
+                    self._by_connection[Connection(syn.client, syn.service)] = Copy(syn, at)
         self._unread.clear()
 
 
@@ -128,7 +128,7 @@ class Copies:
 
     def of(self, client: Side, service: Side) -> Copy | None:
         """The copy of a connection's SYN, to send it again."""
-        found = self._find(Tuple(client, service))
+        found = self._find(Connection(client, service))
         return self._resolved(found) if found is not None else None
 
     def forget(self, now: float) -> None:
@@ -151,7 +151,7 @@ class Copies:
         self._tried.clear()
         self._count = self._bytes = 0
 
-    def _find(self, key: Tuple) -> Copy | None:
+    def _find(self, key: Connection) -> Copy | None:
         client, service = key
         # Bytes of the packet, unless it has IPv4 options.
         sign = client.address + service.address + client.port.to_bytes(2, "big") + service.port.to_bytes(2, "big")
@@ -161,7 +161,7 @@ class Copies:
                 if to_read == 0 and not segment.may_have(sign):
                     continue
                 to_read = max(0, to_read - 1)
-            if (found := segment.by_tuple(key)) is not None:
+            if (found := segment.latest_of(key)) is not None:
                 return found
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from typing import Final, NamedTuple
 
@@ -13,8 +14,8 @@ from kubeproxy.model import Target
 DIAL_S: Final = 0.9
 """How long an endpoint may take: less than a second, after which the kernel would repeat the SYN, and more than the
 patience with clients' connections, so that a slow path is found to be slow and not dead."""
-
-
+_BLACKHOLE: Final = errno.EINVAL
+"""The error of a route of that type."""
 REFUSAL_S: Final = 0.25
 """How long the refusal of a datagram may take, as with silence on the TCP path."""
 _RECVERR: Final = {socket.AF_INET: (socket.IPPROTO_IP, 11), socket.AF_INET6: (socket.IPPROTO_IPV6, 25)}
@@ -46,7 +47,7 @@ async def dial(target: Target) -> Outcome:
     except TimeoutError:
         answered = False
     except OSError as error:
-        answered = False if error.errno in UNREACHABLE else None
+        answered = False if error.errno in (*UNREACHABLE, _BLACKHOLE) else None
     return Outcome(answered, loop.time() - began)
 
 

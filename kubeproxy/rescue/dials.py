@@ -42,7 +42,7 @@ class Dials:
         self._on_answered = on_answered
         self._dialing: dict[Target, Tenants] = {}
         self._unconfirmed: dict[Target, _Unconfirmed] = {}
-        """Endpoints that have failed a client and wait for a dial, the oldest first."""
+        """Endpoints that have failed a client, or lost a route, and wait for a dial, the oldest first."""
         self._reached: dict[Target, float] = {}
         """When a dial has last reached an endpoint, the oldest first."""
 
@@ -51,7 +51,7 @@ class Dials:
         return self._reached.get(target, float("-inf"))
 
     def confirm(self, failed: Iterable[Target], reason: Reason) -> None:
-        """Dial endpoints that have failed clients, as soon as there is room; eject those that fail again."""
+        """Dial endpoints that may have failed, as soon as there is room; eject those that do not answer."""
         now = asyncio.get_running_loop().time()
         for target in failed:
             if not (

@@ -1,11 +1,12 @@
-"""What the guardian needs of the part that has the endpoints' states."""
+"""What the guardian asks for: the endpoints' states, and the rules that follow from them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol as Interface
 
 from kubeproxy.model import Destination, Protocol, Target
+from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.rescue.turns import Tenants
 
 
@@ -39,3 +40,6 @@ class Ejector(Interface):
 
     def dialed(self, protocol: Protocol, target: Target) -> None:
         """An endpoint that was due is being dialed."""
+
+    def endpoints_in(self, prefixes: Collection[Prefix], at_most: int) -> list[Target]:
+        """The TCP endpoints of the kernel path with these addresses, so many of them."""

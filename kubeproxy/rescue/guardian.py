@@ -8,6 +8,8 @@ What happens after a failure, by its kind:
 - *Unreachable* (UDP). A datagram of this node's own confirms it. Then the endpoint is ejected for a second, as no dial
   can find it well, its flows are deleted, and the datagrams that the errors have quoted are sent again. Without that a
   forged error could end all sessions with an endpoint, and have datagrams sent in other clients' names.
+- *Without a route.* The kernel drops the packet, or answers with an error of its own, before any rule knows the
+  endpoint. So this process follows routes: when one goes, a dial finds out whether another leads there.
 - *Silent.* The endpoint is ejected, its unanswered flows are deleted, and their SYNs are sent again. A dial follows
   soon, and brings it back if this node gets an answer. When many fall silent at once, or this process could not look
   in time, the node may be late and not they: then a dial confirms first, and the SYNs are sent again meanwhile. So it
@@ -25,13 +27,14 @@ from typing import Final
 
 import structlog
 
-from kubeproxy.model import Family, Protocol, Target
+from kubeproxy.model import Family, Protocol, Target, family_of
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.netfilter.routing.route_watch import RouteWatch
 from kubeproxy.rescue.dial import refuses_datagrams
 from kubeproxy.rescue.dials import Dials
 from kubeproxy.rescue.ejector import Ejector
-from kubeproxy.rescue.frees import Frees
+from kubeproxy.rescue.flow_release import FlowRelease
 from kubeproxy.rescue.nflog import GROUPS
 from kubeproxy.rescue.process import RescueProcess
 from kubeproxy.rescue.protocol import Counts, Failed, FreedFlow, Reason, added
@@ -59,6 +62,8 @@ ASKED_MAX: Final = 128
 """UDP endpoints asked at once; those of one tenant may be half as many."""
 FEW: Final = 3
 """So many endpoints of a family that fall silent in one look are ejected at once; more of them are dialed first."""
+LOST_MAX: Final = 1024
+"""Endpoints at once that are dialed because a route has gone; the default route has all."""
 TRUSTED_S: Final = 10.0
 """How long an endpoint that a dial has reached is not ejected by silence alone. Each silence has it dialed again, so an
 endpoint that is silent to some clients is ejected once, and never flaps."""
@@ -112,7 +117,7 @@ class Guardian:
         self._dials = Dials(ejector, self._tasks, on_answered=self._has_answered)
         self._asking: dict[Target, Tenants] = {}
         """UDP endpoints to which a datagram is on the way."""
-        self._frees = Frees(ejector, self._tasks, on_freed=self._on_freed)
+        self._flows = FlowRelease(ejector, self._tasks, on_freed=self._send_again)
 
     async def run(self) -> None:
         """Run until cancelled. Traffic does not stop when it fails: it goes on as with kube-proxy."""
@@ -123,6 +128,7 @@ class Guardian:
                 group.create_task(self._keep_alive())
                 group.create_task(self._watch_silence())
                 group.create_task(self._probe())
+                group.create_task(self._watch_routes())
         finally:
             await self._close()
 
@@ -235,12 +241,12 @@ class Guardian:
             self._confirm_by_datagram(target, failed.reason)
             return
         if failed.reason is Reason.UNREACHABLE:
-            self._frees.ask(protocol, target)
+            self._flows.free(protocol, target)
         self._dials.confirm([target], failed.reason)
 
     def _confirm_by_datagram(self, target: Target, reason: Reason) -> None:
         if self._ejector.is_ejected(Protocol.UDP, target):
-            self._frees.ask(Protocol.UDP, target)
+            self._flows.free(Protocol.UDP, target)
             return
         tenants = self._ejector.tenants(Protocol.UDP, target)
         if target not in self._asking and has_room(tenants, self._asking.values(), ASKED_MAX):
@@ -256,14 +262,14 @@ class Guardian:
             await self._eject_and_free(Protocol.UDP, target, reason)
 
     def _has_answered(self, target: Target, took_s: float) -> None:
-        self._silence[Family.IPV6 if ":" in target.address else Family.IPV4].measured(target, took_s)
+        self._silence[family_of(target.address)].measured(target, took_s)
 
     async def _eject_and_free(self, protocol: Protocol, target: Target, reason: Reason) -> None:
         if not self._ejector.is_ejected(protocol, target):
             await self._ejector.failed(protocol, target, reason)
-        self._frees.ask(protocol, target)
+        self._flows.free(protocol, target)
 
-    def _on_freed(self, protocol: Protocol, target: Target, flows: Sequence[FreedFlow]) -> None:
+    def _send_again(self, protocol: Protocol, target: Target, flows: Sequence[FreedFlow]) -> None:
         if self._process is not None:
             self._process.freed(protocol, target, flows)
 
@@ -305,8 +311,23 @@ class Guardian:
             if target in at_once:
                 self._tasks.start(self._eject_and_free(Protocol.TCP, target, Reason.SILENT), name="eject")
             else:
-                self._frees.ask(Protocol.TCP, target)
+                self._flows.free(Protocol.TCP, target)
         self._dials.confirm([target for target in fresh if target not in at_once], Reason.SILENT)
+
+    # Routes.
+
+    async def _watch_routes(self) -> None:
+        """Dial the endpoints to which a way has been lost: no rule sees packets that have no route."""
+        loop = asyncio.get_running_loop()
+        try:
+            with contextlib.closing(RouteWatch()) as watch:
+                while True:
+                    began = loop.time()
+                    if prefixes := watch.look():
+                        self._dials.confirm(self._ejector.endpoints_in(prefixes, LOST_MAX), Reason.UNREACHABLE)
+                    await asyncio.sleep(max(LOOK_S, (loop.time() - began) / LOOK_SHARE))
+        except OSError as error:
+            log.info("routes are not followed", reason=error.strerror)
 
     # Probes.
 

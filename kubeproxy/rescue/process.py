@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -27,6 +25,7 @@ from kubeproxy.rescue.protocol import (
     decode_report,
     encode,
 )
+from kubeproxy.runtime.child_process import ChildProcess
 
 START_S: Final = 10.0
 """How long it may take until its first message."""
@@ -34,10 +33,6 @@ SILENT_BEATS: Final = 4
 """After so many beats without a message the process counts as stopped, and the rules are made inert: a second."""
 HUNG_BEATS: Final = 40
 """After so many it is killed and replaced: ten seconds, as an operator may have stopped it to look at it."""
-REAP_LOOK_S: Final = 0.01
-"""How often a process with a closed channel is checked for its exit."""
-REAP_S: Final = 2.0
-"""How long it may take to exit; then it is killed."""
 REPORTS_PER_TURN: Final = 256
 
 
@@ -63,22 +58,10 @@ class RescueProcess:
         """Done when `group` is known, or the process has exited."""
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self._silent = 0
-        self._killed_for: str | None = None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    command(theirs.fileno(), group),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                )
-        except BaseException:
-            ours.close()
-            raise
-        ours.setblocking(False)
-        self._channel: socket.socket | None = ours
-        self._loop.add_reader(ours, self._on_readable)
+        self._process = ChildProcess(lambda fd: command(fd, group), kind=socket.SOCK_SEQPACKET)
+        self._channel: socket.socket | None = self._process.channel
+        self._channel.setblocking(False)
+        self._loop.add_reader(self._channel, self._on_readable)
         self._beating = self._loop.call_later(BEAT_S, self._beat)
 
     @property
@@ -100,9 +83,7 @@ class RescueProcess:
 
     def kill(self, reason: str) -> None:
         """Kill the process, for `reason` if it is the first."""
-        self._killed_for = self._killed_for or reason
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill(reason)
 
     async def close(self) -> None:
         """End it; returns when it has exited."""
@@ -111,8 +92,8 @@ class RescueProcess:
 
     def _beat(self) -> None:
         self._beating = self._loop.call_later(BEAT_S, self._beat)
-        if self._process.poll() is not None:
-            self._end("")
+        if self._process.has_exited:
+            self._end()
             return
         # Beats, not seconds: while the control process itself is stopped, no time counts.
         self._silent += 1
@@ -130,13 +111,13 @@ class RescueProcess:
             except OSError:
                 data = b""
             if not data:
-                self._end("closed its channel")
+                self._end()
                 return
             try:
                 message = decode_report(data)
             except GarbledError as error:
                 self.kill(str(error))
-                self._end("")
+                self._end()
                 return
             self._silent = 0
             match message:
@@ -149,34 +130,17 @@ class RescueProcess:
                 case Failed():
                     self._on_failed(message)
 
-    def _end(self, reason: str) -> None:
+    def _end(self) -> None:
         if self._channel is None:
             return
         self._beating.cancel()
         self._loop.remove_reader(self._channel)
         self._channel.close()
         self._channel = None
-        self._reap(reason, self._loop.time() + REAP_S)
+        self._process.reap("closed its channel", self._on_exit)
 
-    def _reap(self, reason: str, until: float) -> None:
-        status = self._process.poll()
-        if status is None:
-            if self._loop.time() >= until:
-                self.kill(reason or "did not exit")
-            self._loop.call_later(REAP_LOOK_S, self._reap, reason, until)
-            return
+    def _on_exit(self, ending: str) -> None:
         if not self.started.done():
             self.started.set_result(None)
         if not self.ended.done():
-            self.ended.set_result(_ending(status, self._killed_for) or reason)
-
-
-def _ending(status: int, killed_for: str | None) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    if killed_for is not None and status == -signal.SIGKILL:
-        return killed_for
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
+            self.ended.set_result(ending)

@@ -18,6 +18,8 @@ PATIENCE_S: Final = 0.25
 """How long an endpoint may take to answer: the first step of a dial on the userspace path."""
 PATIENCE_LIMIT_S: Final = 0.9
 """The most that is allowed for a slow path. After a second the client repeats the SYN, and its flow has expired."""
+SLOW_MAX: Final = 16_384
+"""Endpoints on a slow path that are remembered: pods come and go, and each may have another address."""
 RESOLUTION_S: Final = 0.005
 """Times that differ by less are equal: the kernel counts in jiffies, mostly of 4 ms. So a question so soon after an
 answer is taken for answered. If it was not, the client repeats it after a second."""
@@ -59,6 +61,7 @@ class SilenceWatch:
         self._reported: dict[Target, float] = {}
         """The question after which the endpoint was found silent: only another one begins a new wait."""
         self._patience: dict[Target, float] = {}
+        """Of endpoints on a slow path, the longest known first."""
 
     def look(
         self, asked: Mapping[Target, float], answered: Mapping[Target, float], now: float, *, blur_s: float = 0.0
@@ -96,7 +99,8 @@ class SilenceWatch:
     def measured(self, target: Target, answer_s: float) -> None:
         """An endpoint took so long to answer a dial: a slow path is not taken for a dead endpoint."""
         patience_s = min(2 * answer_s, PATIENCE_LIMIT_S)
+        self._patience.pop(target, None)
         if patience_s > PATIENCE_S:
             self._patience[target] = patience_s
-        else:
-            self._patience.pop(target, None)
+            if len(self._patience) > SLOW_MAX:
+                del self._patience[next(iter(self._patience))]

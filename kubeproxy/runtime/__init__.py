@@ -1,1 +1,13 @@
-"""What every process needs and no component owns: tasks, threads, restart, back-off, privileges."""
+"""What every process needs and no component owns.
+
+tasks             background tasks, none lost silently
+threads           blocking work in threads
+child_process     a child process with a channel
+restart           of a part that fails by an internal error
+backoff           delays between tries
+yielding          lets the event loop run during a long task
+histogram         durations by bucket
+privileges        drops capabilities
+abstract_sockets  abstract Unix sockets of our user
+peer_capability   proof that a peer has CAP_NET_ADMIN
+"""

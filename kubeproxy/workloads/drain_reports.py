@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kubeproxy.kubernetes import timestamps
@@ -50,42 +51,45 @@ class Reports:
 
     def state(self, pod: str, owner: str, services: Mapping[ServiceName, DrainRequests]) -> PodDrain:
         """What is reported about the requests of an owner for a pod, over all Services that have some."""
-        states = [
-            self._state(name, request)
+        asked = [
+            (name, request)
             for name, requests in services.items()
             for request in requests.requests
             if request.owner == owner and request.pod == pod
         ]
-        if not states:
+        if not asked:
             return NOTHING
+        waiting, kept = set(), set()
+        for node, report in self.nodes.items():
+            for name, request in asked:
+                of_service = report.services.get(name, ServiceReport())
+                if not _follows(of_service, request):
+                    waiting.add(node)
+                if not of_service.kept.isdisjoint(request.addresses):
+                    kept.add(node)
+        open_on = self._open_on([(name, it.addresses) for name, it in asked if it.want is not Want.USE])
         return PodDrain(
-            waiting=frozenset().union(*(state.waiting for state in states)),
-            connections=sum(state.connections for state in states),
-            busy=frozenset().union(*(state.busy for state in states)),
-            kept=frozenset().union(*(state.kept for state in states)),
-            since=max(state.since or 0.0 for state in states),
+            waiting=frozenset(waiting),
+            connections=sum(open_on.values()),
+            busy=frozenset(open_on),
+            kept=frozenset(kept),
+            since=max(request.since for _, request in asked) / 1000,
         )
 
-    def _state(self, service: ServiceName, request: DrainRequest) -> PodDrain:
-        waiting, busy, kept, connections = set(), set(), set(), 0
-        for node, report in self.nodes.items():
-            of_service = report.services.get(service, ServiceReport())
-            if not _follows(of_service, request):
-                waiting.add(node)
-            if not of_service.kept.isdisjoint(request.addresses):
-                kept.add(node)
-        for node, report in (*self.nodes.items(), *self.leaving.items()):
-            of_service = report.services.get(service, ServiceReport())
-            count = sum(of_service.open.get(address, 0) for address in request.addresses)
-            if count and request.want is not Want.USE:
-                busy.add(node)
-                connections += count
-        return PodDrain(frozenset(waiting), connections, frozenset(busy), frozenset(kept), request.since / 1000)
+    def connections(self, endpoints: Iterable[tuple[ServiceName, Collection[Address]]]) -> int:
+        """Open connections to these endpoints of Services, of all nodes."""
+        return sum(self._open_on(list(endpoints)).values())
 
-    def connections(self, service: ServiceName, addresses: Collection[Address]) -> int:
-        """Open connections to these endpoints of a Service, of all nodes."""
-        found = (report.services.get(service) for report in (*self.nodes.values(), *self.leaving.values()))
-        return sum(each.open.get(address, 0) for each in found if each is not None for address in addresses)
+    def _open_on(self, endpoints: Sequence[tuple[ServiceName, Collection[Address]]]) -> dict[str, int]:
+        """The same by node, without zeros. A node counts by address: each Service that has it reports them all."""
+        found: Counter[str] = Counter()
+        for node, report in (*self.nodes.items(), *self.leaving.items()):
+            counts: dict[Address, int] = {}
+            for service, addresses in endpoints:
+                open_ = report.services.get(service, ServiceReport()).open
+                counts.update((each, max(counts.get(each, 0), open_.get(each, 0))) for each in addresses)
+            found[node] += sum(counts.values())
+        return dict(+found)
 
 
 def _follows(report: ServiceReport, request: DrainRequest) -> bool:

@@ -65,10 +65,8 @@ class ProxyDrain:
         await self._until_done(pods, COUNT_S, Want.COUNT)
         services, reports = await self._selecting(pods), await self._reports()
         return {
-            pod.metadata.name: sum(
-                reports.connections(name_of(service), addresses_for(service, pod))
-                for service in services
-                if selects(service, pod)
+            pod.metadata.name: reports.connections(
+                (name_of(service), addresses_for(service, pod)) for service in services if selects(service, pod)
             )
             for pod in pods
         }
@@ -76,10 +74,6 @@ class ProxyDrain:
     async def start(self, pods: Sequence[Pod]) -> None:
         """Ask every node to send these pods no new connections."""
         await self._ask(pods, Want.DRAIN, await self._reports())
-
-    async def use(self, pods: Sequence[Pod]) -> None:
-        """Ask every node to report when it uses these pods."""
-        await self._ask(pods, Want.USE, await self._reports())
 
     async def state(self, pods: Sequence[Pod]) -> dict[str, PodDrain]:
         """What the nodes report about the last request for each pod, by pod name."""
@@ -93,12 +87,6 @@ class ProxyDrain:
         Returns the last state. The requests of `start` are kept alive, and made again where they have been removed.
         `on_change` is called with each new state."""
         return await self._until_done(pods, timeout_s, Want.DRAIN, on_change=on_change)
-
-    async def wait_for_use(
-        self, pods: Sequence[Pod], timeout_s: float, on_change: Callable[[Mapping[str, PodDrain]], None] | None = None
-    ) -> dict[str, PodDrain]:
-        """Wait until every node uses these pods, at most `timeout_s` seconds; the last state."""
-        return await self._until_done(pods, timeout_s, Want.USE, on_change=on_change)
 
     async def withdraw(self, pods: Sequence[Pod]) -> None:
         """Take the requests for these pods back: those that run get connections again, at once."""

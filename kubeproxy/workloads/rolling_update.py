@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kubeproxy.workloads.objects import Deployment, ReplicaSet
 from kubeproxy.workloads.revisions import active, by_age
-from kubeproxy.workloads.surge import max_unavailable, new_replica_set_size
+from kubeproxy.workloads.surge import min_available, new_replica_set_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,8 @@ def scale_new(deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet]
 
 def max_scale_down(deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet]) -> int:
     """Pods that old ReplicaSets may lose at most, counting as missing those that the new one does not have yet."""
-    available = deployment.spec.replicas - max_unavailable(deployment)
     not_yet = new.spec.replicas - new.status.available_replicas
-    return wanted_pods([*old, new]) - available - not_yet
+    return wanted_pods([*old, new]) - min_available(deployment) - not_yet
 
 
 def cleanup_unhealthy(old: Sequence[ReplicaSet], budget: int) -> list[Scale] | None:
@@ -76,7 +75,7 @@ def cleanup_unhealthy(old: Sequence[ReplicaSet], budget: int) -> list[Scale] | N
 
 def scale_down_old(deployment: Deployment, new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> list[Scale]:
     """Sizes of the old ReplicaSets with as many fewer pods as the available ones allow, oldest set first."""
-    least = deployment.spec.replicas - max_unavailable(deployment)
+    least = min_available(deployment)
     available = available_pods([*old, *([] if new is None else [new])])
     if available <= least:
         return []

@@ -192,6 +192,24 @@ async def test_replaced_instance_reports_what_it_still_has_in_a_lease_of_its_own
     await tasks.end(task)
 
 
+async def test_replaced_instance_renews_its_lease_while_connections_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain_reporter, "LEAVING_LOOK_S", 0.01)
+    monkeypatch.setattr(drain_reporter, "HEARTBEAT_S", 0.02)
+    leases, plane = FakeLeases(), FakeDataPlane()
+    plane.open_counts = {A: 2}
+    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: None)
+    reporter.use(True)
+    request = DrainRequest("me", "a", (A,), Want.DRAIN, since=5, until=4e9)
+    tasks = TaskSet(lambda _, error: None)
+    task = tasks.start(
+        reporter.leave(cast(Client, leases), lambda: {WEB: DrainRequests(5, (request,))}), name="leaving"
+    )
+    await until(lambda: leases.writes.count("PATCH") >= 4)
+    plane.open_counts = {}
+    await until(lambda: leases.leases["kubeproxy-drain-node-a.leaving"]["spec"]["leaseDurationSeconds"] == 1)
+    await tasks.end(task)
+
+
 async def test_server_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain_reporter, "END_S", 0.05)
     leases = FakeLeases()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from kubeproxy.daemon import kernel_flows
 from kubeproxy.daemon.kernel_flows import FlowCounts, KernelFlows, as_ended
+from kubeproxy.dataplane.interface import Ended
 from kubeproxy.model import Address, Destination, Family, FrontendName, Protocol, ServicePortName, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack.flow_records import DELETE, NEW, FlowRecord, records
@@ -161,6 +163,31 @@ async def test_an_end_that_a_reading_meets_is_counted_and_logged_once(bench: Ben
     assert (line.bytes_in, line.bytes_out) == (12, 25)
     assert list(await bench.flows.ended()) == []
     assert bench.counts == (0, 12, 25)
+
+
+async def test_an_end_that_a_reading_meets_while_others_are_given_out_is_not_lost(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.flows.use_ends(True)
+    bench.flows.expect()
+    bench.kernel.ends = [gone(1, (1, 2))]
+    given_out: list[Ended] = []
+
+    def while_the_loop_takes(*arguments: Any, **named: Any) -> Ended:
+        """The reading's thread makes a line, while the event loop gives out those before it."""
+        with monkeypatch.context() as patched:
+            patched.setattr(bench.flows, "_in_thread", nothing)
+            given_out.extend(asyncio.run_coroutine_threadsafe(bench.flows.ended(), loop).result(20))
+        return as_ended(*arguments, **named)
+
+    async def nothing(work: object) -> None:
+        return None
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(kernel_flows, "as_ended", while_the_loop_takes)
+    await bench.flows.read()
+    given_out.extend(await bench.flows.ended())
+    assert [line.frontend for line in given_out] == [WEB]
 
 
 async def test_the_subscription_lives_while_it_is_wanted(bench: Bench) -> None:

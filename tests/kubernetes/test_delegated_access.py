@@ -23,7 +23,7 @@ class Reviewer:
         self.asked: list[Any] = []
         self.paths: list[str] = []
         self.away = False
-        self.garbage = False
+        self.garbage = b""
 
     async def get_json(self, path: str, query: Mapping[str, str] | None = None) -> bytearray:
         raise AssertionError("reviews are created, never read")
@@ -36,7 +36,7 @@ class Reviewer:
         if self.away:
             raise Unreachable("connection refused", cause="refused")
         if self.garbage:
-            return bytearray(b'{"status": []}')
+            return bytearray(self.garbage)
         sent = msgspec.json.decode(body)
         self.asked.append(sent)
         if path.endswith("/tokenreviews"):
@@ -121,9 +121,11 @@ def test_an_api_server_in_trouble_lets_no_client_in_and_is_asked_again() -> None
     access = DelegatedAccess(server)
     server.away = True
     assert _refused(access, authorization="Bearer good")[0] == 503
-    server.away, server.garbage = False, True
-    assert _refused(access, authorization="Bearer good")[0] == 503
-    server.garbage = False
+    server.away = False
+    for garbage in (b'{"status": []}', b'{"status": {"authenticated": "perhaps", "allowed": []}}', b"<html>"):
+        server.garbage = garbage
+        assert _refused(access, authorization="Bearer good")[0] == 503
+    server.garbage = b""
     assert _demand(access, authorization="Bearer good")
 
 

@@ -195,3 +195,7 @@ class Node:
             if (listen.protocol, listen.port) == (destination(where).protocol, met.proxy_port):
                 return self.data_plane.endpoints[name].endpoints
         raise AssertionError(f"the rules lead {where} to port {met.proxy_port}, which has no listener")
+
+
+MakeNode = Callable[..., Node]
+"""Makes a node with these settings."""

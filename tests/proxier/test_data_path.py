@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 
 from kubeproxy.dataplane.messages import Message
 from kubeproxy.model import NODE_PORTS, Claim, Destination, Family, Frontend, FrontendName, Protocol, Scope, Target
@@ -18,7 +16,7 @@ from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPath, DataPathPolicy
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.ruleset_builder import Rules
 from tests.proxier.builders import destination, endpoint_slice, frontend_name, service, targets
-from tests.proxier.fake_node import SOURCE, Node
+from tests.proxier.fake_node import SOURCE, MakeNode, Node
 from tests.support.doubles.conntrack import FakeConntrack
 
 KERNEL = DataPathPolicy(Wanted.KERNEL)
@@ -212,22 +210,17 @@ def test_running_flows_are_known_after_the_path_has_changed() -> None:
     assert (spread.targets, spread.endpoints) == ((), THREE)
 
 
-MakeNode = Callable[..., Node]
+@pytest.fixture
+def make_node(make_node: MakeNode) -> MakeNode:
+    """Nodes with the kernel path."""
 
+    def make(**settings: object) -> Node:
+        node = make_node(**settings)
+        node.proxier.set_facts(FORWARDS)
+        node.proxier.set_data_path(KERNEL)
+        return node
 
-@pytest_asyncio.fixture
-async def make_node() -> AsyncIterator[MakeNode]:
-    """Nodes with the kernel path, which must release everything in the end."""
-    async with AsyncExitStack() as nodes:
-
-        def make(**settings: object) -> Node:
-            node = Node(**settings)  # type: ignore[arg-type]
-            node.proxier.set_facts(FORWARDS)
-            node.proxier.set_data_path(KERNEL)
-            nodes.push_async_callback(node.close)
-            return node
-
-        yield make
+    return make
 
 
 async def serving(node: Node, ports: str = "http:80") -> Node:

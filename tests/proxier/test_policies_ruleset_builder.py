@@ -49,7 +49,7 @@ def test_scopes_lead_to_proxy_ports_of_their_own() -> None:
     assert ruleset.redirects == {VIP: 40002}
     assert ruleset.own_redirects == {VIP: 40001}
     assert ruleset.proxy_ports == {ProxyPort(Protocol.TCP, 40001), ProxyPort(Protocol.TCP, 40002)}
-    assert not rules.contests()
+    assert not rules.claims.contests()
 
 
 def test_refused_and_dropped_differ() -> None:
@@ -67,11 +67,11 @@ def test_the_first_service_keeps_a_destination_in_every_scope() -> None:
     rules.put(cluster, 40002)
     rules.put(external, 40003)
     assert (rules.ruleset().redirects, rules.ruleset().own_redirects) == ({VIP: 40001}, {})
-    (contest,) = rules.contests()
+    (contest,) = rules.claims.contests()
     assert (contest.holder.service_port.name, [n.service_port.name for n in contest.others]) == ("web", ["shop"])
     rules.remove(frontend("web", VIP).name)
     assert (rules.ruleset().redirects, rules.ruleset().own_redirects) == ({VIP: 40003}, {VIP: 40002})
-    assert not rules.contests()
+    assert not rules.claims.contests()
 
 
 def test_the_holder_stays_when_its_policy_changes() -> None:
@@ -86,7 +86,7 @@ def test_the_holder_stays_when_its_policy_changes() -> None:
         rules.put(frontend("web", VIP), 40001)
         rules.remove(external.name)
         assert (rules.ruleset().redirects, rules.ruleset().own_redirects) == ({VIP: 40001}, {})
-        assert [contest.holder.service_port.name for contest in rules.contests()] == ["web"]
+        assert [contest.holder.service_port.name for contest in rules.claims.contests()] == ["web"]
 
 
 def test_overlapping_node_ports_go_to_the_first() -> None:
@@ -94,7 +94,7 @@ def test_overlapping_node_ports_go_to_the_first() -> None:
     rules.put(frontend("web", NODE_PORT), 40001)
     rules.put(frontend("shop", NODE_PORT, VIP), 40002)
     assert rules.ruleset().redirects == {NODE_PORT: 40001, VIP: 40002}
-    assert [contest.destination for contest in rules.contests()] == [NODE_PORT]
+    assert [contest.destination for contest in rules.claims.contests()] == [NODE_PORT]
 
 
 def test_source_ranges_come_and_go_with_the_holder() -> None:
@@ -160,5 +160,5 @@ def test_after_the_last_removal_nothing_is_left() -> None:
         for one in order:
             rules.remove(one.name)
         assert rules.ruleset() == RuleSet()
-        assert not rules.has_claim(VIP)
-        assert not rules.contests()
+        assert VIP not in rules.claims
+        assert not rules.claims.contests()

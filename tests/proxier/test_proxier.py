@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints
 from kubeproxy.model import Address, Family, FrontendName, Protocol
@@ -18,27 +16,12 @@ from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier import START_GRACE_S, Periods, PortRange
 from kubeproxy.proxier.sync_schedule import QUICK_ROUNDS
 from tests.proxier.builders import endpoint_slice, frontend_name, name, service, targets
-from tests.proxier.fake_node import SOURCE, Node
+from tests.proxier.fake_node import SOURCE, MakeNode, Node
 from tests.support.doubles.conntrack import FakeConntrack
 
 WEB = frontend_name("web")
 VIP = "10.96.0.1:80"
 ONE, TWO = targets("10.0.0.1:8080"), targets("10.0.0.1:8080 10.0.0.2:8080")
-
-MakeNode = Callable[..., Node]
-
-
-@pytest_asyncio.fixture
-async def make_node() -> AsyncIterator[MakeNode]:
-    """Nodes, which must release everything in the end."""
-    async with AsyncExitStack() as nodes:
-
-        def make(**settings: object) -> Node:
-            node = Node(**settings)  # type: ignore[arg-type]
-            nodes.push_async_callback(node.close)
-            return node
-
-        yield make
 
 
 async def serving(node: Node, endpoints: str = "10.0.0.1") -> Node:

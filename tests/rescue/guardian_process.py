@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target, family_of
 from kubeproxy.netfilter.nftables.adapter import Nftables
+from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
 from kubeproxy.proxier.ejections import Ejections, Endpoint
 from kubeproxy.rescue import dials
@@ -74,6 +75,9 @@ class OneService:
 
     def dialed(self, protocol: Protocol, target: Target) -> None:
         self._ejections.dialed(Endpoint(protocol, target), asyncio.get_running_loop().time())
+
+    def endpoints_in(self, prefixes: Collection[Prefix], at_most: int) -> list[Target]:
+        return []
 
     def spreads(self) -> dict[Destination, Spread]:
         address, spreads = Address(SERVICE[self._family.value]), {}

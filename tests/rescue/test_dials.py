@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
 from kubeproxy.model import Address, Destination, Protocol, Target
+from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.rescue import dials as dials_module
 from kubeproxy.rescue.dial import Outcome
 from kubeproxy.rescue.dials import DIALS_MAX, Dials
@@ -68,6 +70,9 @@ class Endpoints:
 
     def dialed(self, protocol: Protocol, target: Target) -> None:
         self.waiting.remove(target)
+
+    def endpoints_in(self, prefixes: Collection[Prefix], at_most: int) -> list[Target]:
+        return []
 
     async def dial(self, target: Target) -> Outcome:
         self.began.append(target)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 import pytest
 
 from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.rescue import dials as dials_module
-from kubeproxy.rescue import frees as frees_module
+from kubeproxy.rescue import flow_release
 from kubeproxy.rescue import guardian as guardian_module
 from kubeproxy.rescue.dial import Outcome
 from kubeproxy.rescue.dials import DIALS_MAX
@@ -53,6 +54,9 @@ class Endpoints:
     def tenants(self, protocol: Protocol, target: Target) -> Tenants:
         return frozenset({"default"})
 
+    def endpoints_in(self, prefixes: Collection[Prefix], at_most: int) -> list[Target]:
+        return []
+
     def due(self) -> list[tuple[Protocol, Target, Tenants]]:
         return []
 
@@ -89,7 +93,7 @@ async def found_silent(
 ) -> None:
     """Have a guardian, a new one by default, find endpoints silent in one look, and finish what follows."""
     monkeypatch.setattr(dials_module, "dial", endpoints.dial)
-    monkeypatch.setattr(frees_module, "delete_flows_to", endpoints.free)
+    monkeypatch.setattr(flow_release, "delete_flows_to", endpoints.free)
 
     def on_crash(name: str, error: BaseException) -> None:
         raise error

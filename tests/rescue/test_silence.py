@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from kubeproxy.model import Address, Target
+from kubeproxy.rescue import silence
 from kubeproxy.rescue.silence import (
     BLUR_LIMIT_S,
     LATE_MAX,
@@ -105,6 +108,15 @@ def test_a_slow_path_gets_more_patience() -> None:
     endpoint.asked_at = 120.0
     (at,) = looks(watch, endpoint, 120.0, 125.0)
     assert at - 120.0 <= PATIENCE_S + 2 * LOOK_S
+
+
+def test_the_slow_paths_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "SLOW_MAX", 2)
+    watch, asked = SilenceWatch(), {POD: 100.0}
+    watch.measured(POD, 0.4)
+    for number in (2, 3):
+        watch.measured(Target(Address(f"10.0.0.{number}"), 80), 0.4)
+    assert watch.look(asked, {}, 100.0 + PATIENCE_S) == [POD], "the longest known is forgotten"
 
 
 def test_an_inexact_reading_does_not_make_an_endpoint_silent() -> None:

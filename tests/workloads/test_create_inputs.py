@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,11 @@ from aiohttp import web
 
 from kubeproxy.kubernetes.manifests import http
 from kubeproxy.kubernetes.resources import paths
+from tests.support.web_server import Handler
+from tests.support.web_server import web_server as web_server_on_loopback
 from tests.workloads.conftest import Run, config_map
 from tests.workloads.server import WriteServer
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TWO = config_map("a") + config_map("b", data={"text": "ä"})
 
 
@@ -67,18 +68,8 @@ async def test_a_broken_document_is_named_and_the_others_are_created(
 @pytest.fixture
 async def web_server() -> AsyncIterator[tuple[str, list[Handler]]]:
     """The address of a web server, and what it answers."""
-    handlers: list[Handler] = []
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        return await handlers[0](request)
-
-    app = web.Application()
-    app.router.add_get("/{path:.*}", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}/x.yaml", handlers
-    await runner.cleanup()
+    async with web_server_on_loopback() as server:
+        yield f"{server.url}/x.yaml", server.handlers
 
 
 async def _redirecting(request: web.Request) -> web.StreamResponse:

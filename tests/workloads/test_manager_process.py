@@ -1,21 +1,26 @@
-"""The pages of the controller manager: the plain port, and the secure one behind the API server's decisions."""
+"""The process of the controller manager: its pages, plain and secure, its signals and its end."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
+import pytest
 
 from kubeproxy.cli.controller_manager import controller_manager
+from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.object_client import Requests
 from kubeproxy.observability.http.tls import TlsFiles
+from kubeproxy.workloads import manager_process
 from kubeproxy.workloads.manager import ControllerManager, ManagerSettings
 from kubeproxy.workloads.manager_process import Serving, make_servers
 from tests.kubernetes.test_delegated_access import Reviewer
@@ -131,3 +136,80 @@ def test_flags_of_the_secure_port() -> None:
         "0.0.0.0",
         0,
     )
+
+
+class _Working(ControllerManager):
+    """A manager that is connected to nothing: it works until `end` is set, and ends by that error, if it is one."""
+
+    def __init__(self) -> None:
+        super().__init__(ManagerSettings(identity="it"), _no_client)
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.was_cancelled = False
+
+    async def run(self) -> None:
+        try:
+            await self.end
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+
+
+class _ServiceManager:
+    """What the process has sent to systemd."""
+
+    def __init__(self) -> None:
+        self.received: list[str] = []
+        self.is_ready = asyncio.Event()
+
+    def starting(self, status: str) -> None:
+        self.received.append(f"starting: {status}")
+
+    def ready(self, status: str) -> None:
+        self.received.append(f"ready: {status}")
+        self.is_ready.set()
+
+    def stopping(self, status: str, *, takes_s: float) -> None:
+        self.received.append(f"stopping: {status}")
+
+    async def beat(self, status: Callable[[], str]) -> None:
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        self.received.append("closed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_and_the_service_manager_follows(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, systemd = _Working(), _ServiceManager()
+    monkeypatch.setattr(manager_process, "ControllerManager", lambda settings, connect: manager)
+    serving = Serving(address="127.0.0.1", port=0)
+    life = asyncio.create_task(
+        manager_process._live(ManagerSettings(identity="it"), ClientSettings(), serving, systemd)
+    )
+    async with asyncio.timeout(20):
+        await systemd.is_ready.wait()
+        os.kill(os.getpid(), number)
+        assert await life == 0
+    assert manager.was_cancelled
+    assert [each.partition(":")[0] for each in systemd.received] == ["starting", "ready", "stopping", "closed"]
+
+
+async def test_the_end_of_the_work_is_1_and_its_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work ends by itself when the lease is lost."""
+    serving = Serving(address="127.0.0.1", port=0)
+
+    async def life(error: Exception | None) -> int:
+        manager, systemd = _Working(), _ServiceManager()
+        monkeypatch.setattr(manager_process, "ControllerManager", lambda settings, connect: manager)
+        if error is None:
+            manager.end.set_result(None)
+        else:
+            manager.end.set_exception(ExceptionGroup("parts", [error]))
+        async with asyncio.timeout(20):
+            return await manager_process._live(ManagerSettings(identity="it"), ClientSettings(), serving, systemd)
+
+    assert await life(None) == 1
+    with pytest.raises(ZeroDivisionError):
+        await life(ZeroDivisionError())

@@ -112,6 +112,20 @@ def test_connections_are_counted_without_a_change_of_endpoints() -> None:
     virtual_time.run(scenario())
 
 
+def test_connections_to_a_pod_of_two_services_count_once() -> None:
+    async def scenario() -> None:
+        async with scene() as it:
+            expose(it.api, "second")
+            await asyncio.sleep(3)
+            assert await it.drain.connections(it.pods) == {"web-0": 2, "web-1": 2, "web-2": 2}
+            (pod, *_) = it.pods
+            await it.drain.start([pod])
+            await asyncio.sleep(3)
+            assert (await it.drain.state([pod]))["web-0"].connections == 2
+
+    virtual_time.run(scenario())
+
+
 def test_withdrawn_pods_serve_again_and_nothing_stays() -> None:
     async def scenario() -> None:
         async with scene() as it:

@@ -1,1 +1,10 @@
-"""Sockets: options, connecting, the client's address, reserved ports, SO_REUSEPORT."""
+"""Sockets of the data plane.
+
+connect           connects to endpoints without waiting
+client_address    dials from a client's address
+loop_prevention   mark and hop limit of dials
+port_reservation  ports bound and not listening
+reuseport         which socket of a port gets which client
+udp_options       of UDP sockets towards clients
+fd_calls          socket calls on descriptors
+"""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -26,6 +23,7 @@ from kubeproxy.dataplane.workers.protocol import (
     Request,
 )
 from kubeproxy.model import FrontendName
+from kubeproxy.runtime.child_process import ChildProcess
 
 BEAT_S = 1.0
 """How often the control process checks that a worker still sends; a worker sends its status once a second."""
@@ -36,10 +34,6 @@ REPLY_BEATS = 30
 """A worker that sends its status but has not replied for so many beats is killed."""
 READ_AGAIN_S = 0.1
 """How long a channel is not read after a MemoryError."""
-REAP_LOOK_S = 0.01
-"""How often a process with a closed channel is checked for its exit."""
-REAP_S = 2.0
-"""How long a process may take to exit after its channel has closed; then it is killed."""
 
 
 def command(fd: int, *, number: int, run: str, owner_prefix: str) -> list[str]:
@@ -79,22 +73,10 @@ class WorkerProcess:
         self._silent = 0
         """Beats since its last report."""
         self._has_reported = False
-        self._killed_for: str | None = None
         self._writing = False
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    make_command(theirs.fileno()),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno(), *inherit],
-                )
-        except BaseException:
-            ours.close()
-            raise
-        self._channel: Channel[Report] | None = Channel(ours, Report)
-        self._loop.add_reader(ours, self._on_readable)
+        self._process = ChildProcess(make_command, inherit=inherit)
+        self._channel: Channel[Report] | None = Channel(self._process.channel, Report)
+        self._loop.add_reader(self._process.channel, self._on_readable)
         self._beating = self._loop.call_later(BEAT_S, self._beat)
 
     @property
@@ -137,9 +119,7 @@ class WorkerProcess:
 
     def kill(self, reason: str) -> None:
         """Kill the process, for `reason` if it is the first."""
-        self._killed_for = self._killed_for or reason
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill(reason)
 
     def _beat(self) -> None:
         self._beating = self._loop.call_later(BEAT_S, self._beat)
@@ -231,19 +211,13 @@ class WorkerProcess:
         pending, self._pending = list(self._pending.values()), {}
         for each in pending:
             each.resolve(None)
-        self._reap(reason, self._loop.time() + REAP_S)
+        self._process.reap(reason or "closed its channel", self._on_exit)
 
-    def _reap(self, reason: str, until: float) -> None:
-        status = self._process.poll()
-        if status is None:
-            if self._loop.time() >= until:
-                self.kill(reason or "closed its channel")
-            self._loop.call_later(REAP_LOOK_S, self._reap, reason, until)
-            return
+    def _on_exit(self, ending: str) -> None:
         self.open = 0
         self.reaped.set_result(None)
         if not self.stopped.done():
-            self.stopped.set_result(self._killed_for or _ending(status) or reason)
+            self.stopped.set_result(ending)
 
 
 class _Pending:
@@ -259,15 +233,6 @@ class _Pending:
     def resolve(self, reply: Reply | None) -> None:
         if not self._future.done():  # the requesting task may have been cancelled
             self._future.set_result(reply)
-
-
-def _ending(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
 
 
 async def all_reaped(workers: Iterable[WorkerProcess], *, within_s: float) -> None:

@@ -54,11 +54,6 @@ class ApiResource(msgspec.Struct, frozen=True):
         """As ``apiVersion`` has it."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
-    @property
-    def group_name(self) -> str:
-        """``deployments.apps``; of the core group, ``pods``."""
-        return f"{self.name}.{self.group}" if self.group else self.name
-
     def path(self, namespace: str, name: str = "") -> str:
         """The path of the collection, or of one object in it."""
         prefix = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"

@@ -54,6 +54,10 @@ log = structlog.get_logger(__name__)
 _ATTEMPTS = 4
 _RETRY_S = 0.02
 _POLL_S = 1.0
+_NO_SPREADS = (
+    "iptables rules grow with the endpoints of all Services, and a change replaces a whole table; nftables"
+    " serves the kernel path"
+)
 _NAMES = {Family.IPV4: Path("/proc/net/ip_tables_names"), Family.IPV6: Path("/proc/net/ip6_tables_names")}
 
 _Key = tuple[Family, str]
@@ -99,17 +103,11 @@ class Iptables:
 
     async def probe_spreads(self) -> None:
         """KernelError: these rules have no spreads."""
-        raise KernelError(
-            "iptables rules grow with the endpoints of all Services, and a change replaces a whole table; nftables"
-            " serves the kernel path"
-        )
+        raise KernelError(_NO_SPREADS)
 
     async def probe_rescue(self) -> None:
-        """KernelError: these rules have no spreads."""
-        raise KernelError(
-            "iptables rules grow with the endpoints of all Services, and a change replaces a whole table; nftables"
-            " serves the kernel path"
-        )
+        """KernelError: without spreads there is nothing to rescue."""
+        raise KernelError(_NO_SPREADS)
 
     async def rebalance(self, change: Rebalance) -> bool:
         """See `Netfilter.rebalance`: there is nothing to change."""

@@ -21,6 +21,7 @@ from kubeproxy.netfilter.nftables.elements import Replacement, batches
 from kubeproxy.netfilter.nftables.rebalancing import rebalancing
 from kubeproxy.netfilter.nftables.set_elements import SetElements
 from kubeproxy.netfilter.nftables.spreads import clients_of
+from kubeproxy.netfilter.nftables.steps import DELETION, forgetting
 from kubeproxy.netfilter.nftables.table import Table
 from kubeproxy.netfilter.nftables.tables import tables
 from kubeproxy.netfilter.nftables.watch import TableWatch
@@ -165,7 +166,7 @@ class Nftables:
                 known = listing.clients_in(await self._commands.run("-j", "list", "map", *TABLE.split(), name))
                 stale = {client: address for client, address in known.items() if address not in addresses}
                 if stale:
-                    await self._transact(table.forgetting(name, stale))
+                    await self._transact(forgetting(name, stale))
                     log.info("clients choose another endpoint", map=name, count=len(stale))
             self._kept[name] = addresses
 
@@ -196,7 +197,7 @@ class Nftables:
         self._believed = None
         if not await self.has_rules():
             return False
-        await self._transact(f"add table {TABLE}\n{table.DELETION}")
+        await self._transact(f"add table {TABLE}\n{DELETION}")
         return True
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:

@@ -22,7 +22,8 @@ from kubeproxy.netfilter.nftables.spreads import (
     slot_elements,
     spread_elements,
 )
-from kubeproxy.netfilter.nftables.table import Table, chain_steps, clients_in, comments_of, verdict_elements
+from kubeproxy.netfilter.nftables.steps import chain_steps, comments_of
+from kubeproxy.netfilter.nftables.table import Table, clients_in, verdict_elements
 from kubeproxy.netfilter.ruleset import Rebalance, Spread
 
 

@@ -50,6 +50,8 @@ _FIRST = "tcp flags & (fin | syn | rst | ack) == syn"
 _MANGLE = -150
 
 Base = tuple[str, str, int, str]
+Rules = tuple[tuple[str, str], ...]
+"""The rules of a chain, each with its reason."""
 
 HOOKS: Mapping[str, Base | None] = {
     # Before the address translation an answer has the address of the endpoint.
@@ -138,9 +140,15 @@ def deletion(table: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, tuple[tuple[str, str], ...]]:
+def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
     """The rules of each chain, as text and reason; reports and copies go to an NFLOG group."""
-    # Data packets go after one test.
+    log = f"group {group} snaplen {PACKET_BYTES} queue-threshold"
+    report = f'limit rate {REPORTS_PER_S}/second burst {REPORTS_BURST} packets log prefix "{REPORT_PREFIX}" {log} 1'
+    return {**_hooks(), **_first_packets(log, tcp_timeouts), **_questions(), **_answers(report), **_errors(report)}
+
+
+def _hooks() -> dict[str, Rules]:
+    """The chains that see all packets: most leave them after one test."""
     data = (
         ("tcp flags & (syn | rst) == 0 accept", "neither begins a connection nor refuses one"),
         ("ct direction original accept", "no answer, and no error about one's own packet"),
@@ -149,12 +157,6 @@ def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, tuple[tuple[
         ("meta l4proto tcp goto rescue_reply", "may be an endpoint's answer"),
         ("ct state related goto rescue_error", "may be about an endpoint"),
     )
-    log = f"group {group} snaplen {PACKET_BYTES} queue-threshold"
-    # By its comment the rule is recognized, so it says what it sets.
-    kept = (
-        "; other states: " + "/".join(f"{seconds}" for seconds in tcp_timeouts.values()) + " s" if tcp_timeouts else ""
-    )
-    report = f'limit rate {REPORTS_PER_S}/second burst {REPORTS_BURST} packets log prefix "{REPORT_PREFIX}" {log} 1'
     return {
         "rescue_prerouting": (*data, ("iif lo accept", "was in the output hook"), *answers),
         "rescue_output": (
@@ -163,6 +165,16 @@ def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, tuple[tuple[
             ("meta l4proto . th sport @guarded accept", "sent by the proxy"),
             *answers,
         ),
+    }
+
+
+def _first_packets(log: str, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
+    """The chains of a client's first SYN: a timeout for its flow, and a copy."""
+    # By its comment the rule is recognized, so it says what it sets.
+    kept = (
+        "; other states: " + "/".join(f"{seconds}" for seconds in tcp_timeouts.values()) + " s" if tcp_timeouts else ""
+    )
+    return {
         **{
             f"rescue_first{family.value}": tuple(
                 (f"{condition} goto rescue_copy{family.value}", why) for condition, why in _destinations(family)
@@ -180,11 +192,23 @@ def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, tuple[tuple[
             )
             for family in Family
         },
+    }
+
+
+def _questions() -> dict[str, Rules]:
+    """The chains that keep when an endpoint was asked."""
+    return {
         "rescue_asked": _checked("meta l4proto tcp", "meta l4proto", "rescue_asking"),
         "rescue_asking": tuple(
             (f"update @asked{family.value} {{ {ip} daddr . tcp dport }}", f"{family} endpoint asked")
             for family, ip in _IP.items()
         ),
+    }
+
+
+def _answers(report: str) -> dict[str, Rules]:
+    """The chains of an endpoint's answers: a SYN-ACK, or a reset that answers a SYN."""
+    return {
         "rescue_reply": _checked("meta l4proto tcp", "meta l4proto", "rescue_answer"),
         "rescue_answer": (
             *(
@@ -221,6 +245,12 @@ def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, tuple[tuple[
             (report, "the client and its destination"),
             ("drop", "the SYN is sent again"),
         ),
+    }
+
+
+def _errors(report: str) -> dict[str, Rules]:
+    """The chains of ICMP errors."""
+    return {
         "rescue_error": (
             ("ct original protocol tcp ct status & seen-reply == seen-reply accept", "has been answered"),
             # This node's own policies have refused it: sent again, it would pass them by.
@@ -257,7 +287,7 @@ _UNREACHABLE = {
 }
 
 
-def _checked(condition: str, protocol: str, chain: str) -> tuple[tuple[str, str], ...]:
+def _checked(condition: str, protocol: str, chain: str) -> Rules:
     """Rules that lead packets of translated connections to a chain."""
     return tuple(
         (f"{condition} {original} goto {chain}", f"{family} {why}")

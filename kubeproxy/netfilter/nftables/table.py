@@ -10,17 +10,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import chain as joined
-from itertools import islice
 from typing import NamedTuple
 
 from kubeproxy.model import Address, Destination, Family, family_of
 from kubeproxy.netfilter.cidr import disjoint, of_family
 from kubeproxy.netfilter.nftables import rescue
 from kubeproxy.netfilter.nftables.declarations import (
-    CLIENTS,
     DIVERT,
     DIVERT_HOOK,
-    HOOKS,
     IP,
     KINDS,
     PAUSE_SETS,
@@ -52,10 +49,17 @@ from kubeproxy.netfilter.nftables.spreads import (
     slot_elements,
     spread_elements,
 )
+from kubeproxy.netfilter.nftables.steps import (
+    DELETION,
+    chain_steps,
+    comments_of,
+    element_steps,
+    flushing,
+    map_steps,
+    set_steps,
+    text_steps,
+)
 from kubeproxy.netfilter.ruleset import Reach, RuleSet, Spread
-
-_CHUNK = 1000
-"""Elements of one step: small enough for the netlink buffer of an unprivileged user namespace."""
 
 Verdicts = Mapping[tuple[str, Destination], str]
 """Maps and destinations, and the chains to which these jump."""
@@ -168,9 +172,6 @@ def _sets_of(wanted: RuleSet) -> dict[str, Set[Element]]:
     return {name: translated.get(name, set()) for name in SETS} | sets
 
 
-DELETION = f"delete table {TABLE}\n"
-
-
 class Transition(NamedTuple):
     """The way from one table to another: the steps of a transaction, and the table after it."""
 
@@ -202,7 +203,7 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
         steps.append((DELETION if have is not None else "") + creation())
         have = EMPTY
     new, rules = _made_of(wanted, have)
-    steps += _map_steps("add", new.clients - have.clients)
+    steps += map_steps("add", new.clients - have.clients)
     if new.transparent and not have.transparent:
         steps.append(chain_creation(DIVERT, DIVERT_HOOK) + "\n")
     if new.rescue and not have.rescue:
@@ -212,10 +213,10 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
     steps += chain_steps(have.chains, rules)
     removals: list[str] = []
     for name, elements in new.sets.items():
-        removal = list(_element_steps("delete", name, have.sets[name] - elements))
+        removal = list(set_steps("delete", name, have.sets[name] - elements))
         # A range cannot be added beside one that it overlaps.
         (steps if SETS[name].ranges else removals).extend(removal)
-        steps += _element_steps("add", name, elements - have.sets[name])
+        steps += set_steps("add", name, elements - have.sets[name])
     steps += _redirect_steps(have.own_redirects, wanted.own_redirects, own=True)
     steps += _redirect_steps(have.redirects, wanted.redirects, own=False)
     slots: list[Iterator[Replacement]] = []
@@ -234,7 +235,7 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
         steps += element_steps(spread_elements(changes, own=own))
     steps += element_steps(verdict_elements(have.verdicts, new.verdicts))
     if have.paused:
-        removals.append(_flush(PAUSE_SETS))
+        removals.append(flushing(PAUSE_SETS))
     obsolete = sorted(name for name in have.chains.keys() - new.chains.keys() if is_dynamic(name))
     if not (steps or removals):
         # Chains that draw slots are not removed for their own sake: the next change may need them again.
@@ -247,31 +248,8 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
     if have.rescue and not new.rescue:
         removals.append(rescue.deletion(TABLE))
     first = steps.pop(0) if is_apart and is_missing else ""
-    steps += [*removals, *_map_steps("delete", have.clients - new.clients)]
+    steps += [*removals, *map_steps("delete", have.clients - new.clients)]
     return Transition(steps, new, first, joined.from_iterable(slots))
-
-
-def element_steps(elements: Iterable[Replacement]) -> Iterator[str]:
-    """The replacements in nft's syntax, as steps of `transition`."""
-    by_name: dict[str, list[Replacement]] = {}
-    for each in elements:
-        by_name.setdefault(each.name, []).append(each)
-    for name, found in by_name.items():
-        rest = iter(found)
-        while chunk := list(islice(rest, _CHUNK)):
-            old = ", ".join(each.old.text_to_delete for each in chunk if each.old is not None)
-            new = ", ".join(each.new.text for each in chunk if each.new is not None)
-            yield (f"delete element {TABLE} {name} {{ {old} }}\n" if old else "") + (
-                f"add element {TABLE} {name} {{ {new} }}\n" if new else ""
-            )
-
-
-def forgetting(name: str, clients: Mapping[Address, Address]) -> str:
-    """The transaction that deletes these clients from a map of clients."""
-    texts = [f"{client} : {endpoint}" for client, endpoint in clients.items()]
-    # Added first, because one that has expired by now could not be deleted.
-    steps = zip(_adding("add", name, texts), _adding("delete", name, texts), strict=True)
-    return "".join(joined.from_iterable(steps))
 
 
 def reach(have: Table, ours: RuleSet) -> Reach:
@@ -298,24 +276,24 @@ def pause(have: Table, *, for_s: float) -> list[str]:
         return []
     steps: list[str] = []
     if have.sound:
-        steps.append(_flush(PAUSE_SETS))
+        steps.append(flushing(PAUSE_SETS))
     else:
         steps.append(DELETION + creation())
         for name in _NODE_ADDRESSES:
-            steps += _element_steps("add", name, have.sets[name])
+            steps += set_steps("add", name, have.sets[name])
     by_set: dict[str, list[str]] = {}
     for each in sorted(destinations):
         by_set.setdefault(place(each, "paused"), []).append(
             f"{key_text(destination_key(each))} timeout {math.ceil(for_s * 1000)}ms"
         )
     for name, texts in by_set.items():
-        steps += _adding("add", name, texts)
+        steps += text_steps("add", name, texts)
     # With the last rule that needs connection tracking the kernel would end it, and every running connection.
     rules = rules_of(RuleSet())
     rules["prerouting"] = rules["output"] = tuple(_pause_rules())
     chains = have.chains if have.sound else {}
     kept = {*_NODE_ADDRESSES, *PAUSE_SETS}
-    return [*steps, "".join(chain_steps(chains, rules)) + _flush(KINDS.keys() - kept)]
+    return [*steps, "".join(chain_steps(chains, rules)) + flushing(KINDS.keys() - kept)]
 
 
 def _pause_rules() -> Iterator[Rule]:
@@ -327,48 +305,6 @@ def _pause_rules() -> Iterator[Rule]:
             f"{ip} daddr @node_addresses{number} meta l4proto . th dport @paused_ports{number} drop",
             f"{why}, node ports",
         )
-
-
-def _flush(names: Iterable[str]) -> str:
-    return "".join(f"flush {'map' if KINDS[name].is_map else 'set'} {TABLE} {name}\n" for name in sorted(names))
-
-
-def _map_steps(verb: str, names: Iterable[str]) -> Iterator[str]:
-    """Add or delete maps of clients."""
-    lines = []
-    for name in sorted(names):
-        family = Family(int(name.removeprefix("clients")[0]))
-        lines.append(f"{verb} map {TABLE} {name}{f' {{ {CLIENTS[family].declaration} }}' if verb == 'add' else ''}\n")
-    if lines:
-        yield "".join(lines)
-
-
-def _element_steps(verb: str, name: str, elements: Iterable[Element]) -> Iterator[str]:
-    return _adding(verb, name, map(key_text, sorted(elements)))
-
-
-def _adding(verb: str, name: str, texts: Iterable[str]) -> Iterator[str]:
-    rest = iter(texts)
-    while chunk := list(islice(rest, _CHUNK)):
-        yield f"{verb} element {TABLE} {name} {{ {', '.join(chunk)} }}\n"
-
-
-def comments_of(rules: Iterable[Rule]) -> tuple[str, ...]:
-    """The comments by which the rules of a chain are recognized."""
-    return tuple(rule.comment for rule in rules)
-
-
-def chain_steps(have: Mapping[str, tuple[str, ...]], want: Mapping[str, tuple[Rule, ...]]) -> Iterator[str]:
-    """The commands that make these chains, or fill them anew, where their rules differ."""
-    lines: list[str] = []
-    for chain, rules in want.items():
-        if have.get(chain, ()) != comments_of(rules):
-            if chain not in have and chain not in HOOKS and chain not in rescue.HOOKS and chain != DIVERT:
-                lines.append(f"add chain {TABLE} {chain}\n")
-            lines.append(f"flush chain {TABLE} {chain}\n")
-            lines += (f'add rule {TABLE} {chain} {rule.text} comment "{rule.comment}"\n' for rule in rules)
-    if lines:
-        yield "".join(lines)
 
 
 def _redirect_steps(have: Mapping[Destination, int], want: Mapping[Destination, int], *, own: bool) -> Iterator[str]:

@@ -1,1 +1,4 @@
-"""Routing rules for answers to preserved client addresses."""
+"""Routing rules for answers to preserved client addresses (`rules`, `watch`).
+
+`route_watch` reports routes that are taken away, for the kernel path.
+"""

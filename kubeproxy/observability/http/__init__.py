@@ -1,1 +1,9 @@
-"""The HTTP servers."""
+"""The HTTP servers.
+
+server          answers requests, whatever clients do
+admission       which connections are kept when there are too many
+access          which requests are answered
+listen_sockets  one address and port, several accept queues
+tls             certificates
+service_health  health check node ports
+"""

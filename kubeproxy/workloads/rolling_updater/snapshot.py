@@ -51,7 +51,6 @@ class Snapshot:
 
     up: Side
     down: Side | None
-    taken_at: float
 
     @property
     def active(self) -> list[Pod]:
@@ -112,7 +111,6 @@ def take(
     return Snapshot(
         up=Side(up, tuple(own_pods(up, up_pods)), min_ready_s, now),
         down=None if down is None else Side(down, tuple(own_pods(down, down_pods)), min_ready_s, now),
-        taken_at=now,
     )
 
 

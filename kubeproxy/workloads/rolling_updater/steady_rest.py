@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
-from typing import Final, Protocol
+from typing import Final, Protocol, TypedDict, Unpack
 
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.command_client import Answer
@@ -22,19 +22,20 @@ _STARTING_S: Final = 15.0
 """A server that has just started refuses everything with 401 or 403 until its rules are loaded."""
 
 
+class Content(TypedDict, total=False):
+    """What a request carries."""
+
+    body: bytes | None
+    content_type: str
+
+
 class Rest(Protocol):
     """An API server, as `RestClient` speaks to it."""
 
     clock_skew_s: float | None
 
     async def request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        *,
-        body: bytes | None = None,
-        content_type: str = "application/json",
+        self, method: str, path: str, query: Mapping[str, str] | None = None, **content: Unpack[Content]
     ) -> Answer:
         """Send one request. Raises StatusError, Unreachable, Garbage."""
 
@@ -65,20 +66,14 @@ class SteadyRest:
         return time.time() + (self._rest.clock_skew_s or 0.0)
 
     async def request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        *,
-        body: bytes | None = None,
-        content_type: str = "application/json",
+        self, method: str, path: str, query: Mapping[str, str] | None = None, **content: Unpack[Content]
     ) -> Answer:
         """One request, sent again while the server is away. Raises StatusError, Unreachable, Garbage."""
         sent = dict(query or {}) | ({"fieldManager": FIELD_MANAGER} if method in ("PUT", "POST", "PATCH") else {})
         backoff = DoublingBackoff(first_s=_FIRST_PAUSE_S, limit_s=_LONGEST_PAUSE_S)
         while True:
             try:
-                answer = await self._rest.request(method, path, sent, body=body, content_type=content_type)
+                answer = await self._rest.request(method, path, sent, **content)
             except (Unreachable, StatusError, Garbage) as error:
                 if not self._may_pass(error):
                     raise
@@ -116,25 +111,18 @@ class SteadyRequests:
 
     async def get_json(self, path: str, query: Mapping[str, str] | None = None) -> bytearray:
         """The body of an answer; an `ApiError` for anything else."""
-        return await self._body("GET", path, query)
+        return await _body(self._rest.request("GET", path, query))
 
     async def send_json(
         self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
     ) -> bytearray:
         """Write something; the body of the answer."""
-        return await self._body(method, path, body=body, content_type=content_type)
+        return await _body(self._rest.request(method, path, body=body, content_type=content_type))
 
-    async def _body(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        *,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-    ) -> bytearray:
-        try:
-            return bytearray((await self._rest.request(method, path, query, body=body, content_type=content_type)).body)
-        except StatusError as error:
-            status = api_types.Status(reason=error.reason, message=str(error))
-            raise error_of(status, code=error.code, seen="the server answered") from None
+
+async def _body(request: Awaitable[Answer]) -> bytearray:
+    try:
+        return bytearray((await request).body)
+    except StatusError as error:
+        status = api_types.Status(reason=error.reason, message=str(error))
+        raise error_of(status, code=error.code, seen="the server answered") from None

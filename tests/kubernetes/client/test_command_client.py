@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,34 +17,13 @@ from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig, Overrides, load
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.model.errors import ConfigError
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Server:
-    """Answers with the handlers in turn; the last one goes on."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.handlers: list[Handler] = []
-        self.seen: list[web.Request] = []
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.seen.append(request)
-        return await (self.handlers.pop(0) if len(self.handlers) > 1 else self.handlers[0])(request)
+from tests.support.web_server import Handler, WebServer, web_server
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    found = Server()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", found.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield found
-    await runner.cleanup()
+async def server() -> AsyncIterator[WebServer]:
+    async with web_server() as found:
+        yield found
 
 
 def answer(status: int, body: object = None, **headers: str) -> Handler:
@@ -61,7 +40,7 @@ async def cut(request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
-async def test_user_agent_and_identity(server: Server) -> None:
+async def test_user_agent_and_identity(server: WebServer) -> None:
     server.handlers = [answer(200, {})]
     impersonate = {"user": "jane", "uid": "7", "groups": ["a", "b"], "extra": {"scopes/x": ["y"]}}
     async with RestClient(ClientConfig(host=server.url, token="t", impersonate=impersonate)) as client:
@@ -74,20 +53,20 @@ async def test_user_agent_and_identity(server: Server) -> None:
     assert server.seen[0].path_qs == "/x?a=b"
 
 
-async def test_basic_authentication(server: Server) -> None:
+async def test_basic_authentication(server: WebServer) -> None:
     server.handlers = [answer(200, {})]
     async with RestClient(ClientConfig(host=server.url, username="u", password="p")) as client:
         await client.get("/x")
     assert server.seen[0].headers["Authorization"] == "Basic dTpw"
 
 
-async def test_a_header_cannot_be_smuggled_in(server: Server) -> None:
+async def test_a_header_cannot_be_smuggled_in(server: WebServer) -> None:
     async with RestClient(ClientConfig(host=server.url, token="a\r\nX: y")) as client:
         with pytest.raises(ConfigError, match="no HTTP header may have"):
             await client.get("/x")
 
 
-async def test_waits_that_the_server_asks_for_have_an_end(server: Server) -> None:
+async def test_waits_that_the_server_asks_for_have_an_end(server: WebServer) -> None:
     waits: list[float] = []
     server.handlers = [answer(429, {}, Retry_After="0")]
     hooks = Hooks(on_wait=lambda seconds, _: waits.append(seconds))
@@ -99,7 +78,7 @@ async def test_waits_that_the_server_asks_for_have_an_end(server: Server) -> Non
     assert raised.value.repeated is False
 
 
-async def test_a_read_is_tried_again_and_a_write_is_not(server: Server) -> None:
+async def test_a_read_is_tried_again_and_a_write_is_not(server: WebServer) -> None:
     server.handlers = [cut, answer(200, {"a": 1})]
     async with RestClient(ClientConfig(host=server.url)) as client:
         assert (await client.get("/x")).decoded() == {"a": 1}
@@ -108,7 +87,7 @@ async def test_a_read_is_tried_again_and_a_write_is_not(server: Server) -> None:
             await client.request("POST", "/x", body=b"{}")
 
 
-async def test_a_server_that_does_not_answer_is_given_up(server: Server) -> None:
+async def test_a_server_that_does_not_answer_is_given_up(server: WebServer) -> None:
     import asyncio
 
     async def hang(request: web.Request) -> web.StreamResponse:
@@ -121,7 +100,7 @@ async def test_a_server_that_does_not_answer_is_given_up(server: Server) -> None
             await client.get("/x")
 
 
-async def test_answers_that_are_none(server: Server) -> None:
+async def test_answers_that_are_none(server: WebServer) -> None:
     async with RestClient(ClientConfig(host=server.url)) as client:
         server.handlers = [answer(302, b"", Location="/login")]
         with pytest.raises(Garbage, match="a redirect to /login"):
@@ -137,7 +116,7 @@ async def test_answers_that_are_none(server: Server) -> None:
             await client.get("/x")
 
 
-def _with_plugin(server: Server, tmp_path: Path) -> ClientConfig:
+def _with_plugin(server: WebServer, tmp_path: Path) -> ClientConfig:
     """With credentials of a plugin, which gives another token each time."""
     count = tmp_path / "count"
     plugin = tmp_path / "plugin.py"
@@ -171,7 +150,7 @@ def _with_plugin(server: Server, tmp_path: Path) -> ClientConfig:
     return load(Overrides(kubeconfig=str(tmp_path / "config")), {})
 
 
-async def test_a_plugin_is_run_once_and_again_after_a_refusal(server: Server, tmp_path: Path) -> None:
+async def test_a_plugin_is_run_once_and_again_after_a_refusal(server: WebServer, tmp_path: Path) -> None:
     config = _with_plugin(server, tmp_path)
     server.handlers = [answer(200, {}), answer(200, {}), answer(401, {}), answer(200, {})]
     async with RestClient(config) as client:
@@ -182,14 +161,14 @@ async def test_a_plugin_is_run_once_and_again_after_a_refusal(server: Server, tm
     ]
 
 
-async def test_requests_that_begin_together_wait_for_the_plugin(server: Server, tmp_path: Path) -> None:
+async def test_requests_that_begin_together_wait_for_the_plugin(server: WebServer, tmp_path: Path) -> None:
     server.handlers = [answer(200, {})] * 3
     async with RestClient(_with_plugin(server, tmp_path)) as client:
         await asyncio.gather(*(client.get(path) for path in ("/api", "/apis", "/version")))
     assert [request.headers.get("Authorization") for request in server.seen] == ["Bearer token-1"] * 3
 
 
-async def test_a_failing_plugin_is_reported(server: Server) -> None:
+async def test_a_failing_plugin_is_reported(server: WebServer) -> None:
     user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/nowhere/plugin"}}
     async with RestClient(ClientConfig(host=server.url, plugin=user)) as client:
         with pytest.raises(ConfigError, match="getting credentials: "):
@@ -212,7 +191,7 @@ def test_warnings_are_read(header: str, expected: list[str]) -> None:
     assert warnings_of(header) == expected
 
 
-async def test_warnings_of_answers_are_handed_on(server: Server) -> None:
+async def test_warnings_of_answers_are_handed_on(server: WebServer) -> None:
     said: list[str] = []
 
     async def warn(request: web.Request) -> web.StreamResponse:
@@ -227,7 +206,7 @@ async def test_warnings_of_answers_are_handed_on(server: Server) -> None:
     assert said == ["one", "two"]
 
 
-async def test_a_proxy_of_the_environment_is_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_of_the_environment_is_used(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.handlers = [answer(200, {})]
     monkeypatch.setenv("http_proxy", server.url.replace("://", "://me:se%63ret@"))
     monkeypatch.setenv("no_proxy", "direct.example.com")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,8 @@ from aiohttp import web
 from kubeproxy.kubernetes.resources import paths
 from kubeproxy.kubernetes.resources.errors import SourceError
 from kubeproxy.kubernetes.resources.paths import FileSource, UrlSource, expand
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from tests.support.web_server import Handler
+from tests.support.web_server import web_server as web_server_on_loopback
 
 
 def names(root: Path, *arguments: str, recursive: bool = False) -> list[str]:
@@ -64,18 +64,8 @@ async def test_a_file_that_goes_is_an_error_of_its_own(tmp_path: Path) -> None:
 @pytest.fixture
 async def web_server() -> AsyncIterator[tuple[str, list[Handler]]]:
     """Its address, and what it does with the next requests; the last one goes on."""
-    handlers: list[Handler] = []
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        return await (handlers.pop(0) if len(handlers) > 1 else handlers[0])(request)
-
-    app = web.Application()
-    app.router.add_get("/{path:.*}", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}/x.yaml", handlers
-    await runner.cleanup()
+    async with web_server_on_loopback() as server:
+        yield f"{server.url}/x.yaml", server.handlers
 
 
 async def body(url: str) -> bytes:

@@ -18,6 +18,7 @@ from kubeproxy.netfilter.nftables.declarations import CLIENTS, DIVERT, DIVERT_HO
 from kubeproxy.netfilter.nftables.listing import parse
 from kubeproxy.netfilter.nftables.rebalancing import Change, rebalancing
 from kubeproxy.netfilter.nftables.rules import is_dynamic, rules_of
+from kubeproxy.netfilter.nftables.steps import DELETION, element_steps
 from kubeproxy.netfilter.nftables.table import Table, difference
 from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, Spread
 from tests.netfilter.stage import destination, node_port, rule_set
@@ -239,7 +240,7 @@ def test_slots_apart_lead_to_the_same_table(first: RuleSet, second: RuleSet, emp
     if before is not None:
         travelled.obey("".join(difference(None, first)))
     way = table.transition(before, second, apart=1)
-    slots = "".join(table.element_steps(way.slots))
+    slots = "".join(element_steps(way.slots))
     assert "delete" not in slots
     for part in (way.creation, slots, "".join(way.steps)):
         travelled.obey(part)
@@ -275,7 +276,7 @@ def canonical(kernel: NaiveKernel) -> dict[str, Any]:
 
 def commands(change: Change) -> str:
     """A change in nft's syntax."""
-    return change.chain_commands + "".join(table.element_steps(change.elements))
+    return change.chain_commands + "".join(element_steps(change.elements))
 
 
 def _ports(spread: Spread) -> set[int]:
@@ -370,7 +371,7 @@ def test_no_name_of_a_service_is_a_command(name: str) -> None:
     rules = RuleSet(redirects={WEB: 7001}, spreads={WEB: Spread(name, target, target, 60)})
     text = "".join(difference(None, rules))
     assert all(line.split()[0] in ("add", "flush") for line in text.splitlines())
-    assert "delete table" not in text.replace(table.DELETION, "")
+    assert "delete table" not in text.replace(DELETION, "")
     assert "flush ruleset" not in text
     assert parse(encode(listing(rules))) == Table.of(rules)
 
@@ -545,7 +546,7 @@ def test_a_table_of_another_version_is_made_anew(fault: str) -> None:
         case "a timeout":
             refused["elem"] = [{"elem": {"val": refused["elem"][0], "timeout": 30}}]
     steps = difference(parse(encode(items)), FULL)
-    assert steps[0].startswith(table.DELETION + "add table inet kubeproxy\n")
+    assert steps[0].startswith(DELETION + "add table inet kubeproxy\n")
     assert steps[1:] == difference(None, FULL)[1:]
 
 

@@ -40,8 +40,6 @@ class Report:
     longest_gap_s: float = 0.0
     """The longest time between two answers, of any clients."""
     long_broken: list[str] = field(default_factory=list)
-    long_words: int = 0
-    """Answers on long connections."""
     long_ended: int = 0
     """Long connections that ended by themselves."""
     delays_s: list[float] = field(default_factory=list)
@@ -119,7 +117,6 @@ class Clients:
                     said = await reader.readexactly(len(word))
                 if said != word:
                     raise ValueError("other bytes came back")
-                self.report.long_words += 1
                 await asyncio.sleep(TALK_S)
             writer.write_eof()
             async with asyncio.timeout(self.patience_s):

@@ -175,6 +175,36 @@ def test_no_client_meets_a_dead_endpoint(stage: Stage, verdict: str) -> None:
     assert " error " not in daemon.log(), daemon.log()
 
 
+LOSSES = {
+    "unreachable": ((), "route add unreachable 10.3.1.0/30", ("route del unreachable 10.3.1.0/30",)),
+    "blackhole": ((), "route add blackhole 10.3.1.0/30", ("route del blackhole 10.3.1.0/30",)),
+    "deleted": (
+        ("route add blackhole 10.3.1.0/30", "route add 10.3.1.2/32 dev pod1"),
+        "route del 10.3.1.2/32",
+        ("route del blackhole 10.3.1.0/30",),
+    ),
+}
+"""What is there before, how the route is lost, and what brings it back."""
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_an_endpoint_that_loses_its_route_gets_no_clients(stage: Stage, loss: str) -> None:
+    """As when a pod ends under a network plugin that has a route for each: no rule sees what has no route."""
+    before, lost, back = LOSSES[loss]
+    stage.node.ip(*before)
+    try:
+        daemon = start(stage)
+        stage.node.ip(lost)
+        until(lambda: spread_over(stage.node) == endpoints_of(0, 2, 3), "it has no slots")
+        with clients(*stage.asking) as seen:
+            until(lambda: seen.total() > MANY, "clients are served")
+        assert set(seen) == names(0, 2, 3)
+    finally:
+        stage.node.ip(*back)
+    until(lambda: spread_over(stage.node) == endpoints_of(*PODS), "it is back")
+    assert " error " not in daemon.log(), daemon.log()
+
+
 @pytest.mark.parametrize("verdict", [REFUSE, DROP], ids=["refuses", "silent"])
 def test_all_endpoints_fail(stage: Stage, verdict: str) -> None:
     """The userspace listener takes over, or a silent endpoint stays: a client waits, and is served as soon as one is

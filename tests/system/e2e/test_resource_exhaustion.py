@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.lab import Daemon
 from tests.support.lab.daemon import METRICS
-from tests.system.e2e.stage import QUICK, Stage, ask, until
+from tests.system.e2e.stage import KERNEL, QUICK, Stage, ask, await_rescue, until
 from tests.system.e2e.test_faults import OTHER, OTHER_VIP, RESET, WEB, cpu_s, descriptors, family
 
 pytestmark = pytest.mark.netns
@@ -144,13 +144,16 @@ def use_a_port(stage: Stage, held: ExitStack) -> bool:
     return True
 
 
-def test_a_link_goes_down_and_up_again(stage: Stage) -> None:
+@pytest.mark.parametrize("netfilter", ["nftables", KERNEL])
+def test_a_link_goes_down_and_up_again(stage: Stage, netfilter: str) -> None:
     """For five seconds: running connections continue afterwards, and other pods serve new clients meanwhile.
 
     Then the pod serves again, too.
     """
     stage.write_service([0, 1])
-    daemon = stage.daemon(QUICK, "--workers=1")
+    daemon = stage.daemon(QUICK, "--workers=1", netfilter=netfilter)
+    if netfilter == KERNEL:
+        await_rescue(daemon)
     stage.await_answers(0, 1)
     with ExitStack() as open_:
         socks = [open_.enter_context(stage.client.connect(WEB)) for _ in range(8)]

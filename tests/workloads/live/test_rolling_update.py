@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +185,21 @@ class Lab:
             yield Namespace(self.client, gate, name, self.directory)
 
 
-def play(directory: Path, scenario: Callable[[Lab], Awaitable[None]], *, ours: bool = False) -> None:
+Scenario = Callable[[Lab], Awaitable[None]]
+
+
+def at_once(*parts: Callable[[Lab], Coroutine[None, None, None]]) -> Scenario:
+    """A scenario of several that do not disturb one another."""
+
+    async def scenario(lab: Lab) -> None:
+        async with asyncio.TaskGroup() as group:
+            for part in parts:
+                group.create_task(part(lab))
+
+    return scenario
+
+
+def play(directory: Path, scenario: Scenario, *, ours: bool = False) -> None:
     """A scenario with etcd, kube-apiserver, two of upstream's controllers, and kubelets.
 
     `ours`: ReplicationControllers are kept by `kubeproxy controller-manager` instead.
@@ -263,12 +277,7 @@ def test_forward_and_back(tmp_path: Path) -> None:
             assert (ran.status, ran.err) == (0, UNDRAINED), ran
             await it.in_order("web:1")
 
-    async def scenario(lab: Lab) -> None:
-        async with asyncio.TaskGroup() as group:
-            for part in (image, file, back):
-                group.create_task(part(lab))
-
-    play(tmp_path, scenario)
+    play(tmp_path, at_once(image, file, back))
 
 
 def test_killed_after_each_write(tmp_path: Path) -> None:
@@ -395,12 +404,7 @@ def test_other_clients(tmp_path: Path) -> None:
             assert ran.status == 0, ran
             await it.in_order("web:2", replicas=3)
 
-    async def scenario(lab: Lab) -> None:
-        async with asyncio.TaskGroup() as group:
-            for part in (together, scaled, interrupted):
-                group.create_task(part(lab))
-
-    play(tmp_path, scenario)
+    play(tmp_path, at_once(together, scaled, interrupted))
 
 
 def test_files_that_are_no_controller(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`kubeproxy.rescue.frees`: one reading of the flows for all endpoints that wait, and none that waits behind others."""
+"""`kubeproxy.rescue.flow_release`: one reading of the flows for all endpoints that wait; none waits behind others."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack.endpoint_flows import Deleted
 from kubeproxy.netfilter.conntrack.stale_flows import Flow
-from kubeproxy.rescue import frees as frees_module
+from kubeproxy.rescue import flow_release
 from kubeproxy.rescue.ejector import Ejector
-from kubeproxy.rescue.frees import AT_ONCE, CREDIT_S, PAUSE_MAX_S, SHARE, Budget, Frees
+from kubeproxy.rescue.flow_release import AT_ONCE, CREDIT_S, PAUSE_MAX_S, SHARE, Budget, FlowRelease
 from kubeproxy.rescue.protocol import FreedFlow
 from kubeproxy.rescue.turns import Tenants
 from kubeproxy.runtime.tasks import TaskSet
@@ -38,9 +38,9 @@ class Kernel:
         self.at_once = self.most_at_once = 0
         self.broken = False
         self.freed: list[tuple[Protocol, Target, Sequence[FreedFlow]]] = []
-        monkeypatch.setattr(frees_module, "delete_flows_to", self.delete)
+        monkeypatch.setattr(flow_release, "delete_flows_to", self.delete)
         self.tasks = TaskSet(self._on_crash)
-        self.made = Frees(cast(Ejector, self), self.tasks, on_freed=lambda *freed: self.freed.append(freed))
+        self.made = FlowRelease(cast(Ejector, self), self.tasks, on_freed=lambda *freed: self.freed.append(freed))
 
     @staticmethod
     def _on_crash(name: str, error: BaseException) -> None:
@@ -76,7 +76,7 @@ class Kernel:
 async def test_many_are_read_together_and_a_tenant_does_not_wait_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(monkeypatch)
     for target in (*silent(1000), POD):
-        kernel.made.ask(Protocol.TCP, target)
+        kernel.made.free(Protocol.TCP, target)
     await kernel.settle()
     assert len(kernel.readings) == 1 + 1000 // AT_ONCE
     assert POD in kernel.readings[0]
@@ -88,12 +88,12 @@ async def test_many_are_read_together_and_a_tenant_does_not_wait_for_another(mon
 
 async def test_one_that_fails_while_its_flows_are_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(monkeypatch)
-    kernel.made.ask(Protocol.TCP, POD)
-    kernel.made.ask(Protocol.TCP, POD)
+    kernel.made.free(Protocol.TCP, POD)
+    kernel.made.free(Protocol.TCP, POD)
     while not kernel.at_once:
         await asyncio.sleep(0)
-    kernel.made.ask(Protocol.TCP, POD)
-    kernel.made.ask(Protocol.UDP, POD)
+    kernel.made.free(Protocol.TCP, POD)
+    kernel.made.free(Protocol.UDP, POD)
     await kernel.settle()
     assert [len(reading) for reading in kernel.readings] == [1, 1, 1]
     assert [protocol for protocol, _, _ in kernel.freed].count(Protocol.TCP) == 2
@@ -104,9 +104,9 @@ async def test_a_kernel_that_deletes_no_flows_does_not_fill_the_log(monkeypatch:
     kernel.broken = True
     with capture_logs() as lines:
         for target in silent(1000):
-            kernel.made.ask(Protocol.TCP, target)
+            kernel.made.free(Protocol.TCP, target)
         await kernel.settle()
-        kernel.made.ask(Protocol.TCP, POD)
+        kernel.made.free(Protocol.TCP, POD)
         await kernel.settle()
     assert [line["event"] for line in lines] == ["cannot free failed flows"]
     assert kernel.readings[-1] == [POD], "it goes on"

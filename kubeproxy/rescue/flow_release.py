@@ -49,7 +49,7 @@ class Budget:
         return min(max(0.0, self._spent_s - CREDIT_S) / SHARE, PAUSE_MAX_S)
 
 
-class Frees:
+class FlowRelease:
     """The deletions of one guardian."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Frees:
         self._budget = Budget()
         self._complained_at = float("-inf")
 
-    def ask(self, protocol: Protocol, target: Target) -> None:
+    def free(self, protocol: Protocol, target: Target) -> None:
         """Delete the flows to an endpoint soon: of TCP those that it has not answered."""
         self._waiting[protocol].setdefault(target, self._ejector.tenants(protocol, target))
         if not self._runs:
@@ -85,12 +85,12 @@ class Frees:
                     if some := next_turns(waiting, [], AT_ONCE):
                         for target in some:
                             del waiting[target]
-                        await self._free(protocol, some)
+                        await self._delete(protocol, some)
                 await asyncio.sleep(self._budget.pause_s(began, loop.time()))
         finally:
             self._runs = False
 
-    async def _free(self, protocol: Protocol, targets: Sequence[Target]) -> None:
+    async def _delete(self, protocol: Protocol, targets: Sequence[Target]) -> None:
         try:
             deleted = await delete_flows_to(targets, protocol, is_ours=self._ejector.translates)
         except KubeproxyError as error:

@@ -1,0 +1,121 @@
+"""Which service port has a destination that several claim. Pure.
+
+It is the one with the least `Place`, in whichever scope, and after it the next: so at a restart it is the same one as
+before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from kubeproxy.model import Claim, Destination, Frontend, FrontendName, ServicePortName
+
+
+class Place(NamedTuple):
+    """The rank of a claim among those on the same destination; the least one wins.
+
+    Services without a creation time are those of manifests, which the operator of the node writes: they go before all
+    that have one, and among themselves the one that was known first stays first.
+    """
+
+    claim: Claim
+    created: int
+    service: tuple[str, str]
+    """Its namespace and name; empty without a creation time."""
+
+    @classmethod
+    def of(cls, frontend: Frontend, destination: Destination) -> Place:
+        """The rank of a frontend's claim on a destination."""
+        service = frontend.name.service_port
+        return cls(
+            frontend.claims.get(destination, Claim.ALLOCATED),
+            frontend.created,
+            (service.namespace, service.name) if frontend.created else ("", ""),
+        )
+
+
+class Claimant(NamedTuple):
+    """A frontend's claim on a destination. `own`: for packets of this node and of pods alone."""
+
+    name: FrontendName
+    own: bool
+    place: Place
+
+
+class Contest(NamedTuple):
+    """A destination that several service ports claim."""
+
+    destination: Destination
+    holder: FrontendName
+    claim: Claim
+    """The kind of the holder's claim."""
+    others: Mapping[FrontendName, Claim]
+    """One frontend of each other service port, and the kind of its claim."""
+
+
+class AddressClaims:
+    """The claims on all destinations."""
+
+    def __init__(self) -> None:
+        self._of: dict[Destination, tuple[Claimant, ...]] = {}
+        """By place, the least first."""
+        self._contested: dict[Destination, None] = {}
+
+    def __contains__(self, destination: object) -> bool:
+        return destination in self._of
+
+    def __iter__(self) -> Iterator[Destination]:
+        return iter(self._of)
+
+    def put(self, destination: Destination, claimant: Claimant) -> None:
+        """Add a frontend's claim, in place of the one that it has."""
+        claims = self._of.get(destination, ())
+        if any(known.name == claimant.name for known in claims):
+            claims = tuple(claimant if known.name == claimant.name else known for known in claims)
+        else:
+            claims = (*claims, claimant)
+        self._set(destination, tuple(sorted(claims, key=_place_of)))
+
+    def withdraw(self, destination: Destination, name: FrontendName) -> None:
+        """Take a frontend's claim away."""
+        self._set(destination, tuple(claim for claim in self._of[destination] if claim.name != name))
+
+    def holder(self, destination: Destination, *, own: bool) -> FrontendName | None:
+        """The frontend that has a destination; None: none has. `own`: for this node itself and pods. For any thread."""
+        claims = self._of.get(destination, ())
+        return next(
+            (
+                claim.name
+                for claim in claims
+                if claim.own is own and claim.name.service_port == claims[0].name.service_port
+            ),
+            None,
+        )
+
+    def contests(self) -> list[Contest]:
+        """The destinations that several service ports claim."""
+        found = []
+        for destination in self._contested:
+            first: dict[ServicePortName, Claimant] = {}
+            for claimant in self._of[destination]:
+                first.setdefault(claimant.name.service_port, claimant)
+            holder, *others = first.values()
+            found.append(
+                Contest(destination, holder.name, holder.place.claim, {it.name: it.place.claim for it in others})
+            )
+        return found
+
+    def _set(self, destination: Destination, claims: tuple[Claimant, ...]) -> None:
+        if claims:
+            self._of[destination] = claims
+        else:
+            del self._of[destination]
+        if any(claim.name.service_port != claims[0].name.service_port for claim in claims):
+            self._contested[destination] = None
+        else:
+            self._contested.pop(destination, None)
+
+
+def _place_of(claimant: Claimant) -> Place:
+    return claimant.place

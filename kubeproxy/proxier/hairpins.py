@@ -1,0 +1,59 @@
+"""Endpoints that the kernel may lead to themselves: their answers to their own packets must come back. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Set
+
+from kubeproxy.model import Address, FrontendName
+
+_NONE: frozenset[Address] = frozenset()
+
+
+class Hairpins:
+    """The addresses of these endpoints, by the frontends that have any."""
+
+    def __init__(self) -> None:
+        self._of: dict[FrontendName, frozenset[Address]] = {}
+        self._frontends: Counter[Address] = Counter()
+        """How many frontends have an address."""
+        self._moved: dict[Address, None] = {}
+
+    def put(self, name: FrontendName, addresses: Iterable[Address]) -> None:
+        """Set those of a frontend; none: it has no such endpoint any more."""
+        before, now = self._of.get(name, _NONE), frozenset(addresses)
+        if now == before:
+            return
+        if now:
+            self._of[name] = now
+        else:
+            del self._of[name]
+        for address in now - before:
+            self._frontends[address] += 1
+        for address in before - now:
+            self._frontends[address] -= 1
+            if not self._frontends[address]:
+                del self._frontends[address]
+        self._moved.update(dict.fromkeys(now ^ before))
+
+    @property
+    def addresses(self) -> set[Address]:
+        """A copy of all."""
+        return set(self._frontends)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether any may have come or gone since `settle`."""
+        return bool(self._moved)
+
+    def moved(self, in_force: Set[Address]) -> dict[Address, bool]:
+        """Those that came or went since `settle` and are not `in_force` as they are here; whether they are here."""
+        return {
+            address: address in self._frontends
+            for address in self._moved
+            if (address in self._frontends) is not (address in in_force)
+        }
+
+    def settle(self) -> None:
+        """The kernel gets the present ones."""
+        self._moved.clear()

@@ -1,0 +1,83 @@
+"""A child process of the control process, with a channel, from its start until it has exited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Final
+
+LOOK_S: Final = 0.01
+"""How often a process with a closed channel is checked for its exit."""
+EXIT_S: Final = 2.0
+"""How long it may take to exit; then it is killed."""
+
+
+class ChildProcess:
+    """A process that is started by the constructor. `channel` is our end of a socketpair; its user closes it."""
+
+    def __init__(
+        self,
+        make_command: Callable[[int], Sequence[str]],
+        *,
+        kind: socket.SocketKind = socket.SOCK_STREAM,
+        inherit: Sequence[int] = (),
+    ) -> None:
+        """`make_command` returns the command line for the descriptor of the other end. `inherit`: further descriptors
+        for the process. OSError when it cannot start."""
+        self._killed_for: str | None = None
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    make_command(theirs.fileno()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno(), *inherit],
+                )
+        except BaseException:
+            self.channel.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the process has exited."""
+        return self._process.poll() is not None
+
+    def kill(self, reason: str) -> None:
+        """Kill the process, for `reason` if it is the first."""
+        self._killed_for = self._killed_for or reason
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def reap(self, reason: str, on_exit: Callable[[str], None]) -> None:
+        """Call `on_exit` with the way in which the process has ended, once it has. One that takes long is killed, for
+        `reason`."""
+        loop = asyncio.get_running_loop()
+        self._look(loop, loop.time() + EXIT_S, reason, on_exit)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, until: float, reason: str, on_exit: Callable[[str], None]) -> None:
+        status = self._process.poll()
+        if status is not None:
+            on_exit(self._killed_for or _ending(status))
+            return
+        if loop.time() >= until:
+            self.kill(reason)
+        loop.call_later(LOOK_S, self._look, loop, until, reason, on_exit)
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
