@@ -109,7 +109,7 @@ def names(*pods: int) -> set[str]:
 
 
 def test_a_start_leads_no_client_to_a_dead_endpoint(stage: Stage) -> None:
-    """Clients whose first packets were dropped while no instance ran repeat them all through the next start."""
+    """While no instance runs, first packets are dropped; clients repeat them all through the next start."""
     assert start(stage).terminate() == 0
     with ExitStack() as stack:
         stack.enter_context(dead(stage, 1, REFUSE))
