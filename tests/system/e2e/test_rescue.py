@@ -138,7 +138,7 @@ def led_to(node: Host, port: int) -> int:
     return next(pod for pod in PODS if f"src=10.3.{pod}.2 " in listing)
 
 
-def test_a_port_whose_connection_was_reset_is_led_anew(stage: Stage) -> None:
+def test_the_port_of_a_connection_that_was_reset_is_led_anew(stage: Stage) -> None:
     """The client's kernel may use it again at once, and the endpoint may be dead by then."""
     start(stage)
     for host in stage.asking:
