@@ -106,6 +106,8 @@ async def one(address: str, port: int, results: list[tuple[str, float]]) -> None
             if not await reader.readline():
                 raise ConnectionResetError
     except (OSError, TimeoutError) as error:
+        if isinstance(error, ConnectionResetError):
+            phase = "answer"  # a first packet is refused; a reset comes from a pod that has accepted
         results.append((f"{phase} {type(error).__name__}", time.monotonic() - began))
         return
     results.append(("", time.monotonic() - began))
