@@ -31,6 +31,8 @@ EXPECTED = re.compile(
     )
 )
 """Errors in the daemons' logs that what was done to them explains."""
+LISTED_MAX = 200
+"""Unexplained outcomes that the report lists."""
 
 
 @dataclass(slots=True)
@@ -79,7 +81,7 @@ class Report:
             )
         lines += [f"{name}: {measure}" for name, measure in self.measures.items()]
         lines.append(f"unexplained: {len(counted.unexplained)}; other faults: {len(self.faults)}")
-        for seen in counted.unexplained[:20]:
+        for seen in counted.unexplained[:LISTED_MAX]:
             lines.append(f"  {self._outcome(seen)}")
         lines += [f"  {fault}" for fault in self.faults]
         if not self.good:
