@@ -202,10 +202,10 @@ class Guardian:
         renew_at, programmed_at = 0.0, self._programmed_at()
         while True:
             process = self._process
-            # A transaction that makes the table anew, as after a foreign change, has emptied the set.
+            # A transaction that makes the table anew, as after a foreign change, has filled the set for three seconds.
             changed, programmed_at = programmed_at != self._programmed_at(), self._programmed_at()
             if process is None or process.group is None or not process.well:
-                self._set_alive(False)
+                self._set_alive(False, anyway=changed)
             elif not self._in_force(process.group):
                 self._alive = False  # another instance may keep them alive by now
             elif changed or not self._alive or loop.time() >= renew_at:
@@ -213,8 +213,9 @@ class Guardian:
                 renew_at = loop.time() + RENEW_S
             await asyncio.sleep(CHECK_S)
 
-    def _set_alive(self, wanted: bool) -> None:
-        if self._elements is None or not (wanted or self._alive):
+    def _set_alive(self, wanted: bool, *, anyway: bool = False) -> None:
+        """Renew or empty the set; `anyway`: empty it though this guardian has not filled it."""
+        if self._elements is None or not (wanted or self._alive or anyway):
             return
         before = self._alive
         try:

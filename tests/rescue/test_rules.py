@@ -27,6 +27,7 @@ async def main():
     found = {"made": await adapter.apply(rules, verify=True)}
     adapter.on_foreign_change(lambda: foreign.append(1))
     elements = SetElements()
+    found["at once"] = elements._alive_for() > 1.0
     elements.renew_alive()
     elements.renew_alive()
     await asyncio.sleep(0.1)
@@ -67,6 +68,7 @@ def test_round_trip() -> None:
         printed, _ = process.communicate(timeout=60)
         assert json.loads(printed.splitlines()[-1]) == {
             "made": True,
+            "at once": True,
             "foreign": 0,
             "again": False,
             "other group": True,

@@ -106,6 +106,8 @@ _TIMEOUTS = {Family.IPV4: ("rescue4", "ip"), Family.IPV6: ("rescue6", "ip6")}
 def creation(table: str, tcp_timeouts: Mapping[str, int]) -> str:
     """The commands that make the sets, timeouts and chains. They succeed if these are there already.
 
+    The rules work from the first packet on: a process reads the group of the packet log before it is in the rules.
+
     `tcp_timeouts`: for how long a connection is kept once it has been answered, in seconds, by state."""
     lines = [f"add set {table} {ALIVE} {{ type inet_proto; flags timeout; }}"]
     lines += [f"add set {table} {stamp.name} {stamp.text}" for stamp in STAMPS]
@@ -113,6 +115,8 @@ def creation(table: str, tcp_timeouts: Mapping[str, int]) -> str:
     for chain, hook in HOOKS.items():
         base = " {{ type {} hook {} priority {}; policy {}; }}".format(*hook) if hook else ""
         lines.append(f"add chain {table} {chain}{base}")
+    alive = ", ".join(f"{protocol} timeout {ALIVE_S:.0f}s" for protocol in ("tcp", "udp"))
+    lines.append(f"add element {table} {ALIVE} {{ {alive} }}")
     return "\n".join(lines) + "\n"
 
 
