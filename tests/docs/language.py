@@ -42,7 +42,7 @@ WORDING = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 """Words for persons where a component is meant, persons' verbs in the passive voice, and metaphors that were frequent.
-The words are found in identifiers, too. After a hyphen they are another program's: ``systemctl kill --kill-whom``."""
+The words are found in identifiers, too. After a hyphen they are part of another program's option."""
 
 NAMING = re.compile(r"(?:^|_)(?: said | heard )(?:_|$)", re.VERBOSE)
 """What else the name of a test does not have."""
