@@ -115,9 +115,14 @@ def creation(table: str, tcp_timeouts: Mapping[str, int]) -> str:
     for chain, hook in HOOKS.items():
         base = " {{ type {} hook {} priority {}; policy {}; }}".format(*hook) if hook else ""
         lines.append(f"add chain {table} {chain}{base}")
+    return "\n".join(lines) + "\n" + revival(table)
+
+
+def revival(table: str) -> str:
+    """The commands after which the rules work, for as long as after a renewal: the time of an element that is there
+    would stay as it is."""
     alive = ", ".join(f"{protocol} timeout {ALIVE_S:.0f}s" for protocol in ("tcp", "udp"))
-    lines.append(f"add element {table} {ALIVE} {{ {alive} }}")
-    return "\n".join(lines) + "\n"
+    return f"flush set {table} {ALIVE}\nadd element {table} {ALIVE} {{ {alive} }}\n"
 
 
 def _timeouts(table: str, tcp_timeouts: Mapping[str, int]) -> list[str]:

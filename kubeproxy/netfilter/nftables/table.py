@@ -90,6 +90,11 @@ class Table:
     sound: bool = True
     """Whether maps, sets and chains are declared as by this version; otherwise the table is made anew."""
 
+    @property
+    def has_slots(self) -> bool:
+        """Whether it leads a destination to an endpoint."""
+        return bool(self.slots or self.own_slots)
+
     @classmethod
     def of(cls, wanted: RuleSet, *, after: Table | None = None) -> Table:
         """The table of a rule set; `after` another, from which slots stay as they are."""
@@ -219,11 +224,14 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
         steps += set_steps("add", name, elements - have.sets[name])
     steps += _redirect_steps(have.own_redirects, wanted.own_redirects, own=True)
     steps += _redirect_steps(have.redirects, wanted.redirects, own=False)
+    if new.rescue and have.rescue and new.has_slots and not have.has_slots:
+        # As after a pause: the first packets of all are rescued, too.
+        steps.append(rescue.revival(TABLE))
     slots: list[Iterator[Replacement]] = []
     is_apart = (
         apart is not None
         and (have.sound or is_missing)
-        and not (have.slots or have.own_slots)
+        and not have.has_slots
         and sum(len(it.targets) for it in (*new.slots.values(), *new.own_slots.values())) >= apart
     )
     for before, now, own in ((have.own_slots, new.own_slots, True), (have.slots, new.slots, False)):
