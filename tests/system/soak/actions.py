@@ -472,7 +472,8 @@ class World:
             return True
         time.sleep(LOOK_S)
         listing = self.network.node.run(["nft", "list", "set", "inet", "kubeproxy", "alive"], check=False)
-        return "tcp" in listing.stdout
+        # A control process that is stopped leaves the element there though its rescue process has ended.
+        return "tcp" in listing.stdout and bool(self.rescuers(self.daemon))
 
     @contextmanager
     def _unrescued(self, kind: str) -> Iterator[None]:
