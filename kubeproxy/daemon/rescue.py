@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping
-from itertools import islice
 
 import structlog
 from msgspec.structs import replace
@@ -297,7 +296,7 @@ class _Ejector:
         """See `ejector.Ejector`."""
         self._ejections.dialed(Endpoint(protocol, target), _now())
 
-    def endpoints_in(self, prefixes: Collection[Prefix], at_most: int) -> list[Target]:
+    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[Target]:
         """See `ejector.Ejector`."""
         rules = self._proxier.in_force
         if rules is None:
@@ -305,7 +304,7 @@ class _Ejector:
         spreads = {id(it): it for known in (rules.spreads, rules.own_spreads) for it in known.values()}
         lost = among({target.address for it in spreads.values() for target in it.targets}, prefixes)
         found = (target for it in spreads.values() for target in it.targets if target.address in lost)
-        return list(islice((it for it in dict.fromkeys(found) if self.knows(Protocol.TCP, it)), at_most))
+        return [it for it in dict.fromkeys(found) if self.knows(Protocol.TCP, it)]
 
     def forget(self, now: float) -> None:
         """Forget endpoints that no Service has any more."""

@@ -50,16 +50,19 @@ class Dials:
         """When a dial has last reached an endpoint."""
         return self._reached.get(target, float("-inf"))
 
-    def confirm(self, failed: Iterable[Target], reason: Reason) -> None:
-        """Dial endpoints that may have failed, as soon as there is room; eject those that do not answer."""
+    @property
+    def waiting(self) -> int:
+        """How many endpoints that have failed wait for a dial."""
+        return len(self._unconfirmed)
+
+    def confirm(self, failed: Iterable[Target], reason: Reason, *, anew: bool = False) -> None:
+        """Dial endpoints that may have failed, as soon as there is room; eject those that do not answer.
+
+        `anew`: another dial, of just now or under way, says nothing about this failure. It is not reported again."""
         now = asyncio.get_running_loop().time()
         for target in failed:
-            if not (
-                target in self._dialing
-                or target in self._unconfirmed
-                or self._ejector.is_ejected(_TCP, target)
-                or now - self.reached_at(target) < REFUSED_AGAIN_S
-            ):
+            answers = target in self._dialing or now - self.reached_at(target) < REFUSED_AGAIN_S
+            if (anew or not answers) and not (target in self._unconfirmed or self._ejector.is_ejected(_TCP, target)):
                 self._unconfirmed[target] = _Unconfirmed(reason, self._ejector.tenants(_TCP, target))
         self.next()
 

@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -62,8 +63,8 @@ ASKED_MAX: Final = 128
 """UDP endpoints asked at once; those of one tenant may be half as many."""
 FEW: Final = 3
 """So many endpoints of a family that fall silent in one look are ejected at once; more of them are dialed first."""
-LOST_MAX: Final = 1024
-"""Endpoints at once that are dialed because a route has gone; the default route has all."""
+LOST_AT_ONCE: Final = 256
+"""Endpoints that wait for their dial because a route has gone; the others follow. The default route has all."""
 TRUSTED_S: Final = 10.0
 """How long an endpoint that a dial has reached is not ejected by silence alone. Each silence has it dialed again, so an
 endpoint that is silent to some clients is ejected once, and never flaps."""
@@ -320,12 +321,17 @@ class Guardian:
     async def _watch_routes(self) -> None:
         """Dial the endpoints to which a way has been lost: no rule sees packets that have no route."""
         loop = asyncio.get_running_loop()
+        lost: dict[Target, None] = {}
         try:
             with contextlib.closing(RouteWatch()) as watch:
                 while True:
                     began = loop.time()
                     if prefixes := watch.look():
-                        self._dials.confirm(self._ejector.endpoints_in(prefixes, LOST_MAX), Reason.UNREACHABLE)
+                        lost.update(dict.fromkeys(self._ejector.endpoints_in(prefixes)))
+                    some = list(islice(lost, max(0, LOST_AT_ONCE - self._dials.waiting)))
+                    for target in some:
+                        del lost[target]
+                    self._dials.confirm(some, Reason.UNREACHABLE, anew=True)
                     await asyncio.sleep(max(LOOK_S, (loop.time() - began) / LOOK_SHARE))
         except OSError as error:
             log.info("routes are not followed", reason=error.strerror)

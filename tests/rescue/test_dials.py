@@ -71,7 +71,7 @@ class Endpoints:
     def dialed(self, protocol: Protocol, target: Target) -> None:
         self.waiting.remove(target)
 
-    def endpoints_in(self, prefixes: Collection[Prefix], at_most: int) -> list[Target]:
+    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[Target]:
         return []
 
     async def dial(self, target: Target) -> Outcome:
@@ -143,3 +143,19 @@ async def test_one_that_was_just_reached_is_left_alone(monkeypatch: pytest.Monke
     await made.settle()
     assert made.began == [POD]
     assert made.noted == [("reached", POD)]
+
+
+async def test_one_that_was_just_reached_is_dialed_again_if_it_has_failed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A route that goes is reported once."""
+    made = Endpoints(monkeypatch)
+    made.made.confirm([POD], Reason.REFUSED)
+    await made.settle()
+    made.made.confirm([POD], Reason.UNREACHABLE, anew=True)
+    assert made.began == [POD], "not twice at once"
+    await made.end(POD, answered=True)
+    made.made.next()  # as at each look of the guardian
+    await made.settle()
+    assert made.began == [POD, POD]
+    await made.end(POD, answered=False)
+    assert made.noted == [("reached", POD), ("unreachable", POD)]
+    await made.tasks.close()

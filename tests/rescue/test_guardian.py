@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from ipaddress import ip_address, ip_network
 from typing import cast
 
 import pytest
@@ -16,7 +17,7 @@ from kubeproxy.rescue import flow_release
 from kubeproxy.rescue import guardian as guardian_module
 from kubeproxy.rescue.dial import Outcome
 from kubeproxy.rescue.dials import DIALS_MAX
-from kubeproxy.rescue.guardian import FEW, Guardian
+from kubeproxy.rescue.guardian import FEW, LOST_AT_ONCE, Guardian
 from kubeproxy.rescue.process import RescueProcess
 from kubeproxy.rescue.turns import Tenants
 
@@ -24,8 +25,9 @@ from kubeproxy.rescue.turns import Tenants
 class Endpoints:
     """An `Ejector` that knows all endpoints, and dials of which the silent ones fail."""
 
-    def __init__(self, silent: Sequence[Target]) -> None:
+    def __init__(self, silent: Sequence[Target], *, reason: str = "silent") -> None:
         self.silent = frozenset(silent)
+        self.reason = reason
         self.ejected: list[Target] = []
         self.tried: list[Target] = []
         self.dialing = self.dialing_most = 0
@@ -42,7 +44,7 @@ class Endpoints:
         return target in self.ejected
 
     async def failed(self, protocol: Protocol, target: Target, reason: str) -> None:
-        assert reason == "silent"
+        assert reason == self.reason
         self.ejected.append(target)
 
     async def answered(self, protocol: Protocol, target: Target) -> None:
@@ -54,8 +56,8 @@ class Endpoints:
     def tenants(self, protocol: Protocol, target: Target) -> Tenants:
         return frozenset({"default"})
 
-    def endpoints_in(self, prefixes: Collection[Prefix], at_most: int) -> list[Target]:
-        return []
+    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[Target]:
+        return [it for it in self.silent if any(ip_address(it.address) in prefix for prefix in prefixes)]
 
     def due(self) -> list[tuple[Protocol, Target, Tenants]]:
         return []
@@ -186,3 +188,43 @@ async def test_rules_that_are_made_anew_are_kept_alive_at_once(monkeypatch: pyte
             await asyncio.sleep(0.01)
     keeping.cancel()
     assert works.renewed == 2
+
+
+class Routes:
+    """Routes that go, once."""
+
+    def __init__(self, *prefixes: str) -> None:
+        self._lost: set[Prefix] = {ip_network(prefix) for prefix in prefixes}
+
+    def look(self) -> set[Prefix]:
+        lost, self._lost = self._lost, set()
+        return lost
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("count", [2, 3 * LOST_AT_ONCE])
+async def test_endpoints_without_a_route_are_dialed_and_ejected_however_many(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    lost, left = pods(count), [Target(Address("10.9.9.9"), 80)]
+    endpoints = Endpoints(silent=[*lost, *left], reason="unreachable")
+    monkeypatch.setattr(dials_module, "dial", endpoints.dial)
+    monkeypatch.setattr(guardian_module, "RouteWatch", lambda: Routes("10.0.0.0/16"))
+    crashes: list[BaseException] = []
+    guardian = Guardian(
+        endpoints,
+        on_group=lambda group: None,
+        in_force=lambda group: True,
+        on_crash=lambda task, error: crashes.append(error),
+    )
+    watching = asyncio.create_task(guardian._watch_routes())
+    async with asyncio.timeout(30):
+        while len(endpoints.ejected) < count:
+            guardian._dials.next()  # as the probes do
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    assert sorted(endpoints.ejected) == sorted(lost)
+    assert endpoints.dialing_most <= DIALS_MAX
+    assert not crashes

@@ -23,6 +23,8 @@ _RTA_DST = 1
 _BLACKHOLE, _UNREACHABLE, _PROHIBIT = 6, 7, 8  # RTN_*
 
 Prefix = IPv4Network | IPv6Network
+EVERYWHERE: tuple[Prefix, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
+"""What a default route leads to."""
 
 
 class RouteWatch:
@@ -33,8 +35,11 @@ class RouteWatch:
         self._socket = subscribe(socket.NETLINK_ROUTE, *_GROUPS)
 
     def look(self) -> set[Prefix]:
-        """The destinations to which a way has been lost since the last look. Lost notifications are left out."""
-        return {prefix for data in received(self._socket) if data is not None for prefix in lost_ways(data)}
+        """The destinations to which a way has been lost since the last look: all, where notifications were lost."""
+        found: set[Prefix] = set()
+        for data in received(self._socket):
+            found.update(lost_ways(data) if data is not None else EVERYWHERE)
+        return found
 
     def close(self) -> None:
         """End the subscription."""
