@@ -296,15 +296,24 @@ class _Ejector:
         """See `ejector.Ejector`."""
         self._ejections.dialed(Endpoint(protocol, target), _now())
 
-    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[Target]:
+    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[tuple[Protocol, Target]]:
         """See `ejector.Ejector`."""
         rules = self._proxier.in_force
         if rules is None:
             return []
-        spreads = {id(it): it for known in (rules.spreads, rules.own_spreads) for it in known.values()}
+        spreads = {
+            (destination.protocol, id(spread)): spread
+            for known in (rules.spreads, rules.own_spreads)
+            for destination, spread in known.items()
+        }
         lost = among({target.address for it in spreads.values() for target in it.targets}, prefixes)
-        found = (target for it in spreads.values() for target in it.targets if target.address in lost)
-        return [it for it in dict.fromkeys(found) if self.knows(Protocol.TCP, it)]
+        found = (
+            (protocol, target)
+            for (protocol, _), it in spreads.items()
+            for target in it.targets
+            if target.address in lost
+        )
+        return [(protocol, target) for protocol, target in dict.fromkeys(found) if self.knows(protocol, target)]
 
     def forget(self, now: float) -> None:
         """Forget endpoints that no Service has any more."""

@@ -96,7 +96,8 @@ class Ejections:
         return {endpoint: self._ejected[endpoint].tenants for endpoint in waiting}
 
     def dialed(self, endpoint: Endpoint, now: float) -> None:
-        """An endpoint is being dialed, or, of UDP, is about to be back: `answered` follows without a dial."""
+        """An endpoint is being dialed, or, of UDP, is about to be back: `answered` follows without a dial,
+        if it has a route."""
         if (ejection := self._ejected.get(endpoint)) is not None:
             ejection.until = now + PROBE_S
 

@@ -16,6 +16,7 @@ ejector       what the guardian asks for: states of endpoints, and the rules tha
 turns         which tenant is next where dials or deletions are short
 dial          tries an endpoint from this node
 dials         the dials under way, and the endpoints that wait for one
+lost_routes   endpoints to which a way has been lost
 flow_release  deletes flows to failed endpoints, many at a time, so that their packets can be sent again
 guardian      the control process's part: keeps the rules alive, finds silent endpoints, frees flows
 

@@ -41,5 +41,5 @@ class Ejector(Interface):
     def dialed(self, protocol: Protocol, target: Target) -> None:
         """An endpoint that was due is being dialed."""
 
-    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[Target]:
-        """The TCP endpoints of the kernel path with these addresses."""
+    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[tuple[Protocol, Target]]:
+        """The endpoints of the kernel path with these addresses."""

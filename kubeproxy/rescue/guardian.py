@@ -9,7 +9,8 @@ What happens after a failure, by its kind:
   can find it well, its flows are deleted, and the datagrams that the errors have quoted are sent again. Without that a
   forged error could end all sessions with an endpoint, and have datagrams sent in other clients' names.
 - *Without a route.* The kernel drops the packet, or answers with an error of its own, before any rule knows the
-  endpoint. So this process follows routes: when one goes, a dial finds out whether another leads there.
+  endpoint. So this process follows routes (`lost_routes`): when one goes, a dial finds out whether another leads there.
+  A UDP endpoint stays ejected as long as it has none.
 - *Silent.* The endpoint is ejected, its unanswered flows are deleted, and their SYNs are sent again. A dial follows
   soon, and brings it back if this node gets an answer. When many fall silent at once, or this process could not look
   in time, the node may be late and not they: then a dial confirms first, and the SYNs are sent again meanwhile. So it
@@ -23,7 +24,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 import structlog
@@ -31,11 +31,12 @@ import structlog
 from kubeproxy.model import Family, Protocol, Target, family_of
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.netfilter.nftables.set_elements import SetElements
-from kubeproxy.netfilter.routing.route_watch import RouteWatch
+from kubeproxy.netfilter.routing.route_watch import RouteWatch, has_route
 from kubeproxy.rescue.dial import refuses_datagrams
 from kubeproxy.rescue.dials import Dials
 from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.flow_release import FlowRelease
+from kubeproxy.rescue.lost_routes import LostRoutes
 from kubeproxy.rescue.nflog import GROUPS
 from kubeproxy.rescue.process import RescueProcess
 from kubeproxy.rescue.protocol import Counts, Failed, FreedFlow, Reason, added
@@ -64,7 +65,7 @@ ASKED_MAX: Final = 128
 FEW: Final = 3
 """So many endpoints of a family that fall silent in one look are ejected at once; more of them are dialed first."""
 LOST_AT_ONCE: Final = 256
-"""Endpoints that wait for their dial because a route has gone; the others follow. The default route has all."""
+"""Endpoints handed over at once because a route has gone; the others follow. The default route has all."""
 TRUSTED_S: Final = 10.0
 """How long an endpoint that a dial has reached is not ejected by silence alone. Each silence has it dialed again, so an
 endpoint that is silent to some clients is ejected once, and never flaps."""
@@ -321,17 +322,18 @@ class Guardian:
     async def _watch_routes(self) -> None:
         """Dial the endpoints to which a way has been lost: no rule sees packets that have no route."""
         loop = asyncio.get_running_loop()
-        lost: dict[Target, None] = {}
         try:
             with contextlib.closing(RouteWatch()) as watch:
+                routes = LostRoutes(self._ejector, watch)
                 while True:
                     began = loop.time()
-                    if prefixes := watch.look():
-                        lost.update(dict.fromkeys(self._ejector.endpoints_in(prefixes)))
-                    some = list(islice(lost, max(0, LOST_AT_ONCE - self._dials.waiting)))
-                    for target in some:
-                        del lost[target]
-                    self._dials.confirm(some, Reason.UNREACHABLE, anew=True)
+                    lost = routes.next(max(0, LOST_AT_ONCE - self._dials.waiting), began)
+                    self._dials.confirm(
+                        [target for protocol, target in lost if protocol is Protocol.TCP], Reason.UNREACHABLE, anew=True
+                    )
+                    for protocol, target in lost:
+                        if protocol is Protocol.UDP and not has_route(target.address):
+                            self._tasks.start(self._eject_and_free(protocol, target, Reason.UNREACHABLE), name="eject")
                     await asyncio.sleep(max(LOOK_S, (loop.time() - began) / LOOK_SHARE))
         except OSError as error:
             log.info("routes are not followed", reason=error.strerror)
@@ -344,5 +346,8 @@ class Guardian:
             for protocol, target, _ in self._ejector.due():
                 if protocol is Protocol.UDP:
                     self._ejector.dialed(protocol, target)
-                    self._tasks.start(self._ejector.answered(protocol, target), name="take back")
+                    if has_route(target.address):
+                        self._tasks.start(self._ejector.answered(protocol, target), name="take back")
+                    else:
+                        self._ejector.unanswered(protocol, target)
             self._dials.next()

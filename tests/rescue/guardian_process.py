@@ -76,7 +76,7 @@ class OneService:
     def dialed(self, protocol: Protocol, target: Target) -> None:
         self._ejections.dialed(Endpoint(protocol, target), asyncio.get_running_loop().time())
 
-    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[Target]:
+    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[tuple[Protocol, Target]]:
         return []
 
     def spreads(self) -> dict[Destination, Spread]:

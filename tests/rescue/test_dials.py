@@ -71,7 +71,7 @@ class Endpoints:
     def dialed(self, protocol: Protocol, target: Target) -> None:
         self.waiting.remove(target)
 
-    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[Target]:
+    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[tuple[Protocol, Target]]:
         return []
 
     async def dial(self, target: Target) -> Outcome:
@@ -145,7 +145,9 @@ async def test_one_that_was_just_reached_is_left_alone(monkeypatch: pytest.Monke
     assert made.noted == [("reached", POD)]
 
 
-async def test_one_that_was_just_reached_is_dialed_again_if_it_has_failed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_was_just_reached_is_dialed_if_its_route_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A route that goes is reported once."""
     made = Endpoints(monkeypatch)
     made.made.confirm([POD], Reason.REFUSED)

@@ -11,9 +11,9 @@ import pytest
 
 from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.netfilter.nftables.set_elements import SetElements
-from kubeproxy.netfilter.routing.route_watch import Prefix
+from kubeproxy.netfilter.routing.route_watch import Lost, Prefix
 from kubeproxy.rescue import dials as dials_module
-from kubeproxy.rescue import flow_release
+from kubeproxy.rescue import flow_release, lost_routes
 from kubeproxy.rescue import guardian as guardian_module
 from kubeproxy.rescue.dial import Outcome
 from kubeproxy.rescue.dials import DIALS_MAX
@@ -28,11 +28,20 @@ class Endpoints:
     def __init__(self, silent: Sequence[Target], *, reason: str = "silent") -> None:
         self.silent = frozenset(silent)
         self.reason = reason
-        self.ejected: list[Target] = []
+        self._ejected: list[tuple[Protocol, Target]] = []
         self.tried: list[Target] = []
         self.dialing = self.dialing_most = 0
         self.freed: list[Target] = []
         self.guardian: Guardian | None = None
+
+    def of(self, protocol: Protocol) -> list[Target]:
+        """The ejected endpoints."""
+        return [target for of, target in self._ejected if of is protocol]
+
+    @property
+    def ejected(self) -> list[Target]:
+        """Of TCP."""
+        return self.of(Protocol.TCP)
 
     def knows(self, protocol: Protocol, target: Target) -> bool:
         return True
@@ -41,11 +50,11 @@ class Endpoints:
         return True
 
     def is_ejected(self, protocol: Protocol, target: Target) -> bool:
-        return target in self.ejected
+        return (protocol, target) in self._ejected
 
     async def failed(self, protocol: Protocol, target: Target, reason: str) -> None:
         assert reason == self.reason
-        self.ejected.append(target)
+        self._ejected.append((protocol, target))
 
     async def answered(self, protocol: Protocol, target: Target) -> None:
         raise AssertionError("no endpoint is probed")
@@ -56,8 +65,13 @@ class Endpoints:
     def tenants(self, protocol: Protocol, target: Target) -> Tenants:
         return frozenset({"default"})
 
-    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[Target]:
-        return [it for it in self.silent if any(ip_address(it.address) in prefix for prefix in prefixes)]
+    def endpoints_in(self, prefixes: Collection[Prefix]) -> list[tuple[Protocol, Target]]:
+        return [
+            (protocol, it)
+            for protocol in Protocol
+            for it in self.silent
+            if any(ip_address(it.address) in prefix for prefix in prefixes)
+        ]
 
     def due(self) -> list[tuple[Protocol, Target, Tenants]]:
         return []
@@ -191,27 +205,36 @@ async def test_rules_that_are_made_anew_are_kept_alive_at_once(monkeypatch: pyte
 
 
 class Routes:
-    """Routes that go, once."""
+    """Routes of which some go, once."""
 
-    def __init__(self, *prefixes: str) -> None:
-        self._lost: set[Prefix] = {ip_network(prefix) for prefix in prefixes}
+    def __init__(self, gone: str, *, notified: bool) -> None:
+        self._gone = ip_network(gone)
+        self._lost = Lost({self._gone} if notified else set(), more=not notified)
 
-    def look(self) -> set[Prefix]:
-        lost, self._lost = self._lost, set()
+    def look(self) -> Lost:
+        lost, self._lost = self._lost, Lost(set(), more=False)
         return lost
+
+    def has_route(self, address: Address) -> bool:
+        return ip_address(address) not in self._gone
 
     def close(self) -> None:
         pass
 
 
+@pytest.mark.parametrize("notified", [True, False])
 @pytest.mark.parametrize("count", [2, 3 * LOST_AT_ONCE])
-async def test_endpoints_without_a_route_are_dialed_and_ejected_however_many(
-    monkeypatch: pytest.MonkeyPatch, count: int
+async def test_endpoints_without_a_route_are_ejected_however_many(
+    monkeypatch: pytest.MonkeyPatch, count: int, notified: bool
 ) -> None:
     lost, left = pods(count), [Target(Address("10.9.9.9"), 80)]
     endpoints = Endpoints(silent=[*lost, *left], reason="unreachable")
+    routes = Routes("10.0.0.0/16", notified=notified)
     monkeypatch.setattr(dials_module, "dial", endpoints.dial)
-    monkeypatch.setattr(guardian_module, "RouteWatch", lambda: Routes("10.0.0.0/16"))
+    monkeypatch.setattr(flow_release, "delete_flows_to", endpoints.free)
+    monkeypatch.setattr(guardian_module, "RouteWatch", lambda: routes)
+    monkeypatch.setattr(guardian_module, "has_route", routes.has_route)
+    monkeypatch.setattr(lost_routes, "has_route", routes.has_route)
     crashes: list[BaseException] = []
     guardian = Guardian(
         endpoints,
@@ -221,10 +244,11 @@ async def test_endpoints_without_a_route_are_dialed_and_ejected_however_many(
     )
     watching = asyncio.create_task(guardian._watch_routes())
     async with asyncio.timeout(30):
-        while len(endpoints.ejected) < count:
+        while len(endpoints.of(Protocol.TCP)) < count or len(endpoints.of(Protocol.UDP)) < count:
             guardian._dials.next()  # as the probes do
             await asyncio.sleep(0.01)
     watching.cancel()
-    assert sorted(endpoints.ejected) == sorted(lost)
+    assert sorted(endpoints.of(Protocol.TCP)) == sorted(endpoints.of(Protocol.UDP)) == sorted(lost)
+    assert not set(endpoints.tried) & set(left), "its route is found"
     assert endpoints.dialing_most <= DIALS_MAX
     assert not crashes

@@ -1,21 +1,30 @@
 """Watches for routes that are taken away, by the kernel's notifications.
 
 A packet without a route is dropped before any chain that knows the endpoint, so the rules of the rescue do not see it.
+
+An IPv4 route that goes with its link, or with its source address, has no notification of its own (ip(8): the link's
+is to tell). So it is when a pod ends whose link had a route, and a wider route may then lead nowhere.
 """
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from collections.abc import Collection, Iterator, Set
 from ipaddress import IPv4Network, IPv6Network
+from typing import NamedTuple
 
 from kubeproxy.model import Address
 from kubeproxy.netfilter.netlink.messages import attributes, parse
 from kubeproxy.netfilter.netlink.multicast import received, subscribe
 
-_GROUPS = (7, 11)  # linux/rtnetlink.h: RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE
-_RTM_NEWROUTE, _RTM_DELROUTE = 24, 25
+# linux/rtnetlink.h: RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE
+_GROUPS = (1, 5, 7, 11)
+_RTM_NEWLINK, _RTM_DELLINK, _RTM_DELADDR, _RTM_NEWROUTE, _RTM_DELROUTE = 16, 17, 21, 24, 25
+_LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
+_IFF_UP = 1
+_NEW = 0xFFFF_FFFF  # of a link that has just been made
 _ROUTE = struct.Struct(
     "=BBBBBBBBI"
 )  # family, lengths of addresses, type of service, table, protocol, scope, type; flags
@@ -27,19 +36,29 @@ EVERYWHERE: tuple[Prefix, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
 """What a default route leads to."""
 
 
+class Lost(NamedTuple):
+    """What has gone since the last look."""
+
+    prefixes: set[Prefix]
+    """The destinations to which a way has been lost."""
+    more: bool
+    """Whether routes may have gone without a notification."""
+
+
 class RouteWatch:
-    """A subscription to the routes of this network namespace."""
+    """A subscription to the routes and links of this network namespace."""
 
     def __init__(self) -> None:
         """OSError when the kernel has no such notifications."""
         self._socket = subscribe(socket.NETLINK_ROUTE, *_GROUPS)
 
-    def look(self) -> set[Prefix]:
-        """The destinations to which a way has been lost since the last look: all, where notifications were lost."""
-        found: set[Prefix] = set()
+    def look(self) -> Lost:
+        """What has gone since the last look. The kernel notifies of a link before it takes its routes away."""
+        lost = Lost(set(), more=False)
         for data in received(self._socket):
-            found.update(lost_ways(data) if data is not None else EVERYWHERE)
-        return found
+            more = data is None or hides_losses(data)
+            lost = Lost(lost.prefixes | set(lost_ways(data or b"")), lost.more or more)
+        return lost
 
     def close(self) -> None:
         """End the subscription."""
@@ -59,6 +78,32 @@ def lost_ways(data: bytes) -> Iterator[Prefix]:
             yield IPv4Network((to.ljust(4, b"\0"), length), strict=False)
         elif family == socket.AF_INET6 and length <= 128 and len(to) in (0, 16):
             yield IPv6Network((to.ljust(16, b"\0"), length), strict=False)
+
+
+def hides_losses(data: bytes) -> bool:
+    """Whether links that go down, or addresses that go, are among the messages. Pure."""
+    for message in parse(data):
+        if message.kind in (_RTM_DELLINK, _RTM_DELADDR):
+            return True
+        if message.kind == _RTM_NEWLINK and len(message.body) >= _LINK.size:
+            *_, flags, change = _LINK.unpack_from(message.body)
+            if change & _IFF_UP and not flags & _IFF_UP and change != _NEW:
+                return True
+    return False
+
+
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
+"""Errors without a route, and with one of the types unreachable, prohibit and blackhole."""
+
+
+def has_route(address: Address) -> bool:
+    """Whether a packet from this host would find a way; without sending one, in some 10 us."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect((address, 9))
+    except OSError as error:
+        return error.errno not in _NO_ROUTE
+    return True
 
 
 def among(addresses: Set[Address], prefixes: Collection[Prefix]) -> set[Address]:

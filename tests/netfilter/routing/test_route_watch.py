@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import struct
+from collections.abc import Iterator
+from contextlib import closing
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from itertools import product
 
@@ -12,7 +15,8 @@ from hypothesis import strategies as st
 
 from kubeproxy.model import Address
 from kubeproxy.netfilter.netlink.messages import encode, frame
-from kubeproxy.netfilter.routing.route_watch import among, lost_ways
+from kubeproxy.netfilter.routing.route_watch import RouteWatch, among, has_route, lost_ways
+from tests.support.lab import Host
 
 NEW, DELETED = 24, 25
 UNICAST, BLACKHOLE = 1, 6
@@ -62,3 +66,65 @@ def test_addresses_within_prefixes(addresses: set[IPv4Address | IPv6Address], pr
 def test_a_default_route_has_all() -> None:
     assert among({Address("10.3.0.2"), Address("fd00::1")}, [ip_network("0.0.0.0/0")]) == {"10.3.0.2"}
     assert among({Address("10.3.0.2"), Address("fd00::1")}, [ip_network("::/0")]) == {"fd00::1"}
+
+
+@pytest.fixture
+def watch() -> Iterator[tuple[Host, RouteWatch]]:
+    """A host with two pods on links of their own, and a watch."""
+    with Host("node") as host:
+        for pod in ("pod0", "pod1"):
+            host.ip(f"link add {pod} type veth peer name {pod}-peer", f"link set {pod}-peer up", f"link set {pod} up")
+        host.ip("addr add 10.3.255.1/32 dev lo", "link set lo up")
+        host.ip("route add 10.3.0.2/32 dev pod0 src 10.3.255.1", "route add 10.3.1.2/32 dev pod1 src 10.3.255.1")
+        with host.entered(), closing(RouteWatch()) as it:
+            it.look()
+            yield host, it
+
+
+LOSSES = {
+    "link down": ("link set pod0 down", ["10.3.0.2"]),
+    "link deleted": ("link del pod0", ["10.3.0.2"]),
+    "source address": ("addr del 10.3.255.1/32 dev lo", ["10.3.0.2", "10.3.1.2"]),
+}
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("loss", LOSSES)
+def test_routes_that_go_without_a_notification(watch: tuple[Host, RouteWatch], loss: str) -> None:
+    host, it = watch
+    command, gone = LOSSES[loss]
+    pods = [Address("10.3.0.2"), Address("10.3.1.2")]
+    assert all(map(has_route, pods))
+    host.ip(command)
+    assert it.look().more
+    assert [pod for pod in pods if not has_route(pod)] == gone
+    assert not it.look().more
+
+
+@pytest.mark.netns
+def test_a_link_that_is_made_takes_no_route_away(watch: tuple[Host, RouteWatch]) -> None:
+    host, it = watch
+    host.ip("addr add 10.3.0.9/32 dev pod0", "link set pod0 mtu 1400")
+    host.ip("link add pod2 type veth peer name pod2-peer", "link set pod2 up")
+    assert it.look() == (set(), False)
+
+
+@pytest.mark.netns
+def test_lost_notifications_may_be_of_anything(watch: tuple[Host, RouteWatch]) -> None:
+    host, it = watch
+    with socket.socket(fileno=socket.dup(it._socket.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    host.ip(*(f"route add 10.4.{number}.0/24 dev pod0" for number in range(64)))
+    assert it.look().more
+    assert not it.look().more
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("kind", ["unreachable", "blackhole", "prohibit"])
+@pytest.mark.parametrize("to", ["10.4.0.0/16", "fd00:4::/64"])
+def test_a_route_that_leads_nowhere_is_none(kind: str, to: str) -> None:
+    with Host("node") as host, host.entered():
+        host.ip("link set lo up", f"route add {kind} {to}")
+        assert not has_route(Address(to.replace("0.0/16", "0.2").replace("::/64", "::2")))
+        assert has_route(Address("127.0.0.1"))
+        assert not has_route(Address("10.9.0.1"))

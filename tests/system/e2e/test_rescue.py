@@ -186,6 +186,12 @@ LOSSES = {
         "route del 10.3.1.2/32",
         ("route del blackhole 10.3.1.0/30",),
     ),
+    # The kernel has no notification for the route.
+    "with its link": (
+        ("route add blackhole 10.3.0.0/16",),
+        "link set pod1 down",
+        ("link set pod1 up", "addr replace fd00:3:1::1/64 dev pod1 nodad", "route del blackhole 10.3.0.0/16"),
+    ),
 }
 """What is there before, how the route is lost, and what brings it back."""
 

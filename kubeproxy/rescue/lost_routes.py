@@ -1,0 +1,72 @@
+"""The endpoints to which a way has been lost.
+
+A route that is taken away names its destination. Where routes may have gone without a notification, every endpoint's
+is looked up, some at a time; so it is now and then, as an endpoint may be new and have none from the beginning.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+from typing import Protocol as Interface
+
+from kubeproxy.model import Address, Protocol, Target
+from kubeproxy.netfilter.routing.route_watch import EVERYWHERE, Lost, has_route
+from kubeproxy.rescue.ejector import Ejector
+
+Endpoint = tuple[Protocol, Target]
+
+LOOKUPS: Final = 300
+"""Routes looked up at a time: some 3 ms."""
+SWEEP_S: Final = 10.0
+"""How often all are looked up."""
+SWEEP_EACH_S: Final = 0.001
+"""How much less often for each endpoint, where they are many: it takes a hundredth of the time."""
+
+
+class Watch(Interface):
+    """Notices routes that go."""
+
+    def look(self) -> Lost:
+        """What has gone since the last look."""
+
+
+class LostRoutes:
+    """Those of one guardian."""
+
+    def __init__(self, ejector: Ejector, watch: Watch) -> None:
+        self._ejector = ejector
+        self._watch = watch
+        self._lost: dict[Endpoint, None] = {}
+        """Endpoints that have not been handed out yet, the oldest first."""
+        self._unsure: dict[Endpoint, None] = {}
+        """Endpoints with a route that is to be looked up."""
+        self._more = False
+        self._sweep_at = float("-inf")
+
+    def next(self, at_most: int, now: float) -> list[Endpoint]:
+        """So many endpoints to which there is no way, or no longer the same."""
+        # The kernel notifies of a link before it takes its routes away, so that is a look ago.
+        more, (prefixes, self._more) = self._more, self._watch.look()
+        if prefixes:
+            self._lost.update(dict.fromkeys(self._ejector.endpoints_in(prefixes)))
+        if more or now >= self._sweep_at:
+            everywhere = self._ejector.endpoints_in(EVERYWHERE)
+            self._unsure.update(dict.fromkeys(everywhere))
+            self._sweep_at = now + max(SWEEP_S, SWEEP_EACH_S * len(everywhere))
+        known: dict[Address, bool] = {}
+        for endpoint in _taken(self._unsure, LOOKUPS):
+            address = endpoint[1].address
+            if address not in known:
+                known[address] = has_route(address)
+            if not known[address]:
+                self._lost[endpoint] = None
+        return _taken(self._lost, at_most)
+
+
+def _taken(some: dict[Endpoint, None], at_most: int) -> list[Endpoint]:
+    """The first of them, which then are no longer among them."""
+    found = list(islice(some, at_most))
+    for endpoint in found:
+        del some[endpoint]
+    return found
