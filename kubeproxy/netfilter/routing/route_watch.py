@@ -2,8 +2,8 @@
 
 A packet without a route is dropped before any chain that knows the endpoint, so the rules of the rescue do not see it.
 
-An IPv4 route that goes with its link, or with its source address, has no notification of its own (ip(8): the link's
-is to tell). So it is when a pod ends whose link had a route, and a wider route may then lead nowhere.
+An IPv4 route that goes with its link, or with its source address, has no notification of its own (seen with
+``ip monitor``, Linux 6.18). So it is when a pod ends, and a wider route that is left may lead nowhere.
 """
 
 from __future__ import annotations

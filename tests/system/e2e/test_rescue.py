@@ -12,14 +12,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kubeproxy.model import Address, Target
+from kubeproxy.proxier.ejections import UDP_FIRST_S
 from tests.support.lab import Daemon, Host
 from tests.system.e2e import kernel_state
-from tests.system.e2e.stage import QUICK, TARGET, VIP, Stage, ask, refused, until
+from tests.system.e2e.stage import QUICK, TARGET, VIP, Stage, ask, endpoints, refused, service, until
 
 pytestmark = pytest.mark.netns
 
@@ -77,9 +79,9 @@ def alive(node: Host) -> bool:
     return "tcp" in listing
 
 
-def spread_over(node: Host) -> set[Target]:
+def spread_over(node: Host, *, slots: str = "tcp_slots4") -> set[Target]:
     """The endpoints to which the kernel leads clients of the Service."""
-    listing = node.run(["nft", "list", "map", "inet", "kubeproxy", "tcp_slots4"], check=False).stdout
+    listing = node.run(["nft", "list", "map", "inet", "kubeproxy", slots], check=False).stdout
     return {Target(Address(f"10.3.{pod}.2"), TARGET) for pod in PODS if f": 10.3.{pod}.2 . {TARGET}" in listing}
 
 
@@ -212,6 +214,27 @@ def test_an_endpoint_that_loses_its_route_gets_no_clients(stage: Stage, loss: st
         stage.node.ip(*back)
     until(lambda: spread_over(stage.node) == endpoints_of(*PODS), "it is back")
     assert " error " not in daemon.log(), daemon.log()
+
+
+def test_a_udp_endpoint_is_left_out_as_long_as_it_has_no_route(stage: Stage) -> None:
+    """Nothing would answer a dial of it; so it is back when there is a route again, and not before."""
+    made = service("dns", "10.96.0.53", {"dns": 53})
+    made["spec"]["ports"][0]["protocol"] = "UDP"
+    listed = endpoints("dns", PODS, ["dns"])
+    listed["ports"] = [{"name": "dns", "port": TARGET, "protocol": "UDP"}]
+    stage.write("dns", made, listed)
+    start(stage)
+    led = partial(spread_over, stage.node, slots="udp_slots4")
+    assert led() == endpoints_of(*PODS)
+    stage.node.ip("route add blackhole 10.3.1.0/30")
+    try:
+        until(lambda: led() == endpoints_of(0, 2, 3), "it has no slots")
+        left_out = time.monotonic()
+        while time.monotonic() < left_out + 3 * UDP_FIRST_S:
+            assert led() == endpoints_of(0, 2, 3)
+    finally:
+        stage.node.ip("route del blackhole 10.3.1.0/30")
+    until(lambda: led() == endpoints_of(*PODS), "it is back")
 
 
 @pytest.mark.parametrize("verdict", [REFUSE, DROP], ids=["refuses", "silent"])
