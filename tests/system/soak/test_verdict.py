@@ -76,6 +76,17 @@ def test_only_an_endpoint_may_answer(chronicle: Chronicle) -> None:
     assert verdict(chronicle, answered(0, began=late, ended=late)) is None
 
 
+def test_a_process_that_is_stopped_stays_with_what_it_knew(chronicle: Chronicle) -> None:
+    """It was about to learn of a change when it was stopped."""
+    chronicle.services["web"].append(State(105.0, (3,)))
+    chronicle.blind.append(Span(100.0, "refuse", "api", 106.0))
+    chronicle.blind.append(Span(106.0 + BACK_S - LIVE_S + 1, "the control process was stopped", "", 115.0))
+    at = 106.0 + BACK_S + 0.5
+    assert verdict(chronicle, answered(0, began=at, ended=at)) == ""
+    chronicle.blind.pop()
+    assert verdict(chronicle, answered(0, began=at, ended=at)) is None
+
+
 @pytest.mark.parametrize("pods", [None, ()])
 def test_a_service_that_is_not_there_or_empty(chronicle: Chronicle, pods: tuple[int, ...] | None) -> None:
     chronicle.services["guest-1"] += [State(99.0, pods), State(101.0, (2,))]

@@ -247,7 +247,7 @@ class Verdict:
         """The time since which changes may not be in force yet."""
         since = now - LIVE_S
         for span in sorted(self._chronicle.blind, key=lambda span: -span.begin):
-            if span.begin <= since <= span.end + BACK_S - LIVE_S:
+            if span.begin - LIVE_S <= since <= span.end + BACK_S - LIVE_S:
                 since = span.begin - LIVE_S
         return since
 
