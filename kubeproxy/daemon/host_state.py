@@ -18,6 +18,7 @@ from kubeproxy.netfilter.conntrack import usage
 from kubeproxy.netfilter.forwarding import forwarded_families
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.local_addresses import landing_addresses, local_addresses
+from kubeproxy.netfilter.shared_links import bridged_families
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.runtime import privileges
 from kubeproxy.runtime.threads import in_thread
@@ -60,6 +61,7 @@ class HostState:
             local_addresses(),
             can_preserve=self._can_preserve,
             forwarding=forwarded_families(),
+            bridged=bridged_families(),
         )
 
     def _reasons_not_to_preserve(self) -> list[str]:

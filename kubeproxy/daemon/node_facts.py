@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from kubeproxy.config.schema import Configuration
 from kubeproxy.model import Address, Family, Node, family_of
 from kubeproxy.netfilter.local_addresses import LocalAddress
+from kubeproxy.netfilter.shared_links import shared_links
 from kubeproxy.proxier.node import NodeFacts, Preserve
 
 LOCALHOST = (Address("127.0.0.1"), Address("::1"))
@@ -32,9 +33,11 @@ def node_facts(
     *,
     can_preserve: bool,
     forwarding: frozenset[Family] = frozenset(),
+    bridged: frozenset[Family] = frozenset(),
 ) -> NodeFacts:
     """`local`: every address of this host; `can_preserve`: whether the kernel lets us dial from clients' addresses;
-    `forwarding`: the families that it forwards."""
+    `forwarding`: the families that it forwards; `bridged`: those of frames that netfilter sees on every bridge."""
+    local = list(local)
     own = [address.address for address in local if not address.address.startswith("fe80:")]
     return NodeFacts(
         name=node.name,
@@ -42,6 +45,7 @@ def node_facts(
         node_addresses=frozenset(node_port_addresses(configuration, node, own)),
         own_addresses=frozenset(own),
         internal_sources=frozenset(configuration.cluster_cidr.blocks),
+        shared_links=shared_links(local, bridged),
         forwarding=forwarding,
         preserve=Preserve(configuration.kubeproxy.preserve_client_address) if can_preserve else Preserve.NEVER,
     )

@@ -11,6 +11,7 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kubeproxy.model import Address, Family, parse_address
 from kubeproxy.model.errors import KernelError
@@ -18,7 +19,9 @@ from kubeproxy.netfilter.netlink.messages import attributes, dump, open_netlink
 
 _RTM_GETLINK, _RTM_GETADDR = 18, 22
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
-_IFLA_IFNAME = 3
+_IFLA_IFNAME, _IFLA_LINKINFO = 3, 18
+_IFLA_INFO_KIND, _IFLA_INFO_DATA = 1, 2
+_IFLA_BR_NF_CALL = {Family.IPV4: 36, Family.IPV6: 37}  # IFLA_BR_NF_CALL_IPTABLES, _IP6TABLES
 _IFF_UP = 0x1
 _RT_SCOPE_UNIVERSE = 0
 _UNUSABLE = 0x40 | 0x08 | 0x20  # IFA_F_TENTATIVE, IFA_F_DADFAILED, IFA_F_DEPRECATED
@@ -41,6 +44,11 @@ class LocalAddress:
     """Of universal scope: neither loopback nor link-local."""
     usable: bool
     """Its interface is up, and the kernel would choose it for new connections."""
+    prefix: int | None = None
+    """The length of the prefix that the hosts of its link have in common; None: of a single host."""
+    bridge: frozenset[Family] | None = None
+    """Its interface is a bridge, and netfilter sees the frames of these families that it passes on; None: it is
+    none."""
 
     @property
     def family(self) -> Family:
@@ -84,17 +92,34 @@ def _source_of_default_route(family: Family) -> Address | None:
     return address if not address.startswith(("127.", "fe80:")) and address not in ("0.0.0.0", "::", "::1") else None
 
 
-def _parse_links(payloads: Iterable[bytes]) -> Iterator[tuple[int, tuple[str, bool]]]:
-    """Interface number -> its name, and whether it is up."""
+class _Link(NamedTuple):
+    """An interface."""
+
+    name: str
+    is_up: bool
+    bridge: frozenset[Family] | None
+
+
+def _parse_links(payloads: Iterable[bytes]) -> Iterator[tuple[int, _Link]]:
+    """The interfaces by their numbers."""
     for payload in payloads:
         _, _, index, flags, _ = _IFINFO.unpack_from(payload)
-        names = [value for kind, value in attributes(payload[_IFINFO.size :]) if kind == _IFLA_IFNAME]
-        yield index, (names[0].rstrip(b"\0").decode(errors="replace") if names else str(index), bool(flags & _IFF_UP))
+        found = dict(attributes(payload[_IFINFO.size :]))
+        name = found.get(_IFLA_IFNAME, str(index).encode()).rstrip(b"\0").decode(errors="replace")
+        yield index, _Link(name, bool(flags & _IFF_UP), _bridge(dict(attributes(found.get(_IFLA_LINKINFO, b"")))))
 
 
-def _parse_addresses(payloads: Iterable[bytes], links: Mapping[int, tuple[str, bool]]) -> Iterator[LocalAddress]:
+def _bridge(link: Mapping[int, bytes]) -> frozenset[Family] | None:
+    """The families of frames that a bridge has netfilter see by its own setting; None: it is no bridge."""
+    if link.get(_IFLA_INFO_KIND, b"").rstrip(b"\0") != b"bridge":
+        return None
+    settings = dict(attributes(link.get(_IFLA_INFO_DATA, b"")))
+    return frozenset(family for family, number in _IFLA_BR_NF_CALL.items() if any(settings.get(number, b"")))
+
+
+def _parse_addresses(payloads: Iterable[bytes], links: Mapping[int, _Link]) -> Iterator[LocalAddress]:
     for payload in payloads:
-        inet, _, short_flags, scope, index = _IFADDR.unpack_from(payload)
+        inet, prefix, short_flags, scope, index = _IFADDR.unpack_from(payload)
         if inet not in (socket.AF_INET, socket.AF_INET6):
             continue
         found = dict(attributes(payload[_IFADDR.size :]))
@@ -103,10 +128,12 @@ def _parse_addresses(payloads: Iterable[bytes], links: Mapping[int, tuple[str, b
         if packed is None:
             continue
         flags = int.from_bytes(found[_IFA_FLAGS], sys.byteorder) if _IFA_FLAGS in found else short_flags
-        interface, is_up = links.get(index, (str(index), False))
+        link = links.get(index, _Link(str(index), is_up=False, bridge=None))
         yield LocalAddress(
             address=Address(str(ipaddress.ip_address(packed))),
-            interface=interface,
+            interface=link.name,
             is_global=scope == _RT_SCOPE_UNIVERSE,
-            usable=is_up and not flags & _UNUSABLE,
+            usable=link.is_up and not flags & _UNUSABLE,
+            prefix=prefix,
+            bridge=link.bridge,
         )

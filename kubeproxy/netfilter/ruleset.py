@@ -134,6 +134,10 @@ class RuleSet:
     """For how long the kernel keeps a connection that is reported if it fails, in seconds, by nft's name of its state.
     Of states without one nft sets its own default, whatever the host's settings are."""
 
+    shared_links: frozenset[str] = frozenset()
+    """CIDRs of links on which hosts reach one another without this node. A client and an endpoint of the same one are
+    masqueraded: the answer would go past this node."""
+
     hairpins: set[Address] = field(default_factory=set)
     """Endpoints that may be clients on this node. One that reaches itself is masqueraded: its answer would not leave
     it otherwise."""

@@ -149,13 +149,14 @@ class Rules:
             self.generation += 1
 
     def use_facts(self, facts: NodeFacts) -> None:
-        """Set the addresses that take node ports and the CIDRs of pods."""
+        """Set the addresses that take node ports, the CIDRs of pods and those of shared links."""
         before, self.facts = self.facts, facts
         if (facts.forwarding, facts.internal_sources) != (before.forwarding, before.internal_sources):
             self._choose_paths()
-        if (facts.node_addresses, facts.internal_sources, facts.preserve) != (
+        if (facts.node_addresses, facts.internal_sources, facts.shared_links, facts.preserve) != (
             before.node_addresses,
             before.internal_sources,
+            before.shared_links,
             before.preserve,
         ):
             self.generation += 1
@@ -250,6 +251,8 @@ class Rules:
             spreads=self._spreads.copy(),
             own_spreads=self._own_spreads.copy(),
             masquerades=self._masquerades.copy(),
+            # Without a kernel path no rule needs them.
+            shared_links=self.facts.shared_links if self._ever_kernel else frozenset(),
             hairpins=self._hairpins.addresses,
             rescue=self._rescue,
             tcp_timeouts=self._tcp_timeouts,

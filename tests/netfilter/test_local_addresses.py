@@ -50,8 +50,9 @@ def test_every_address_with_its_interface() -> None:
         host.ip("link set d0 up")
         found = {it.address: it for it in addresses_of(host)}
         assert found[Address("127.0.0.1")] == LocalAddress(
-            address=Address("127.0.0.1"), interface="lo", is_global=False, usable=True
+            address=Address("127.0.0.1"), interface="lo", is_global=False, usable=True, prefix=8
         )
+        assert (found[Address("10.7.0.1")].prefix, found[Address("10.7.0.2")].prefix) == (24, 32)
         assert found[Address("10.7.0.2")].interface == "d0", "not the other end's"
         assert found[Address("10.7.0.2")].is_global
         assert not found[Address("169.254.1.1")].is_global
@@ -59,6 +60,22 @@ def test_every_address_with_its_interface() -> None:
         many = "".join(f"addr add 10.10.{index >> 8}.{index & 255}/32 dev d0\n" for index in range(600))
         host.run(["ip", "-batch", "-"], input=many)
         assert len([it for it in addresses_of(host) if it.address.startswith("10.10.")]) == 600
+
+
+@pytest.mark.netns
+def test_a_bridge_and_what_netfilter_sees_of_it() -> None:
+    with Host("alone") as host:
+        for number, settings in enumerate(("", "nf_call_iptables 1", "nf_call_iptables 1 nf_call_ip6tables 1")):
+            host.ip(f"link add b{number} type bridge {settings}", f"addr add 10.7.{number}.1/24 dev b{number}")
+        host.ip("link add d0 type veth peer name d1", "addr add 10.8.0.1/24 dev d0")
+        found = {it.interface: it.bridge for it in addresses_of(host)}
+        assert found == {
+            "lo": None,
+            "b0": frozenset(),
+            "b1": frozenset({Family.IPV4}),
+            "b2": frozenset(Family),
+            "d0": None,
+        }
 
 
 def address(text: str, *, is_global: bool = True, usable: bool = True) -> LocalAddress:

@@ -135,6 +135,7 @@ SETS: Mapping[str, Kind] = {
     **{f"admitted{family.value}": Kind((ADDRESS[family], *_PORT, ADDRESS[family]), ranges=True) for family in Family},
     **{f"restricted{family.value}": Kind((ADDRESS[family], *_PORT)) for family in Family},
     **{f"hairpins{family.value}": Kind((ADDRESS[family], ADDRESS[family])) for family in Family},
+    **{f"shared_links{family.value}": Kind((ADDRESS[family], ADDRESS[family]), ranges=True) for family in Family},
     **_by_destination("translated", "translated_node_ports", None),
 }
 """In the order in which elements are added: those admitted to a destination come before its restriction. `translated`:
@@ -166,6 +167,7 @@ HOOKS: Mapping[str, tuple[str, str, int, str] | None] = {
     "masquerade_always": None,
     "masquerade_node": None,
     **{f"masquerade_outside{family.value}": None for family in Family},
+    **{f"masquerade_link{family.value}": None for family in Family},
 }
 """The static chains; None: one without a hook."""
 

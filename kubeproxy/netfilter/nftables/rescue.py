@@ -267,7 +267,7 @@ def _errors(report: str) -> dict[str, Rules]:
             *(
                 (f"{kind} ct original protocol @{ALIVE} {condition} goto rescue_unreachable", f"{family} {why}")
                 for family, kind in _UNREACHABLE.items()
-                for condition, why in _originals(family, "ct original protocol")
+                for condition, why in originals(family, "ct original protocol")
             ),
         ),
         "rescue_unreachable": (
@@ -301,7 +301,7 @@ def _checked(condition: str, protocol: str, chain: str) -> Rules:
     return tuple(
         (f"{condition} {original} goto {chain}", f"{family} {why}")
         for family in Family
-        for original, why in _originals(family, protocol)
+        for original, why in originals(family, protocol)
     )
 
 
@@ -312,7 +312,7 @@ def _destinations(family: Family) -> Iterator[tuple[str, str]]:
     yield f"{ip} daddr @node_addresses{number} meta l4proto . th dport @translated_node_ports{number}", "node port"
 
 
-def _originals(family: Family, protocol: str) -> Iterator[tuple[str, str]]:
+def originals(family: Family, protocol: str) -> Iterator[tuple[str, str]]:
     """Conditions for packets of connections that were translated. nft 1.0.6 takes ``proto-dst`` in a concatenation only
     after a match of the packet's own protocol."""
     ip, number = _IP[family], family.value

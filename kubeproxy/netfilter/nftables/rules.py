@@ -212,6 +212,10 @@ def _leaving(spreading: Spreading) -> Iterator[Rule]:
             f"{ip} saddr . {ip} daddr @hairpins{family.value} masquerade fully-random",
             f"{family} endpoints that reach themselves",
         )
+        yield Rule(
+            f"{ip} saddr . {ip} daddr @shared_links{family.value} jump masquerade_link{family.value}",
+            f"{family} clients on a link with the endpoint",
+        )
 
 
 def _arriving(spreading: Spreading) -> Iterator[Rule]:
@@ -257,10 +261,23 @@ def _masquerading(spreading: Spreading) -> dict[str, tuple[Rule, ...]]:
             )
             for family in Family
         },
+        # Others translate on such links, too.
+        **{
+            f"masquerade_link{family.value}": tuple(
+                Rule(f"meta l4proto {protocol} {original} {action}", f"{family} {protocol} {why}, answers pass by")
+                for protocol in ("tcp", "udp")
+                for original, why in rescue.originals(family, "meta l4proto")
+            )
+            for family in Family
+        },
     }
 
 
-MASQUERADE_CHAINS = ("masquerade_always", "masquerade_node", "masquerade_outside4", "masquerade_outside6")
+MASQUERADE_CHAINS = (
+    "masquerade_always",
+    "masquerade_node",
+    *(f"masquerade_{clients}{family.value}" for clients in ("outside", "link") for family in Family),
+)
 
 
 def masquerade_chain(masquerade: Masquerade, family: Family) -> str:

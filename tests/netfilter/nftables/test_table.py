@@ -155,6 +155,7 @@ rule_sets = st.builds(
     own_spreads=spreads(),
     masquerades=st.dictionaries(destinations, st.sampled_from(Masquerade), max_size=3),
     hairpins=st.sets(st.sampled_from(["10.0.0.1", "fd00:9::1"]).map(Address)),
+    shared_links=st.frozensets(st.sampled_from(["10.0.0.0/24", "10.0.0.0/16", "10.9.0.0/30", "fd00:9::/64"])),
     redirects=st.dictionaries(destinations, st.integers(7001, 7003)),
     own_redirects=st.dictionaries(destinations, st.integers(7001, 7003), max_size=2),
     internal_sources=cidrs,
@@ -493,6 +494,7 @@ FULL = replace(
     own_spreads={NODE_PORT: Spread("default/web:http", tuple(TARGETS[Family.IPV4][2:]), tuple(TARGETS[Family.IPV4]))},
     masquerades={WEB: Masquerade.OUTSIDE, NODE_PORT: Masquerade.ALWAYS, WEB6: Masquerade.NODE},
     hairpins={Address("10.0.0.1"), Address("fd00:9::1")},
+    shared_links=frozenset({"10.0.0.0/24", "10.1.0.0/16", "fd00:9::/64"}),
 )
 
 

@@ -1,0 +1,176 @@
+"""Clients and endpoints on one link, on the kernel path: an endpoint's answer must come back by the node."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.lab import Daemon, Host, join, write_manifest
+from tests.system.e2e import address_echo
+from tests.system.e2e.stage import until
+
+pytestmark = pytest.mark.netns
+
+PORT = 9090
+VIPS = {4: "10.96.0.10", 6: "fd00:96::10"}
+NODE = {4: "10.9.0.1", 6: "fd00:9::1"}
+HOSTS = ({4: "10.9.0.2", 6: "fd00:9::2"}, {4: "10.9.0.3", 6: "fd00:9::3"}, {4: "10.9.0.4", 6: "fd00:9::4"})
+"""The first two are endpoints, the third is a client."""
+MANY = 24
+"""That both of two endpoints are asked all but certainly happens with so many connections."""
+
+
+@dataclass
+class Switched:
+    """A node and three hosts that share a link."""
+
+    node: Host
+    hosts: list[Host]
+
+
+@pytest.fixture(params=["bridge of the node", "network of the node"])
+def switched(request: pytest.FixtureRequest) -> Iterator[Switched]:
+    """Hosts on a bridge of the node, as pods; or hosts and node on a switch, as in a computer centre."""
+    with ExitStack() as stack:
+        node, hosts = stack.enter_context(Host("node")), [stack.enter_context(Host(f"host{at}")) for at in range(3)]
+        if request.param == "bridge of the node":
+            switch, link = node, "cni0"
+            node.ip("link add cni0 type bridge", "link set cni0 up")
+        else:
+            switch, link = stack.enter_context(Host("switch")), "eth0"
+            switch.ip("link add br0 type bridge", "link set br0 up")
+            join(node, switch, left_name="eth0", right_name="to-node")
+            switch.ip("link set to-node master br0")
+        for at, host in enumerate(hosts):
+            join(host, switch, left_name="eth0", right_name=f"port{at}")
+            switch.ip(f"link set port{at} master {'cni0' if switch is node else 'br0'}")
+            host.ip(f"addr add {HOSTS[at][4]}/24 dev eth0", f"addr add {HOSTS[at][6]}/64 dev eth0 nodad")
+            host.ip(f"route add default via {NODE[4]}", f"route add ::/0 via {NODE[6]}")
+        node.ip(f"addr add {NODE[4]}/24 dev {link}", f"addr add {NODE[6]}/64 dev {link} nodad")
+        node.sysctl("net.ipv4.ip_forward", 1)
+        node.sysctl("net.ipv6.conf.all.forwarding", 1)
+        for at in (0, 1):
+            hosts[at].popen([sys.executable, "-S", "-E", address_echo.__file__, f"host-{at}", str(PORT)])
+        yield Switched(node, hosts)
+
+
+def manifests(directory: Path) -> Path:
+    """A Service of both families for TCP, with the two endpoints."""
+    made: list[dict[str, object]] = [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {
+                "clusterIP": VIPS[4],
+                "clusterIPs": list(VIPS.values()),
+                "ipFamilies": ["IPv4", "IPv6"],
+                "ports": [{"name": "p", "port": 80, "targetPort": PORT}],
+            },
+        }
+    ]
+    made += [
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": f"web-{family}",
+                "namespace": "default",
+                "labels": {"kubernetes.io/service-name": "web"},
+            },
+            "addressType": f"IPv{family}",
+            "ports": [{"name": "p", "port": PORT, "protocol": "TCP"}],
+            "endpoints": [{"addresses": [host[family]], "nodeName": "here"} for host in HOSTS[:2]],
+        }
+        for family in VIPS
+    ]
+    directory.mkdir()
+    write_manifest(directory / "web.yaml", "\n---\n".join(map(json.dumps, made)))
+    return directory
+
+
+def asked(client: Host, family: int) -> Counter[tuple[str, str]]:
+    """Which hosts answer a client, and which client they see."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for _ in range(MANY):
+        with client.connect((VIPS[family], 80), timeout=5) as sock:
+            name, address, _ = sock.recv(100).decode().split(" ")
+            seen[name, address] += 1
+    return seen
+
+
+def start(stack: ExitStack, node: Host, directory: Path) -> Daemon:
+    options = ["--data-path=kernel", "--workers=1", "--hostname-override=here"]
+    return stack.enter_context(Daemon(node, manifests=manifests(directory / "manifests"), options=options))
+
+
+def filters_frames(host: Host, on: bool) -> None:
+    for name in ("iptables", "ip6tables"):
+        host.sysctl(f"net.bridge.bridge-nf-call-{name}", int(on))
+
+
+@pytest.mark.parametrize("family", VIPS)
+def test_a_client_beside_its_endpoint(switched: Switched, family: int, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        filters_frames(switched.node, on=False)
+        start(stack, switched.node, tmp_path)
+        both = {("host-0", NODE[family]), ("host-1", NODE[family])}
+        assert set(asked(switched.hosts[2], family)) == both
+        assert set(asked(switched.hosts[0], family)) == both, "an endpoint, too, which may be led to itself"
+
+
+@pytest.mark.parametrize("switched", ["bridge of the node"], indirect=True)
+def test_where_netfilter_sees_the_frames_the_client_keeps_its_address(switched: Switched, tmp_path: Path) -> None:
+    """As with kube-proxy; and it is noticed when the setting changes."""
+    with ExitStack() as stack:
+        filters_frames(switched.node, on=True)
+        start(stack, switched.node, tmp_path)
+        for family, client in HOSTS[2].items():
+            assert set(asked(switched.hosts[2], family)) == {("host-0", client), ("host-1", client)}
+        filters_frames(switched.node, on=False)
+        for family, name in ((4, "shared_links4"), (6, "shared_links6")):
+            command = ["nft", "list", "set", "inet", "kubeproxy", name]
+            until(lambda: "elements" in switched.node.run(command).stdout, name)  # noqa: B023
+            assert {seen for _, seen in asked(switched.hosts[2], family)} == {NODE[family]}
+
+
+@pytest.mark.parametrize("switched", ["bridge of the node"], indirect=True)
+def test_what_others_translate_is_left_alone(switched: Switched, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        filters_frames(switched.node, on=False)
+        start(stack, switched.node, tmp_path)
+        rule = f"ip daddr 10.99.0.1 tcp dport 80 dnat to {HOSTS[0][4]}:{PORT}"
+        hook = "type nat hook prerouting priority -90;"
+        switched.node.run(["nft", f"add table ip other; add chain ip other c {{ {hook} }}; add rule ip other c {rule}"])
+        seen = stack.enter_context(
+            switched.hosts[0].popen(
+                [sys.executable, "-c", SNIFF], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+        assert seen.stdout is not None
+        assert seen.stdout.readline() == "ready\n"
+        with switched.hosts[2].make_socket() as sock:
+            sock.setblocking(False)
+            sock.connect_ex(("10.99.0.1", 80))
+            assert seen.stdout.readline() == f"{HOSTS[2][4]}\n"
+        seen.kill()
+
+
+SNIFF = f"""
+import socket
+sock = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800))
+print("ready", flush=True)
+while True:
+    packet, (_, _, kind, *_) = sock.recvfrom(100)
+    if kind == 0 and packet[9] == 6 and int.from_bytes(packet[22:24]) == {PORT}:
+        print(socket.inet_ntoa(packet[12:16]), flush=True)
+"""
+"""Prints the senders of TCP packets to the endpoint."""
