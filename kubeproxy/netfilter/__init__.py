@@ -12,6 +12,7 @@ conntrack      the flows of the kernel: found, deleted, counted
 forwarding     whether this node forwards packets, as the kernel path needs
 netlink        netlink messages, requests and subscriptions
 local_addresses, cidr   the node's own addresses; address ranges
+shared_links   links on which an endpoint's answer would not come back by this node
 cleanup        removes what proxies left on a node; `kube_proxy_rules` finds rules that are not ours to remove
 port_holders   finds the processes that have a port
 subprocess     runs a program

@@ -135,7 +135,6 @@ SETS: Mapping[str, Kind] = {
     **{f"admitted{family.value}": Kind((ADDRESS[family], *_PORT, ADDRESS[family]), ranges=True) for family in Family},
     **{f"restricted{family.value}": Kind((ADDRESS[family], *_PORT)) for family in Family},
     **{f"hairpins{family.value}": Kind((ADDRESS[family], ADDRESS[family])) for family in Family},
-    **{f"shared_links{family.value}": Kind((ADDRESS[family], ADDRESS[family]), ranges=True) for family in Family},
     **_by_destination("translated", "translated_node_ports", None),
 }
 """In the order in which elements are added: those admitted to a destination come before its restriction. `translated`:

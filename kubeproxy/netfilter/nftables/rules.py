@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kubeproxy.model import MARK, Destination, Family, family_of
+from kubeproxy.netfilter.cidr import disjoint
 from kubeproxy.netfilter.nftables import rescue
 from kubeproxy.netfilter.nftables.declarations import DIVERT, IP, place
 from kubeproxy.netfilter.ruleset import Masquerade, RuleSet, Spread
@@ -41,8 +42,8 @@ class Spreading(NamedTuple):
 
 
 def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
-    """The rules of each static chain. They depend only on the landing and bind addresses of a rule set, and on whether
-    it is transparent, guards sockets, and has spreads and session affinity."""
+    """The rules of each static chain. They depend only on the landing and bind addresses and the shared links of a rule
+    set, and on whether it is transparent, guards sockets, and has spreads and session affinity."""
     remote = {family: wanted.bind.get(family) or wanted.landing.get(family) for family in Family}
     spreading = Spreading(has_spreads(wanted), has_affinity(wanted), wanted.rescue is not None)
     return {
@@ -93,7 +94,7 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
                 else ()
             ),
         ),
-        "postrouting": tuple(_leaving(spreading)),
+        "postrouting": tuple(_leaving(spreading, wanted.shared_links)),
         "arrived": tuple(_arriving(spreading)),
         **_masquerading(spreading),
         **_rescuing(wanted, spreading, remote),
@@ -192,7 +193,7 @@ def has_affinity(wanted: RuleSet) -> bool:
     return any(it.affinity_timeout_s is not None for it in (*wanted.spreads.values(), *wanted.own_spreads.values()))
 
 
-def _leaving(spreading: Spreading) -> Iterator[Rule]:
+def _leaving(spreading: Spreading, links: frozenset[str]) -> Iterator[Rule]:
     """The rules for first packets that leave this host for an endpoint, or have come to one by loopback."""
     if not spreading.any:
         return
@@ -212,10 +213,12 @@ def _leaving(spreading: Spreading) -> Iterator[Rule]:
             f"{ip} saddr . {ip} daddr @hairpins{family.value} masquerade fully-random",
             f"{family} endpoints that reach themselves",
         )
-        yield Rule(
-            f"{ip} saddr . {ip} daddr @shared_links{family.value} jump masquerade_link{family.value}",
-            f"{family} clients on a link with the endpoint",
-        )
+        # A rule for each: they are few, and a set of pairs of ranges takes four times as long as three of them.
+        for link in disjoint(links, family):
+            yield Rule(
+                f"{ip} saddr {link} {ip} daddr {link} jump masquerade_link{family.value}",
+                f"{family} clients on a link with the endpoint",
+            )
 
 
 def _arriving(spreading: Spreading) -> Iterator[Rule]:

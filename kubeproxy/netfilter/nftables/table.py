@@ -169,7 +169,6 @@ def _sets_of(wanted: RuleSet) -> dict[str, Set[Element]]:
         sets[f"admitted{number}"] = frozenset((*each, it) for each, ranges in admitted.items() for it in ranges)
         sets[f"restricted{number}"] = frozenset(admitted)
         sets[f"hairpins{number}"] = {(it, it) for it in of_family(wanted.hairpins, family)}
-        sets[f"shared_links{number}"] = frozenset((it, it) for it in disjoint(wanted.shared_links, family))
     translated: dict[str, set[Element]] = {}
     # Also those with no endpoint left but ejected ones: answers to earlier packets still come.
     for each in {**wanted.spreads, **wanted.own_spreads}:
