@@ -19,6 +19,20 @@ class ProxyPort(NamedTuple):
     port: int
 
 
+class SharedLink(NamedTuple):
+    """A link on which hosts reach one another without this node."""
+
+    interface: str
+    """This node's."""
+    cidr: str
+    """The addresses of its hosts."""
+
+    @property
+    def family(self) -> Family:
+        """IPv4 or IPv6."""
+        return Family.IPV6 if ":" in self.cidr else Family.IPV4
+
+
 class Reach(NamedTuple):
     """The number of redirects that belong to a rule set, and of others."""
 
@@ -134,9 +148,9 @@ class RuleSet:
     """For how long the kernel keeps a connection that is reported if it fails, in seconds, by nft's name of its state.
     Of states without one nft sets its own default, whatever the host's settings are."""
 
-    shared_links: frozenset[str] = frozenset()
-    """CIDRs of links on which hosts reach one another without this node. A client and an endpoint of the same one are
-    masqueraded: the answer would go past this node."""
+    shared_links: frozenset[SharedLink] = frozenset()
+    """A client of such a link is masqueraded if the way to its endpoint begins there, too: the answer would go past
+    this node."""
 
     hairpins: set[Address] = field(default_factory=set)
     """Endpoints that may be clients on this node. One that reaches itself is masqueraded: its answer would not leave

@@ -1,27 +1,31 @@
 """Links on which hosts reach one another without this node: a bridge with pods, a network with clients and endpoints.
 
-A client there that the kernel leads to an endpoint there would get the answer directly, and not by this node, which has
-to translate it back. So such a client is masqueraded. Of the frames that a bridge passes on netfilter sees those of a
-family if it is asked to (bridge-nf-call-iptables); then the answer is translated there.
+A client there that the kernel leads to an endpoint there, or behind another host there, would get the answer directly,
+and not by this node, which has to translate it back. So such a client is masqueraded. Netfilter sees the frames that a
+bridge passes on if it is asked to (bridge-nf-call-iptables); then the answer is translated there.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kubeproxy.model import Family
 from kubeproxy.netfilter.forwarding import DIRECTORY, is_on
 from kubeproxy.netfilter.local_addresses import LocalAddress
+from kubeproxy.netfilter.ruleset import SharedLink
 
 SETTINGS: Mapping[Family, str] = {
     Family.IPV4: "bridge/bridge-nf-call-iptables",
     Family.IPV6: "bridge/bridge-nf-call-ip6tables",
 }
 """Of all bridges; a bridge may have a setting of its own beside it."""
-_SEVERAL_HOSTS = {Family.IPV4: 30, Family.IPV6: 126}
+_SEVERAL_HOSTS = {Family.IPV4: 29, Family.IPV6: 126}
 """The longest prefix of a link with more hosts than this node and another one."""
+_NAME = re.compile(r"[A-Za-z0-9_.@-]+")
+"""Names that nft takes as they are."""
 
 
 def bridged_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
@@ -29,13 +33,15 @@ def bridged_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
     return frozenset(family for family, name in SETTINGS.items() if is_on(directory / name))
 
 
-def shared_links(addresses: Iterable[LocalAddress], bridged: frozenset[Family]) -> frozenset[str]:
-    """The prefixes of these links, as CIDRs. Pure."""
+def shared_links(addresses: Iterable[LocalAddress], bridged: frozenset[Family]) -> frozenset[SharedLink]:
+    """These links, by the addresses of this node. Pure."""
     found = set()
     for it in addresses:
         if it.prefix is None or not (it.is_global and it.usable) or it.prefix > _SEVERAL_HOSTS[it.family]:
             continue
-        if it.interface == "lo" or (it.bridge is not None and it.family in it.bridge | bridged):
+        if it.interface == "lo" or not _NAME.fullmatch(it.interface):
             continue
-        found.add(str(ipaddress.ip_network(f"{it.address}/{it.prefix}", strict=False)))
+        if it.bridge is not None and it.family in it.bridge | bridged:
+            continue
+        found.add(SharedLink(it.interface, str(ipaddress.ip_network(f"{it.address}/{it.prefix}", strict=False))))
     return frozenset(found)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kubeproxy.model import Address, Family
+from kubeproxy.netfilter.ruleset import SharedLink
 
 
 class Preserve(StrEnum):
@@ -30,8 +31,8 @@ class NodeFacts:
     """All addresses of this node: a Service at one of them takes its ports from the processes of this host."""
     internal_sources: frozenset[str] = frozenset()
     """CIDRs of the cluster's pods, if known."""
-    shared_links: frozenset[str] = frozenset()
-    """CIDRs of links on which hosts reach one another without this node."""
+    shared_links: frozenset[SharedLink] = frozenset()
+    """Links on which hosts reach one another without this node."""
     forwarding: frozenset[Family] = frozenset()
     """The families that this node's kernel forwards."""
     preserve: Preserve = Preserve.EXTERNAL_LOCAL

@@ -8,6 +8,7 @@ import pytest
 
 from kubeproxy.model import Address, Family
 from kubeproxy.netfilter.local_addresses import LocalAddress
+from kubeproxy.netfilter.ruleset import SharedLink
 from kubeproxy.netfilter.shared_links import SETTINGS, bridged_families, shared_links
 
 
@@ -19,31 +20,34 @@ def address(text: str, prefix: int, interface: str = "eth0", *, usable: bool = T
 @pytest.mark.parametrize(
     ("local", "found"),
     [
-        (address("10.2.0.7", 24), {"10.2.0.0/24"}),
-        (address("10.2.0.1", 30), {"10.2.0.0/30"}),
-        (address("10.2.0.1", 31), set()),
+        (address("10.2.0.7", 24), {SharedLink("eth0", "10.2.0.0/24")}),
+        (address("10.2.0.1", 29), {SharedLink("eth0", "10.2.0.0/29")}),
+        (address("10.2.0.1", 30), set()),
         (address("10.2.0.1", 32), set()),
-        (address("fd00:2::7", 64), {"fd00:2::/64"}),
+        (address("fd00:2::7", 64), {SharedLink("eth0", "fd00:2::/64")}),
         (address("fd00:2::7", 127), set()),
         (address("fd00:2::7", 128), set()),
         (address("fe80::1", 64), set()),
         (address("10.9.0.1", 16, "lo"), set()),
         (address("10.2.0.7", 24, usable=False), set()),
+        (address("10.2.0.7", 24, 'a"b'), set()),
+        (address("10.2.0.7", 24, "eth*"), set()),
     ],
 )
-def test_a_link_with_several_hosts(local: LocalAddress, found: set[str]) -> None:
+def test_a_link_with_several_hosts(local: LocalAddress, found: set[SharedLink]) -> None:
     assert shared_links([local], frozenset()) == found
 
 
 def test_a_bridge_with_frames_that_netfilter_sees() -> None:
     four, six = address("10.9.0.1", 24, "cni0"), address("fd00:9::1", 64, "cni0")
     plain = [LocalAddress(it.address, it.interface, True, True, it.prefix, bridge=frozenset()) for it in (four, six)]
-    assert shared_links(plain, frozenset()) == {"10.9.0.0/24", "fd00:9::/64"}
-    assert shared_links(plain, frozenset({Family.IPV4})) == {"fd00:9::/64"}
+    on4, on6 = SharedLink("cni0", "10.9.0.0/24"), SharedLink("cni0", "fd00:9::/64")
+    assert shared_links(plain, frozenset()) == {on4, on6}
+    assert shared_links(plain, frozenset({Family.IPV4})) == {on6}
     own = [LocalAddress(it.address, it.interface, True, True, it.prefix, frozenset({Family.IPV6})) for it in plain]
-    assert shared_links(own, frozenset()) == {"10.9.0.0/24"}
+    assert shared_links(own, frozenset()) == {on4}
     assert shared_links(own, frozenset({Family.IPV4})) == set()
-    assert shared_links([four], frozenset(Family)) == {"10.9.0.0/24"}, "no bridge"
+    assert shared_links([four], frozenset(Family)) == {on4}, "no bridge"
 
 
 def test_settings_of_all_bridges(tmp_path: Path) -> None:

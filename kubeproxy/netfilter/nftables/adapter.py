@@ -25,7 +25,7 @@ from kubeproxy.netfilter.nftables.steps import DELETION, forgetting
 from kubeproxy.netfilter.nftables.table import Table
 from kubeproxy.netfilter.nftables.tables import tables
 from kubeproxy.netfilter.nftables.watch import TableWatch
-from kubeproxy.netfilter.ruleset import Masquerade, Reach, Rebalance, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import Masquerade, Reach, Rebalance, RuleSet, SharedLink, Spread
 
 log = structlog.get_logger(__name__)
 
@@ -317,6 +317,6 @@ _SPREADING = RuleSet(
     own_spreads=_SPREADS,
     masquerades=dict.fromkeys(_SPREADS, Masquerade.OUTSIDE),
     hairpins={Address("192.0.2.2"), Address("2001:db8::2")},
-    shared_links=frozenset({"192.0.2.0/24", "2001:db8::/64"}),
+    shared_links=frozenset({SharedLink("lo", "192.0.2.0/24"), SharedLink("lo", "2001:db8::/64")}),
 )
 """Rules of every shape that spreads have."""

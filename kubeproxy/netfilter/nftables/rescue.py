@@ -19,10 +19,11 @@ have a limited rate; drops have none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kubeproxy.model import Family
+from kubeproxy.netfilter.ruleset import SharedLink
 
 REPORT_PREFIX = "kubeproxy rescue"
 """The text with which the packet log marks reports; copies have none."""
@@ -33,9 +34,9 @@ BRIDGE_S = 10.0
 """How long the rules work while the control process executes its next program, and so how long the rescue process
 outlives the control process: after that nothing is reported any more."""
 STAMP_S = 5
-"""How long ``asked*`` and ``answered*`` remember an endpoint."""
+"""How long ``asked*`` and ``answered*`` remember an endpoint, and ``link_clients*`` a client."""
 STAMPS_MAX = 65_536
-"""Endpoints in each of these sets."""
+"""The most in each of these sets."""
 COPIES_PER_S, COPIES_BURST = 10_000, 5_000
 """SYNs copied; beyond it a client of a failed endpoint waits for its own retransmission, a second."""
 REPORTS_PER_S, REPORTS_BURST = 1_000, 500
@@ -75,27 +76,28 @@ RESENT = "rescue_resent"
 """The chain of translations for what is sent again for clients of other hosts."""
 
 
-class StampKind(NamedTuple):
-    """The declaration of a set of endpoints with times."""
+class Timed(NamedTuple):
+    """The declaration of a set to which rules add, and which forgets."""
 
     name: str
-    address: str
+    key: tuple[str, str]
 
     @property
     def text(self) -> str:
         """The declaration, in nft's syntax."""
-        return (
-            f"{{ type {self.address} . inet_service; flags dynamic,timeout; timeout {STAMP_S}s; size {STAMPS_MAX}; }}"
-        )
+        return f"{{ type {' . '.join(self.key)}; flags dynamic,timeout; timeout {STAMP_S}s; size {STAMPS_MAX}; }}"
 
 
 _ADDRESS = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
-STAMPS = tuple(
-    StampKind(f"{name}{family.value}", _ADDRESS[family]) for name in ("asked", "answered") for family in Family
+TIMED = tuple(
+    Timed(f"{name}{family.value}", (_ADDRESS[family], second))
+    for name, second in (("asked", "inet_service"), ("answered", "inet_service"), ("link_clients", "ifname"))
+    for family in Family
 )
+"""The last SYN to each endpoint, and its last answer; clients on shared links, and the interface of their last SYN."""
 SETS: Mapping[str, tuple[object, ...]] = {
     ALIVE: ("inet_proto", None, ["timeout"]),
-    **{stamp.name: ([stamp.address, "inet_service"], None, ["timeout"]) for stamp in STAMPS},
+    **{it.name: (list(it.key), None, ["timeout"]) for it in TIMED},
 }
 """The sets: type, values and flags, as `nft -j` lists them."""
 SET_TIMEOUTS = ("rescue_copy4", "rescue_copy6")
@@ -110,7 +112,7 @@ def creation(table: str, tcp_timeouts: Mapping[str, int]) -> str:
 
     `tcp_timeouts`: for how long a connection is kept once it has been answered, in seconds, by state."""
     lines = [f"add set {table} {ALIVE} {{ type inet_proto; flags timeout; }}"]
-    lines += [f"add set {table} {stamp.name} {stamp.text}" for stamp in STAMPS]
+    lines += [f"add set {table} {it.name} {it.text}" for it in TIMED]
     lines += _timeouts(table, tcp_timeouts)
     for chain, hook in HOOKS.items():
         base = " {{ type {} hook {} priority {}; policy {}; }}".format(*hook) if hook else ""
@@ -149,11 +151,13 @@ def deletion(table: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
-    """The rules of each chain, as text and reason; reports and copies go to an NFLOG group."""
+def rules(group: int, tcp_timeouts: Mapping[str, int], links: Iterable[SharedLink] = ()) -> dict[str, Rules]:
+    """The rules of each chain, as text and reason; reports and copies go to an NFLOG group. `links`: what is sent again
+    has no interface by which it came, so that of clients of these is kept."""
     log = f"group {group} snaplen {PACKET_BYTES} queue-threshold"
     report = f'limit rate {REPORTS_PER_S}/second burst {REPORTS_BURST} packets log prefix "{REPORT_PREFIX}" {log} 1'
-    return {**_hooks(), **_first_packets(log, tcp_timeouts), **_questions(), **_answers(report), **_errors(report)}
+    first = _first_packets(log, tcp_timeouts, links)
+    return {**_hooks(), **first, **_questions(), **_answers(report), **_errors(report)}
 
 
 def _hooks() -> dict[str, Rules]:
@@ -177,7 +181,7 @@ def _hooks() -> dict[str, Rules]:
     }
 
 
-def _first_packets(log: str, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
+def _first_packets(log: str, tcp_timeouts: Mapping[str, int], links: Iterable[SharedLink]) -> dict[str, Rules]:
     """The chains of a client's first SYN: a timeout for its flow, and a copy."""
     # By its comment the rule is recognized, so it says what it sets.
     kept = (
@@ -197,6 +201,15 @@ def _first_packets(log: str, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules
                     f"meta l4proto @{ALIVE} limit rate {COPIES_PER_S}/second burst {COPIES_BURST} packets "
                     f"log {log} {COPIES_PER_MESSAGE}",
                     "a copy, to send it again",
+                ),
+                *(
+                    (
+                        f'iifname "{link.interface}" {_IP[family]} saddr {link.cidr} '
+                        f"update @link_clients{family.value} {{ {_IP[family]} saddr . iifname }}",
+                        "the client is on this link",
+                    )
+                    for link in sorted(links)
+                    if link.family is family
                 ),
             )
             for family in Family
@@ -285,6 +298,14 @@ def copying(family: Family) -> tuple[str, str]:
 def asking() -> tuple[str, str]:
     """The rule, for a chain of first packets after their translation, that remembers the endpoint."""
     return f"{_FIRST} jump rescue_asked", "an endpoint may be asked"
+
+
+def on_client_link(family: Family) -> tuple[str, str]:
+    """The condition, for packets after their translation, that one that is sent again leaves by its client's link."""
+    return (
+        f"meta iif 0 {_IP[family]} saddr . oifname @link_clients{family.value}",
+        f"{family} sent again, clients on a link with the endpoint",
+    )
 
 
 _CLIENT = "the connection as its client began it"

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kubeproxy.model import MARK, Destination, Family, family_of
-from kubeproxy.netfilter.cidr import disjoint
 from kubeproxy.netfilter.nftables import rescue
 from kubeproxy.netfilter.nftables.declarations import DIVERT, IP, place
-from kubeproxy.netfilter.ruleset import Masquerade, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import Masquerade, RuleSet, SharedLink, Spread
 
 _LOOPBACK = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
 
@@ -125,7 +124,7 @@ def _rescuing(
     return {
         **{
             chain: tuple(Rule(*each) for each in rules)
-            for chain, rules in rescue.rules(wanted.rescue, wanted.tcp_timeouts).items()
+            for chain, rules in rescue.rules(wanted.rescue, wanted.tcp_timeouts, wanted.shared_links).items()
         },
         # What a client of another host has sent once is treated as it was then.
         rescue.RESENT: tuple(again),
@@ -193,7 +192,7 @@ def has_affinity(wanted: RuleSet) -> bool:
     return any(it.affinity_timeout_s is not None for it in (*wanted.spreads.values(), *wanted.own_spreads.values()))
 
 
-def _leaving(spreading: Spreading, links: frozenset[str]) -> Iterator[Rule]:
+def _leaving(spreading: Spreading, links: frozenset[SharedLink]) -> Iterator[Rule]:
     """The rules for first packets that leave this host for an endpoint, or have come to one by loopback."""
     if not spreading.any:
         return
@@ -213,12 +212,16 @@ def _leaving(spreading: Spreading, links: frozenset[str]) -> Iterator[Rule]:
             f"{ip} saddr . {ip} daddr @hairpins{family.value} masquerade fully-random",
             f"{family} endpoints that reach themselves",
         )
-        # A rule for each: they are few, and a set of pairs of ranges costs each new connection 0.2 us.
-        for link in disjoint(links, family):
-            yield Rule(
-                f"{ip} saddr {link} {ip} daddr {link} jump masquerade_link{family.value}",
-                f"{family} clients on a link with the endpoint",
-            )
+        for link in sorted(links):
+            if link.family is family:
+                yield Rule(
+                    f'iifname "{link.interface}" oifname "{link.interface}" {ip} saddr {link.cidr} '
+                    f"jump masquerade_link{family.value}",
+                    f"{family} clients on a link with the endpoint",
+                )
+        if spreading.rescued and links:
+            text, why = rescue.on_client_link(family)
+            yield Rule(f"{text} jump masquerade_link{family.value}", why)
 
 
 def _arriving(spreading: Spreading) -> Iterator[Rule]:

@@ -20,7 +20,7 @@ from kubeproxy.netfilter.nftables.rebalancing import Change, rebalancing
 from kubeproxy.netfilter.nftables.rules import is_dynamic, rules_of
 from kubeproxy.netfilter.nftables.steps import DELETION, element_steps
 from kubeproxy.netfilter.nftables.table import Table, difference
-from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, SharedLink, Spread
 from tests.netfilter.stage import destination, node_port, rule_set
 
 WEB = destination("10.96.0.1", Protocol.TCP)
@@ -155,7 +155,11 @@ rule_sets = st.builds(
     own_spreads=spreads(),
     masquerades=st.dictionaries(destinations, st.sampled_from(Masquerade), max_size=3),
     hairpins=st.sets(st.sampled_from(["10.0.0.1", "fd00:9::1"]).map(Address)),
-    shared_links=st.frozensets(st.sampled_from(["10.0.0.0/24", "10.0.0.0/16", "10.9.0.0/30", "fd00:9::/64"])),
+    shared_links=st.frozensets(
+        st.sampled_from(
+            [SharedLink("eth0", "10.0.0.0/24"), SharedLink("cni0", "10.0.0.0/16"), SharedLink("eth0", "fd00:9::/64")]
+        )
+    ),
     redirects=st.dictionaries(destinations, st.integers(7001, 7003)),
     own_redirects=st.dictionaries(destinations, st.integers(7001, 7003), max_size=2),
     internal_sources=cidrs,
@@ -494,7 +498,9 @@ FULL = replace(
     own_spreads={NODE_PORT: Spread("default/web:http", tuple(TARGETS[Family.IPV4][2:]), tuple(TARGETS[Family.IPV4]))},
     masquerades={WEB: Masquerade.OUTSIDE, NODE_PORT: Masquerade.ALWAYS, WEB6: Masquerade.NODE},
     hairpins={Address("10.0.0.1"), Address("fd00:9::1")},
-    shared_links=frozenset({"10.0.0.0/24", "10.1.0.0/16", "fd00:9::/64"}),
+    shared_links=frozenset(
+        {SharedLink("eth0", "10.0.0.0/24"), SharedLink("cni0", "10.1.0.0/16"), SharedLink("cni0", "fd00:9::/64")}
+    ),
 )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +37,7 @@ class Switched:
 
     node: Host
     hosts: list[Host]
+    endpoints: list[subprocess.Popen[Any]]
 
 
 @pytest.fixture(params=["bridge of the node", "network of the node"])
@@ -57,9 +61,8 @@ def switched(request: pytest.FixtureRequest) -> Iterator[Switched]:
         node.ip(f"addr add {NODE[4]}/24 dev {link}", f"addr add {NODE[6]}/64 dev {link} nodad")
         node.sysctl("net.ipv4.ip_forward", 1)
         node.sysctl("net.ipv6.conf.all.forwarding", 1)
-        for at in (0, 1):
-            hosts[at].popen([sys.executable, "-S", "-E", address_echo.__file__, f"host-{at}", str(PORT)])
-        yield Switched(node, hosts)
+        echo = [sys.executable, "-S", "-E", address_echo.__file__]
+        yield Switched(node, hosts, [hosts[at].popen([*echo, f"host-{at}", str(PORT)]) for at in (0, 1)])
 
 
 def manifests(directory: Path) -> Path:
@@ -125,6 +128,31 @@ def test_a_client_beside_its_endpoint(switched: Switched, family: int, tmp_path:
         both = {("host-0", NODE[family]), ("host-1", NODE[family])}
         assert set(asked(switched.hosts[2], family)) == both
         assert set(asked(switched.hosts[0], family)) == both, "an endpoint, too, which may be led to itself"
+
+
+@pytest.mark.parametrize("family", VIPS)
+def test_a_client_beside_a_dead_endpoint(switched: Switched, family: int, tmp_path: Path) -> None:
+    """What is sent again for it comes from no interface, and is masqueraded all the same."""
+    with ExitStack() as stack:
+        filters_frames(switched.node, on=False)
+        daemon = start(stack, switched.node, tmp_path)
+        until(lambda: "rescue of failed connections working=true" in daemon.log(), "the rescue works")
+        assert len(asked(switched.hosts[2], family)) == 2
+        switched.endpoints[0].kill()
+        switched.endpoints[0].wait()
+        seen: Counter[tuple[str, int]] = Counter()
+        for _ in range(MANY):
+            with switched.hosts[2].connect((VIPS[family], 80), timeout=20) as sock:
+                name, *_ = sock.recv(100).decode().split(" ")
+                seen[name, retransmissions(sock)] += 1
+        assert set(seen) == {("host-1", 0)}, "no client has had to send its first packet again"
+        assert " reason=refused" in daemon.log()
+
+
+def retransmissions(sock: socket.socket) -> int:
+    """Of a connection's packets so far: tcpi_total_retrans of struct tcp_info (linux/tcp.h)."""
+    number: int = struct.unpack_from("=I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 100)[0]
+    return number
 
 
 @pytest.mark.parametrize("switched", ["bridge of the node"], indirect=True)
