@@ -137,7 +137,9 @@ class Tracer:
             steps += _dialing(frontend, outlooks)
         elif met.spread is not None:
             shown = {} if listener is None else {each.address: each for each in listener.endpoints}
-            steps += forwarding(met.spread, met, rules, shown, await self._bond(client, met.spread))
+            steps += forwarding(
+                met.spread, met, rules, shown, await self._bond(client, met.spread), client=client.address
+            )
         return TraceReport(
             to=str(Target(asked.to.address, asked.to.port)),
             protocol=asked.to.protocol,

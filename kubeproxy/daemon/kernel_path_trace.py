@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from kubeproxy.model import Destination, Target
+from kubeproxy.model import Address, Destination, Target
+from kubeproxy.netfilter.cidr import contains
 from kubeproxy.netfilter.nftables.client_lookup import Bond
 from kubeproxy.netfilter.nftables.declarations import place
 from kubeproxy.netfilter.nftables.rules import spread_chain
@@ -18,7 +19,13 @@ SHOWN_TARGETS = 10
 
 
 def forwarding(
-    spread: Spread, met: Trace, rules: RuleSet, endpoints: Mapping[str, EndpointStatus], bond: Bond | None
+    spread: Spread,
+    met: Trace,
+    rules: RuleSet,
+    endpoints: Mapping[str, EndpointStatus],
+    bond: Bond | None,
+    *,
+    client: Address | None,
 ) -> Iterator[str]:
     """The steps after the Service is known. `endpoints`: of the frontend, by address with port."""
     assert met.matched is not None
@@ -32,7 +39,7 @@ def forwarding(
     if spread.affinity_timeout_s is not None:
         yield f"a client stays with its endpoint for {spread.affinity_timeout_s} s after its last connection"
         yield f"  it is bound to {bond.endpoint}, for {bond.expires} more" if bond else "  it is bound to none yet"
-    yield _masquerade(met, rules)
+    yield _masquerade(met, rules, client)
 
 
 def _slots(destination: Destination, count: int, *, own: bool) -> str:
@@ -54,8 +61,16 @@ def _left_out(spread: Spread, endpoints: Mapping[str, EndpointStatus]) -> Iterat
         yield f"  {target}{f': {reason}' if reason else ''}"
 
 
-def _masquerade(met: Trace, rules: RuleSet) -> str:
+def _masquerade(met: Trace, rules: RuleSet, client: Address | None) -> str:
     if not met.masqueraded or met.matched is None:
+        link = next(
+            (it for it in sorted(rules.shared_links) if client and contains(frozenset({it.cidr}), client)), None
+        )
+        if link is not None:
+            return (
+                f"the endpoint sees the client's address; one that is reached by {link.interface}, as the client is, "
+                "sees an address of this node, so that its answer comes back here"
+            )
         return "the endpoint sees the client's address, unless it is its own client"
     why = _WHY_MASQUERADED.get(rules.masquerades[met.matched], "")
     return f"the endpoint sees an address of this node, so that its answer comes back here{why}"

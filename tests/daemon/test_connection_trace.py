@@ -13,7 +13,7 @@ from kubeproxy.daemon.connection_trace import Tracer, client_of
 from kubeproxy.model import Address, Endpoint, Family, Protocol, ServicePort, Target, TrafficPolicy
 from kubeproxy.netfilter.nftables.client_lookup import Bond
 from kubeproxy.netfilter.packet_trace import Fate
-from kubeproxy.netfilter.ruleset import Spread
+from kubeproxy.netfilter.ruleset import SharedLink, Spread
 from kubeproxy.observability.protocols import RescueState
 from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import EndpointStatus, FrontendStatus, NamedCounters, Standing
@@ -145,6 +145,17 @@ async def test_the_kernel_path_names_its_rules_and_what_it_leaves_out() -> None:
         "  5. the endpoint sees an address of this node, so that its answer comes back here"
         " (the client is outside clusterCIDR)",
     ]
+    await node.close()
+
+
+async def test_the_kernel_path_names_the_link_of_a_client() -> None:
+    node = await on_the_kernel_path()
+    shared = frozenset({SharedLink("eth0", "10.3.0.0/24"), SharedLink("eth1", "10.7.0.0/24")})
+    node.proxier.set_facts(replace(FACTS, forwarding=frozenset({Family.IPV4}), shared_links=shared))
+    assert await node.proxier.sync_now()
+    for source, named in (("10.3.0.9", True), ("10.3.9.9", False)):
+        report = await ask(node, "10.96.0.1:80", source)
+        assert ("one that is reached by eth0, as the client is" in "\n".join(lines(report))) is named
     await node.close()
 
 
