@@ -62,7 +62,11 @@ def switched(request: pytest.FixtureRequest) -> Iterator[Switched]:
         node.sysctl("net.ipv4.ip_forward", 1)
         node.sysctl("net.ipv6.conf.all.forwarding", 1)
         echo = [sys.executable, "-S", "-E", address_echo.__file__]
-        yield Switched(node, hosts, [hosts[at].popen([*echo, f"host-{at}", str(PORT)]) for at in (0, 1)])
+        endpoints = [hosts[at].popen([*echo, f"host-{at}", str(PORT)]) for at in (0, 1)]
+        for host in hosts[:2]:
+            listening = f":{PORT} "
+            until(lambda: host.run(["ss", "-Hltn"]).stdout.count(listening) == len(VIPS), "an endpoint")  # noqa: B023
+        yield Switched(node, hosts, endpoints)
 
 
 def manifests(directory: Path) -> Path:
@@ -168,6 +172,22 @@ def test_where_netfilter_sees_the_frames_the_client_keeps_its_address(switched: 
         until(lambda: "jump masquerade_link6" in switched.node.run(command).stdout, "rules for the bridge")
         for family in VIPS:
             assert {seen for _, seen in asked(switched.hosts[2], family)} == {NODE[family]}
+
+
+@pytest.mark.parametrize("switched", ["network of the node"], indirect=True)
+def test_a_pod_with_an_address_of_the_network_keeps_it(switched: Switched, tmp_path: Path) -> None:
+    """As with the network plugins of cloud providers: the node answers for its pods there, so answers come to it."""
+    address = "10.9.0.40"
+    with ExitStack() as stack:
+        pod = stack.enter_context(Host("pod"))
+        join(switched.node, pod, left_name="pod", right_name="eth0")
+        switched.node.ip("addr add 169.254.1.1/32 dev pod scope link", f"route add {address}/32 dev pod")
+        switched.node.sysctl("net.ipv4.conf.eth0.proxy_arp", 1)
+        pod.ip(f"addr add {address}/32 dev eth0", "route add 169.254.1.1 dev eth0 scope link")
+        pod.ip("route add default via 169.254.1.1")
+        start(stack, switched.node, tmp_path)
+        assert set(asked(pod, 4)) == {("host-0", address), ("host-1", address)}
+        assert {seen for _, seen in asked(switched.hosts[2], 4)} == {NODE[4]}
 
 
 @pytest.mark.parametrize("switched", ["bridge of the node"], indirect=True)
