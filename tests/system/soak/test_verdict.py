@@ -182,6 +182,21 @@ def test_datagrams_are_lost_only_while_there_is_no_way(chronicle: Chronicle) -> 
     assert verdict(chronicle, lost)
 
 
+def test_datagrams_are_lost_for_one_reason_after_the_other(kernel: Chronicle) -> None:
+    lost = failed("names", ended=112.0, heard=111.0, kind="udp")
+    kernel.gaps.append(Span(99.0, "stop and start", "", 104.0))
+    assert verdict(kernel, lost) is None
+    kernel.unforwarded.append(Span(106.0, "the node did not forward", "", 109.0))
+    assert verdict(kernel, lost) == "one reason after the other, and datagrams do not wait"
+    assert verdict(kernel, lost._replace(host="node")) is None, "its packets are not forwarded"
+    kernel.faults.append(Span(106.0, "kill", "1", 110.0))
+    assert verdict(kernel, lost._replace(host="node")) is None, "the rescue hides it"
+    kernel.unattended.append(Span(105.0, "stop control", "", 108.5))
+    assert verdict(kernel, lost._replace(host="node")) == "one reason after the other, and datagrams do not wait"
+    kernel.gaps.clear()
+    assert verdict(kernel, lost) is None, "for the first seconds there is none"
+
+
 # The kernel path.
 
 REFUSED = "ConnectionRefusedError()"

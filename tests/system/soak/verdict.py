@@ -67,9 +67,16 @@ class Verdict:
             return
         if seen.kind == "udp":
             # The endpoints of the service may change at any time: only the way there can be missing.
-            for span in (*self._chronicle.gaps, *self._chronicle.robbed):
+            ways = (*self._chronicle.gaps, *self._chronicle.robbed)
+            for span in ways:
                 if span.meets(seen.heard - UDP_BACK_S, seen.heard):
                     yield f"{span.what}, and datagrams do not wait"
+            missing = seen.began
+            for span in sorted((*ways, *self._without_kernel_path(seen)), key=lambda span: span.begin):
+                if span.begin <= missing + UDP_BACK_S:
+                    missing = max(missing, span.end)
+            if missing > seen.began and missing >= seen.heard - UDP_BACK_S:
+                yield "one reason after the other, and datagrams do not wait"
             if self._may_take("userspace", seen):
                 for kill in self._chronicle.kills:
                     if seen.heard - UDP_BACK_S <= kill.killed <= seen.ended:
@@ -87,6 +94,18 @@ class Verdict:
             # The client's kernel refuses an answer that nothing translated. The client does not notice: it waits.
             if felt or (seen.error == IMPATIENT and span.meets(*(seen.ended - PATIENCE_S + s for s in (-1, 1)))):
                 yield "a foreign program had removed our rules"
+
+    def _without_kernel_path(self, seen: Outcome) -> Iterator[Span]:
+        """When a client's datagrams may have been lost on the kernel path."""
+        if "kernel" not in self._paths(seen):
+            return
+        if seen.host == "client":
+            yield from self._chronicle.unforwarded
+        for fault in (fault for pod in self._possible(seen) for fault in self._faults(pod, seen)):
+            for span in self._chronicle.unattended:
+                if span.meets(fault.begin, fault.end):
+                    both = max(span.begin, fault.begin), min(span.end, fault.end)
+                    yield Span(both[0], f"an endpoint was dead, and the rescue did not work ({span.what})", "", both[1])
 
     def _why_unservable(self, seen: Outcome) -> Iterator[str]:
         """Reasons why the service itself was not served for a moment. (Steady ones always are.)"""
