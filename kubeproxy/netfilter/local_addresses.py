@@ -46,6 +46,8 @@ class LocalAddress:
     """Its interface is up, and the kernel would choose it for new connections."""
     prefix: int | None = None
     """The length of the prefix that the hosts of its link have in common; None: of a single host."""
+    number: int = 0
+    """The number of its interface."""
     bridge: frozenset[Family] | None = None
     """Its interface is a bridge, and netfilter sees the frames of these families that it passes on; None: it is
     none."""
@@ -135,5 +137,6 @@ def _parse_addresses(payloads: Iterable[bytes], links: Mapping[int, _Link]) -> I
             is_global=scope == _RT_SCOPE_UNIVERSE,
             usable=link.is_up and not flags & _UNUSABLE,
             prefix=prefix,
+            number=index,
             bridge=link.bridge,
         )

@@ -22,8 +22,10 @@ class ProxyPort(NamedTuple):
 class SharedLink(NamedTuple):
     """A link on which hosts reach one another without this node."""
 
+    number: int
+    """The number of this node's interface."""
     interface: str
-    """This node's."""
+    """Its name."""
     cidr: str
     """The addresses of its hosts."""
 

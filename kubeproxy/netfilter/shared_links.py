@@ -8,7 +8,6 @@ bridge passes on if it is asked to (bridge-nf-call-iptables); then the answer is
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -24,8 +23,6 @@ SETTINGS: Mapping[Family, str] = {
 """Of all bridges; a bridge may have a setting of its own beside it."""
 _SEVERAL_HOSTS = {Family.IPV4: 29, Family.IPV6: 126}
 """The longest prefix of a link with more hosts than this node and another one."""
-_NAME = re.compile(r"[A-Za-z0-9_.@-]+")
-"""Names that nft takes as they are."""
 
 
 def bridged_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
@@ -39,9 +36,10 @@ def shared_links(addresses: Iterable[LocalAddress], bridged: frozenset[Family]) 
     for it in addresses:
         if it.prefix is None or not (it.is_global and it.usable) or it.prefix > _SEVERAL_HOSTS[it.family]:
             continue
-        if it.interface == "lo" or not _NAME.fullmatch(it.interface):
+        if it.interface == "lo":
             continue
         if it.bridge is not None and it.family in it.bridge | bridged:
             continue
-        found.add(SharedLink(it.interface, str(ipaddress.ip_network(f"{it.address}/{it.prefix}", strict=False))))
+        network = ipaddress.ip_network(f"{it.address}/{it.prefix}", strict=False)
+        found.add(SharedLink(it.number, it.interface, str(network)))
     return frozenset(found)

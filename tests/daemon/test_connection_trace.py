@@ -150,7 +150,7 @@ async def test_the_kernel_path_names_its_rules_and_what_it_leaves_out() -> None:
 
 async def test_the_kernel_path_names_the_link_of_a_client() -> None:
     node = await on_the_kernel_path()
-    shared = frozenset({SharedLink("eth0", "10.3.0.0/24"), SharedLink("eth1", "10.7.0.0/24")})
+    shared = frozenset({SharedLink(2, "eth0", "10.3.0.0/24"), SharedLink(3, "eth1", "10.7.0.0/24")})
     node.proxier.set_facts(replace(FACTS, forwarding=frozenset({Family.IPV4}), shared_links=shared))
     assert await node.proxier.sync_now()
     for source, named in (("10.3.0.9", True), ("10.3.9.9", False)):

@@ -50,7 +50,7 @@ def test_every_address_with_its_interface() -> None:
         host.ip("link set d0 up")
         found = {it.address: it for it in addresses_of(host)}
         assert found[Address("127.0.0.1")] == LocalAddress(
-            address=Address("127.0.0.1"), interface="lo", is_global=False, usable=True, prefix=8
+            address=Address("127.0.0.1"), interface="lo", is_global=False, usable=True, prefix=8, number=1
         )
         assert (found[Address("10.7.0.1")].prefix, found[Address("10.7.0.2")].prefix) == (24, 32)
         assert found[Address("10.7.0.2")].interface == "d0", "not the other end's"

@@ -127,7 +127,7 @@ def test_the_node_is_part_of_the_rules() -> None:
     assert rules.ruleset().internal_sources == facts.internal_sources
     rules.use_facts(replace(facts, zone="z1"))
     assert rules.generation == 1
-    shared = replace(facts, shared_links=frozenset({SharedLink("eth0", "192.0.2.0/24")}))
+    shared = replace(facts, shared_links=frozenset({SharedLink(2, "eth0", "192.0.2.0/24")}))
     rules.use_facts(shared)
     assert rules.ruleset().shared_links == frozenset(), "only the kernel path needs them"
     rules.use_data_path(DataPathPolicy(wanted=Wanted.KERNEL))

@@ -317,6 +317,6 @@ _SPREADING = RuleSet(
     own_spreads=_SPREADS,
     masquerades=dict.fromkeys(_SPREADS, Masquerade.OUTSIDE),
     hairpins={Address("192.0.2.2"), Address("2001:db8::2")},
-    shared_links=frozenset({SharedLink("lo", "192.0.2.0/24"), SharedLink("lo", "2001:db8::/64")}),
+    shared_links=frozenset({SharedLink(1, "lo", "192.0.2.0/24"), SharedLink(1, "lo", "2001:db8::/64")}),
 )
 """Rules of every shape that spreads have."""

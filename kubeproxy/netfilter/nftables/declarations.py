@@ -165,6 +165,7 @@ HOOKS: Mapping[str, tuple[str, str, int, str] | None] = {
     "guard": None,
     "masquerade_always": None,
     "masquerade_node": None,
+    "masquerade_links": None,
     **{f"masquerade_outside{family.value}": None for family in Family},
     **{f"masquerade_link{family.value}": None for family in Family},
 }

@@ -91,7 +91,7 @@ class Timed(NamedTuple):
 _ADDRESS = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
 TIMED = tuple(
     Timed(f"{name}{family.value}", (_ADDRESS[family], second))
-    for name, second in (("asked", "inet_service"), ("answered", "inet_service"), ("link_clients", "ifname"))
+    for name, second in (("asked", "inet_service"), ("answered", "inet_service"), ("link_clients", "iface_index"))
     for family in Family
 )
 """The last SYN to each endpoint, and its last answer; clients on shared links, and the interface of their last SYN."""
@@ -204,8 +204,8 @@ def _first_packets(log: str, tcp_timeouts: Mapping[str, int], links: Iterable[Sh
                 ),
                 *(
                     (
-                        f'iifname "{link.interface}" {_IP[family]} saddr {link.cidr} '
-                        f"update @link_clients{family.value} {{ {_IP[family]} saddr . iifname }}",
+                        f"iif {link.number} {_IP[family]} saddr {link.cidr} "
+                        f"update @link_clients{family.value} {{ {_IP[family]} saddr . iif }}",
                         "the client is on this link",
                     )
                     for link in sorted(links)
@@ -303,7 +303,7 @@ def asking() -> tuple[str, str]:
 def on_client_link(family: Family) -> tuple[str, str]:
     """The condition, for packets after their translation, that one that is sent again leaves by its client's link."""
     return (
-        f"meta iif 0 {_IP[family]} saddr . oifname @link_clients{family.value}",
+        f"meta iif 0 {_IP[family]} saddr . oif @link_clients{family.value}",
         f"{family} sent again, clients on a link with the endpoint",
     )
 

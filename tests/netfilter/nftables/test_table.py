@@ -157,7 +157,11 @@ rule_sets = st.builds(
     hairpins=st.sets(st.sampled_from(["10.0.0.1", "fd00:9::1"]).map(Address)),
     shared_links=st.frozensets(
         st.sampled_from(
-            [SharedLink("eth0", "10.0.0.0/24"), SharedLink("cni0", "10.0.0.0/16"), SharedLink("eth0", "fd00:9::/64")]
+            [
+                SharedLink(2, "eth0", "10.0.0.0/24"),
+                SharedLink(4, "cni0", "10.0.0.0/16"),
+                SharedLink(2, "eth0", "fd00:9::/64"),
+            ]
         )
     ),
     redirects=st.dictionaries(destinations, st.integers(7001, 7003)),
@@ -499,7 +503,11 @@ FULL = replace(
     masquerades={WEB: Masquerade.OUTSIDE, NODE_PORT: Masquerade.ALWAYS, WEB6: Masquerade.NODE},
     hairpins={Address("10.0.0.1"), Address("fd00:9::1")},
     shared_links=frozenset(
-        {SharedLink("eth0", "10.0.0.0/24"), SharedLink("cni0", "10.1.0.0/16"), SharedLink("cni0", "fd00:9::/64")}
+        {
+            SharedLink(2, "eth0", "10.0.0.0/24"),
+            SharedLink(4, "cni0", "10.1.0.0/16"),
+            SharedLink(4, "cni0", "fd00:9::/64"),
+        }
     ),
 )
 

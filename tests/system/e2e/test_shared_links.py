@@ -184,6 +184,7 @@ def test_a_pod_with_an_address_of_the_network_keeps_it(switched: Switched, tmp_p
         join(switched.node, pod, left_name="pod", right_name="eth0")
         switched.node.ip("addr add 169.254.1.1/32 dev pod scope link", f"route add {address}/32 dev pod")
         switched.node.sysctl("net.ipv4.conf.eth0.proxy_arp", 1)
+        switched.node.sysctl("net.ipv4.neigh.eth0.proxy_delay", 0)
         pod.ip(f"addr add {address}/32 dev eth0", "route add 169.254.1.1 dev eth0 scope link")
         pod.ip("route add default via 169.254.1.1")
         start(stack, switched.node, tmp_path)
