@@ -19,7 +19,7 @@ have a limited rate; drops have none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from kubeproxy.model import Family
@@ -94,7 +94,7 @@ TIMED = tuple(
     for name, second in (("asked", "inet_service"), ("answered", "inet_service"), ("link_clients", "iface_index"))
     for family in Family
 )
-"""The last SYN to each endpoint, and its last answer; clients on shared links, and the interface of their last SYN."""
+"""The last SYN to each endpoint, and its last answer; clients on shared links, and the interface by which they came."""
 SETS: Mapping[str, tuple[object, ...]] = {
     ALIVE: ("inet_proto", None, ["timeout"]),
     **{it.name: (list(it.key), None, ["timeout"]) for it in TIMED},
@@ -151,13 +151,13 @@ def deletion(table: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rules(group: int, tcp_timeouts: Mapping[str, int], links: Iterable[SharedLink] = ()) -> dict[str, Rules]:
+def rules(group: int, tcp_timeouts: Mapping[str, int], links: Collection[SharedLink] = ()) -> dict[str, Rules]:
     """The rules of each chain, as text and reason; reports and copies go to an NFLOG group. `links`: what is sent again
     has no interface by which it came, so that of clients of these is kept."""
     log = f"group {group} snaplen {PACKET_BYTES} queue-threshold"
     report = f'limit rate {REPORTS_PER_S}/second burst {REPORTS_BURST} packets log prefix "{REPORT_PREFIX}" {log} 1'
     first = _first_packets(log, tcp_timeouts, links)
-    return {**_hooks(), **first, **_questions(), **_answers(report), **_errors(report)}
+    return {**_hooks(), **first, **_questions(), **_answers(report), **_errors(report, links)}
 
 
 def _hooks() -> dict[str, Rules]:
@@ -181,7 +181,7 @@ def _hooks() -> dict[str, Rules]:
     }
 
 
-def _first_packets(log: str, tcp_timeouts: Mapping[str, int], links: Iterable[SharedLink]) -> dict[str, Rules]:
+def _first_packets(log: str, tcp_timeouts: Mapping[str, int], links: Collection[SharedLink]) -> dict[str, Rules]:
     """The chains of a client's first SYN: a timeout for its flow, and a copy."""
     # By its comment the rule is recognized, so it says what it sets.
     kept = (
@@ -270,7 +270,7 @@ def _answers(report: str) -> dict[str, Rules]:
     }
 
 
-def _errors(report: str) -> dict[str, Rules]:
+def _errors(report: str, links: Collection[SharedLink]) -> dict[str, Rules]:
     """The chains of ICMP errors."""
     return {
         "rescue_error": (
@@ -284,6 +284,17 @@ def _errors(report: str) -> dict[str, Rules]:
             ),
         ),
         "rescue_unreachable": (
+            # No SYN tells the link of a client of datagrams, and its flow may be old. It was masqueraded if the
+            # endpoint is on its link.
+            *(
+                (
+                    f"ct status & snat == snat ct original {_IP[link.family]} saddr {link.cidr} "
+                    f"update @link_clients{link.family.value} "
+                    f"{{ ct original {_IP[link.family]} saddr . {link.number} }}",
+                    "the client is on this link",
+                )
+                for link in sorted(links)
+            ),
             (report, "the endpoint cannot be reached"),
             ("drop", "the packet is sent again"),
         ),

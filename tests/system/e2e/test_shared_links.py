@@ -23,6 +23,7 @@ from tests.system.e2e.stage import until
 pytestmark = pytest.mark.netns
 
 PORT = 9090
+AF = {4: socket.AF_INET, 6: socket.AF_INET6}
 VIPS = {4: "10.96.0.10", 6: "fd00:96::10"}
 NODE = {4: "10.9.0.1", 6: "fd00:9::1"}
 HOSTS = ({4: "10.9.0.2", 6: "fd00:9::2"}, {4: "10.9.0.3", 6: "fd00:9::3"}, {4: "10.9.0.4", 6: "fd00:9::4"})
@@ -69,8 +70,8 @@ def switched(request: pytest.FixtureRequest) -> Iterator[Switched]:
         yield Switched(node, hosts, endpoints)
 
 
-def manifests(directory: Path) -> Path:
-    """A Service of both families for TCP, with the two endpoints."""
+def manifests(directory: Path, protocol: str) -> Path:
+    """A Service of both families, with the two endpoints."""
     made: list[dict[str, object]] = [
         {
             "apiVersion": "v1",
@@ -80,7 +81,7 @@ def manifests(directory: Path) -> Path:
                 "clusterIP": VIPS[4],
                 "clusterIPs": list(VIPS.values()),
                 "ipFamilies": ["IPv4", "IPv6"],
-                "ports": [{"name": "p", "port": 80, "targetPort": PORT}],
+                "ports": [{"name": "p", "port": 80, "targetPort": PORT, "protocol": protocol}],
             },
         }
     ]
@@ -94,7 +95,7 @@ def manifests(directory: Path) -> Path:
                 "labels": {"kubernetes.io/service-name": "web"},
             },
             "addressType": f"IPv{family}",
-            "ports": [{"name": "p", "port": PORT, "protocol": "TCP"}],
+            "ports": [{"name": "p", "port": PORT, "protocol": protocol}],
             "endpoints": [{"addresses": [host[family]], "nodeName": "here"} for host in HOSTS[:2]],
         }
         for family in VIPS
@@ -114,9 +115,9 @@ def asked(client: Host, family: int) -> Counter[tuple[str, str]]:
     return seen
 
 
-def start(stack: ExitStack, node: Host, directory: Path) -> Daemon:
+def start(stack: ExitStack, node: Host, directory: Path, protocol: str = "TCP") -> Daemon:
     options = ["--data-path=kernel", "--workers=1", "--hostname-override=here"]
-    return stack.enter_context(Daemon(node, manifests=manifests(directory / "manifests"), options=options))
+    return stack.enter_context(Daemon(node, manifests=manifests(directory / "manifests", protocol), options=options))
 
 
 def filters_frames(host: Host, on: bool) -> None:
@@ -224,3 +225,32 @@ while True:
         print(socket.inet_ntoa(packet[12:16]), flush=True)
 """
 """Prints the senders of TCP packets to the endpoint."""
+
+
+@pytest.mark.parametrize("family", VIPS)
+def test_datagrams_of_a_client_beside_a_dead_endpoint(switched: Switched, family: int, tmp_path: Path) -> None:
+    """What is sent again makes a flow for all that the client sends, so it is masqueraded, too."""
+    with ExitStack() as stack:
+        filters_frames(switched.node, on=False)
+        daemon = start(stack, switched.node, tmp_path, protocol="UDP")
+        until(lambda: "rescue of failed connections working=true" in daemon.log(), "the rescue works")
+        sockets = (switched.hosts[2].make_socket(AF[family], socket.SOCK_DGRAM) for _ in range(MANY))
+        clients = [stack.enter_context(sock) for sock in sockets]
+        for client in clients:
+            client.connect((VIPS[family], 80))
+            assert answered(client)
+        switched.endpoints[0].kill()
+        switched.endpoints[0].wait()
+        for client in clients:
+            until(lambda: answered(client), "an answer", within_s=10)  # noqa: B023
+        assert " reason=unreachable" in daemon.log()
+
+
+def answered(client: socket.socket) -> bool:
+    """Whether a datagram is answered."""
+    client.settimeout(0.5)
+    try:
+        client.send(b"x")
+        return client.recv(10) == b"x"
+    except OSError:
+        return False
