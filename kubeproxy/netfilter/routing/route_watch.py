@@ -2,8 +2,8 @@
 
 A packet without a route is dropped before any chain that knows the endpoint, so the rules of the rescue do not see it.
 
-An IPv4 route that goes with its link, or with its source address, has no notification of its own (seen with
-``ip monitor``, Linux 6.18). So it is when a pod ends, and a wider route that is left may lead nowhere.
+An IPv4 route that goes with its link, its source address or its next hop (``ip nexthop``) has no notification of its
+own (seen with ``ip monitor``, Linux 6.18). So it is when a pod ends, and a wider route that is left may lead nowhere.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from kubeproxy.model import Address
 from kubeproxy.netfilter.netlink.messages import attributes, parse
 from kubeproxy.netfilter.netlink.multicast import received, subscribe
 
-# linux/rtnetlink.h: RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE
-_GROUPS = (1, 5, 7, 11)
+# linux/rtnetlink.h: RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE,
+# RTNLGRP_NEXTHOP
+_GROUPS = (1, 5, 7, 11, 32)
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_DELADDR, _RTM_NEWROUTE, _RTM_DELROUTE = 16, 17, 21, 24, 25
+_RTM_DELNEXTHOP = 105
 _LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
 _IFF_UP = 1
 _NEW = 0xFFFF_FFFF  # of a link that has just been made
@@ -81,9 +83,9 @@ def lost_ways(data: bytes) -> Iterator[Prefix]:
 
 
 def hides_losses(data: bytes) -> bool:
-    """Whether links that go down, or addresses that go, are among the messages. Pure."""
+    """Whether links that go down, or addresses or next hops that go, are among the messages. Pure."""
     for message in parse(data):
-        if message.kind in (_RTM_DELLINK, _RTM_DELADDR):
+        if message.kind in (_RTM_DELLINK, _RTM_DELADDR, _RTM_DELNEXTHOP):
             return True
         if message.kind == _RTM_NEWLINK and len(message.body) >= _LINK.size:
             *_, flags, change = _LINK.unpack_from(message.body)

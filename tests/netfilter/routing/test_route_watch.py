@@ -102,6 +102,17 @@ def test_routes_that_go_without_a_notification(watch: tuple[Host, RouteWatch], l
 
 
 @pytest.mark.netns
+def test_a_next_hop_takes_its_routes_along(watch: tuple[Host, RouteWatch]) -> None:
+    host, it = watch
+    host.ip("nexthop add id 7 dev pod0", "route add 10.4.0.0/16 nhid 7")
+    assert has_route(Address("10.4.0.2"))
+    assert it.look() == (set(), False)
+    host.ip("nexthop del id 7")
+    assert it.look().more
+    assert not has_route(Address("10.4.0.2"))
+
+
+@pytest.mark.netns
 def test_a_link_that_is_made_takes_no_route_away(watch: tuple[Host, RouteWatch]) -> None:
     host, it = watch
     host.ip("addr add 10.3.0.9/32 dev pod0", "link set pod0 mtu 1400")
