@@ -23,6 +23,7 @@ _IFLA_IFNAME, _IFLA_LINKINFO = 3, 18
 _IFLA_INFO_KIND, _IFLA_INFO_DATA = 1, 2
 _IFLA_BR_NF_CALL = {Family.IPV4: 36, Family.IPV6: 37}  # IFLA_BR_NF_CALL_IPTABLES, _IP6TABLES
 _IFF_UP = 0x1
+_TWO_ENDS = 0x8 | 0x10 | 0x80  # IFF_LOOPBACK, IFF_POINTOPOINT, IFF_NOARP
 _RT_SCOPE_UNIVERSE = 0
 _UNUSABLE = 0x40 | 0x08 | 0x20  # IFA_F_TENTATIVE, IFA_F_DADFAILED, IFA_F_DEPRECATED
 
@@ -44,8 +45,8 @@ class LocalAddress:
     """Of universal scope: neither loopback nor link-local."""
     usable: bool
     """Its interface is up, and the kernel would choose it for new connections."""
-    prefix: int | None = None
-    """The length of the prefix that the hosts of its link have in common; None: of a single host."""
+    network: str | None = None
+    """The prefix that hosts on its link have in common, as a CIDR; None: the link has no others than two ends."""
     number: int = 0
     """The number of its interface."""
     bridge: frozenset[Family] | None = None
@@ -99,6 +100,8 @@ class _Link(NamedTuple):
 
     name: str
     is_up: bool
+    has_hosts: bool
+    """Whether it may have more than two."""
     bridge: frozenset[Family] | None
 
 
@@ -108,7 +111,12 @@ def _parse_links(payloads: Iterable[bytes]) -> Iterator[tuple[int, _Link]]:
         _, _, index, flags, _ = _IFINFO.unpack_from(payload)
         found = dict(attributes(payload[_IFINFO.size :]))
         name = found.get(_IFLA_IFNAME, str(index).encode()).rstrip(b"\0").decode(errors="replace")
-        yield index, _Link(name, bool(flags & _IFF_UP), _bridge(dict(attributes(found.get(_IFLA_LINKINFO, b"")))))
+        kind = dict(attributes(found.get(_IFLA_LINKINFO, b"")))
+        yield index, _Link(name, bool(flags & _IFF_UP), not flags & _TWO_ENDS, _bridge(kind))
+
+
+def _network(packed: bytes, prefix: int) -> str:
+    return str(ipaddress.ip_network((packed, prefix), strict=False))
 
 
 def _bridge(link: Mapping[int, bytes]) -> frozenset[Family] | None:
@@ -130,13 +138,13 @@ def _parse_addresses(payloads: Iterable[bytes], links: Mapping[int, _Link]) -> I
         if packed is None:
             continue
         flags = int.from_bytes(found[_IFA_FLAGS], sys.byteorder) if _IFA_FLAGS in found else short_flags
-        link = links.get(index, _Link(str(index), is_up=False, bridge=None))
+        link = links.get(index, _Link(str(index), is_up=False, has_hosts=False, bridge=None))
         yield LocalAddress(
             address=Address(str(ipaddress.ip_address(packed))),
             interface=link.name,
             is_global=scope == _RT_SCOPE_UNIVERSE,
             usable=link.is_up and not flags & _UNUSABLE,
-            prefix=prefix,
+            network=_network(found.get(_IFA_ADDRESS, packed), prefix) if link.has_hosts else None,
             number=index,
             bridge=link.bridge,
         )

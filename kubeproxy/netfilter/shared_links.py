@@ -7,7 +7,6 @@ bridge passes on if it is asked to (bridge-nf-call-iptables); then the answer is
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -34,12 +33,11 @@ def shared_links(addresses: Iterable[LocalAddress], bridged: frozenset[Family]) 
     """These links, by the addresses of this node. Pure."""
     found = set()
     for it in addresses:
-        if it.prefix is None or not (it.is_global and it.usable) or it.prefix > _SEVERAL_HOSTS[it.family]:
+        if it.network is None or it.address.startswith("fe80:"):
             continue
-        if it.interface == "lo":
+        if int(it.network.rpartition("/")[2]) > _SEVERAL_HOSTS[it.family]:
             continue
         if it.bridge is not None and it.family in it.bridge | bridged:
             continue
-        network = ipaddress.ip_network(f"{it.address}/{it.prefix}", strict=False)
-        found.add(SharedLink(it.number, it.interface, str(network)))
+        found.add(SharedLink(it.number, it.interface, it.network))
     return frozenset(found)

@@ -24,6 +24,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -36,7 +37,7 @@ from kubeproxy.rescue.dial import refuses_datagrams
 from kubeproxy.rescue.dials import Dials
 from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.flow_release import FlowRelease
-from kubeproxy.rescue.lost_routes import LostRoutes
+from kubeproxy.rescue.lost_routes import LOOKUPS, Endpoint, LostRoutes
 from kubeproxy.rescue.nflog import GROUPS
 from kubeproxy.rescue.process import RescueProcess
 from kubeproxy.rescue.protocol import Counts, Failed, FreedFlow, Reason, added
@@ -328,26 +329,32 @@ class Guardian:
                 while True:
                     began = loop.time()
                     lost = routes.next(max(0, LOST_AT_ONCE - self._dials.waiting), began)
-                    self._dials.confirm(
-                        [target for protocol, target in lost if protocol is Protocol.TCP], Reason.UNREACHABLE, anew=True
-                    )
-                    for protocol, target in lost:
-                        if protocol is Protocol.UDP and not has_route(target.address):
-                            self._tasks.start(self._eject_and_free(protocol, target, Reason.UNREACHABLE), name="eject")
+                    self._have_lost(lost)
                     await asyncio.sleep(max(LOOK_S, (loop.time() - began) / LOOK_SHARE))
         except OSError as error:
             log.info("routes are not followed", reason=error.strerror)
+
+    def _have_lost(self, endpoints: Sequence[Endpoint]) -> None:
+        """Dial those of TCP, and eject those of UDP that have no route."""
+        routed = {target: has_route(target.address) for _, target in endpoints}
+        tcp = [target for protocol, target in endpoints if protocol is Protocol.TCP]
+        self._dials.confirm([it for it in tcp if not routed[it]], Reason.UNREACHABLE, anew=True)
+        # With another route an endpoint may be silent to this node alone; so it stays if it is the last.
+        self._dials.confirm([it for it in tcp if routed[it]], Reason.SILENT, anew=True)
+        for protocol, target in endpoints:
+            if protocol is Protocol.UDP and not routed[target]:
+                self._tasks.start(self._eject_and_free(protocol, target, Reason.UNREACHABLE), name="eject")
 
     # Probes.
 
     async def _probe(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            for protocol, target, _ in self._ejector.due():
-                if protocol is Protocol.UDP:
-                    self._ejector.dialed(protocol, target)
-                    if has_route(target.address):
-                        self._tasks.start(self._ejector.answered(protocol, target), name="take back")
-                    else:
-                        self._ejector.unanswered(protocol, target)
+            datagrams = (target for protocol, target, _ in self._ejector.due() if protocol is Protocol.UDP)
+            for target in islice(datagrams, LOOKUPS):  # the others stay due
+                self._ejector.dialed(Protocol.UDP, target)
+                if has_route(target.address):
+                    self._tasks.start(self._ejector.answered(Protocol.UDP, target), name="take back")
+                else:
+                    self._ejector.unanswered(Protocol.UDP, target)
             self._dials.next()

@@ -50,9 +50,11 @@ def test_every_address_with_its_interface() -> None:
         host.ip("link set d0 up")
         found = {it.address: it for it in addresses_of(host)}
         assert found[Address("127.0.0.1")] == LocalAddress(
-            address=Address("127.0.0.1"), interface="lo", is_global=False, usable=True, prefix=8, number=1
+            address=Address("127.0.0.1"), interface="lo", is_global=False, usable=True, number=1
         )
-        assert (found[Address("10.7.0.1")].prefix, found[Address("10.7.0.2")].prefix) == (24, 32)
+        assert found[Address("10.7.0.1")].network == "10.7.0.0/24"
+        assert found[Address("10.7.0.2")].network == "10.9.9.9/32", "the other end's"
+        assert found[Address("169.254.1.1")].network == "169.254.0.0/16"
         assert found[Address("10.7.0.2")].interface == "d0", "not the other end's"
         assert found[Address("10.7.0.2")].is_global
         assert not found[Address("169.254.1.1")].is_global
@@ -60,6 +62,14 @@ def test_every_address_with_its_interface() -> None:
         many = "".join(f"addr add 10.10.{index >> 8}.{index & 255}/32 dev d0\n" for index in range(600))
         host.run(["ip", "-batch", "-"], input=many)
         assert len([it for it in addresses_of(host) if it.address.startswith("10.10.")]) == 600
+
+
+@pytest.mark.netns
+def test_a_link_with_two_ends_has_no_other_hosts() -> None:
+    with Host("alone") as host:
+        host.ip("tuntap add t0 mode tun", "addr add 10.7.0.1/24 dev t0", "link set t0 up")
+        host.ip("link add d0 type veth peer name d1", "link set d0 arp off", "addr add 10.8.0.1/24 dev d0")
+        assert {it.network for it in addresses_of(host) if it.interface in ("t0", "d0")} == {None}
 
 
 @pytest.mark.netns

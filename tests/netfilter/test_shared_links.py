@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from kubeproxy.netfilter.ruleset import SharedLink
 from kubeproxy.netfilter.shared_links import SETTINGS, bridged_families, shared_links
 
 
-def address(text: str, prefix: int, interface: str = "eth0", *, usable: bool = True) -> LocalAddress:
-    is_global = not text.startswith("fe80")
-    number = {"lo": 1, "eth0": 2, "cni0": 4}[interface]
-    return LocalAddress(Address(text), interface, is_global=is_global, usable=usable, prefix=prefix, number=number)
+def address(text: str, prefix: int, interface: str = "eth0") -> LocalAddress:
+    network = str(ip_network(f"{text}/{prefix}", strict=False))
+    number = {"eth0": 2, "cni0": 4}[interface]
+    return LocalAddress(Address(text), interface, is_global=True, usable=True, network=network, number=number)
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,8 @@ def address(text: str, prefix: int, interface: str = "eth0", *, usable: bool = T
         (address("fd00:2::7", 127), set()),
         (address("fd00:2::7", 128), set()),
         (address("fe80::1", 64), set()),
-        (address("10.9.0.1", 16, "lo"), set()),
-        (address("10.2.0.7", 24, usable=False), set()),
+        (replace(address("10.2.0.7", 24), network=None), set()),
+        (replace(address("10.2.0.7", 24), usable=False), {SharedLink(2, "eth0", "10.2.0.0/24")}),
     ],
 )
 def test_a_link_with_several_hosts(local: LocalAddress, found: set[SharedLink]) -> None:

@@ -250,5 +250,26 @@ async def test_endpoints_without_a_route_are_ejected_however_many(
     watching.cancel()
     assert sorted(endpoints.of(Protocol.TCP)) == sorted(endpoints.of(Protocol.UDP)) == sorted(lost)
     assert not set(endpoints.tried) & set(left), "its route is found"
+
+
+async def test_an_endpoint_with_another_route_is_taken_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default route that goes and comes back has lost nothing; and a policy may keep this node away."""
+    lost = pods(3)
+    endpoints = Endpoints(silent=lost, reason="silent")
+    monkeypatch.setattr(dials_module, "dial", endpoints.dial)
+    monkeypatch.setattr(guardian_module, "has_route", lambda address: True)
+    crashes: list[BaseException] = []
+    guardian = Guardian(
+        endpoints,
+        on_group=lambda group: None,
+        in_force=lambda group: True,
+        on_crash=lambda task, error: crashes.append(error),
+    )
+    guardian._have_lost([(protocol, target) for protocol in Protocol for target in lost])
+    async with asyncio.timeout(30):
+        while len(endpoints.ejected) < len(lost):
+            await asyncio.sleep(0.01)
+    assert not endpoints.of(Protocol.UDP)
+    assert not crashes
     assert endpoints.dialing_most <= DIALS_MAX
     assert not crashes

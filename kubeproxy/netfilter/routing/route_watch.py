@@ -109,7 +109,10 @@ def has_route(address: Address) -> bool:
 
 
 def among(addresses: Set[Address], prefixes: Collection[Prefix]) -> set[Address]:
-    """The addresses within prefixes: some 60 ms of 100,000, and nothing to speak of for host routes. Pure."""
+    """The addresses within prefixes: some 100 ms of 100,000, and little for host routes and default routes. Pure."""
+    families = {it.version for it in prefixes if it.prefixlen == 0}
+    if families == {4, 6}:
+        return set(addresses)
     found = {Address(str(it.network_address)) for it in prefixes if it.prefixlen == it.max_prefixlen} & addresses
     wide: dict[int, dict[int, set[int]]] = {4: {}, 6: {}}
     for it in prefixes:
