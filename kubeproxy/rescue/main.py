@@ -142,6 +142,8 @@ class RescueProcess:
         now = self._reactor.now
         for packet in self._resends.due(now):
             self._send(packet)
+        for failed in self._resends.late_reports(now):
+            self.report(failed)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

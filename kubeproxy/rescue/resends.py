@@ -25,7 +25,8 @@ AWAITED_S: Final = 1.5 * FLUSH_S
 """How long a copy is waited for: the kernel may be collecting others with it. A report never comes before its
 copy, but the control process may delete a flow before."""
 QUIET_S: Final = 0.02
-"""How long no other failure of the same kind is reported for an endpoint."""
+"""How long no other failure of the same kind is reported for an endpoint. A packet that has not reached it meanwhile is
+reported at the end, because its flow has to be deleted."""
 SCHEDULED_MAX: Final = 16_384
 """Attempts that wait."""
 DATAGRAMS_MAX, DATAGRAM_S = 1024, 1.0
@@ -71,6 +72,8 @@ class Resends:
         self._first: dict[int, _First] = {}
         """The connection that had a sequence number first, the latest attempt last."""
         self._reported: dict[tuple[Protocol, Side, Reason], float] = {}
+        self._unreported: dict[tuple[Protocol, Side, Reason], float] = {}
+        """Failures to be reported, and when; the earliest first."""
         self._copied = self._refused = self._unreachable = self._given_up = self._unknown = 0
 
     def counts(self, *, resent: int, unsent: int, overflows: int) -> Counts:
@@ -117,7 +120,21 @@ class Resends:
             else:
                 self._datagrams.append(_Waiting(now, error))
                 self._forget_datagrams(now)
-        return self._report(error.protocol, error.endpoint, Reason.UNREACHABLE, now)
+        failed = self._report(error.protocol, error.endpoint, Reason.UNREACHABLE, now)
+        if failed is None:
+            key = (error.protocol, error.endpoint, Reason.UNREACHABLE)
+            self._unreported.setdefault(key, self._reported[key] + QUIET_S)
+        return failed
+
+    def late_reports(self, now: float) -> list[Failed]:
+        """The reports that have waited long enough."""
+        found: list[Failed] = []
+        while self._unreported and (key := next(iter(self._unreported))) and self._unreported[key] <= now:
+            del self._unreported[key]
+            protocol, endpoint, reason = key
+            self._reported[key] = now
+            found.append(Failed(protocol, endpoint.target, reason))
+        return found
 
     def freed(self, freed: Freed, now: float) -> list[Packet]:
         """The flows to an endpoint are deleted; the packets to send now. SYNs follow by `due`."""
@@ -154,7 +171,7 @@ class Resends:
     def next_at(self) -> float | None:
         """When something is `due`; None: nothing is scheduled."""
         times = [*(it.until for it in islice(self._awaited, 1)), *(at for at, *_ in self._scheduled[:1])]
-        return min(times, default=None)
+        return min([*times, *islice(self._unreported.values(), 1)], default=None)
 
     def forget(self, now: float) -> None:
         """Drop what is too old. Call it now and then."""
@@ -170,6 +187,7 @@ class Resends:
         self._scheduled.clear()
         self._awaited.clear()
         self._datagrams.clear()
+        self._unreported.clear()
 
     def _schedule(self, copy: Copy, by_way_of: bytes, now: float) -> None:
         if copy.attempts >= len(DELAYS_S) or len(self._scheduled) >= SCHEDULED_MAX or not self._is_first(copy, now):

@@ -145,6 +145,22 @@ def test_unanswered_syns_wait_until_their_flows_are_freed() -> None:
     assert counts(resends).unknown == 1
 
 
+def test_a_packet_that_is_sent_again_to_no_avail_is_reported_soon() -> None:
+    """Its flow would lead the client's own retransmission to the same endpoint."""
+    resends, error = Resends(), Unreachable(Protocol.TCP, Side(packed(CLIENT), 4000), ENDPOINT, None)
+    failed = resends.unreachable(error, 100.0)
+    assert failed is not None
+    for after_s in (0.25, 0.75):
+        assert resends.unreachable(error, 100.0 + after_s * QUIET_S) is None
+    due_at = resends.next_at
+    assert due_at == 100.0 + QUIET_S
+    assert resends.late_reports(100.0 + 0.9 * QUIET_S) == []
+    assert resends.late_reports(100.0 + QUIET_S) == [failed]
+    assert resends.late_reports(100.0 + 2 * QUIET_S) == []
+    assert resends.next_at is None
+    assert resends.unreachable(error, 100.0 + 1.5 * QUIET_S) is None, "quiet again"
+
+
 def test_a_copy_that_comes_after_its_flow_was_deleted_is_sent() -> None:
     resends, late = Resends(), syn(1)
     assert resends.freed(freed(late), 100.0) == []
