@@ -73,7 +73,7 @@ class Resends:
         """The connection that had a sequence number first, the latest attempt last."""
         self._reported: dict[tuple[Protocol, Side, Reason], float] = {}
         self._unreported: dict[tuple[Protocol, Side, Reason], float] = {}
-        """Failures to be reported, and when; the earliest first."""
+        """Failures to be reported, and when: few, as the rules limit what they report."""
         self._copied = self._refused = self._unreachable = self._given_up = self._unknown = 0
 
     def counts(self, *, resent: int, unsent: int, overflows: int) -> Counts:
@@ -128,13 +128,11 @@ class Resends:
 
     def late_reports(self, now: float) -> list[Failed]:
         """The reports that have waited long enough."""
-        found: list[Failed] = []
-        while self._unreported and (key := next(iter(self._unreported))) and self._unreported[key] <= now:
+        due = [key for key, at in self._unreported.items() if at <= now]
+        for key in due:
             del self._unreported[key]
-            protocol, endpoint, reason = key
             self._reported[key] = now
-            found.append(Failed(protocol, endpoint.target, reason))
-        return found
+        return [Failed(protocol, endpoint.target, reason) for protocol, endpoint, reason in due]
 
     def freed(self, freed: Freed, now: float) -> list[Packet]:
         """The flows to an endpoint are deleted; the packets to send now. SYNs follow by `due`."""
@@ -171,7 +169,7 @@ class Resends:
     def next_at(self) -> float | None:
         """When something is `due`; None: nothing is scheduled."""
         times = [*(it.until for it in islice(self._awaited, 1)), *(at for at, *_ in self._scheduled[:1])]
-        return min([*times, *islice(self._unreported.values(), 1)], default=None)
+        return min([*times, *self._unreported.values()], default=None)
 
     def forget(self, now: float) -> None:
         """Drop what is too old. Call it now and then."""
