@@ -204,6 +204,16 @@ async def test_rules_that_are_made_anew_are_kept_alive_at_once(monkeypatch: pyte
     assert works.renewed == 2
 
 
+def guardian_of(endpoints: Endpoints, crashes: list[BaseException]) -> Guardian:
+    """A guardian with rules that are in force, and the place for what its tasks end by."""
+    return Guardian(
+        endpoints,
+        on_group=lambda group: None,
+        in_force=lambda group: True,
+        on_crash=lambda task, error: crashes.append(error),
+    )
+
+
 class Routes:
     """Routes of which some go, once."""
 
@@ -236,12 +246,7 @@ async def test_endpoints_without_a_route_are_ejected_however_many(
     monkeypatch.setattr(guardian_module, "has_route", routes.has_route)
     monkeypatch.setattr(lost_routes, "has_route", routes.has_route)
     crashes: list[BaseException] = []
-    guardian = Guardian(
-        endpoints,
-        on_group=lambda group: None,
-        in_force=lambda group: True,
-        on_crash=lambda task, error: crashes.append(error),
-    )
+    guardian = guardian_of(endpoints, crashes)
     watching = asyncio.create_task(guardian._watch_routes())
     async with asyncio.timeout(30):
         while len(endpoints.of(Protocol.TCP)) < count or len(endpoints.of(Protocol.UDP)) < count:
@@ -250,6 +255,8 @@ async def test_endpoints_without_a_route_are_ejected_however_many(
     watching.cancel()
     assert sorted(endpoints.of(Protocol.TCP)) == sorted(endpoints.of(Protocol.UDP)) == sorted(lost)
     assert not set(endpoints.tried) & set(left), "its route is found"
+    assert endpoints.dialing_most <= DIALS_MAX
+    assert not crashes
 
 
 async def test_an_endpoint_with_another_route_is_taken_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,17 +266,10 @@ async def test_an_endpoint_with_another_route_is_taken_for_silent(monkeypatch: p
     monkeypatch.setattr(dials_module, "dial", endpoints.dial)
     monkeypatch.setattr(guardian_module, "has_route", lambda address: True)
     crashes: list[BaseException] = []
-    guardian = Guardian(
-        endpoints,
-        on_group=lambda group: None,
-        in_force=lambda group: True,
-        on_crash=lambda task, error: crashes.append(error),
-    )
+    guardian = guardian_of(endpoints, crashes)
     guardian._have_lost([(protocol, target) for protocol in Protocol for target in lost])
     async with asyncio.timeout(30):
         while len(endpoints.ejected) < len(lost):
             await asyncio.sleep(0.01)
     assert not endpoints.of(Protocol.UDP)
-    assert not crashes
-    assert endpoints.dialing_most <= DIALS_MAX
     assert not crashes
