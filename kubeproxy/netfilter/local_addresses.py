@@ -15,20 +15,18 @@ from typing import NamedTuple
 
 from kubeproxy.model import Address, Family, parse_address
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.netlink.messages import attributes, dump, open_netlink
+from kubeproxy.netfilter.netlink.messages import IFF_UP, LINK, attributes, dump, open_netlink
 
 _RTM_GETLINK, _RTM_GETADDR = 18, 22
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
 _IFLA_IFNAME, _IFLA_LINKINFO = 3, 18
 _IFLA_INFO_KIND, _IFLA_INFO_DATA = 1, 2
 _IFLA_BR_NF_CALL = {Family.IPV4: 36, Family.IPV6: 37}  # IFLA_BR_NF_CALL_IPTABLES, _IP6TABLES
-_IFF_UP = 0x1
 _TWO_ENDS = 0x8 | 0x10 | 0x80  # IFF_LOOPBACK, IFF_POINTOPOINT, IFF_NOARP
 _RT_SCOPE_UNIVERSE = 0
 _UNUSABLE = 0x40 | 0x08 | 0x20  # IFA_F_TENTATIVE, IFA_F_DADFAILED, IFA_F_DEPRECATED
 
 _IFADDR = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, interface
-_IFINFO = struct.Struct("=BxHiII")  # family, type, interface, flags, change
 
 _INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _ELSEWHERE = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}
@@ -108,11 +106,11 @@ class _Link(NamedTuple):
 def _parse_links(payloads: Iterable[bytes]) -> Iterator[tuple[int, _Link]]:
     """The interfaces by their numbers."""
     for payload in payloads:
-        _, _, index, flags, _ = _IFINFO.unpack_from(payload)
-        found = dict(attributes(payload[_IFINFO.size :]))
+        _, _, index, flags, _ = LINK.unpack_from(payload)
+        found = dict(attributes(payload[LINK.size :]))
         name = found.get(_IFLA_IFNAME, str(index).encode()).rstrip(b"\0").decode(errors="replace")
         kind = dict(attributes(found.get(_IFLA_LINKINFO, b"")))
-        yield index, _Link(name, bool(flags & _IFF_UP), not flags & _TWO_ENDS, _bridge(kind))
+        yield index, _Link(name, bool(flags & IFF_UP), not flags & _TWO_ENDS, _bridge(kind))
 
 
 def _network(packed: bytes, prefix: int) -> str:

@@ -17,6 +17,8 @@ NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x1, 0x4, 0x300
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port of the sender
 ATTRIBUTE_HEADER = struct.Struct("=HH")  # length, type
+LINK = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, interface, flags, change
+IFF_UP = 0x1
 _ANSWER_BYTES = 1 << 16
 
 

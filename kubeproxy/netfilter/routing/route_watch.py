@@ -16,7 +16,7 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import NamedTuple
 
 from kubeproxy.model import Address
-from kubeproxy.netfilter.netlink.messages import attributes, parse
+from kubeproxy.netfilter.netlink.messages import IFF_UP, LINK, attributes, parse
 from kubeproxy.netfilter.netlink.multicast import received, subscribe
 
 # linux/rtnetlink.h: RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE,
@@ -24,8 +24,6 @@ from kubeproxy.netfilter.netlink.multicast import received, subscribe
 _GROUPS = (1, 5, 7, 11, 32)
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_DELADDR, _RTM_NEWROUTE, _RTM_DELROUTE = 16, 17, 21, 24, 25
 _RTM_DELNEXTHOP = 105
-_LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
-_IFF_UP = 1
 _NEW = 0xFFFF_FFFF  # of a link that has just been made
 _ROUTE = struct.Struct(
     "=BBBBBBBBI"
@@ -87,9 +85,9 @@ def hides_losses(data: bytes) -> bool:
     for message in parse(data):
         if message.kind in (_RTM_DELLINK, _RTM_DELADDR, _RTM_DELNEXTHOP):
             return True
-        if message.kind == _RTM_NEWLINK and len(message.body) >= _LINK.size:
-            *_, flags, change = _LINK.unpack_from(message.body)
-            if change & _IFF_UP and not flags & _IFF_UP and change != _NEW:
+        if message.kind == _RTM_NEWLINK and len(message.body) >= LINK.size:
+            *_, flags, change = LINK.unpack_from(message.body)
+            if change & IFF_UP and not flags & IFF_UP and change != _NEW:
                 return True
     return False
 
