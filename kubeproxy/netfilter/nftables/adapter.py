@@ -68,21 +68,21 @@ class Nftables:
         """Have the kernel check our table without making it; KernelError with the reason if it refuses."""
         # All features at once: each check starts a program, and clients may be waiting. Singly if that fails.
         try:
-            await self._check(RuleSet(transparent=True, guard_sockets=True))
+            await self._check(replace(_REDIRECTING, transparent=True, guard_sockets=True))
         except KernelError:
-            await self._check(RuleSet())
+            await self._check(_REDIRECTING)
         else:
             self._takes_all = True
 
     async def probe_transparent(self) -> None:
         """Check a transparent rule set."""
         if not self._takes_all:
-            await self._check(RuleSet(transparent=True))
+            await self._check(replace(_REDIRECTING, transparent=True))
 
     async def probe_socket_guard(self) -> None:
         """Check a rule set that guards sockets."""
         if not self._takes_all:
-            await self._check(RuleSet(guard_sockets=True))
+            await self._check(replace(_REDIRECTING, guard_sockets=True))
 
     async def probe_spreads(self) -> None:
         """Check a rule set with spreads, of both families and protocols, with affinity and masquerading."""
@@ -312,7 +312,10 @@ _SPREADS = dict(
     for addresses, endpoint in ((("192.0.2.1", "0.0.0.0"), "192.0.2.2"), (("2001:db8::1", "::"), "2001:db8::2"))
     for address in addresses
 )
-_SPREADING = RuleSet(
+_REDIRECTING = RuleSet(own_redirects=dict.fromkeys(_SPREADS, 1))
+"""Rules of every shape that redirects have."""
+_SPREADING = replace(
+    _REDIRECTING,
     spreads=_SPREADS,
     own_spreads=_SPREADS,
     masquerades=dict.fromkeys(_SPREADS, Masquerade.OUTSIDE),

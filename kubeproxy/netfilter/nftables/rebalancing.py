@@ -91,7 +91,7 @@ def rebalancing(have: Table, change: Rebalance) -> Change | None:
             new = now[own][destination] = arranged(old, spread)
             if new.targets and spread_chain(destination, len(new.targets), own=own) not in have.chains:
                 missing = (name for name in chains_for(destination, new, own=own) if name not in have.chains)
-                chains.update((name, spread_rules(name)) for name in missing)
+                chains.update((name, spread_rules(name, rescued=have.rescue)) for name in missing)
             if old != new:
                 changes.append((destination, old, new))
         elements += slot_elements(changes, own=own)

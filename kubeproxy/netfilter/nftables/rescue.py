@@ -59,12 +59,9 @@ HOOKS: Mapping[str, Base | None] = {
     "rescue_prerouting": ("filter", "prerouting", _MANGLE, "accept"),
     "rescue_output": ("filter", "output", _MANGLE, "accept"),
     "rescue_resent": None,
-    "rescue_first4": None,
-    "rescue_first6": None,
     "rescue_copy4": None,
     "rescue_copy6": None,
     "rescue_asked": None,
-    "rescue_asking": None,
     "rescue_reply": None,
     "rescue_answer": None,
     "rescue_refused": None,
@@ -188,43 +185,38 @@ def _first_packets(log: str, tcp_timeouts: Mapping[str, int], links: Collection[
         "; other states: " + "/".join(f"{seconds}" for seconds in tcp_timeouts.values()) + " s" if tcp_timeouts else ""
     )
     return {
-        **{
-            f"rescue_first{family.value}": tuple(
-                (f"{condition} goto rescue_copy{family.value}", why) for condition, why in _destinations(family)
-            )
-            for family in Family
-        },
-        **{
-            f"rescue_copy{family.value}": (
-                (f'ct timeout set "{_TIMEOUTS[family][0]}"', f"a retransmission is balanced anew{kept}"),
+        f"rescue_copy{family.value}": (
+            (f'ct timeout set "{_TIMEOUTS[family][0]}"', f"a retransmission is balanced anew{kept}"),
+            (
+                f"meta l4proto @{ALIVE} limit rate {COPIES_PER_S}/second burst {COPIES_BURST} packets "
+                f"log {log} {COPIES_PER_MESSAGE}",
+                "a copy, to send it again",
+            ),
+            *(
                 (
-                    f"meta l4proto @{ALIVE} limit rate {COPIES_PER_S}/second burst {COPIES_BURST} packets "
-                    f"log {log} {COPIES_PER_MESSAGE}",
-                    "a copy, to send it again",
-                ),
-                *(
-                    (
-                        f"iif {link.number} {_IP[family]} saddr {link.cidr} "
-                        f"update @link_clients{family.value} {{ {_IP[family]} saddr . iif }}",
-                        "the client is on this link",
-                    )
-                    for link in sorted(links)
-                    if link.family is family
-                ),
-            )
-            for family in Family
-        },
+                    f"iif {link.number} {_IP[family]} saddr {link.cidr} "
+                    f"update @link_clients{family.value} {{ {_IP[family]} saddr . iif }}",
+                    "the client is on this link",
+                )
+                for link in sorted(links)
+                if link.family is family
+            ),
+        )
+        for family in Family
     }
 
 
 def _questions() -> dict[str, Rules]:
-    """The chains that keep when an endpoint was asked."""
+    """The chain that keeps when an endpoint was asked."""
     return {
-        "rescue_asked": _checked("meta l4proto tcp", "meta l4proto", "rescue_asking"),
-        "rescue_asking": tuple(
-            (f"update @asked{family.value} {{ {ip} daddr . tcp dport }}", f"{family} endpoint asked")
+        "rescue_asked": tuple(
+            (
+                f"meta l4proto tcp {original} update @asked{family.value} {{ {ip} daddr . tcp dport }} return",
+                f"{family} endpoint asked, {why}",
+            )
             for family, ip in _IP.items()
-        ),
+            for original, why in originals(family, "meta l4proto")
+        )
     }
 
 
@@ -302,8 +294,8 @@ def _errors(report: str, links: Collection[SharedLink]) -> dict[str, Rules]:
 
 
 def copying(family: Family) -> tuple[str, str]:
-    """The rule, for a chain of first packets before their translation, that copies a client's first SYN."""
-    return f"meta nfproto ipv{family.value} {_FIRST} jump rescue_first{family.value}", "may be a client's first SYN"
+    """The rule that copies a client's first SYN, for a chain that leads first packets to an endpoint."""
+    return f"{_FIRST} jump rescue_copy{family.value}", "may be a client's first SYN"
 
 
 def asking() -> tuple[str, str]:
@@ -335,13 +327,6 @@ def _checked(condition: str, protocol: str, chain: str) -> Rules:
         for family in Family
         for original, why in originals(family, protocol)
     )
-
-
-def _destinations(family: Family) -> Iterator[tuple[str, str]]:
-    """Conditions for packets that are going to be translated."""
-    ip, number = _IP[family], family.value
-    yield f"{ip} daddr . meta l4proto . th dport @translated{number}", "service address"
-    yield f"{ip} daddr @node_addresses{number} meta l4proto . th dport @translated_node_ports{number}", "node port"
 
 
 def originals(family: Family, protocol: str) -> Iterator[tuple[str, str]]:

@@ -29,28 +29,38 @@ class Rule:
         return f"{self.why} #{hashlib.sha256(self.text.encode()).hexdigest()[:8]}"
 
 
-class Spreading(NamedTuple):
-    """Which rules the spreads of a rule set take."""
+class Content(NamedTuple):
+    """What of a rule set decides which rules there are: no packet meets one that no destination needs."""
 
-    any: bool
+    spreads: bool
     """Whether there are spreads."""
     sticky: bool
     """Whether one has session affinity."""
     rescued: bool
     """Whether their failed connections are reported."""
+    filled: frozenset[str]
+    """The maps that have a destination, of those with redirects of own clients and those with masquerading. They change
+    with Services alone, and by whole rule sets."""
+
+
+def _content_of(wanted: RuleSet) -> Content:
+    given = (
+        (wanted.own_redirects, "redirects", True),
+        (wanted.masquerades, "masquerades", False),
+    )
+    filled = frozenset(place(each, name, own=own) for destinations, name, own in given for each in destinations)
+    return Content(has_spreads(wanted), has_affinity(wanted), wanted.rescue is not None, filled)
 
 
 def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
     """The rules of each static chain. They depend only on the landing and bind addresses and the shared links of a rule
-    set, and on whether it is transparent, guards sockets, and has spreads and session affinity."""
+    set, on whether it is transparent and guards sockets, and on its `Content`."""
     remote = {family: wanted.bind.get(family) or wanted.landing.get(family) for family in Family}
-    spreading = Spreading(has_spreads(wanted), has_affinity(wanted), wanted.rescue is not None)
+    content = _content_of(wanted)
     return {
         **(_diverting() if wanted.transparent else {}),
         "prerouting": tuple(
-            rule
-            for family in Family
-            for rule in _first_packets(spreading, family, remote[family], from_this_host=False)
+            rule for family in Family for rule in _first_packets(content, family, remote[family], from_this_host=False)
         ),
         "output": (
             *(
@@ -66,7 +76,7 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
             *(
                 rule
                 for family in Family
-                for rule in _first_packets(spreading, family, wanted.bind.get(family), from_this_host=True)
+                for rule in _first_packets(content, family, wanted.bind.get(family), from_this_host=True)
             ),
         ),
         # The only rule that packets of running connections meet; its first match ends it for them.
@@ -93,10 +103,10 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
                 else ()
             ),
         ),
-        "postrouting": tuple(_leaving(spreading, wanted.shared_links)),
-        "arrived": tuple(_arriving(spreading)),
-        **_masquerading(spreading, wanted.shared_links),
-        **_rescuing(wanted, spreading, remote),
+        "postrouting": tuple(_leaving(content, wanted.shared_links)),
+        "arrived": tuple(_arriving(content)),
+        **_masquerading(content, wanted.shared_links),
+        **_rescuing(wanted, content, remote),
     }
 
 
@@ -113,13 +123,11 @@ def _diverting() -> dict[str, tuple[Rule, ...]]:
     return {DIVERT: (rule,)}
 
 
-def _rescuing(
-    wanted: RuleSet, spreading: Spreading, remote: Mapping[Family, str | None]
-) -> dict[str, tuple[Rule, ...]]:
+def _rescuing(wanted: RuleSet, content: Content, remote: Mapping[Family, str | None]) -> dict[str, tuple[Rule, ...]]:
     if wanted.rescue is None:
         return {}
     again = (
-        rule for family in Family for rule in _first_packets(spreading, family, remote[family], from_this_host=False)
+        rule for family in Family for rule in _first_packets(content, family, remote[family], from_this_host=False)
     )
     return {
         **{
@@ -131,7 +139,7 @@ def _rescuing(
     }
 
 
-def _first_packets(spreading: Spreading, family: Family, to: str | None, *, from_this_host: bool) -> Iterator[Rule]:
+def _first_packets(content: Content, family: Family, to: str | None, *, from_this_host: bool) -> Iterator[Rule]:
     """The rules for first packets in a hook: drop those not admitted, then lead the others by the first map that has
     the destination, to an endpoint or to a proxy port."""
     number, ip, loopback = family.value, IP[family], _LOOPBACK[family]
@@ -148,13 +156,13 @@ def _first_packets(spreading: Spreading, family: Family, to: str | None, *, from
         return Rule(f"meta nfproto ipv{number} {condition}meta l4proto {{ tcp, udp }} {action}", f"{clients}{why}")
 
     def spread(prefix: str, name: str, key: str, condition: str, why: str) -> Iterator[Rule]:
-        if not spreading.any:
+        if not content.spreads:
             return
         if from_this_host:
             # A packet from or to a loopback address cannot leave this host; the redirect keeps it here.
             condition = f"{ip} saddr != {loopback} {ip} daddr != {loopback} {condition}"
         for what, of_kind in (("affinities", "known to an endpoint"), ("spreads", "straight to an endpoint")):
-            if what == "spreads" or spreading.sticky:
+            if what == "spreads" or content.sticky:
                 # A jump: where no slot is found the redirect below applies.
                 yield Rule(f"{condition}{key} vmap @{prefix}{name}{what}{number}", f"{clients}{why}, {of_kind}")
 
@@ -169,15 +177,14 @@ def _first_packets(spreading: Spreading, family: Family, to: str | None, *, from
         yield Rule(
             f"meta nfproto ipv{number} meta mark & {MARK:#x} == {MARK:#x} return", f"{family} dials of the proxy"
         )
-    if spreading.any and spreading.rescued:
-        text, why = rescue.copying(family)
-        yield Rule(text, f"{clients}, {why}")
-    yield from spread("own_", "", address, own, f", {others}own way")
-    yield rule("own_redirects", address, own, f", {others}own way")
+    if f"own_redirects{number}" in content.filled:
+        yield from spread("own_", "", address, own, f", {others}own way")
+        yield rule("own_redirects", address, own, f", {others}own way")
     yield from spread("", "", address, "", "")
     yield rule("redirects", address, "", "")
-    yield from spread("own_", "node_port_", port, own + on_node, f", {others}own way to node ports")
-    yield rule("own_node_ports", port, own + on_node, f", {others}own way to node ports")
+    if f"own_node_ports{number}" in content.filled:
+        yield from spread("own_", "node_port_", port, own + on_node, f", {others}own way to node ports")
+        yield rule("own_node_ports", port, own + on_node, f", {others}own way to node ports")
     yield from spread("", "node_port_", port, on_node, ", node ports")
     yield rule("node_ports", port, on_node, ", node ports")
 
@@ -192,27 +199,28 @@ def has_affinity(wanted: RuleSet) -> bool:
     return any(it.affinity_timeout_s is not None for it in (*wanted.spreads.values(), *wanted.own_spreads.values()))
 
 
-def _leaving(spreading: Spreading, links: frozenset[SharedLink]) -> Iterator[Rule]:
+def _leaving(content: Content, links: frozenset[SharedLink]) -> Iterator[Rule]:
     """The rules for first packets that leave this host for an endpoint, or have come to one by loopback."""
-    if not spreading.any:
+    if not content.spreads:
         return
     yield Rule("ct status & dnat == 0 return", "not translated")
-    if spreading.sticky or spreading.rescued:
+    if content.sticky or content.rescued:
         # Only this host's own proxy ports: an endpoint may have the same number.
         yield Rule("oif lo meta l4proto . th dport @guarded return", "redirected to a proxy port")
-    if spreading.rescued:
+    if content.rescued:
         yield Rule(*rescue.asking())
-    if spreading.sticky:
-        yield from _by_original_destination("learned", "clients that stay with their endpoint")
+    if content.sticky:
+        yield from (rule for _, rule in _by_original_destination("learned", "clients that stay with their endpoint"))
     yield Rule("oif lo return", "stays on this host")
-    yield from _by_original_destination("masquerades", "answers are to come back here")
+    masquerades = _by_original_destination("masquerades", "answers are to come back here")
+    yield from (rule for name, rule in masquerades if name in content.filled)
     for family in Family:
         ip = IP[family]
         yield Rule(
             f"{ip} saddr . {ip} daddr @hairpins{family.value} masquerade fully-random",
             f"{family} endpoints that reach themselves",
         )
-        if spreading.rescued and links:
+        if content.rescued and links:
             text, why = rescue.on_client_link(family)
             yield Rule(f"{text} jump masquerade_link{family.value}", why)
     # Numbers of interfaces: a comparison of names takes several times as long.
@@ -220,38 +228,45 @@ def _leaving(spreading: Spreading, links: frozenset[SharedLink]) -> Iterator[Rul
         yield Rule(f"iif {number} oif {number} jump masquerade_links", "the endpoint is where the client came from")
 
 
-def _arriving(spreading: Spreading) -> Iterator[Rule]:
+def _arriving(content: Content) -> Iterator[Rule]:
     """The rules for first packets that have come to an endpoint on this very host."""
-    if not (spreading.any and (spreading.sticky or spreading.rescued)):
+    if not (content.spreads and (content.sticky or content.rescued)):
         return
     yield Rule("ct status & dnat == 0 return", "not translated")
     yield Rule("meta l4proto . th dport @guarded return", "redirected to a proxy port")
-    if spreading.rescued:
+    if content.rescued:
         yield Rule(*rescue.asking())
-    if spreading.sticky:
-        yield from _by_original_destination("learned", "clients that stay with their endpoint")
+    if content.sticky:
+        yield from (rule for _, rule in _by_original_destination("learned", "clients that stay with their endpoint"))
 
 
-def _by_original_destination(name: str, why: str) -> Iterator[Rule]:
-    """Jumps by the destination that the client has chosen. nft knows the type of its port for one protocol at a
-    time."""
+def _by_original_destination(name: str, why: str) -> Iterator[tuple[str, Rule]]:
+    """The jumps of each map by the destination that the client has chosen. nft knows the type of its port for one
+    protocol at a time."""
     for family in Family:
         number, ip = family.value, IP[family]
         for protocol in ("tcp", "udp"):
             original = "meta l4proto . ct original proto-dst"
-            yield Rule(
-                f"meta l4proto {protocol} ct original {ip} daddr . {original} vmap @{name}{number}",
-                f"{family} {protocol}, {why}",
+            addressed, at_node = f"{name}{number}", f"node_port_{name}{number}"
+            yield (
+                addressed,
+                Rule(
+                    f"meta l4proto {protocol} ct original {ip} daddr . {original} vmap @{addressed}",
+                    f"{family} {protocol}, {why}",
+                ),
             )
-            yield Rule(
-                f"meta l4proto {protocol} ct original {ip} daddr @node_addresses{number} {original} "
-                f"vmap @node_port_{name}{number}",
-                f"{family} {protocol} node ports, {why}",
+            yield (
+                at_node,
+                Rule(
+                    f"meta l4proto {protocol} ct original {ip} daddr @node_addresses{number} {original} "
+                    f"vmap @{at_node}",
+                    f"{family} {protocol} node ports, {why}",
+                ),
             )
 
 
-def _masquerading(spreading: Spreading, links: frozenset[SharedLink]) -> dict[str, tuple[Rule, ...]]:
-    if not spreading.any:
+def _masquerading(content: Content, links: frozenset[SharedLink]) -> dict[str, tuple[Rule, ...]]:
+    if not content.spreads:
         return dict.fromkeys(MASQUERADE_CHAINS, ())
     action = "masquerade fully-random"
     return {
@@ -301,13 +316,15 @@ def spread_chain(destination: Destination, slots: int, *, own: bool) -> str:
     return f"{place(destination, f'{destination.protocol.lower()}_spread', own=own)}_{slots}"
 
 
-def spread_rules(chain: str) -> tuple[Rule, ...]:
-    """The rules of a chain that `spread_chain` names."""
+def spread_rules(chain: str, *, rescued: bool) -> tuple[Rule, ...]:
+    """The rules of a chain that `spread_chain` names. `rescued`: its failed connections are reported."""
     name, _, slots = chain.rpartition("_")
     family = Family(int(name[-1]))
-    port = "udp dport" if "udp_spread" in name else "tcp dport"
+    is_tcp = "tcp_spread" in name
+    port = "tcp dport" if is_tcp else "udp dport"
     key = port if "node_port" in name else f"{IP[family]} daddr . {port}"
     return (
+        *((Rule(*rescue.copying(family)),) if is_tcp and rescued else ()),
         Rule(
             f"dnat {IP[family]} to {key} . numgen random mod {slots} map @{name.replace('spread', 'slots')}",
             f"one of {slots} slots",
@@ -334,18 +351,22 @@ def affinity_name(spread: Spread, family: Family) -> str:
     return f"{family.value}-{name}"
 
 
-def affinity_chains(spreads: Iterable[tuple[Destination, Spread]]) -> dict[str, tuple[Rule, ...]]:
+def affinity_chains(spreads: Iterable[tuple[Destination, Spread]], *, rescued: bool) -> dict[str, tuple[Rule, ...]]:
     """The chains of all service ports with session affinity: one that leads a known client to its endpoint, and one
-    that keeps the endpoint of a client, or keeps it longer."""
+    that keeps the endpoint of a client, or keeps it longer. `rescued`: failed connections are reported."""
     chains: dict[str, tuple[Rule, ...]] = {}
     for name, family, ports, timeout_s in affinities(spreads):
         ip = IP[family]
-        chains[f"sticky{name}"] = tuple(
-            Rule(
-                f"meta l4proto {{ tcp, udp }} dnat {ip} to {ip} saddr map @{clients_map(name, port)} : {port}",
-                f"to the client's endpoint at port {port}",
-            )
-            for port in ports
+        chains[f"sticky{name}"] = (
+            # The SYN of a client without an endpoint is copied once more by the chain that it comes to next.
+            *((Rule(*rescue.copying(family)),) if rescued else ()),
+            *(
+                Rule(
+                    f"meta l4proto {{ tcp, udp }} dnat {ip} to {ip} saddr map @{clients_map(name, port)} : {port}",
+                    f"to the client's endpoint at port {port}",
+                )
+                for port in ports
+            ),
         )
         # The kernel only renews the time of an element that is there.
         chains[f"learn{name}"] = tuple(

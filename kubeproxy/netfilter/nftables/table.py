@@ -131,9 +131,10 @@ def _chains_of(
     wanted: RuleSet, slots: Mapping[Destination, Slots], own_slots: Mapping[Destination, Slots]
 ) -> dict[str, tuple[Rule, ...]]:
     drawing = sorted(chains_of(slots, own=False) | chains_of(own_slots, own=True))
+    rescued = wanted.rescue is not None
     return {
-        **{name: spread_rules(name) for name in drawing},
-        **affinity_chains(_all_spreads(wanted)),
+        **{name: spread_rules(name, rescued=rescued) for name in drawing},
+        **affinity_chains(_all_spreads(wanted), rescued=rescued),
         **rules_of(wanted),
     }
 

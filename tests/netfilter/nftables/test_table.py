@@ -86,7 +86,8 @@ def test_another_landing_address_replaces_the_rules_of_one_chain() -> None:
 
 
 def test_landing_applies_to_other_hosts_and_bind_to_all() -> None:
-    landing = rules_of(rule_set({}, landing=("10.2.0.1", "fd00::1")))
+    own = dict.fromkeys((WEB, WEB6, NODE_PORT, NODE_PORT6), 7001)
+    landing = rules_of(rule_set({}, own=own, landing=("10.2.0.1", "fd00::1")))
     assert {rule.text.split(" } ")[1].split(" : ")[0] for rule in landing["prerouting"] if "drop" not in rule.text} == {
         "dnat ip to 10.2.0.1",
         "dnat ip6 to fd00::1",
@@ -94,7 +95,7 @@ def test_landing_applies_to_other_hosts_and_bind_to_all() -> None:
     assert all(
         any(verdict in rule.text for verdict in ("redirect to :", "drop", "return")) for rule in landing["output"]
     )
-    bound = rules_of(rule_set({}, landing=("10.2.0.1",), bind=("10.9.9.9",)))
+    bound = rules_of(rule_set({}, own=own, landing=("10.2.0.1",), bind=("10.9.9.9",)))
     for chain in ("prerouting", "output"):
         assert sum("dnat ip to 10.9.9.9 " in rule.text for rule in bound[chain]) == 4
         assert sum("redirect to " in rule.text for rule in bound[chain]) == 4
@@ -599,7 +600,7 @@ def test_stale_elements_are_removed() -> None:
     assert "delete element inet kubeproxy own_node_ports4 { tcp . 30080 : 7005 }" in text
     assert "delete element inet kubeproxy redirects6 { fd96::1 . tcp . 80 : 7003 }" in text
     assert "delete element inet kubeproxy dropped { udp . 7002 }" in text
-    assert "add" not in text
+    assert "add element" not in text
 
 
 def test_a_pause_is_recognized_and_so_are_the_redirects_of_another_version() -> None:
@@ -647,6 +648,28 @@ def test_the_chain_for_answers_to_clients_addresses_comes_and_goes() -> None:
     assert not parse(encode(items)).sound
 
 
+def test_first_packets_meet_no_rule_that_no_destination_needs() -> None:
+    target = (Target(Address("10.0.0.1"), 80),)
+    bare = replace(rule_set({WEB: 7001}), spreads={WEB: Spread("default/web", target, target)}, rescue=7)
+
+    def texts(rules: RuleSet) -> str:
+        return "\n".join(rule.text for chain in rules_of(rules).values() for rule in chain)
+
+    for name, more in (
+        ("@own_redirects4", replace(bare, own_redirects={WEB: 7001})),
+        ("@own_spreads4", replace(bare, own_redirects={WEB: 7001})),
+        ("@own_node_ports6", replace(bare, own_redirects={NODE_PORT6: 7001})),
+        ("@own_node_port_spreads6", replace(bare, own_redirects={NODE_PORT6: 7001})),
+        ("@masquerades4", replace(bare, masquerades={WEB: Masquerade.NODE})),
+        ("@node_port_masquerades6", replace(bare, masquerades={NODE_PORT6: Masquerade.ALWAYS})),
+    ):
+        assert name not in texts(bare)
+        assert name in texts(more)
+        (flush, *_), back = difference(have(bare), more), difference(have(more), bare)
+        assert flush.startswith("flush chain"), "the rules come with the first destination"
+        assert name not in "".join(line for line in "".join(back).splitlines() if line.startswith("add"))
+
+
 def test_packets_of_running_connections_meet_few_chains() -> None:
     """The kernel calls a chain of type nat for the first packet of a flow only."""
     target = (Target(Address("10.0.0.1"), 80),)
@@ -662,7 +685,7 @@ def test_rescue_rules_come_and_go() -> None:
     without = RuleSet(redirects={WEB: 7001})
     first, second = replace(without, rescue=7), replace(without, rescue=8)
     steps = "".join(difference(Table.of(without), first))
-    assert "add chain inet kubeproxy rescue_first4\n" in steps
+    assert "add chain inet kubeproxy rescue_copy4\n" in steps
     assert "log group 7 " in steps
     assert difference(Table.of(first), first) == []
     steps = "".join(difference(Table.of(first), second))
