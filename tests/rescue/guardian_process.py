@@ -2,8 +2,9 @@
 
 Tests run it on a host of the laboratory.
 
-Standard input has the endpoints, ``ADDRESS PORT`` each. Standard output has a line for each change of the ejected ones,
-for each dial, and for each change of the rescue process's counts.
+Standard input has the endpoints, ``ADDRESS PORT`` each. With the argument ``affinity`` clients stay with theirs.
+Standard output has a line for each change of the ejected ones, for each dial, and for each change of the rescue
+process's counts.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ PROXY_PORT = 7001
 class OneService:
     """The `Ejector` of one Service, and its rules."""
 
-    def __init__(self, endpoints: Sequence[Target]) -> None:
+    def __init__(self, endpoints: Sequence[Target], affinity_timeout_s: int | None) -> None:
         self._endpoints = endpoints
+        self._affinity_timeout_s = affinity_timeout_s
         self._family = family_of(endpoints[0].address)
         self._ejections = Ejections()
         self._adapter = Nftables()
@@ -83,7 +85,7 @@ class OneService:
         address, spreads = Address(SERVICE[self._family.value]), {}
         for protocol in (Protocol.TCP, Protocol.UDP):
             usable = [each for each in self._endpoints if Endpoint(protocol, each) not in self._ejections.ejected]
-            spread = Spread("default/web", tuple(usable), tuple(self._endpoints))
+            spread = Spread(f"default/web:{protocol}", tuple(usable), tuple(self._endpoints), self._affinity_timeout_s)
             spreads[Destination(address, protocol, PORT)] = spread
             spreads[Destination(NODE_PORTS[self._family], protocol, NODE_PORT)] = spread
         return spreads
@@ -115,8 +117,8 @@ class OneService:
             print(json.dumps(found), flush=True)
 
 
-async def main(endpoints: Sequence[Target]) -> None:
-    service = OneService(endpoints)
+async def main(endpoints: Sequence[Target], *, affinity: bool) -> None:
+    service = OneService(endpoints, 10800 if affinity else None)
     uses: set[asyncio.Task[None]] = set()
 
     def on_group(group: int) -> None:
@@ -143,4 +145,5 @@ async def main(endpoints: Sequence[Target]) -> None:
 
 if __name__ == "__main__":
     pairs = [line.split() for line in sys.stdin.read().splitlines()]
-    asyncio.run(main([Target(Address(address), int(port)) for address, port in pairs]))
+    targets = [Target(Address(address), int(port)) for address, port in pairs]
+    asyncio.run(main(targets, affinity=sys.argv[1:] == ["affinity"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import signal
@@ -42,16 +43,16 @@ class Answer(NamedTuple):
 class Stage:
     """The network, the guardian on the node, and the pods' servers."""
 
-    def __init__(self, network: Network, family: Family) -> None:
+    def __init__(self, network: Network, family: Family, *, affinity: bool) -> None:
         self.network = network
         self.family = family
         self.inet = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
         address = Network.pod_v4 if family is Family.IPV4 else Network.pod_v6
-        self.addresses = [address(index) for index in range(len(network.pods))]
+        self.addresses = [str(ipaddress.ip_address(address(index))) for index in range(len(network.pods))]
         self.service = (SERVICE[family.value], PORT)
         self.node_port = ("10.2.0.1" if family is Family.IPV4 else "fd00:2::1", NODE_PORT)
         self.guardian: subprocess.Popen[str] = network.node.popen(
-            [sys.executable, "-m", "tests.rescue.guardian_process"],
+            [sys.executable, "-m", "tests.rescue.guardian_process", *(["affinity"] if affinity else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -198,10 +199,12 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextlib.contextmanager
-def stage(family: Family, *, kinds: tuple[int, ...] = (socket.SOCK_STREAM,), pods: int = PODS) -> Iterator[Stage]:
-    """Everything running, and the rules alive."""
+def stage(
+    family: Family, *, kinds: tuple[int, ...] = (socket.SOCK_STREAM,), pods: int = PODS, affinity: bool = False
+) -> Iterator[Stage]:
+    """Everything running, and the rules alive. `affinity`: clients stay with their endpoint."""
     with make_network(pods=pods) as network:
-        made = Stage(network, family)
+        made = Stage(network, family, affinity=affinity)
         try:
             for pod in range(pods):
                 for kind in kinds:

@@ -66,6 +66,29 @@ def test_one_is_unreachable(made: Stage, place: str) -> None:
     wait_for(lambda: made.noticed["unreachable"] + made.noticed["silent"] > 0, "it is ejected")
 
 
+@pytest.mark.parametrize("family", list(Family), ids=str)
+@pytest.mark.parametrize("place", ["client", "node", "client, node port"])
+@pytest.mark.parametrize("verdict", ["refused", "silent"])
+def test_a_client_leaves_its_endpoint_when_that_fails(family: Family, place: str, verdict: str) -> None:
+    """Session affinity leads it to one endpoint, so its next SYN meets that one for sure."""
+    with stage(family, affinity=True) as made:
+        host = made.network.node if place == "node" else made.network.client
+        to = made.node_port if "port" in place else made.service
+        (first,), _ = made.ask_often(host, 10, to)
+        pod = int(first.removeprefix("pod"))
+        if verdict == "refused":
+            made.stop(pod)
+        else:
+            made.filter(pod, "drop")
+            time.sleep(
+                0.05
+            )  # the kernel's times are coarse: a question at the time of the last answer counts as answered
+        answers, repeated = made.ask_often(host, 10, to)
+        assert len(answers) == 1
+        assert answers.keys() < {"pod0", "pod1", "pod2", "pod3"} - {first}
+        assert repeated == 0, "the rescue repeated the SYN, not the client"
+
+
 @pytest.mark.parametrize("verdict", ["refused", "silent"])
 def test_through_a_node_port_and_masqueraded(made: Stage, verdict: str) -> None:
     if verdict == "refused":

@@ -151,6 +151,7 @@ def variants() -> Mapping[str, tuple[str, bool]]:
         "the chain of packets to this host": ("input",),
         "the copy of a first packet": ("rescue_copy4",),
         "the time at which an endpoint is asked": ("rescue_asked",),
+        "the time at which an endpoint answers": ("rescue_answer",),
         "masquerading, and that time": ("postrouting",),
     }
     return {
