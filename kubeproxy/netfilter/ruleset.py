@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target, family_of
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Scope, Target, family_of
 from kubeproxy.netfilter.cidr import contains, disjoint, is_loopback
 
 
@@ -57,6 +57,8 @@ class Spread:
     kernel."""
     affinity_timeout_s: int | None = None
     """Seconds that a client stays with its target after its last connection; None: no affinity."""
+    scope: Scope = Scope.CLUSTER
+    """The frontend's. Clients are remembered for each by itself: another scope has other endpoints."""
 
 
 @dataclass(frozen=True, slots=True)

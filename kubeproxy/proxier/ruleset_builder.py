@@ -289,7 +289,7 @@ class Rules:
             targets = tuple(it for it in targets if (frontend.protocol, it) not in self._ejected)
             targets = targets or tuple(it for it in frontend.endpoints if self._ejected[frontend.protocol, it])
             targets = frontend.endpoints if len(targets) == len(frontend.endpoints) else targets
-        spread = Spread(str(name.service_port), targets, frontend.endpoints, frontend.affinity_timeout_s)
+        spread = Spread(str(name.service_port), targets, frontend.endpoints, frontend.affinity_timeout_s, name.scope)
         if self._spread_of.get(name) != spread:
             self._spread_of[name] = spread
 

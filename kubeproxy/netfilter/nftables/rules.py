@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kubeproxy.model import MARK, Destination, Family, family_of
+from kubeproxy.model import MARK, Destination, Family, Scope, family_of
 from kubeproxy.netfilter.nftables import rescue
 from kubeproxy.netfilter.nftables.declarations import DIVERT, IP, place
 from kubeproxy.netfilter.ruleset import Masquerade, RuleSet, SharedLink, Spread
@@ -343,19 +343,23 @@ def comment_of(spread: Spread) -> str:
 
 
 def affinity_name(spread: Spread, family: Family) -> str:
-    """The common part of the names of a service port's chains and maps of clients."""
+    """The common part of the names of a service port's chains and maps of clients, in one scope."""
     name = spread.service_port.replace(":", "/")
     if _WORDS.search(name) or len(name) > _LONGEST:
         digest = hashlib.sha256(name.encode()).hexdigest()[:16]
         name = f"{_WORDS.sub('_', name)[:_LONGEST]}_{digest}"
-    return f"{family.value}-{name}"
+    # No name of a Service or of a port has a dot.
+    scope = "" if spread.scope is Scope.CLUSTER else f".{spread.scope}"
+    return f"{family.value}-{name}{scope}"
 
 
 def affinity_chains(spreads: Iterable[tuple[Destination, Spread]], *, rescued: bool) -> dict[str, tuple[Rule, ...]]:
     """The chains of all service ports with session affinity: one that leads a known client to its endpoint, and one
     that keeps the endpoint of a client, or keeps it longer. `rescued`: failed connections are reported."""
     chains: dict[str, tuple[Rule, ...]] = {}
-    for name, family, ports, timeout_s in affinities(spreads):
+    found = {it.name: it for it in affinities(spreads)}
+    # A chain is made after the one to which it may jump, which has the shorter name.
+    for name, family, ports, timeout_s, internal in sorted(found.values()):
         ip = IP[family]
         chains[f"sticky{name}"] = (
             # The SYN of a client without an endpoint is copied once more by the chain that it comes to next.
@@ -369,41 +373,58 @@ def affinity_chains(spreads: Iterable[tuple[Destination, Spread]], *, rescued: b
             ),
         )
         # The kernel only renews the time of an element that is there.
-        chains[f"learn{name}"] = tuple(
-            Rule(
-                f"th dport {port} update @{clients_map(name, port)} "
-                f"{{ ct original {ip} saddr timeout {timeout_s}s : {ip} daddr }}",
-                f"endpoints at port {port}, for {timeout_s} s",
-            )
-            for port in ports
+        chains[f"learn{name}"] = (
+            *(_own_clients(family, f"learn{internal}") if internal in found else ()),
+            *(
+                Rule(
+                    f"th dport {port} update @{clients_map(name, port)} "
+                    f"{{ ct original {ip} saddr timeout {timeout_s}s : {ip} daddr }}",
+                    f"endpoints at port {port}, for {timeout_s} s",
+                )
+                for port in ports
+            ),
         )
     return chains
 
 
+def _own_clients(family: Family, chain: str) -> Iterator[Rule]:
+    """The rules that lead clients with their own way to a destination to the chain of that way."""
+    ip = IP[family]
+    yield Rule(f"ct original {ip} saddr @internal_sources{family.value} goto {chain}", "pods have their own way")
+    yield Rule(f"fib saddr type local goto {chain}", "this host has its own way")
+
+
 class Affinity(NamedTuple):
-    """A service port with session affinity, in one family."""
+    """A service port with session affinity, in one family and scope."""
 
     name: str
     family: Family
     ports: tuple[int, ...]
     """Those of its endpoints."""
     timeout_s: int
+    internal: str | None
+    """The name for clients on this node and pods, if these go to the same destinations by a way of their own."""
 
 
 def affinities(spreads: Iterable[tuple[Destination, Spread]]) -> Iterator[Affinity]:
     """The service ports with session affinity, each once."""
-    found: dict[tuple[str, Family], tuple[set[int], int]] = {}
+    found: dict[tuple[str, Family], tuple[set[int], int, str | None]] = {}
     seen: set[tuple[int, Family]] = set()
     for destination, spread in spreads:
         family = family_of(destination.address)
         if spread.affinity_timeout_s is None or (id(spread), family) in seen:
             continue
         seen.add((id(spread), family))
-        ports, _ = found.setdefault((affinity_name(spread, family), family), (set(), spread.affinity_timeout_s))
+        internal = (
+            affinity_name(replace(spread, scope=Scope.CLUSTER), family) if spread.scope is Scope.EXTERNAL else None
+        )
+        ports, *_ = found.setdefault(
+            (affinity_name(spread, family), family), (set(), spread.affinity_timeout_s, internal)
+        )
         ports.update(target.port for target in spread.endpoints)
-    for (name, family), (ports, timeout_s) in found.items():
+    for (name, family), (ports, timeout_s, internal) in found.items():
         if ports:
-            yield Affinity(name, family, tuple(sorted(ports)), timeout_s)
+            yield Affinity(name, family, tuple(sorted(ports)), timeout_s, internal)
 
 
 def clients_map(name: str, port: int) -> str:

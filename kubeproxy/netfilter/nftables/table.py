@@ -150,7 +150,8 @@ def _verdicts_of(wanted: RuleSet) -> dict[tuple[str, Destination], str]:
         for destination, kind in wanted.masquerades.items()
     }
     if has_affinity(wanted):
-        for spreads, own in ((wanted.spreads, False), (wanted.own_spreads, True)):
+        # Where a destination has both, the chain of others in `learned` leads clients with their own way on.
+        for spreads, own in ((wanted.own_spreads, True), (wanted.spreads, False)):
             verdicts.update(((name, each), chain) for name, each, chain in affinity_verdicts(spreads, own=own))
     return verdicts
 
@@ -245,7 +246,8 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
     steps += element_steps(verdict_elements(have.verdicts, new.verdicts))
     if have.paused:
         removals.append(flushing(PAUSE_SETS))
-    obsolete = sorted(name for name in have.chains.keys() - new.chains.keys() if is_dynamic(name))
+    # A chain of a longer name may jump to one of its beginning.
+    obsolete = sorted((name for name in have.chains.keys() - new.chains.keys() if is_dynamic(name)), reverse=True)
     if not (steps or removals):
         # Chains that draw slots are not removed for their own sake: the next change may need them again.
         new.chains.update((name, have.chains[name]) for name in obsolete if draws_slots(name))

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kubeproxy.model import Address, Destination, Family, Protocol, Target, family_of
+from kubeproxy.model import Address, Destination, Family, Protocol, Scope, Target, family_of
 from kubeproxy.netfilter.nftables import rescue, table
 from kubeproxy.netfilter.nftables.declarations import CLIENTS, DIVERT, DIVERT_HOOK, HOOKS, KINDS, Kind
 from kubeproxy.netfilter.nftables.listing import parse
 from kubeproxy.netfilter.nftables.rebalancing import Change, rebalancing
-from kubeproxy.netfilter.nftables.rules import is_dynamic, rules_of
+from kubeproxy.netfilter.nftables.rules import affinity_chains, is_dynamic, rules_of
 from kubeproxy.netfilter.nftables.steps import DELETION, element_steps
 from kubeproxy.netfilter.nftables.table import Table, difference
 from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, SharedLink, Spread
@@ -146,7 +146,8 @@ def spreads(draw: st.DrawFn) -> dict[Destination, Spread]:
         targets = tuple(target for target in endpoints if draw(st.booleans()))
         timeout_s = draw(st.sampled_from([None, None, 60]))
         name = f"default/{draw(st.sampled_from(['web', 'dns']))}-{timeout_s}:{each.protocol}"
-        made[each] = Spread(name, targets, tuple(endpoints), timeout_s)
+        scope = draw(st.sampled_from([Scope.CLUSTER, Scope.LOCAL, Scope.EXTERNAL]))
+        made[each] = Spread(name, targets, tuple(endpoints), timeout_s, scope)
     return made
 
 
@@ -184,6 +185,8 @@ class NaiveKernel:
     def __init__(self) -> None:
         self.sets: dict[str, dict[str, str]] = {}
         self.chains: dict[str, list[str]] = {}
+        self.gotos: dict[str, set[str]] = {}
+        """The chains to which the rules of each chain jump or go."""
 
     def obey(self, commands: str) -> None:
         for line in commands.splitlines():
@@ -192,6 +195,7 @@ class NaiveKernel:
                 case ["delete", "table"]:
                     self.sets.clear()
                     self.chains.clear()
+                    self.gotos.clear()
                 case ["add", "set" | "map"]:
                     self.sets[words[4].split()[0]] = {}
                 case ["delete", "map"]:
@@ -200,13 +204,18 @@ class NaiveKernel:
                     self.chains.setdefault(words[4].split()[0], [])
                 case ["flush", "chain"]:
                     self.chains[words[4]].clear()
+                    self.gotos.pop(words[4], None)
                 case ["delete", "chain"]:
-                    assert words[4] not in self.jumps(), "EBUSY"
+                    self.gotos.pop(words[4], None)
+                    assert words[4] not in self.jumps().union(*self.gotos.values()), "EBUSY"
                     del self.chains[words[4]]
                 case ["add", "rule"]:
                     chain, _, rule = words[4].partition(" ")
                     for name in re.findall(r"@([^ ]+)", rule):
                         assert name in self.sets, "ENOENT"
+                    gotos = set(re.findall(r"(?:goto|jump) ([^ ]+)", rule.rpartition(" comment ")[0]))
+                    assert gotos <= self.chains.keys(), "ENOENT"
+                    self.gotos.setdefault(chain, set()).update(gotos)
                     self.chains[chain].append(rule.rpartition(" comment ")[2].strip('"'))
                 case ["flush", "set" | "map"]:
                     self.sets[words[4]].clear()
@@ -233,7 +242,17 @@ class NaiveKernel:
         return {value.removeprefix("jump ") for value in values if value.startswith("jump ")}
 
 
+def _local_policy() -> RuleSet:
+    """A destination under externalTrafficPolicy Local: clients of this node have their own way, with more endpoints."""
+    some, every = TARGETS[Family.IPV4][:1], TARGETS[Family.IPV4]
+    return RuleSet(
+        spreads={WEB: Spread("default/web-60:TCP", tuple(some), tuple(some), 60, Scope.EXTERNAL)},
+        own_spreads={WEB: Spread("default/web-60:TCP", tuple(every), tuple(every), 60)},
+    )
+
+
 @given(first=rule_sets, second=rule_sets)
+@example(first=_local_policy(), second=RuleSet())
 def test_differences_lead_from_any_rule_set_to_any_other(first: RuleSet, second: RuleSet) -> None:
     travelled, direct = NaiveKernel(), NaiveKernel()
     travelled.obey("".join(difference(None, first)))
@@ -311,7 +330,7 @@ def test_rebalancing_is_the_part_of_a_difference_that_concerns_targets(first: Ru
     own_changes = {each: it for each, it in second.own_spreads.items() if each in first.own_spreads}
     same = all(
         it.affinity_timeout_s == before[each].affinity_timeout_s
-        and it.service_port == before[each].service_port
+        and (it.service_port, it.scope) == (before[each].service_port, before[each].scope)
         # A rule of affinity for a port that no endpoint has any more stays, and leads no client.
         and (it.affinity_timeout_s is None or _ports(it) == _ports(before[each]))
         for before, now in ((first.spreads, changes), (first.own_spreads, own_changes))
@@ -668,6 +687,27 @@ def test_first_packets_meet_no_rule_that_no_destination_needs() -> None:
         (flush, *_), back = difference(have(bare), more), difference(have(more), bare)
         assert flush.startswith("flush chain"), "the rules come with the first destination"
         assert name not in "".join(line for line in "".join(back).splitlines() if line.startswith("add"))
+
+
+def test_clients_are_remembered_for_each_scope_by_itself() -> None:
+    """Where a destination has two, what decides on a client's way decides where the client is kept, too."""
+    chains = {
+        name: [rule.text for rule in rules]
+        for name, rules in affinity_chains(_all(_local_policy()), rescued=False).items()
+    }
+    assert set(chains) == {
+        f"{kind}4-default/web-60/TCP{scope}" for kind in ("sticky", "learn") for scope in ("", ".external")
+    }
+    assert chains["learn4-default/web-60/TCP.external"][:2] == [
+        "ct original ip saddr @internal_sources4 goto learn4-default/web-60/TCP",
+        "fib saddr type local goto learn4-default/web-60/TCP",
+    ]
+    key = ("learned4", WEB)
+    assert Table.of(_local_policy()).verdicts[key] == "learn4-default/web-60/TCP.external"
+
+
+def _all(rules: RuleSet) -> list[tuple[Destination, Spread]]:
+    return [*rules.spreads.items(), *rules.own_spreads.items()]
 
 
 def test_packets_of_running_connections_meet_few_chains() -> None:

@@ -19,13 +19,16 @@ from tests.support.lab import Daemon, Host, Network
 from tests.system.e2e import kernel_state
 from tests.system.e2e.full_services import (
     CLIENT,
+    EXTERNAL,
     NODE,
     NODE_NAME,
+    PROTOCOLS,
     V4,
     V6,
     Whole,
     await_all,
     hear,
+    heard,
     pod,
     start_mirrors,
     udp,
@@ -472,4 +475,66 @@ def test_a_local_policy_keeps_its_clients_and_pods_use_any_endpoint(stage: Stage
                 own = [hear(stage.node, address, protocol) for _ in range(20)]
                 assert {it.pod for it in own} == {"pod-0", "pod-1"}
                 assert not {it.client for it in own} & {address[0], *NODE.values()}, "masqueraded"
+    clean(daemon)
+
+
+@pytest.mark.parametrize(
+    ("place", "policy", "local", "anywhere"),
+    [
+        ("client", "externalTrafficPolicy", ("load balancer IP", "external IP", "node port"), ("cluster IP",)),
+        ("pod", "internalTrafficPolicy", ("cluster IP",), ("load balancer IP", "external IP", "node port")),
+        ("node", "internalTrafficPolicy", ("cluster IP",), ("load balancer IP", "external IP", "node port")),
+    ],
+    ids=["outside", "pod", "node"],
+)
+def test_affinity_leads_no_client_past_a_local_policy(
+    stage: Stage, place: str, policy: str, local: Sequence[str], anywhere: Sequence[str]
+) -> None:
+    """A client that stays with an endpoint elsewhere comes to one of this node where the policy asks for it."""
+    start_mirrors(stage)
+    host = {"client": stage.client, "pod": stage.network.pods[2], "node": stage.node}[place]
+    spec: dict[str, Any] = {policy: "Local", "sessionAffinity": "ClientIP"}
+    options = (QUICK, GRACE, "--workers=1", "--hostname-override=here", "--cluster-cidr=10.3.0.0/16,fd00:3::/32")
+    stage.write(WHOLE.name, *WHOLE.objects(pod(1, node="elsewhere"), **spec))
+    daemon = stage.daemon(*options, netfilter=KERNEL)
+
+    def pods(kinds: Sequence[str]) -> set[str | None]:
+        said = [
+            heard(host, WHOLE.address(kind, family), protocol)
+            for kind in kinds
+            for family in (V4, V6)
+            for protocol in ("TCP", "UDP")
+        ]
+        return {None if it is None else it.pod for it in said}
+
+    until(lambda: pods(anywhere) == {"pod-1"}, "clients are led to the endpoint elsewhere")
+    stage.write(WHOLE.name, *WHOLE.objects(pod(0, node="here"), pod(1, node="elsewhere"), **spec))
+    until(lambda: pods(local) == {"pod-0"}, "clients under the policy are led to the endpoint of this node")
+    assert pods(anywhere) == {"pod-1"}, "they stay with their endpoint elsewhere"
+    assert pods(local) == {"pod-0"}
+    stage.write(WHOLE.name, *WHOLE.objects(pod(1, node="elsewhere"), **spec))
+    until(lambda: pods(local) == {None}, "no endpoint is left on this node")
+    stage.write(WHOLE.name)
+    clean(daemon)
+
+
+def test_pods_stay_with_any_endpoint_at_addresses_with_a_local_policy(stage: Stage) -> None:
+    start_mirrors(stage)
+    options = (QUICK, GRACE, "--workers=1", "--hostname-override=here", "--cluster-cidr=10.3.0.0/16,fd00:3::/32")
+    spec: dict[str, Any] = {"externalTrafficPolicy": "Local", "sessionAffinity": "ClientIP"}
+    stage.write(WHOLE.name, *WHOLE.objects(pod(1, node="elsewhere"), **spec))
+    daemon = stage.daemon(*options, netfilter=KERNEL)
+    inside = (stage.network.pods[2], stage.node)
+    places = [
+        (WHOLE.address(kind, family), protocol) for kind in EXTERNAL for family in (V4, V6) for protocol in PROTOCOLS
+    ]
+
+    def pods(hosts: Sequence[Host]) -> set[str | None]:
+        said = [heard(host, address, protocol) for host in hosts for address, protocol in places]
+        return {None if it is None else it.pod for it in said}
+
+    until(lambda: pods(inside) == {"pod-1"}, "clients inside are led to the endpoint elsewhere")
+    stage.write(WHOLE.name, *WHOLE.objects(pod(0, node="here"), pod(1, node="elsewhere"), **spec))
+    until(lambda: pods([stage.client]) == {"pod-0"}, "clients outside are led to the endpoint of this node")
+    assert pods(inside) == {"pod-1"}, "clients inside stay"
     clean(daemon)
