@@ -30,7 +30,7 @@ class Rule:
 
 
 class Content(NamedTuple):
-    """What of a rule set decides which rules there are: no packet meets one that no destination needs."""
+    """What of a rule set decides which rules there are."""
 
     spreads: bool
     """Whether there are spreads."""
@@ -40,7 +40,8 @@ class Content(NamedTuple):
     """Whether their failed connections are reported."""
     filled: frozenset[str]
     """The maps that have a destination, of those with redirects of own clients and those with masquerading. They change
-    with Services alone, and by whole rule sets."""
+    with Services alone, and by whole rule sets. Source ranges have their rule always: where a transaction is sent in
+    parts, it must neither come after a redirect nor go before it."""
 
 
 def _content_of(wanted: RuleSet) -> Content:
