@@ -241,7 +241,7 @@ class RescueCountsView(Protocol):
 
     @property
     def copied(self) -> int:
-        """First packets of clients copied."""
+        """Copies of first packets of clients."""
 
     @property
     def refused(self) -> int:

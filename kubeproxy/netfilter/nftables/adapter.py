@@ -11,7 +11,7 @@ from itertools import islice
 import msgspec
 import structlog
 
-from kubeproxy.model import Address, Destination, Protocol, Target
+from kubeproxy.model import Address, Destination, Protocol, Scope, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.nftables import listing, table
@@ -316,7 +316,7 @@ _REDIRECTING = RuleSet(own_redirects=dict.fromkeys(_SPREADS, 1))
 """Rules of every shape that redirects have."""
 _SPREADING = replace(
     _REDIRECTING,
-    spreads=_SPREADS,
+    spreads={each: replace(it, scope=Scope.EXTERNAL) for each, it in _SPREADS.items()},
     own_spreads=_SPREADS,
     masquerades=dict.fromkeys(_SPREADS, Masquerade.OUTSIDE),
     hairpins={Address("192.0.2.2"), Address("2001:db8::2")},

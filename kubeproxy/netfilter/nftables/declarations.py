@@ -1,7 +1,7 @@
 """What our nftables table declares: its maps, sets and base chains. Pure.
 
-Chains of spreads, and chains and maps of session affinity, come and go. All else is static: what changes with the
-cluster are elements.
+Chains of spreads, and chains and maps of session affinity, come and go. All else is static but for rules that no
+destination needs: what changes with the cluster are elements.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Kind(NamedTuple):
 ADDRESS = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
 IP = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 CLIENTS_LIMIT = 1 << 16
-"""The most clients that one service port keeps with their endpoints; others get any."""
+"""The most clients that one map of a service port keeps with their endpoints; others get any."""
 
 _PORT = ("inet_proto", "inet_service")
 _SLOT = "integer"
@@ -151,7 +151,7 @@ KINDS: Mapping[str, Kind] = {**REDIRECTS, **SPREADS, **SLOTS, **VERDICTS, **SETS
 
 CLIENTS = {family: Kind((ADDRESS[family],), expires=True, value=HOST, family=family, learned=True) for family in Family}
 """The map of a service port with session affinity: clients and the addresses of their endpoints. There is one for each
-port that the endpoints have, as a rule cannot add both address and port of an IPv6 endpoint (nft 1.0.6)."""
+scope, and for each port that the endpoints have: a rule cannot add address and port of an IPv6 endpoint (nft 1.0.6)."""
 
 # Five before the usual priorities: our redirects come before another NAT table (hostports, Docker) can take the packet,
 # and a refusal is sent before a host firewall could drop the packet. "divert" sets marks before the packet is routed.

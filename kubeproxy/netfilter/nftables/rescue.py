@@ -1,7 +1,8 @@
 """The rules that catch failed connections of the kernel path, as static chains of our table. Pure.
 
 They see packets of connections with an *original* destination in the sets ``translated*``, and no others: other
-programs translate addresses, too, and set the same status bits.
+programs translate addresses, too, and set the same status bits. First packets come to them from the chains that lead
+to endpoints, by the rule of `copying`.
 
 - The first SYN of a client is copied to the rescue process (`kubeproxy.rescue`), which can send it once more. The flow
   gets a timeout of a second until it is answered, so that a client's own retransmission is balanced anew. This and the

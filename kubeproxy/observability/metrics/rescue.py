@@ -26,7 +26,7 @@ def rescue_families(state: RescueState) -> Iterator[Metric]:
     reports.add_metric(("refused",), counts.refused)
     reports.add_metric(("unreachable",), counts.unreachable)
     yield reports
-    yield CounterMetricFamily("kubeproxy_rescue_copied_total", "First packets of clients copied", counts.copied)
+    yield CounterMetricFamily("kubeproxy_rescue_copied_total", "Copies of first packets of clients", counts.copied)
     yield GaugeMetricFamily("kubeproxy_rescue_copies_held", "Copies kept now, each for some seconds", counts.held)
     yield CounterMetricFamily("kubeproxy_rescue_resent_total", "Packets of clients sent again", counts.resent)
     not_resent = CounterMetricFamily(
