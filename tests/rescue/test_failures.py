@@ -80,9 +80,8 @@ def test_a_client_leaves_its_endpoint_when_that_fails(family: Family, place: str
             made.stop(pod)
         else:
             made.filter(pod, "drop")
-            time.sleep(
-                0.05
-            )  # the kernel's times are coarse: a question at the time of the last answer counts as answered
+            # The kernel's times are coarse: a question at the time of the last answer counts as answered.
+            time.sleep(0.05)
         answers, repeated = made.ask_often(host, 10, to)
         assert len(answers) == 1
         assert answers.keys() < {"pod0", "pod1", "pod2", "pod3"} - {first}

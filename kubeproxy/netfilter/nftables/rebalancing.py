@@ -99,7 +99,7 @@ def rebalancing(have: Table, change: Rebalance) -> Change | None:
     touched = {*spreads, *own_spreads}
     present: list[tuple[Destination, Spread]] = []
     verdicts: dict[tuple[str, Destination], str] = {}
-    for known, own in ((have.own_slots, True), (have.slots, False)):  # as in `Table.of`
+    for known, own in ((have.own_slots, True), (have.slots, False)):  # others win, as in the whole table
         slots = ((each, now[own].get(each) or known.get(each, NO_SLOTS)) for each in touched)
         found = {each: it.spread for each, it in slots if it.targets and it.spread is not None}
         present += found.items()

@@ -481,9 +481,9 @@ def test_a_local_policy_keeps_its_clients_and_pods_use_any_endpoint(stage: Stage
 @pytest.mark.parametrize(
     ("place", "policy", "local", "anywhere"),
     [
-        ("client", "externalTrafficPolicy", ("load balancer IP", "external IP", "node port"), ("cluster IP",)),
-        ("pod", "internalTrafficPolicy", ("cluster IP",), ("load balancer IP", "external IP", "node port")),
-        ("node", "internalTrafficPolicy", ("cluster IP",), ("load balancer IP", "external IP", "node port")),
+        ("client", "externalTrafficPolicy", EXTERNAL, ("cluster IP",)),
+        ("pod", "internalTrafficPolicy", ("cluster IP",), EXTERNAL),
+        ("node", "internalTrafficPolicy", ("cluster IP",), EXTERNAL),
     ],
     ids=["outside", "pod", "node"],
 )
@@ -503,7 +503,7 @@ def test_affinity_leads_no_client_past_a_local_policy(
             heard(host, WHOLE.address(kind, family), protocol)
             for kind in kinds
             for family in (V4, V6)
-            for protocol in ("TCP", "UDP")
+            for protocol in PROTOCOLS
         ]
         return {None if it is None else it.pod for it in said}
 
