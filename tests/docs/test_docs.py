@@ -166,9 +166,3 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_readme_names_every_command() -> None:
     shown = {words[0] for words in _ours(pages()[0])}
     assert set(commands.list_commands(click.Context(commands))) - shown - {"version"} == set()
-
-
-def test_make_help_names_every_target() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    described = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
-    assert targets() == described

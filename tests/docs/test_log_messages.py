@@ -9,14 +9,21 @@ from pathlib import Path
 import pytest
 
 from docs.generators.log_explanations import EXPLANATIONS
-from docs.generators.log_messages import log_calls, messages, render
+from docs.generators.log_messages import computed, log_calls, messages, render
 from tests.docs.pages import Page, pages
+
+COMPUTED = {"kubeproxy/observability/monitor/loop.py"}
+"""Files that log a text which another component returns."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "log-messages.md"
 
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == render(), "run: make docs"
+
+
+def test_log_messages_have_constant_texts() -> None:
+    assert {"kubeproxy/" + place.partition(":")[0] for place in computed()} <= COMPUTED
 
 
 def test_every_explained_message_is_logged() -> None:
