@@ -291,6 +291,7 @@ async def build(
             data_plane=data_plane,
             health=health,
             metrics=metrics,
+            is_endpoint=proxier.has_endpoint,
             checks={
                 **host_state.complaints,
                 "log": setup.writer_problem,

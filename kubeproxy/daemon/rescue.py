@@ -275,7 +275,7 @@ class _Ejector:
         if found is not None and self._ejections.answered(endpoint, _now()):
             if self._back_log.allow(_now()):
                 log.info(
-                    "endpoint is back", endpoint=str(target), protocol=protocol, after_s=round(_now() - found.since, 3)
+                    "endpoint restored", endpoint=str(target), protocol=protocol, after_s=round(_now() - found.since, 3)
                 )
             await self._apply()
             await self._mark(endpoint, None)
@@ -323,9 +323,9 @@ class _Ejector:
     def log_others(self, now: float) -> None:
         """Log how many ejections, and ends of them, were not logged by name."""
         if more := self._ejected_log.others(now):
-            log.info("more endpoints ejected", endpoints=more, remedy="list all with `kubeproxy status`")
+            log.warning("more endpoints ejected", endpoints=more, remedy="list all with `kubeproxy status`")
         if more := self._back_log.others(now):
-            log.info("more endpoints are back", endpoints=more)
+            log.info("more endpoints restored", endpoints=more)
 
     async def forget_all(self) -> None:
         """Forget everything."""
@@ -341,7 +341,7 @@ class _Ejector:
         if ejected:
             self.totals[reason, noticed_by] = self.totals.get((reason, noticed_by), 0) + 1
             if self._ejected_log.allow(_now()):
-                log.info(
+                log.warning(
                     "endpoint ejected",
                     endpoint=str(endpoint.target),
                     protocol=endpoint.protocol,

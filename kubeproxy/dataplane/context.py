@@ -60,6 +60,7 @@ class FrontendCounters:
         "share",
         "silent",
         "unable",
+        "unreachable",
     )
 
     def __init__(self) -> None:
@@ -72,6 +73,7 @@ class FrontendCounters:
         self.silent = 0
         self.no_endpoint = 0
         self.unable = 0
+        self.unreachable = 0
         self.dial_retries = 0
         self.dropped = 0
         self.evicted = 0

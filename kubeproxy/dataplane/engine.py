@@ -299,6 +299,7 @@ def _counters_of(listener: Listener | DatagramListener) -> Counters:
         accepted=tally.accepted,
         active=tally.active,
         refused=tally.refused,
+        unreachable=tally.unreachable,
         silent=tally.silent,
         no_endpoint=tally.no_endpoint,
         unable=tally.unable,

@@ -19,7 +19,9 @@ class Counters(Struct, array_like=True):
     """Connections; UDP: sessions."""
     active: int = 0
     refused: int = 0
-    """Connections that failed because every endpoint refused or was unreachable."""
+    """Connections that failed because every endpoint refused, or some did and the others were unreachable."""
+    unreachable: int = 0
+    """Connections that failed because no endpoint could be reached: its host or the route to it is gone."""
     silent: int = 0
     """Connections that failed because an endpoint was still silent when the last dial timeout was over."""
     no_endpoint: int = 0
@@ -52,7 +54,7 @@ class Counters(Struct, array_like=True):
     @property
     def failed(self) -> int:
         """Connections without an endpoint's answer, for any reason."""
-        return self.refused + self.silent + self.no_endpoint + self.unable + self.looped
+        return self.refused + self.unreachable + self.silent + self.no_endpoint + self.unable + self.looped
 
 
 NOTHING = Counters()
@@ -146,8 +148,8 @@ class Ended(Struct, frozen=True, array_like=True):
     """Bytes from the endpoint, whether or not the client took them. Kernel path: as above."""
     reason: str
     """``closed``: by both sides; ``reset by client``, ``reset by endpoint``; ``idle``: half-closed, and idle for too
-    long; ``cut``: by this proxy's own shutdown. And without an endpoint: ``refused``, ``timeout``, ``no endpoint``,
-    ``unable``, ``loop`` (see `Counters`). ``no memory``: this host had none left.
+    long; ``cut``: by this proxy's own shutdown. And without an endpoint: ``refused``, ``unreachable``, ``timeout``,
+    ``no endpoint``, ``unable``, ``loop`` (see `Counters`). ``no memory``: this host had none left.
 
     On the kernel path: ``closed``; ``reset``, by either side; ``refused``; ``timeout``: no answer to the client;
     ``unfinished``: no answer to the endpoint's; ``idle``: without packets for as long as the kernel remembers it;

@@ -296,6 +296,11 @@ class Proxier:
         frontend = self._state.wanted.get(name)
         return None if frontend is None else frontend.protocol
 
+    def has_endpoint(self, name: FrontendName, target: Target) -> bool:
+        """Tell whether a frontend may send clients to this endpoint."""
+        protocol = self.protocol_of(name)
+        return protocol is not None and name in self.frontends_with(protocol, target)
+
     def owner_of(self, service: ServiceName) -> str | None:
         """The source that owns a Service; None: no source defines it."""
         return self._state.owners.get(service)

@@ -26,6 +26,7 @@ UNREACHABLE = (
     errno.EACCES,  # ICMPv6: administratively prohibited
 )
 """Errors that are the endpoint's; others (no port, no memory) are this host's own."""
+_REFUSALS = (errno.ECONNREFUSED, errno.ECONNRESET)
 HUNG_UP = select.EPOLLERR | select.EPOLLHUP
 """An endpoint that refused, or a client that reset. (A client that only sent FIN may still want its answer.)"""
 NON_BLOCKING_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
@@ -50,6 +51,22 @@ def begin_connecting(target: Target, *, client: str | None, hops: int) -> int:
         sock.close()
         raise
     return sock.detach()
+
+
+def failure(error: int) -> str:
+    """Return why an endpoint cannot be reached, from the number of its error: ``refused`` or ``unreachable``.
+
+    A refusal comes from the endpoint's own host, which is up. The other errors mean that its host or route is gone."""
+    return "unreachable" if error in UNREACHABLE and error not in _REFUSALS else "refused"
+
+
+def pending_failure(fd: int) -> str:
+    """Return why the connect of a socket that has hung up failed, as `failure` does, and clear the socket's error."""
+    sock = socket.socket(fileno=fd)
+    try:
+        return failure(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    finally:
+        sock.detach()
 
 
 def is_own_echo(fd: int, target: Target) -> bool:

@@ -19,7 +19,14 @@ from os import read, write
 from typing import TYPE_CHECKING
 
 from kubeproxy.dataplane.sockets.client_address import can_preserve
-from kubeproxy.dataplane.sockets.connect import HUNG_UP, UNREACHABLE, begin_connecting, is_own_echo
+from kubeproxy.dataplane.sockets.connect import (
+    HUNG_UP,
+    UNREACHABLE,
+    begin_connecting,
+    failure,
+    is_own_echo,
+    pending_failure,
+)
 from kubeproxy.dataplane.sockets.fd_calls import reset_on_close
 from kubeproxy.dataplane.tcp.connection import READ_BYTES, Connection
 from kubeproxy.dataplane.tcp.probe import EndpointProbe
@@ -52,9 +59,9 @@ class Dial:
         "_counters",
         "_early",
         "_entry",
+        "_failure",
         "_hops",
         "_preserve",
-        "_refused",
         "_step",
         "_tried",
         "_waiting",
@@ -93,8 +100,8 @@ class Dial:
         self._step = 0
         self._attempts = 0
         """Attempts in the present step."""
-        self._refused = False
-        """Whether an endpoint has refused, or was unreachable."""
+        self._failure = ""
+        """``refused`` if an endpoint has refused; ``unreachable`` if those that failed were; empty if none did."""
         self._entry = entry
         context.live.add(self)
 
@@ -174,7 +181,7 @@ class Dial:
             fd = begin_connecting(target, client=self._source_address(target), hops=self._hops)
         except OSError as error:
             if error.errno in UNREACHABLE:
-                self._refuse(target, "refused" if error.errno == errno.ECONNREFUSED else "unreachable")
+                self._refuse(target, failure(error.errno))
             elif error.errno == errno.EADDRNOTAVAIL:
                 context.ports_exhausted += 1
             if self._waiting:
@@ -191,7 +198,7 @@ class Dial:
         except OSError as error:
             self._drop(fd)
             if error.errno in UNREACHABLE:
-                self._refuse(target, "refused")
+                self._refuse(target, failure(error.errno))
             return False
         if sent:
             self._arrive(fd, sent, 0)
@@ -203,7 +210,8 @@ class Dial:
         return client if target in self._preserve and can_preserve(client, target.address) else None
 
     def _refuse(self, target: Target, reason: str) -> None:
-        self._refused = True
+        if self._failure != "refused":
+            self._failure = reason
         self._balancer.failed(target, self._context.reactor.now, reason)
 
     def _drop(self, fd: int) -> None:
@@ -216,8 +224,9 @@ class Dial:
         target = self._waiting[fd]
         try:
             if what & HUNG_UP or is_own_echo(fd, target):
+                reason = pending_failure(fd) if what & HUNG_UP else "refused"
                 self._drop(fd)
-                self._refuse(target, "refused")
+                self._refuse(target, reason)
                 self._counters.dial_retries += 1
                 self._attempt()
             else:
@@ -296,9 +305,12 @@ class Dial:
         elif not len(self._balancer):
             counters.no_endpoint += 1
             reason = "no endpoint"
-        elif self._refused:
-            counters.refused += 1
-            reason = "refused"
+        elif self._failure:
+            reason = self._failure
+            if reason == "refused":
+                counters.refused += 1
+            else:
+                counters.unreachable += 1
         else:
             counters.unable += 1
             reason = "unable"

@@ -8,11 +8,17 @@ first step: it finds an endpoint on a slow path alive, and one that comes back m
 
 from __future__ import annotations
 
-import errno
 import os
 from typing import TYPE_CHECKING
 
-from kubeproxy.dataplane.sockets.connect import HUNG_UP, UNREACHABLE, begin_connecting, is_own_echo
+from kubeproxy.dataplane.sockets.connect import (
+    HUNG_UP,
+    UNREACHABLE,
+    begin_connecting,
+    failure,
+    is_own_echo,
+    pending_failure,
+)
 
 if TYPE_CHECKING:
     from kubeproxy.dataplane.balancing.balancer import Balancer
@@ -47,14 +53,16 @@ class EndpointProbe:
                 os.close(self._fd)
             context.budget.give(1)
             if isinstance(error, OSError) and error.errno in UNREACHABLE:
-                self._failed("refused" if error.errno == errno.ECONNREFUSED else "unreachable")
+                self._failed(failure(error.errno))
             return
         context.probes.add(self)
         context.step_timeouts.step(self, sum(context.tune.dial_steps_s))
 
     def _on_event(self, what: int) -> None:
         try:
-            if what & HUNG_UP or is_own_echo(self._fd, self._target):
+            if what & HUNG_UP:
+                self._failed(pending_failure(self._fd))
+            elif is_own_echo(self._fd, self._target):
                 self._failed("refused")
             else:
                 self._balancer.answered(self._target)

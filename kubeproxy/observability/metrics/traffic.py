@@ -46,7 +46,8 @@ FAMILIES: Final = (
     Family(
         "kubeproxy_connections_failed_total",
         "counter",
-        "Connections for which no endpoint answered: all refused, were silent (timeout), there was none (no_endpoint),"
+        "Connections for which no endpoint answered: all refused, could not be reached (unreachable: no"
+        " route, or the host is gone), were silent (timeout), there was none (no_endpoint),"
         " this node could not dial (local), or the connection loops through proxies (loop)",
         ("namespace", "service", "port", "reason"),
     ),
@@ -96,6 +97,7 @@ SERIES: Final = (
     Series("kubeproxy_connections_active", "", "active"),
     Series("kubeproxy_kernel_connections_open", "", "kernel_open", rare=True),
     Series("kubeproxy_connections_failed_total", ',reason="refused"', "refused"),
+    Series("kubeproxy_connections_failed_total", ',reason="unreachable"', "unreachable", rare=True),
     Series("kubeproxy_connections_failed_total", ',reason="timeout"', "silent"),
     Series("kubeproxy_connections_failed_total", ',reason="no_endpoint"', "no_endpoint"),
     Series("kubeproxy_connections_failed_total", ',reason="local"', "unable"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,8 @@ class Changes:
     ejected: Sequence[tuple[ServicePortName, EjectedEndpoint]]
     restored: Sequence[tuple[ServicePortName, Target, float]]
     """With the number of seconds for which the endpoint was ejected."""
+    removed: Sequence[tuple[ServicePortName, Target, float]]
+    """Those that have left their Service while they were ejected: nobody knows whether they would answer."""
 
 
 class EjectionLog:
@@ -30,8 +32,11 @@ class EjectionLog:
     An endpoint counts once for its service port, however many workers and frontends have ejected it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_endpoint: Callable[[FrontendName, Target], bool]) -> None:
+        """`is_endpoint`: whether the target is an endpoint of that frontend still."""
+        self._is_endpoint = is_endpoint
         self._since: dict[tuple[ServicePortName, Target], float] = {}
+        self._frontends: dict[tuple[ServicePortName, Target], FrontendName] = {}
         self._restored_at: dict[tuple[ServicePortName, Target], float] = {}
 
     def update(self, ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]], now: float) -> Changes:
@@ -42,13 +47,21 @@ class EjectionLog:
                 key = (name.service_port, one.target)
                 if key not in worst or worst[key].failures < one.failures:
                     worst[key] = one
+                    self._frontends[key] = name
         self._restored_at = {key: at for key, at in self._restored_at.items() if now - at < QUIET_S}
         known = self._since.keys() | self._restored_at.keys()
         logged = [(key[0], one) for key, one in worst.items() if one.failures >= EJECTED_LOG_AFTER and key not in known]
-        restored = [(*key, now - since) for key, since in self._since.items() if key not in worst]
-        for service_port, target, _ in restored:
+        over = [key for key in self._frontends if key not in worst]
+        restored: list[tuple[ServicePortName, Target, float]] = []
+        removed: list[tuple[ServicePortName, Target, float]] = []
+        for key in over:
+            name = self._frontends.pop(key)
+            if (since := self._since.get(key)) is not None:
+                there = self._is_endpoint(name, key[1])
+                (restored if there else removed).append((*key, now - since))
+        for service_port, target, _ in (*restored, *removed):
             del self._since[service_port, target]
             self._restored_at[service_port, target] = now
         for service_port, one in logged:
             self._since[service_port, one.target] = now
-        return Changes(logged, restored)
+        return Changes(logged, restored, removed)

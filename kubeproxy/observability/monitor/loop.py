@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from kubeproxy.dataplane.interface import EjectedEndpoint, WorkerStatus
-from kubeproxy.model import FrontendName
+from kubeproxy.model import FrontendName, Target
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.metrics.metrics import Metrics
@@ -40,7 +40,8 @@ log = structlog.get_logger(__name__)
 class Monitor:
     """Runs `measure_lag` and `run` until cancelled.
 
-    `checks`: checks of further parts by name; each returns a problem or None. `clock` is monotonic.
+    `is_endpoint`: whether a target is an endpoint of a frontend now. `checks`: checks of further
+    parts by name; each returns a problem or None. `clock` is monotonic.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Monitor:
         data_plane: Serving,
         health: ProxyHealth,
         metrics: Metrics,
+        is_endpoint: Callable[[FrontendName, Target], bool],
         checks: Mapping[str, Callable[[], str | None]] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
         check_s: float = CHECK_S,
@@ -66,7 +68,7 @@ class Monitor:
         self._log_skipped = metrics.workers.log_skipped
         self._memory_shortages = metrics.workers.memory_shortages
         self._ports_exhausted = metrics.workers.ports_exhausted
-        self._endpoint_health = EjectionLog()
+        self._endpoint_health = EjectionLog(is_endpoint)
         self._looped = metrics.workers.looped
         self._accept_paused_at: float | None = None
         self._full_since: float | None = None
@@ -120,6 +122,15 @@ class Monitor:
             )
         if more := len(changes.restored[MAX_NAMED:]):
             log.info("more endpoints restored", endpoints=more)
+        for name, target, lasted_s in changes.removed[:MAX_NAMED]:
+            log.info(
+                "ejected endpoint removed from its Service",
+                service=str(name),
+                endpoint=str(target),
+                after_s=round(lasted_s, 1),
+            )
+        if more := len(changes.removed[MAX_NAMED:]):
+            log.info("more ejected endpoints removed", endpoints=more)
 
     def _check_memory(self) -> None:
         now = self._clock()

@@ -13,8 +13,22 @@ def ejected(failures: int = EJECTED_LOG_AFTER, *, worker: int = 0, target: Targe
     return EjectedEndpoint(target, worker, "refused", failures, 1.0)
 
 
+def still_there(name: FrontendName, target: Target) -> bool:
+    return True
+
+
+def test_an_ejected_endpoint_that_leaves_its_service_is_not_restored() -> None:
+    there = {TARGET}
+    log = EjectionLog(lambda name, target: name == WEB_IPV4 and target in there)
+    log.update({WEB_IPV4: [ejected()]}, 10.0)
+    there.clear()
+    last = log.update({}, 25.0)
+    assert (last.restored, last.removed) == ([], [(WEB, TARGET, 15.0)])
+    assert log.update({}, 30.0).removed == []
+
+
 def test_an_ejection_and_its_end_are_logged_once() -> None:
-    log = EjectionLog()
+    log = EjectionLog(still_there)
     first = log.update({WEB_IPV4: [ejected()]}, 10.0)
     assert [(name, one.target) for name, one in first.ejected] == [(WEB, TARGET)]
     for failures, now in ((3, 15.0), (1, 20.0)):
@@ -26,7 +40,7 @@ def test_an_ejection_and_its_end_are_logged_once() -> None:
 
 
 def test_a_new_ejection_within_the_quiet_time_is_logged_only_if_it_lasts() -> None:
-    log = EjectionLog()
+    log = EjectionLog(still_there)
     log.update({WEB_IPV4: [ejected()]}, 0.0)
     log.update({}, 5.0)
     assert log.update({WEB_IPV4: [ejected()]}, 10.0).ejected == []
@@ -36,7 +50,7 @@ def test_a_new_ejection_within_the_quiet_time_is_logged_only_if_it_lasts() -> No
 
 
 def test_a_single_failure_is_not_logged() -> None:
-    log = EjectionLog()
+    log = EjectionLog(still_there)
     assert log.update({WEB_IPV4: [ejected(EJECTED_LOG_AFTER - 1)]}, 10.0).ejected == []
     assert log.update({}, 15.0).restored == []
 
@@ -44,5 +58,5 @@ def test_a_single_failure_is_not_logged() -> None:
 def test_an_endpoint_ejected_by_several_workers_is_logged_once_with_its_most_failures() -> None:
     other = Target(Address("10.0.0.2"), 80)
     seen = {WEB_IPV4: [ejected(2), ejected(5, worker=1), ejected(2, target=other)], LOCAL: [ejected(3)]}
-    changes = EjectionLog().update(seen, 10.0)
+    changes = EjectionLog(still_there).update(seen, 10.0)
     assert [(one.target, one.failures) for _, one in changes.ejected] == [(TARGET, 5), (other, 2)]

@@ -33,6 +33,7 @@ class Watched:
         self.metrics = Metrics()
         self.problem: str | None = None
         self.monitor = Monitor(
+            is_endpoint=lambda name, target: True,
             data_plane=self.serving,
             health=self.health,
             metrics=self.metrics,

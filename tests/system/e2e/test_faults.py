@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import Daemon
-from tests.support.lab.daemon import KUBEPROXY
+from tests.support.lab.daemon import KUBEPROXY, METRICS
 from tests.system.e2e import kernel_state
 from tests.system.e2e.first_bytes import FirstBytes, first_bytes, percentile, summary
 from tests.system.e2e.stage import (
@@ -47,6 +47,8 @@ LONG_CONNECTIONS = 100
 
 # Faults of connections to the backend of a pod.
 HOLE, REFUSAL = "drop", "reject with tcp reset"
+GONE = "reject with icmp type host-unreachable"
+"""What the last router says of a pod whose host is gone."""
 
 
 @contextmanager
@@ -145,6 +147,26 @@ def test_no_client_sees_a_dead_endpoint(
     began = time.monotonic()
     until(lambda: len(ask_often(stage.client, WEB, 20, at_once=4)) == 4, "all four answer", within_s=20)
     print(f"all four answer {time.monotonic() - began:.1f} s after they could")
+
+
+def test_an_endpoint_whose_host_is_gone_is_not_said_to_refuse(stage: Stage) -> None:
+    """The runbook decides by the reason: an endpoint that refuses is there, and does not listen."""
+    stage.write_service([0])
+    daemon = stage.daemon(QUICK, "--workers=1")
+    stage.await_answers(0)
+
+    def scrape() -> str:
+        return daemon.get("/metrics", address=METRICS).body
+
+    failed = 'kubeproxy_connections_failed_total{namespace="default",service="web",port="http",reason='
+    with broken(stage, GONE, 0):
+        for _ in range(3):
+            with pytest.raises(OSError):
+                ask(stage.client, WEB)
+        until(lambda: f'{failed}"unreachable"}} 3' in scrape(), "all three were counted as unreachable")
+        assert f'{failed}"refused"}} 0' in scrape()
+        until(lambda: "endpoint ejected" in daemon.log(), "the ejection is logged")
+    assert "reason=unreachable" in daemon.log()
 
 
 @each_path

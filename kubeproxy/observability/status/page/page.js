@@ -331,7 +331,7 @@ function listener(frontend) {
   if (!frontend.endpoints.some(({ used }) => used)) {
     lines.push(`no endpoints ${frontend.when_empty === "refuse" ? "at all: clients are refused" : "on this node: clients are dropped"}`);
   }
-  lines.push(`${count(c.accepted)} accepted, ${count(c.dial_retries)} retries; failed: ${count(c.refused)} refused, ` +
+  lines.push(`${count(c.accepted)} accepted, ${count(c.dial_retries)} retries; failed: ${count(c.refused)} refused, ${count(c.unreachable)} unreachable, ` +
     `${count(c.silent)} timeout, ${count(c.no_endpoint)} no endpoint, ${count(c.unable)} local, ${count(c.looped)} loop`);
   return make("div", { class: "listener" },
     make("h3", {}, `${frontend.port ? `${frontend.port} ` : ""}${frontend.protocol} IPv${frontend.family}${scope}`, make("small", {}, port)),
