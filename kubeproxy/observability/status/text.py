@@ -192,9 +192,7 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
         yield f"  affinity    ClientIP, {frontend.affinity_s} s; {counters.affinity_entries} clients bound"
     yield (
         f"  counters    {counters.active} open, {counters.accepted} accepted, {counters.dial_retries} retries; "
-        f"{counters.failed} failed ({counters.refused} refused, {counters.unreachable} unreachable, "
-        f"{counters.silent} timeout, {counters.no_endpoint} no endpoint, {counters.unable} local, "
-        f"{counters.looped} loop)"
+        f"{counters.failed} failed{words.failures(counters)}"
     )
     if counters.dropped or counters.evicted:
         yield f"  datagrams   {counters.dropped} dropped; {counters.evicted} sessions evicted"

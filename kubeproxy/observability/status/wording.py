@@ -9,6 +9,7 @@ from kubeproxy.observability.status.document import (
     EndpointStatus,
     FrontendStatus,
     KernelFlowsStatus,
+    NamedCounters,
     RescueStatus,
     ServiceStatus,
     SourceStatus,
@@ -105,6 +106,20 @@ _NOTICED: Final = {"rescue": ", noticed on the kernel path"}
 def _failure(status: EndpointStatus) -> str:
     times = f" ({status.failures} times in a row)" if status.failures > 1 else ""
     return f"{_REASONS.get(status.reason, status.reason)}{times}{_NOTICED.get(status.noticed_by, '')}"
+
+
+def failures(counters: NamedCounters) -> str:
+    """Return the reasons for which connections failed: `` (3 refused, 1 timeout)``; empty if none did."""
+    reasons = {
+        "refused": counters.refused,
+        "unreachable": counters.unreachable,
+        "timeout": counters.silent,
+        "no endpoint": counters.no_endpoint,
+        "local": counters.unable,
+        "loop": counters.looped,
+    }
+    named = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+    return f" ({named})" if named else ""
 
 
 def rescue(status: RescueStatus) -> str:

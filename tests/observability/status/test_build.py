@@ -371,7 +371,7 @@ shop/web: ejected (an endpoint is ejected)
 
   http TCP IPv4: proxy port 40001
     addresses   node port 30080, 10.96.0.1:80
-    counters    3 open, 100 accepted, 7 retries; 1 failed (1 refused, 0 unreachable, 0 timeout, 0 no endpoint, 0 local, 0 loop)
+    counters    3 open, 100 accepted, 7 retries; 1 failed (1 refused)
     ejected     10.3.1.2:8080 on node-2: refuses (3 times in a row); next probe in 4.0s
     terminating 10.3.2.2:8080: serves while no endpoint is ready
     ready       10.3.0.2:8080 on node-1
