@@ -66,9 +66,10 @@ GROUPS = (
     (KUBE_PROXY, ()),
     ("Connections, by service port", ("connections_", "dial_retries", "forwarded", "udp_datagrams", "udp_sessions_e")),
     ("Endpoints and affinity, by service port", ("endpoints_", "affinity")),
+    ("The daemon as a whole", ("degraded",)),
     (
         "The data plane",
-        ("worker_", "data_plane", "accept_paused", "memory", "dial", "ephemeral_ports", "udp_sessions", "descriptors"),
+        ("worker_", "accept_paused", "memory", "dial", "ephemeral_ports", "udp_sessions", "descriptors"),
     ),
     ("Packet filter and connection tracking", ("netfilter", "conntrack")),
     ("Where Services come from", ("source", "watch", "manifests", "services", "frontends")),

@@ -90,7 +90,8 @@ def _warnings(status: Status, most: int) -> Iterator[RenderableType]:
 
 
 def _head(status: Status) -> Iterator[RenderableType]:
-    colour = "yellow" if status.draining else "green" if status.healthy else "bold red"
+    well = "yellow" if status.draining or status.problems else "green"
+    colour = well if status.healthy or status.draining else "bold red"
     yield Text(status_text.headline(status), style=colour)
     for problem in status.problems:
         yield Text(f"  {problem}", style="red")

@@ -42,7 +42,7 @@ from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
 from kubeproxy.netfilter.conntrack.stale_flows import NoConntrack
 from kubeproxy.netfilter.port_holders import Holders
 from kubeproxy.netfilter.select import select
-from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.logs import setup
 from kubeproxy.observability.logs.access_log import AccessLog
 from kubeproxy.observability.metrics.metrics import Metrics
@@ -294,9 +294,9 @@ async def build(
             is_endpoint=proxier.has_endpoint,
             checks={
                 **host_state.complaints,
-                "log": setup.writer_problem,
-                "kubernetes": sources.complaint,
-                "rescue": rescue.complaint,
+                Reason.LOG: setup.writer_problem,
+                Reason.KUBERNETES: sources.complaint,
+                Reason.RESCUE: rescue.complaint,
             },
         ),
         access_log=access_log,

@@ -13,12 +13,14 @@ from kubeproxy.daemon.node_facts import node_facts, node_of
 from kubeproxy.dataplane.sockets.client_address import why_not
 from kubeproxy.dataplane.sockets.loop_prevention import why_not_marked
 from kubeproxy.model import Address, Family, Node
+from kubeproxy.model.conntrack import ConntrackRoom
 from kubeproxy.netfilter import kube_proxy_rules
 from kubeproxy.netfilter.conntrack import usage
 from kubeproxy.netfilter.forwarding import forwarded_families
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.local_addresses import landing_addresses, local_addresses
 from kubeproxy.netfilter.shared_links import bridged_families
+from kubeproxy.observability.health import Reason
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.runtime import privileges
 from kubeproxy.runtime.threads import in_thread
@@ -44,7 +46,8 @@ class HostState:
         self._configuration = configuration
         self._node = node
         self._can_preserve = False
-        self._conntrack_room: usage.ConntrackRoom | None = None
+        self.conntrack_room: ConntrackRoom | None = None
+        """Connection tracking when it was last read."""
         self._leftovers_complaint: str | None = None
         self.node_name = node_name_of(configuration)
         self.families = _families()
@@ -115,14 +118,14 @@ class HostState:
             )
 
     @property
-    def complaints(self) -> Mapping[str, Callable[[], str | None]]:
-        """The functions that report problems of this host, by name."""
-        return {"conntrack": self._complain_of_conntrack, "leftovers": lambda: self._leftovers_complaint}
+    def complaints(self) -> Mapping[Reason, Callable[[], str | None]]:
+        """The functions that report problems of this host."""
+        return {Reason.CONNTRACK: self._complain_of_conntrack, Reason.LEFTOVERS: lambda: self._leftovers_complaint}
 
     def _complain_of_conntrack(self) -> str | None:
         """Problems of connection tracking since the last call."""
-        before, now = self._conntrack_room, usage.look()
-        self._conntrack_room = now
+        before, now = self.conntrack_room, usage.look()
+        self.conntrack_room = now
         return None if now is None else now.complaint(before)
 
     async def follow(self, *, on_landing: Callable[[], None], on_facts: Callable[[NodeFacts], None]) -> None:

@@ -15,7 +15,7 @@ from kubeproxy.daemon.kernel_traffic import KernelTraffic
 from kubeproxy.daemon.status_collector import StatusCollector
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.observability.debug_routes import debug_routes
-from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.http.access import Access
 from kubeproxy.observability.http.server import HttpServer
 from kubeproxy.observability.metrics.exposition import Exposition
@@ -54,6 +54,11 @@ def http_servers(
     )
     metrics_address = configuration.metrics_bind_address
     servers = []
+
+    def health_failed(problem: str) -> None:
+        on_health_failure(problem)
+        health.degraded(Reason.SERVER, problem, part="health")
+
     if configuration.healthz_bind_address.served:
         servers.append(
             HttpServer(
@@ -63,7 +68,8 @@ def http_servers(
                 routes=health_routes(health, metrics),
                 setting="healthzBindAddress",
                 hard_fail=configuration.bind_address_hard_fail,
-                on_failure=on_health_failure,
+                on_failure=health_failed,
+                on_listening=partial(health.degraded, Reason.SERVER, None, part="health"),
                 on_refused=partial(metrics.http_refused, "health"),
                 holder_of=holder_of,
             )
@@ -78,6 +84,8 @@ def http_servers(
                 setting="metricsBindAddress",
                 # The loopback address is an addition for the pages; a start does not fail for it.
                 hard_fail=configuration.bind_address_hard_fail and address == metrics_address.address,
+                on_failure=partial(health.degraded, Reason.SERVER, part=address),
+                on_listening=partial(health.degraded, Reason.SERVER, None, part=address),
                 on_refused=partial(metrics.http_refused, "metrics"),
                 holder_of=holder_of,
                 access=access,

@@ -260,6 +260,8 @@ class Daemon:
             data_path=parts.data_paths.policy.wanted,
             rescue=parts.rescue.state(),
             kernel_flows=parts.kernel_flows.state(),
+            conntrack=parts.host_state.conntrack_room,
+            reasons=parts.health.at(time.monotonic()).reasons,
         )
 
     # Life

@@ -18,7 +18,7 @@ from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.sources import Sources
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.model.errors import ConfigError, KubeproxyError
-from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.logs import setup
 from kubeproxy.observability.logs.access_log import AccessLog
 from kubeproxy.observability.metrics.metrics import Metrics
@@ -118,6 +118,8 @@ class Reloader:
 
     def _record(self, state: ConfigurationState) -> None:
         self.state = state
+        refused = "the file is refused, and the previous configuration is in effect" if state.faults else None
+        self._health.degraded(Reason.CONFIGURATION, refused)
         self._metrics.configuration(state)
 
     def use_access_log(self) -> None:

@@ -78,7 +78,6 @@ class StatusCollector:
             worker_status=worker_status,
             ejected=ejected,
             restarts=self._data_plane.restarts,
-            problem=self._data_plane.problem,
             watches=picture.watches,
             manifests=picture.manifests,
             configuration=self._configuration(),

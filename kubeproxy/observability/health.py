@@ -7,10 +7,50 @@ kube-proxy does not have, needs a first successful sync.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
 
 from kubeproxy.model import Family
+
+
+class Reason(StrEnum):
+    """Why the daemon is not wholly well, the worst first.
+
+    One list for all who look: the head of the status, its page, ``/readyz``, the label of ``kubeproxy_degraded``."""
+
+    DRAINING = "draining"
+    STARTING = "starting"
+    SYNC = "sync"
+    """A sync has failed and is tried again."""
+    LATE = "late"
+    """A change has waited for too long."""
+    EXHAUSTED = "exhausted"
+    NODE = "node"
+    """The cluster keeps load balancers from this node, or does not know it."""
+    WORKERS = "workers"
+    CONNTRACK = "conntrack"
+    DESCRIPTORS = "descriptors"
+    MEMORY = "memory"
+    RESCUE = "rescue"
+    """The kernel path's clients meet dead endpoints."""
+    SERVER = "server"
+    """A port for health or metrics cannot be opened."""
+    KUBERNETES = "kubernetes"
+    CONFIGURATION = "configuration"
+    LEFTOVERS = "leftovers"
+    """Rules of another proxy are in force."""
+    LOG = "log"
+
+
+DEGRADES_ONLY: Final = frozenset(
+    (
+        *(Reason.CONNTRACK, Reason.DESCRIPTORS, Reason.MEMORY, Reason.RESCUE, Reason.SERVER),
+        *(Reason.KUBERNETES, Reason.CONFIGURATION, Reason.LEFTOVERS, Reason.LOG),
+    )
+)
+"""Reasons with which the daemon serves and takes changes all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +68,8 @@ class Health:
     failing: str | None
     """Why the last sync failed; None if it did not."""
     families: tuple[Family, ...]
-    degraded: tuple[str, ...] = ()
-    """Problems for the operator that do not make the node unhealthy."""
+    degraded: Mapping[Reason, str] = field(default_factory=dict)
+    """Problems that other parts have found, in words."""
     node_exists: bool = True
     """Whether the cluster has a Node for this node."""
     exhausted: str | None = None
@@ -46,13 +86,32 @@ class Health:
         return self.on_time and self.node_eligible and self.exhausted is None
 
     @property
-    def unready(self) -> str | None:
-        """Why /readyz fails; None: it succeeds."""
+    def reasons(self) -> Mapping[Reason, str]:
+        """Return everything that is not well, in words, the worst first; empty if all is."""
+        found = dict(self.degraded)
         if self.draining:
-            return "draining: the process ends when its connections have"
-        if self.last_updated is None:
-            return f"no sync has succeeded yet{f': {self.failing}' if self.failing else ''}"
-        return None
+            found[Reason.DRAINING] = "the process ends when its connections have"
+        elif self.last_updated is None:
+            found[Reason.STARTING] = "the first sync is not complete"
+        if self.failing:
+            found[Reason.SYNC] = self.failing
+        if not self.on_time:
+            found[Reason.LATE] = "a change has waited for longer than twice the sync period"
+        if self.exhausted:
+            found[Reason.EXHAUSTED] = self.exhausted
+        if not self.node_exists:
+            found[Reason.NODE] = (
+                "the cluster has no Node of this name, so load balancers send no clients here;"
+                " if the Node has another name, set --hostname-override"
+            )
+        elif not self.node_eligible:
+            found[Reason.NODE] = "the node is being deleted or will be; load balancers send no clients here"
+        return {reason: found[reason] for reason in Reason if reason in found}
+
+    @property
+    def ready(self) -> bool:
+        """Whether /readyz succeeds: a sync has succeeded, and the process is not about to end."""
+        return not self.draining and self.last_updated is not None
 
 
 class ProxyHealth:
@@ -67,7 +126,7 @@ class ProxyHealth:
         self._failing: str | None = None
         self._node_eligible = self._node_exists = True
         self._draining = False
-        self._degraded: dict[str, str] = {}
+        self._degraded: dict[Reason, dict[str, str]] = {}
         self._exhausted: str | None = None
 
     def queued(self, now: float) -> None:
@@ -100,12 +159,15 @@ class ProxyHealth:
         self._node_eligible = eligible
         self._node_exists = exists
 
-    def degraded(self, part: str, reason: str | None) -> None:
-        """Record a problem of a part that does not make the node unhealthy; None: it is over."""
-        if reason is None:
-            self._degraded.pop(part, None)
+    def degraded(self, reason: Reason, problem: str | None, *, part: str = "") -> None:
+        """Record a problem that does not make the node unhealthy, in words; None says that it is over.
+
+        Problems of several parts with the same reason stay apart."""
+        problems = self._degraded.setdefault(reason, {})
+        if problem is None:
+            problems.pop(part, None)
         else:
-            self._degraded[part] = reason
+            problems[part] = problem
 
     def exhausted(self, reason: str | None) -> None:
         """Record why no client could be served for minutes; None: clients are served.
@@ -129,7 +191,7 @@ class ProxyHealth:
             draining=self._draining,
             failing=self._failing,
             families=self._families,
-            degraded=tuple(self._degraded.values()),
+            degraded={reason: "; ".join(each.values()) for reason, each in self._degraded.items() if each},
             node_exists=self._node_exists,
             exhausted=self._exhausted,
         )

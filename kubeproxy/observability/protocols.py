@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kubeproxy.dataplane.interface import EjectedEndpoint, WorkerStatus
 from kubeproxy.model import Address, Frontend, FrontendName, ServiceName, Target
 from kubeproxy.model import Protocol as Transport
+from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.observability.health import Reason
 from kubeproxy.runtime.histogram import Histogram
 
 
@@ -331,6 +333,10 @@ class Picture:
     """None: the kernel path is not asked for."""
     kernel_flows: KernelFlowsState | None = None
     """None: no rule of this process has led a connection by the kernel path."""
+    conntrack: ConntrackRoom | None = None
+    """None: the kernel does not track connections, or does not report them."""
+    reasons: Mapping[Reason, str] = field(default_factory=dict)
+    """Why the daemon is not wholly well (see `Health.reasons`)."""
 
 
 class Serving(Protocol):

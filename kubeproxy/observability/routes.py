@@ -33,8 +33,8 @@ def health_routes(
 ) -> list[web.RouteDef]:
     """``/healthz`` and ``/livez`` as in the newest kube-proxy, and ``/readyz``.
 
-    `clock` is the proxier's, in seconds; `wall_ns` gives Unix nanoseconds. Only clients by loopback get reasons and
-    ``degraded``, because the server is open to the network for load balancers.
+    `clock` is the proxier's, in seconds; `wall_ns` gives Unix nanoseconds. Only clients by loopback get reasons: the
+    server is open to the network for load balancers.
     """
 
     async def healthz(request: web.Request) -> web.Response:
@@ -63,14 +63,11 @@ def health_routes(
 
     async def readyz(request: web.Request) -> web.Response:
         state = health.at(clock())
-        metrics.slis.checked("readyz", state.unready is None)
-        body: dict[str, object] = {"currentTime": rfc3339_nano(wall_ns()), "ready": state.unready is None}
-        if from_loopback(request):
-            if state.unready is not None:
-                body["reason"] = state.unready
-            if state.degraded:
-                body["degraded"] = state.degraded
-        return _json(200 if state.unready is None else 503, body)
+        metrics.slis.checked("readyz", state.ready)
+        body: dict[str, object] = {"currentTime": rfc3339_nano(wall_ns()), "ready": state.ready}
+        if from_loopback(request) and state.reasons:
+            body["reasons"] = _texts(state)
+        return _json(200 if state.ready else 503, body)
 
     pages = [web.get("/healthz", healthz), web.get("/livez", livez), web.get("/readyz", readyz)]
     return [index_route(pages), *pages]
@@ -126,11 +123,10 @@ def metrics_routes(
 def health_body(
     state: Health, wall_ns: int, *, healthy: bool, node_eligible: bool | None, detailed: bool
 ) -> dict[str, object]:
-    """The body of the newest kube-proxy; `detailed` adds reasons.
+    """Return the body of the newest kube-proxy; `detailed` adds ``reasons``, why the daemon is not wholly well.
 
-    The reasons are ``failing`` (a sync failed), ``exhausted`` (no client can be served) and ``degraded``. While
-    healthy, ``lastUpdated`` is the current time, because load balancers expect it: older releases gave the time of the
-    last sync, which ran even without changes. ``status`` has the families that were synced, and when.
+    While healthy, ``lastUpdated`` is the current time, because load balancers expect it: older releases gave the time
+    of the last sync, which ran even without changes. ``status`` has the families that were synced, and when.
     """
 
     def wall(moment: float | None) -> str:
@@ -148,13 +144,13 @@ def health_body(
         for family in state.families
         if state.last_updated is not None
     }
-    if detailed and state.failing is not None:
-        body["failing"] = state.failing
-    if detailed and state.exhausted is not None:
-        body["exhausted"] = state.exhausted
-    if detailed and state.degraded:
-        body["degraded"] = state.degraded
+    if detailed and state.reasons:
+        body["reasons"] = _texts(state)
     return body
+
+
+def _texts(state: Health) -> list[str]:
+    return [f"{reason}: {text}" for reason, text in state.reasons.items()]
 
 
 _NEVER: Final = "0001-01-01T00:00:00Z"

@@ -9,6 +9,7 @@ import pytest
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.host_state import LEFTOVERS_LOOK, HostState
 from kubeproxy.netfilter import kube_proxy_rules
+from kubeproxy.observability.health import Reason
 
 
 class Enough(Exception):
@@ -18,7 +19,7 @@ class Enough(Exception):
 async def test_searches_are_more_frequent_while_there_are_leftovers(monkeypatch: pytest.MonkeyPatch) -> None:
     configuration = Configuration()
     here = HostState(configuration, node=lambda: None)
-    complain = here.complaints["leftovers"]
+    complain = here.complaints[Reason.LEFTOVERS]
     assert complain() is None
     found = [["nftables: table ip kube-proxy"], ["nftables: table ip kube-proxy"], []]
     seen: list[tuple[bool, float]] = []

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from kubeproxy.model import Family
-from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.health import ProxyHealth, Reason
 
 Step = Callable[[ProxyHealth], None]
 
@@ -65,7 +65,7 @@ def test_decision(steps: list[Step], now: float, healthy: bool, live: bool, read
     for step in steps:
         step(health)
     state = health.at(now)
-    assert (state.healthy, state.live, state.unready is None) == (healthy, live, ready)
+    assert (state.healthy, state.live, state.ready) == (healthy, live, ready)
 
 
 def test_a_new_sync_period_applies_at_once() -> None:
@@ -77,13 +77,16 @@ def test_a_new_sync_period_applies_at_once() -> None:
     assert health.at(61.0).healthy
 
 
-def test_unready_has_a_reason() -> None:
+def test_one_that_is_not_ready_has_reasons() -> None:
     health = ProxyHealth(timeout_s=60.0, families=(Family.IPV4, Family.IPV6))
-    assert health.at(0.0).unready == "no sync has succeeded yet"
+    assert list(health.at(0.0).reasons) == [Reason.STARTING]
     health.failing("nft: permission denied")
-    assert health.at(0.0).unready == "no sync has succeeded yet: nft: permission denied"
+    assert list(health.at(0.0).reasons) == [Reason.STARTING, Reason.SYNC]
+    assert health.at(0.0).reasons[Reason.SYNC] == "nft: permission denied"
     health.updated(1.0)
     health.failing(None)
-    assert health.at(1.0).unready is None
+    assert health.at(1.0).ready
+    assert health.at(1.0).reasons == {}
     health.draining()
-    assert str(health.at(1.0).unready).startswith("draining")
+    assert not health.at(1.0).ready
+    assert list(health.at(1.0).reasons) == [Reason.DRAINING]

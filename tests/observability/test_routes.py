@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.model import Family, FrontendName, ServicePortName
-from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.http.server import HttpServer
 from kubeproxy.observability.metrics.exposition import Exposition
 from kubeproxy.observability.metrics.metrics import Metrics
@@ -89,6 +89,7 @@ async def test_before_the_first_sync_the_proxy_is_healthy_but_not_ready(node: No
         "nodeEligible": True,
         "healthy": True,
         "status": {},
+        "reasons": ["starting: the first sync is not complete"],
     }
     assert (await node.healthz("/livez"))[0] == 200
     status, headers, body = await node.healthz("/readyz")
@@ -96,7 +97,7 @@ async def test_before_the_first_sync_the_proxy_is_healthy_but_not_ready(node: No
     assert json.loads(body) == {
         "currentTime": "2027-01-15T08:00:00.5Z",
         "ready": False,
-        "reason": "no sync has succeeded yet",
+        "reasons": ["starting: the first sync is not complete"],
     }
 
 
@@ -129,7 +130,8 @@ async def test_a_change_that_waits_for_too_long_is_unhealthy_with_a_reason(node:
         assert answer["lastUpdated"] == "2027-01-15T08:00:00.5Z"
         assert answer["currentTime"] == "2027-01-15T08:01:10.5Z"
         assert answer["status"]["IPv4"] == {"lastUpdated": "2027-01-15T08:00:00.5Z", "healthy": False}
-        assert answer["failing"] == "nft: table locked"
+        assert [it.partition(":")[0] for it in answer["reasons"]] == ["sync", "late"]
+        assert answer["reasons"][0] == "sync: nft: table locked"
 
 
 async def test_a_node_under_deletion_is_unhealthy_but_live(node: Node) -> None:
@@ -255,14 +257,14 @@ async def test_one_scrape_is_rendered_at_a_time(state: State) -> None:
 
 async def test_degraded_parts_are_shown_but_keep_the_node_healthy(node: Node) -> None:
     node.health.updated(1000.0)
-    node.health.degraded("data plane", "worker 1 keeps dying")
+    node.health.degraded(Reason.WORKERS, "worker 1 keeps dying")
     for path in ("/healthz", "/livez", "/readyz"):
         status, _, body = await node.healthz(path)
         assert status == 200
-        assert json.loads(body)["degraded"] == ["worker 1 keeps dying"]
-    node.health.degraded("data plane", None)
+        assert json.loads(body)["reasons"] == ["workers: worker 1 keeps dying"]
+    node.health.degraded(Reason.WORKERS, None)
     for path in ("/healthz", "/livez", "/readyz"):
-        assert "degraded" not in json.loads((await node.healthz(path))[2])
+        assert "reasons" not in json.loads((await node.healthz(path))[2])
 
 
 async def test_service_level_indicators_count_checks_by_result(node: Node) -> None:

@@ -16,10 +16,10 @@ def test_events_of_the_proxier_become_health_and_metrics() -> None:
         return metrics.registry.get_sample_value(name, labels)
 
     observer.queued()
-    assert health.at(now).unready is not None
+    assert not health.at(now).ready
     observer.programmed(duration_s=0.01, full=True, changed=True)
     observer.settled(["2999-01-01T00:00:00Z"])
-    assert health.at(now).unready is None
+    assert health.at(now).ready
     assert value("kubeproxy_sync_proxy_rules_duration_seconds_count", ip_family="IPv4") == 1
     assert value("kubeproxy_network_programming_duration_seconds_count", ip_family="IPv4") == 1
 

@@ -79,12 +79,12 @@ class HttpServer:
 
     `setting` names the configuration field of the address, for messages. With `hard_fail` a failed bind fails the start
     (kube-proxy's bindAddressHardFail); otherwise the server tries again, logs the failure once and calls `on_failure`.
-    With `quiet` it logs at level debug only, because `on_failure` reports it. `dualstack`: the unspecified IPv6 address
-    serves IPv4 as well, as in Go. `alone`: one socket instead of several queues (see `open_queues`). `on_refused` is
-    called for each connection beyond the limit of its address. `holder_of` names the process that has an address.
-    `access` decides which requests are answered; without it all are. `gate` is asked after it, and answers a request in
-    place of its page, or returns None. `tls` gives the context of each handshake; without it the server speaks plain
-    HTTP.
+    `on_listening` is called when it listens. With `quiet` it logs at level debug only, because `on_failure` reports it.
+    `dualstack`: the unspecified IPv6 address serves IPv4 as well, as in Go. `alone`: one socket instead of several
+    queues (see `open_queues`). `on_refused` is called for each connection beyond the limit of its address. `holder_of`
+    names the process that has an address. `access` decides which requests are answered; without it all are. `gate` is
+    asked after it, and answers a request in place of its page, or returns None. `tls` gives the context of each
+    handshake; without it the server speaks plain HTTP.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class HttpServer:
         hard_fail: bool = False,
         dualstack: bool = True,
         on_failure: Callable[[str], None] | None = None,
+        on_listening: Callable[[], None] | None = None,
         quiet: bool = False,
         retry_s: float = RETRY_S,
         connection_s: float = CONNECTION_S,
@@ -117,6 +118,7 @@ class HttpServer:
         self._hard_fail = hard_fail
         self._dualstack = dualstack
         self._on_failure = on_failure
+        self._on_listening = on_listening
         self._quiet = quiet
         self._alone = alone
         self._on_refused = on_refused
@@ -202,6 +204,8 @@ class HttpServer:
             self._host, self._port, dualstack=self._dualstack and self._host == "::", alone=self._alone
         )
         self._accept_from_now()
+        if self._on_listening is not None:
+            self._on_listening()
         (log.debug if self._quiet else log.info)("listening", server=self._name, address=_joined(self._host, self.port))
 
     async def _keep_trying(self) -> None:

@@ -80,7 +80,7 @@ class Exposition:
     async def _read_data_plane(self) -> Iterable[bytes]:
         serving = self._data_plane
         try:
-            self._metrics.workers.see(await serving.worker_status(), restarts=serving.restarts, problem=serving.problem)
+            self._metrics.workers.see(await serving.worker_status(), restarts=serving.restarts)
             counters = await serving.counters()
             if self._with_kernel_traffic is not None:
                 counters = await self._with_kernel_traffic(counters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -10,6 +10,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kubeproxy.model import Family, Scope
+from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.observability.health import Reason
 from kubeproxy.observability.metrics.kernel_flows import kernel_flow_families
 from kubeproxy.observability.metrics.rescue import rescue_families
 from kubeproxy.observability.protocols import (
@@ -32,7 +34,9 @@ class StateCollector(Collector):
 
     def read(self, picture: Picture) -> None:
         """Read the numbers; no reference to the picture is kept."""
-        families = [*_proxier(picture.proxier)]
+        families = [*_proxier(picture.proxier), _degraded(picture.reasons)]
+        if picture.conntrack is not None:
+            families += _conntrack(picture.conntrack)
         if picture.watches:
             families += _watches(picture.watches)
         if picture.manifests is not None:
@@ -52,6 +56,31 @@ class StateCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """The metrics of the last `read`, for prometheus_client."""
         return self._families
+
+
+def _degraded(reasons: Collection[Reason]) -> Metric:
+    found = GaugeMetricFamily(
+        "kubeproxy_degraded",
+        "1 for each reason why the daemon is not wholly well, as in the status",
+        labels=("reason",),
+    )
+    for reason in Reason:
+        found.add_metric((reason,), reason in reasons)
+    return found
+
+
+def _conntrack(room: ConntrackRoom) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "kubeproxy_conntrack_entries", "Entries of the kernel's connection tracking, of all programs", room.entries
+    )
+    yield GaugeMetricFamily(
+        "kubeproxy_conntrack_limit", "Entries at which connection tracking is full (nf_conntrack_max)", room.limit
+    )
+    yield CounterMetricFamily(
+        "kubeproxy_conntrack_dropped_total",
+        "First packets that the kernel dropped because connection tracking was full",
+        room.dropped,
+    )
 
 
 def _proxier(proxier: ProxierView) -> Iterator[Metric]:

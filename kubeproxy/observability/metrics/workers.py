@@ -30,7 +30,6 @@ class Workers(Collector):
     def __init__(self) -> None:
         self._now: Sequence[WorkerStatus] = ()
         self._restarts = 0
-        self._degraded = False
         self._known: set[int] = set()
         self._last: dict[Life, WorkerStatus] = {}
         self._dials = (0,) * (len(DIAL_BUCKETS_S) + 1)
@@ -46,7 +45,7 @@ class Workers(Collector):
         self.looped = 0
         """Connections and datagrams refused because they loop through proxies."""
 
-    def see(self, worker_status: Sequence[WorkerStatus], *, restarts: int = 0, problem: str | None = None) -> None:
+    def see(self, worker_status: Sequence[WorkerStatus], *, restarts: int = 0) -> None:
         """Record the present status of all workers. For the event loop's thread."""
         lives: dict[Life, WorkerStatus] = {}
         for it in worker_status:
@@ -62,7 +61,7 @@ class Workers(Collector):
             self._known.add(it.number)
             lives[life] = it
         self._now, self._last = worker_status, lives
-        self._restarts, self._degraded = restarts, problem is not None
+        self._restarts = restarts
 
     def skip_log(self, connections: int) -> None:
         """Count connections of the kernel path that are missing in the access log, because too many ended at once."""
@@ -75,11 +74,6 @@ class Workers(Collector):
     def _sums(self) -> Iterator[Metric]:
         yield CounterMetricFamily(
             "kubeproxy_worker_restarts_total", "Workers that died and were replaced", self._restarts
-        )
-        yield GaugeMetricFamily(
-            "kubeproxy_data_plane_degraded",
-            "1 while the data plane is degraded: a worker keeps dying",
-            self._degraded,
         )
         yield CounterMetricFamily(
             "kubeproxy_accept_paused_total",

@@ -15,7 +15,7 @@ import structlog
 
 from kubeproxy.dataplane.interface import EjectedEndpoint, WorkerStatus
 from kubeproxy.model import FrontendName, Target
-from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.monitor.ejection_log import EjectionLog
@@ -41,7 +41,7 @@ class Monitor:
     """Runs `measure_lag` and `run` until cancelled.
 
     `is_endpoint`: whether a target is an endpoint of a frontend now. `checks`: checks of further
-    parts by name; each returns a problem or None. `clock` is monotonic.
+    parts; each returns a problem or None. `clock` is monotonic.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Monitor:
         health: ProxyHealth,
         metrics: Metrics,
         is_endpoint: Callable[[FrontendName, Target], bool],
-        checks: Mapping[str, Callable[[], str | None]] = MappingProxyType({}),
+        checks: Mapping[Reason, Callable[[], str | None]] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
         check_s: float = CHECK_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -91,7 +91,7 @@ class Monitor:
         """Check the data plane once."""
         worker_status = await self._data_plane.worker_status()
         problem = self._data_plane.problem
-        self._metrics.workers.see(worker_status, restarts=self._data_plane.restarts, problem=problem)
+        self._metrics.workers.see(worker_status, restarts=self._data_plane.restarts)
         self._check_memory()
         self._check_ports()
         self._check_loops()
@@ -145,7 +145,7 @@ class Monitor:
         elif self._memory_short_at is not None and now - self._memory_short_at > REPEAT_S:
             self._memory_short_at = None
         short = self._memory_short_at is not None
-        self._health.degraded("memory", "no memory for new clients" if short else None)
+        self._health.degraded(Reason.MEMORY, "no memory for new clients" if short else None)
 
     def _check_ports(self) -> None:
         more = self._metrics.workers.ports_exhausted - self._ports_exhausted
@@ -172,7 +172,7 @@ class Monitor:
             )
         if self._accept_paused_at is not None:
             over = now - self._accept_paused_at > REPEAT_S
-            self._health.degraded("descriptors", None if over else "no descriptors for new clients")
+            self._health.degraded(Reason.DESCRIPTORS, None if over else "no descriptors for new clients")
             if over:
                 self._accept_paused_at = None
 
@@ -201,7 +201,7 @@ class Monitor:
             )
 
     def _check_workers(self, problem: str | None) -> None:
-        self._health.degraded("data plane", problem)
+        self._health.degraded(Reason.WORKERS, problem)
         if problem is not None:
             self._log.error("data plane degraded", reason=problem)
         else:
@@ -214,8 +214,8 @@ class Monitor:
             self._log.warning("access log skipped connections", connections=more)
 
     def _check_others(self) -> None:
-        for part, check in self._checks.items():
+        for reason, check in self._checks.items():
             problem = check()
-            self._health.degraded(part, problem)
+            self._health.degraded(reason, problem)
             if problem is not None:
                 self._log.warning(problem)

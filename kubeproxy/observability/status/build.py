@@ -10,6 +10,7 @@ from msgspec import structs
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.model import NODE_PORTS, Address, Destination, Target
 from kubeproxy.model.version import __version__
+from kubeproxy.observability.health import DEGRADES_ONLY
 from kubeproxy.observability.protocols import (
     ConfigurationState,
     FrontendView,
@@ -27,6 +28,7 @@ from kubeproxy.observability.status.document import (
     RescueStatus,
     ServiceStatus,
     SourceStatus,
+    State,
     Status,
     Totals,
 )
@@ -35,7 +37,7 @@ from kubeproxy.observability.status.hints import hint
 from kubeproxy.observability.status.index import Index, Query, Row, frontends_of
 from kubeproxy.observability.status.observation import Candidates, Observation
 from kubeproxy.observability.status.traffic_history import History
-from kubeproxy.observability.status.wording import redact
+from kubeproxy.observability.status.wording import redact, several
 
 PROBLEMS_SHOWN: Final = 20
 """Faults of manifests shown one by one."""
@@ -54,15 +56,19 @@ def status(
 ) -> Status:
     """The status without Services; `service` builds those one by one."""
     observation = index.observation
-    problems = tuple(_problems_of_daemon(observation))
+    reasons = observation.health.reasons
+    healthy = reasons.keys() <= DEGRADES_ONLY
+    troubled = index.by_state.get(State.PROBLEM, 0)
+    state = "draining" if observation.health.draining else "degraded" if reasons else "healthy"
     return Status(
         version=__version__,
         node=observation.node,
         pid=observation.pid,
         now=observation.wall,
         began=observation.began,
-        healthy=not problems,
-        problems=problems,
+        healthy=healthy,
+        summary=_summary(state if healthy or observation.health.draining else "NOT HEALTHY", troubled),
+        problems=tuple(f"{reason}: {redact(text)}" for reason, text in reasons.items()),
         draining=observation.health.draining,
         netfilter=_netfilter(observation),
         sources=tuple(_sources(observation)),
@@ -187,27 +193,9 @@ def _rescue(state: RescueState, now: float) -> RescueStatus:
     )
 
 
-def _problems_of_daemon(observation: Observation) -> Iterator[str]:
-    health = observation.health
-    if observation.problem:
-        yield f"data plane: {observation.problem}"
-    if observation.proxier.failing:
-        yield redact(observation.proxier.failing)
-    if health.draining:
-        yield "draining: the process ends when its connections have"
-    elif not health.on_time:
-        yield "a change has waited for longer than twice the sync period"
-    elif health.last_updated is None and not observation.proxier.failing:
-        yield "starting: the first sync is not complete"
-    if health.exhausted:
-        yield health.exhausted
-    if not health.node_exists:
-        yield (
-            f"the cluster has no Node {observation.node}, so load balancers send no clients here;"
-            " if the Node has another name, set --hostname-override"
-        )
-    elif not health.node_eligible:
-        yield "the node is being deleted or will be; load balancers send no clients here"
+def _summary(state: str, troubled: int) -> str:
+    """Return the daemon's state and, if there are any, the number of Services with a problem."""
+    return f"{state}, {several(troubled, 'Service with a problem', 'Services with a problem')}" if troubled else state
 
 
 def _configuration(state: ConfigurationState | None) -> ConfigurationStatus | None:

@@ -294,8 +294,10 @@ class Status:
     began: float
     healthy: bool
     """Whether the daemon serves and its changes take effect in time. An ejected endpoint is no fault of the daemon."""
+    summary: str
+    """How the daemon is, in a few words: ``healthy``, ``degraded, 2 Services with a problem``."""
     problems: tuple[str, ...]
-    """Why the daemon is not healthy."""
+    """Why the daemon is not wholly well, the worst first: ``conntrack: the kernel's connection tracking is full``."""
     draining: bool
     netfilter: NetfilterStatus
     sources: tuple[SourceStatus, ...]

@@ -39,8 +39,6 @@ class Observation:
     worker_status: Sequence[WorkerStatus]
     ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]]
     restarts: int
-    problem: str | None
-    """Why the data plane is degraded; None: it is not."""
     watches: Sequence[WatchView] = ()
     manifests: ManifestsView | None = None
     configuration: ConfigurationState | None = None

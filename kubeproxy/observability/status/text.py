@@ -14,7 +14,6 @@ from kubeproxy.observability.status.document import (
     FrontendStatus,
     RecentWarning,
     ServiceStatus,
-    State,
     Status,
     Traffic,
 )
@@ -44,13 +43,8 @@ def summary(status: Status) -> Iterator[str]:
 
 def headline(status: Status) -> str:
     """``kubeproxy 1.0 on node-1: healthy, up 5h03m (pid 4242)``."""
-    state = "draining" if status.draining else "healthy" if status.healthy else "NOT HEALTHY"
-    if status.configuration is not None and status.configuration.faults:
-        state += ", configuration INVALID"
-    if troubled := status.totals.by_state.get(State.PROBLEM, 0):
-        state += f", {words.several(troubled, 'Service with a problem', 'Services with a problem')}"
     up = words.duration(max(0.0, status.now - status.began))
-    return f"kubeproxy {status.version} on {status.node}: {state}, up {up} (pid {status.pid})"
+    return f"kubeproxy {status.version} on {status.node}: {status.summary}, up {up} (pid {status.pid})"
 
 
 def head(status: Status) -> Iterator[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.netfilter.conntrack.usage import ConntrackRoom, look
+from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.netfilter.conntrack.usage import look
 from tests.support.lab import Host
 
 STATISTICS = """entries  clashres found new drop early_drop

@@ -18,6 +18,8 @@ from kubeproxy.model import (
     ServicePortName,
     Target,
 )
+from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.observability.health import Reason
 from kubeproxy.observability.metrics.state import StateCollector
 from kubeproxy.observability.protocols import Picture
 from kubeproxy.proxier import FrontendStatus, Snapshot
@@ -81,12 +83,23 @@ def test_the_proxier(collector: StateCollector, state: State) -> None:
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv6 traffic_policy=external": 1,
         "kubeproxy_source_listed source=kubernetes": 0,
         "kubeproxy_source_listed source=manifests": 1,
+        **{f"kubeproxy_degraded reason={reason}": 0 for reason in Reason},
     }
     assert values(collector) == expected
     assert values(collector) == expected
     state.frontends = []
     collector.read(Picture(state))
     assert values(collector)["kubeproxy_frontends state=serving"] == 0
+
+
+def test_reasons_and_connection_tracking_have_metrics(collector: StateCollector, state: State) -> None:
+    room = ConntrackRoom(entries=900, limit=1000, dropped=3)
+    collector.read(Picture(state, conntrack=room, reasons={Reason.CONNTRACK: "nearly full"}))
+    found = values(collector)
+    assert {name for name, value in found.items() if name.startswith("kubeproxy_degraded") and value} == {
+        "kubeproxy_degraded reason=conntrack"
+    }
+    assert [found[f"kubeproxy_conntrack_{it}"] for it in ("entries", "limit", "dropped_total")] == [900, 1000, 3]
 
 
 def test_the_counting_of_the_kernel_path_has_metrics(collector: StateCollector, state: State) -> None:
@@ -109,7 +122,7 @@ def test_the_rescue_has_metrics_where_the_kernel_path_is_asked_for(collector: St
     found = values(collector)
     assert found["kubeproxy_data_path_frontends data_path=kernel"] == 2
     assert found["kubeproxy_data_path_frontends data_path=userspace"] == 1
-    assert not [name for name in found if "rescue" in name]
+    assert not [name for name in found if name.startswith("kubeproxy_rescue")]
     ejected = {(Protocol.TCP, Target(Address("10.0.0.1"), 80)): Ejection("silent", "rescue", 0.0, 1.0, 0.1)}
     collector.read(Picture(state, rescue=rescue_state(ejected, restarts=4)))
     found = values(collector)

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from kubeproxy.dataplane.interface import EjectedEndpoint
 from kubeproxy.model import Address, Target
-from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.monitor.loop import FULL_S, LAG_S, MAX_NAMED, Monitor
 from tests.observability.conftest import WEB_IPV4, Serving, worker_status
@@ -37,7 +37,7 @@ class Watched:
             data_plane=self.serving,
             health=self.health,
             metrics=self.metrics,
-            checks={"conntrack": lambda: self.problem},
+            checks={Reason.CONNTRACK: lambda: self.problem},
             clock=lambda: self.now,
             sleep=self.sleep,
         )
@@ -50,7 +50,7 @@ class Watched:
         self.now += seconds + self.late_s.pop(0)
 
     def degraded(self) -> tuple[str, ...]:
-        return self.health.at(self.now).degraded
+        return tuple(self.health.at(self.now).degraded.values())
 
 
 async def test_the_lag_of_the_loop_is_how_late_a_sleep_ends() -> None:

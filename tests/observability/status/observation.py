@@ -19,7 +19,7 @@ from kubeproxy.model import (
     ServicePortName,
     Target,
 )
-from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.protocols import KernelFlowsState, RescueState
 from kubeproxy.observability.status.observation import Observation
 from kubeproxy.proxier import FrontendStatus, Snapshot
@@ -49,11 +49,17 @@ def frontend(service: ServiceName, address: str, *endpoints: Target, node_port: 
 
 
 def health(
-    *, failing: str | None = None, draining: bool = False, eligible: bool = True, exists: bool = True
+    *,
+    failing: str | None = None,
+    workers: str | None = None,
+    draining: bool = False,
+    eligible: bool = True,
+    exists: bool = True,
 ) -> ProxyHealth:
     made = ProxyHealth(timeout_s=60.0)
     made.updated(NOW - 1)
     made.failing(failing)
+    made.degraded(Reason.WORKERS, workers)
     made.node_eligible(eligible, exists=exists)
     if draining:
         made.draining()
@@ -109,7 +115,6 @@ def look(proxier: Snapshot, **changes: object) -> Observation:
         worker_status=(WORKER_STATUS,),
         ejected={},
         restarts=0,
-        problem=None,
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
 

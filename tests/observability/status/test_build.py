@@ -11,6 +11,7 @@ from msgspec import structs
 
 from kubeproxy.dataplane.interface import EjectedEndpoint
 from kubeproxy.model import Protocol, Scope, ServiceName, Verdict
+from kubeproxy.observability.health import Reason
 from kubeproxy.observability.status import build
 from kubeproxy.observability.status import text as status_text
 from kubeproxy.observability.status import wording as words
@@ -275,9 +276,9 @@ def test_an_index_is_filled_in_slices_and_reuses_sorted_names() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"problem": "worker 1 keeps dying"}, "data plane: worker 1 keeps dying"),
-        ({"health": health(draining=True).at(NOW)}, "draining"),
-        ({"proxier": snapshot((), failing="netfilter: no nft", failures=2)}, "netfilter: no nft"),
+        ({"health": health(workers="worker 1 keeps dying").at(NOW)}, "workers: worker 1 keeps dying"),
+        ({"health": health(draining=True).at(NOW)}, "draining: the process ends"),
+        ({"health": health(failing="netfilter: no nft").at(NOW)}, "sync: netfilter: no nft"),
         ({"health": health(eligible=False).at(NOW)}, "the node is being deleted or will be"),
         ({"health": health(eligible=False, exists=False).at(NOW)}, "the cluster has no Node "),
     ],
@@ -288,6 +289,24 @@ def test_the_status_names_the_problems_of_the_daemon(changes: dict[str, object],
     assert text in " ".join(status.problems)
     assert text in "\n".join(status_text.summary(status))
     assert text in (status_text.verdict(status) or "")
+
+
+def test_a_degraded_daemon_is_not_called_healthy() -> None:
+    made = health()
+    made.degraded(Reason.CONNTRACK, "the kernel's connection tracking is nearly full")
+    made.degraded(Reason.SERVER, "cannot listen on 127.0.0.1:10249", part="metrics")
+    made.degraded(Reason.SERVER, "cannot listen on 0.0.0.0:10256", part="health")
+    status = whole(shop(health=made.at(NOW)))
+    assert status.healthy, "it serves, so the command's exit status is 0"
+    assert status.problems == (
+        "conntrack: the kernel's connection tracking is nearly full",
+        "server: cannot listen on 127.0.0.1:10249; cannot listen on 0.0.0.0:10256",
+    )
+    assert status.summary == "degraded, 1 Service with a problem"
+    for part in ("metrics", "health"):
+        made.degraded(Reason.SERVER, None, part=part)
+    made.degraded(Reason.CONNTRACK, None)
+    assert whole(shop(health=made.at(NOW))).summary == "healthy, 1 Service with a problem"
 
 
 def test_an_ejected_endpoint_does_not_make_the_daemon_unhealthy() -> None:
@@ -357,8 +376,8 @@ def test_the_headline() -> None:
         status_text.headline(status)
         == "kubeproxy 1.2.3 on node-1: healthy, 1 Service with a problem, up 3h02m (pid 42)"
     )
-    assert "NOT HEALTHY" in status_text.headline(replace(status, healthy=False))
-    assert "draining" in status_text.headline(replace(status, draining=True))
+    assert whole(shop(health=health(failing="no nft").at(NOW))).summary.startswith("NOT HEALTHY, ")
+    assert whole(shop(health=health(draining=True).at(NOW))).summary.startswith("draining, ")
 
 
 def test_one_service_as_text() -> None:

@@ -68,7 +68,22 @@ CASES = {
     "KubeproxyDown": Case({'up{job="other"}': "1x60"}, {f"up{{{NODE}}}": "0x5 1x60"}),
     "KubeproxyInstanceDown": Case({f"up{{{NODE}}}": "1x5 0x60"}, {f"up{{{NODE}}}": "1x10 0x2 1x60"}, minutes=15),
     "KubeproxyDataPlaneDegraded": Case(
-        {f"kubeproxy_data_plane_degraded{{{NODE}}}": "0x5 1x60"}, {f"kubeproxy_data_plane_degraded{{{NODE}}}": "0x60"}
+        {f'kubeproxy_degraded{{{NODE},reason="workers"}}': "0x5 1x60"},
+        {
+            f'kubeproxy_degraded{{{NODE},reason="workers"}}': "0x60",
+        },
+    ),
+    "KubeproxyDegraded": Case(
+        {f'kubeproxy_degraded{{{NODE},reason="leftovers"}}': "0x5 1x60"},
+        {f'kubeproxy_degraded{{{NODE},reason="draining"}}': "1x60"},
+    ),
+    "KubeproxyConntrackFull": Case(
+        {f"kubeproxy_conntrack_entries{{{NODE}}}": "950x60", f"kubeproxy_conntrack_limit{{{NODE}}}": "1000x60"},
+        {
+            f"kubeproxy_conntrack_entries{{{NODE}}}": "850x60",
+            f"kubeproxy_conntrack_limit{{{NODE}}}": "1000x60",
+            f"kubeproxy_conntrack_dropped_total{{{NODE}}}": "7x60",
+        },
     ),
     "KubeproxyWorkerRestarts": Case(
         {f"kubeproxy_worker_restarts_total{{{NODE}}}": "0x20 1x60"},

@@ -38,7 +38,7 @@ COMMIT
 
 def degraded(daemon: Daemon) -> str:
     """The part of the health server's answer about kube-proxy."""
-    return "".join(it for it in json.loads(daemon.get("/healthz").body).get("degraded", ()) if SAID in it)
+    return "".join(it for it in json.loads(daemon.get("/healthz").body).get("reasons", ()) if SAID in it)
 
 
 def test_rules_of_kube_proxy_are_reported_until_they_are_gone(stage: Stage) -> None:

@@ -195,7 +195,7 @@ def test_a_node_that_the_cluster_does_not_have_or_is_about_to_remove_takes_no_ne
         until(lambda: not eligible(), "there is no such node")
         assert "API server has no such node" in daemon.log()
         (problem,) = json.loads(daemon.get("/statusz.json", address=METRICS).body)["problems"]
-        assert problem.startswith(f"the cluster has no Node {name},")
+        assert problem.startswith("node: the cluster has no Node of this name")
         api.put(node)
         until(eligible, "the node is there")
         api.put({**node, "spec": {"taints": [taint]}})

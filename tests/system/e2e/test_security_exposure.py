@@ -167,7 +167,7 @@ def test_finding_18_the_network_gets_kube_proxys_fields_only(stage: Stage) -> No
         stage.write_service([0])
         stage.daemon(QUICK, "--iptables-sync-period=500ms", healthz=("0.0.0.0", HEALTHZ[1]))
         for path in ("/healthz", "/livez", "/readyz"):
-            until(lambda path=path: "degraded" in get(stage.node, HEALTHZ, path).body, "seen on the node")  # type: ignore[misc]
+            until(lambda path=path: "reasons" in get(stage.node, HEALTHZ, path).body, "seen on the node")  # type: ignore[misc]
         for path, fields in (
             ("/healthz", {"lastUpdated", "currentTime", "nodeEligible", "healthy", "status"}),
             ("/livez", {"lastUpdated", "currentTime", "healthy", "status"}),

@@ -97,9 +97,9 @@ const FLAT = new Array(60).fill(0);
 function showDaemon(status) {
   $("node").textContent = status.node;
   document.title = `${status.healthy ? "" : "⚠ "}kubeproxy ${status.node}`;
-  const [text, kind] = status.draining ? ["draining", "warn"] : status.healthy ? ["healthy", "ok"] : ["not healthy", "error"];
-  $("health").className = `pill ${kind}`;
-  if ($("health").textContent !== text) $("health").textContent = text;
+  const warn = status.draining || status.problems.length || status.totals.by_state.problem;
+  $("health").className = `pill ${!status.healthy && !status.draining ? "error" : warn ? "warn" : "ok"}`;
+  if ($("health").textContent !== status.summary) $("health").textContent = status.summary;
   $("about").textContent = `version ${status.version} · up ${seconds(Math.max(0, status.now - status.began))} · pid ${status.pid}`;
   showTraffic(status);
   showStates(status.totals);

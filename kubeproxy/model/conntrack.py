@@ -1,0 +1,31 @@
+"""How full the kernel's connection tracking is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+NEARLY_FULL: Final = 0.9
+"""Part of the limit from which a warning is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConntrackRoom:
+    """Connection tracking at one moment."""
+
+    entries: int
+    limit: int
+    """0: none."""
+    dropped: int
+    """First packets dropped for want of room, since the start of the namespace."""
+
+    def complaint(self, before: ConntrackRoom | None) -> str | None:
+        """Return the warning for an operator, or None if there is none; losses count since the reading `before`."""
+        lost = self.dropped - before.dropped if before is not None else 0
+        if lost > 0:
+            what = f"the kernel's connection tracking was full, and {lost} new connections lost their first packet"
+        elif self.limit and self.entries >= NEARLY_FULL * self.limit:
+            what = "the kernel's connection tracking is nearly full"
+        else:
+            return None
+        return f"{what} ({self.entries} entries of {self.limit}); raise net.netfilter.nf_conntrack_max"
