@@ -46,6 +46,10 @@ MOST_WARNINGS = 3
 """Recent warnings shown with --watch."""
 LEAST_ROWS = 3
 """Lines of the table, however low the terminal is."""
+FULL_HEAD = 40
+"""Lines of a terminal that has room for all facts of the daemon above the table."""
+IN_SHORT = ("config", "traffic", "services")
+"""Facts that a lower terminal shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +69,36 @@ def draw(status: Status, *, detailed: bool, height: int | None, console: Console
     """Draw on the console (standard output); `height`: the maximum number of lines."""
     console = console or Console(highlight=False)
     glyphs = _GLYPHS if console.encoding.lower().startswith("utf") else _ASCII
-    head = list(_head(status))
+    head = list(_head(status, in_short=height is not None and height < FULL_HEAD))
     if detailed:
         console.print(Group(*head[:1], *(_details(service, glyphs) for service in status.services)))
         return
-    warnings = list(_warnings(status, MOST_WARNINGS if height is not None else status_text.WARNINGS_SHOWN))
-    used = sum(len(console.render_lines(part)) for part in (*head, *warnings))
+    used = sum(len(console.render_lines(part)) for part in head)
     room = None if height is None else max(LEAST_ROWS, height - used - 2)  # for what is left out, and the cursor
     shown, lines = _table(status.services, console.width, room, glyphs)
-    console.print(Group(*head, *lines), soft_wrap=False)
+    console.print(Group(*head), soft_wrap=False)
+    console.print(Group(*lines), crop=False)  # what is too long is wrapped by the terminal, and never cut
     left = status.matched - status.offset - shown
     if left > 0:
         console.print(Text(f"  {glyphs.more} and {left:,} more", style="dim"))
-    for part in warnings:
+    # Below the table the log gets what is left of a terminal, wrapped: the end of a line has the endpoint.
+    free = None if room is None else room - len(lines)
+    for part in _warnings(status, MOST_WARNINGS if height is not None else status_text.WARNINGS_SHOWN):
+        taken = len(console.render_lines(part))
+        if free is not None and (free := free - taken) < 0:
+            break
         console.print(part)
 
 
 def _warnings(status: Status, most: int) -> Iterator[RenderableType]:
-    """The recent warnings and errors, wrapped: their end has the endpoint."""
+    """The recent warnings and errors under a rule."""
     if status.recent_warnings:
         yield Rule("recent warnings and errors", style="dim", align="left")
     for one in status.recent_warnings[:most]:
         yield Text(status_text.recent_warning(one), style="yellow" if one.level == "warning" else "red")
 
 
-def _head(status: Status) -> Iterator[RenderableType]:
+def _head(status: Status, *, in_short: bool) -> Iterator[RenderableType]:
     well = "yellow" if status.draining or status.problems else "green"
     colour = well if status.healthy or status.draining else "bold red"
     yield Text(status_text.headline(status), style=colour)
@@ -98,8 +107,11 @@ def _head(status: Status) -> Iterator[RenderableType]:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
+    shown = ""
     for name, text in status_text.facts(status):
-        grid.add_row(name, Text(text))
+        shown = name or shown
+        if not in_short or shown in IN_SHORT:
+            grid.add_row(name, Text(text))
     yield grid
 
 
@@ -112,7 +124,10 @@ def _table(
     )
     lines: list[RenderableType] = []
     shown = 0
-    for row in laid_out(services, width=width, more=(trend,) if any(it.trend for it in services) else ()):
+    # One long name that is not shown must not take the note's place from all others.
+    services = services if room is None else services[:room]
+    more = (trend,) if any(it.trend for it in services) else ()
+    for row in laid_out(services, width=width, more=more, note_lines=None if room is None else 1):
         if row.service is None:
             lines.append(Text(row.lines[0], style="dim", no_wrap=True))
             continue

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kubeproxy.cli.status_screen import draw, sparkline
 from kubeproxy.observability.status import text as status_text
-from kubeproxy.observability.status.document import Status
+from kubeproxy.observability.status.document import State, Status
 from kubeproxy.observability.status.traffic_history import History
 from tests.observability.status.observation import NOW, shop
 from tests.observability.status.test_build import whole
@@ -39,8 +39,32 @@ def test_the_screen_has_the_facts_of_the_text() -> None:
 def test_it_fits_the_terminal() -> None:
     status = whole(shop())
     assert len(drawn(status, height=20)) <= 20
-    assert any("and 1 more" in line for line in drawn(status, height=14))
+    assert any("and 1 more" in line for line in drawn(status, height=9))
     assert all(len(line) <= 60 for line in drawn(status, width=60))
+
+
+def many(count: int, *, name: str = "web") -> Status:
+    """A status with so many ejected Services, and the log that belongs to them."""
+    status = whole(shop())
+    first = next(it for it in status.services if it.state is State.EJECTED)
+    services = tuple(replace(first, name=f"{name}-{number}") for number in range(count))
+    return replace(status, services=services, matched=count, recent_warnings=status.recent_warnings * 3)
+
+
+def test_watched_on_a_small_terminal_services_come_before_the_log() -> None:
+    lines = drawn(many(18), height=24, width=80)
+    assert len(lines) <= 24
+    rows = [line for line in lines if line.startswith("ejected")]
+    assert len(rows) >= 9
+    assert sum("watch ended" in line for line in lines) == 0, "the log has what Services leave"
+    lines = drawn(many(2), height=24, width=80)
+    assert [line.split()[1] for line in lines if line.startswith("ejected")] == ["shop/web-0", "shop/web-1"]
+    assert sum("watch ended" in line for line in lines) == 3
+
+
+def test_a_name_longer_than_the_terminal_is_wrapped_and_not_cut() -> None:
+    name = "a-very-long-service-name-for-a-terminal-that-is-narrow-for-it"
+    assert f"shop/{name}-0" in "\n".join(drawn(many(1, name=name), height=24, width=60))
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 150])

@@ -1,7 +1,7 @@
 """The table of Services: the same columns in the same order, in a pipe and on a terminal of any width. Pure.
 
 A new column is one line in `COLUMNS`. Where the terminal is too narrow, columns with the highest `drop` go first; those
-without one never go. The note has what is left of the line, or lines of its own below.
+without one never go, and are never cut. The note has what is left of the line, or lines of its own below.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def _bytes(service: ServiceStatus) -> str:
 COLUMNS: Final = (
     Column("STATE", lambda it: it.state),
     Column("SERVICE", lambda it: f"{it.namespace}/{it.name}"),
-    Column("ACTIVE", lambda it: str(it.traffic.active), right=True, drop=2),
-    Column("ACCEPTED", lambda it: str(it.traffic.accepted), right=True, drop=3),
-    Column("FAILED", lambda it: str(it.traffic.failed), right=True, drop=1),
-    Column("CONN/S", _connections, right=True, drop=4),
-    Column("BYTES/S", _bytes, right=True, drop=5),
-    Column("ENDPOINTS", words.endpoint_count, right=True),
+    Column("ACTIVE", lambda it: str(it.traffic.active), right=True, drop=3),
+    Column("ACCEPTED", lambda it: str(it.traffic.accepted), right=True, drop=4),
+    Column("FAILED", lambda it: str(it.traffic.failed), right=True, drop=2),
+    Column("CONN/S", _connections, right=True, drop=5),
+    Column("BYTES/S", _bytes, right=True, drop=6),
+    Column("ENDPOINTS", words.endpoint_count, right=True, drop=1),
 )
 NOTE: Final = "NOTE"
 
@@ -69,21 +69,32 @@ class Row:
     """Where the note begins in the first line; the other lines are all note."""
 
 
-def laid_out(services: Sequence[ServiceStatus], *, width: int | None, more: Sequence[Column] = ()) -> Iterator[Row]:
-    """The header and a row for each Service; `width`: of the terminal, None: unlimited. `more`: columns before the
-    endpoints."""
+def laid_out(
+    services: Sequence[ServiceStatus],
+    *,
+    width: int | None,
+    more: Sequence[Column] = (),
+    note_lines: int | None = None,
+) -> Iterator[Row]:
+    """Lay out the header and a row for each Service.
+
+    `width` is the terminal's in characters, and None in a pipe. `more` are columns before the endpoints. A note has at
+    most `note_lines` lines, or as many as it needs."""
     *most, last = COLUMNS
     columns = [(column, _width(column, services)) for column in (*most, *more, last)]
     needed = len(GAP) + LEAST_NOTE if any(map(words.note, services)) else 0
     choices = list(_choices(columns))
-    fitting = [choice for choice in choices if width is None or _sum(choice) + needed <= width]
+    # A note goes below before the number of endpoints goes, which the last choice is without.
+    fitting = [choice for choice in choices[:-1] if width is None or _sum(choice) + needed <= width]
     beside = bool(fitting)
     columns = (fitting or [choice for choice in choices if width is None or _sum(choice) <= width] or choices[-1:])[0]
     header = GAP.join(column.aligned(column.name, size) for column, size in columns)
     yield Row(None, ((header + GAP + NOTE if beside else header).rstrip(),), len(header))
     for service in services:
         line = GAP.join(column.aligned(column.cell(service), size) for column, size in columns)
-        yield Row(service, tuple(_with_note(line, words.note(service), width, beside=beside)), len(line))
+        yield Row(
+            service, tuple(_with_note(line, words.note(service), width, beside=beside, most=note_lines)), len(line)
+        )
 
 
 def _choices(columns: list[tuple[Column, int]]) -> Iterator[list[tuple[Column, int]]]:
@@ -94,19 +105,23 @@ def _choices(columns: list[tuple[Column, int]]) -> Iterator[list[tuple[Column, i
         yield columns
 
 
-def _with_note(line: str, note: str, width: int | None, *, beside: bool) -> Iterator[str]:
-    """The line of a Service, with its note beside or below it."""
+def _with_note(line: str, note: str, width: int | None, *, beside: bool, most: int | None) -> Iterator[str]:
+    """Yield the line of a Service with its note beside or below it, shortened to `most` lines."""
     if not note:
         yield line.rstrip()
     elif width is None:
         yield line + GAP + note
     elif not beside:
         yield line.rstrip()
-        yield from textwrap.wrap(note, width, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False)
+        yield from (INDENT + part for part in _wrapped(note, width - len(INDENT), most))
     else:
-        first, *more = textwrap.wrap(note, width - len(line) - len(GAP), break_on_hyphens=False)
+        first, *more = _wrapped(note, width - len(line) - len(GAP), most)
         yield line + GAP + first
         yield from (" " * len(line) + GAP + rest for rest in more)
+
+
+def _wrapped(note: str, width: int, most: int | None) -> list[str]:
+    return textwrap.wrap(note, width, break_on_hyphens=False, max_lines=most, placeholder=" ...")
 
 
 def _width(column: Column, services: Sequence[ServiceStatus]) -> int:
