@@ -7,13 +7,17 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import click
+import msgspec
 
 from kubeproxy.config.load import read_partly
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.value_types import MetricsAddress
 from kubeproxy.model.errors import ConfigError, KubeproxyError
+
+T = TypeVar("T")
 
 TIMEOUT_S = 10.0
 INSTALLED = "/etc/kubeproxy/config.yaml"
@@ -64,8 +68,22 @@ class Daemon:
             )
         return body
 
+    def ask(self, path: str, answer: type[T]) -> T:
+        """Return the answer to a request, decoded from JSON; errors as in `get`, or if it has another shape."""
+        return decode(self.get(path), answer)
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def decode(body: bytes, answer: type[T]) -> T:
+    """Decode JSON of a daemon; KubeproxyError if it has another shape, as that of another version."""
+    try:
+        return msgspec.json.decode(body, type=answer)
+    except msgspec.DecodeError as error:
+        raise KubeproxyError(
+            f"the answer is not of a kubeproxy of this version ({error}); use the command of the daemon's version"
+        ) from error
 
 
 def daemon_at(address: str, config: str) -> Daemon:

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import click
 import msgspec
 
-from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, Daemon, daemon_at
+from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, Daemon, daemon_at, decode
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.observability.status import text
 from kubeproxy.observability.status.document import State, Status
@@ -96,7 +96,7 @@ def status(
         return _watch(daemon, selection)
     if output == "json":
         body = daemon.get(selection.path(most=None))
-        found = _decode(body)
+        found = decode(body, Status)
         sys.stdout.buffer.write(msgspec.json.format(body, indent=2) + b"\n")
     else:
         found = _ask(daemon, selection)
@@ -126,7 +126,7 @@ class Selection:
 
 
 def _ask(daemon: Daemon, selection: Selection) -> Status:
-    return _decode(daemon.get(selection.path(most=SHOWN)))
+    return daemon.ask(selection.path(most=SHOWN), Status)
 
 
 def _exit_of_services(daemon: Daemon, selection: Selection) -> int:
@@ -135,17 +135,8 @@ def _exit_of_services(daemon: Daemon, selection: Selection) -> int:
     others = ",".join(state for state in wanted if state != State.OK)
     if not others:
         return 0
-    found = _decode(daemon.get(replace(selection, query={**selection.query, "state": others}, limit=1).path(most=1)))
+    found = daemon.ask(replace(selection, query={**selection.query, "state": others}, limit=1).path(most=1), Status)
     return NOT_OK if found.matched else 0
-
-
-def _decode(body: bytes) -> Status:
-    try:
-        return msgspec.json.decode(body, type=Status)
-    except msgspec.DecodeError as error:
-        raise KubeproxyError(
-            f"the answer is not of a kubeproxy of this version ({error}); use the command of the daemon's version"
-        ) from error
 
 
 def _require_service(found: Status, service: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from urllib.parse import urlencode
 
 import click
-import msgspec
 
-from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, daemon_at
+from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, Daemon, daemon_at, decode
+from kubeproxy.model import Family, family_of, parse_address
 from kubeproxy.model.errors import ConfigError, KubeproxyError
+from kubeproxy.observability.status.document import Status
 from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest, lines
 
 OTHERWISE = 2
@@ -17,7 +19,7 @@ OTHERWISE = 2
 
 
 @click.command(short_help="Show the path of a connection, and why.")
-@click.argument("to", metavar="IP:PORT")
+@click.argument("to", metavar="IP:PORT|NAME:PORT")
 @click.option("--from", "source", metavar="IP", default="", help="The client's address.  [this node itself]")
 @click.option(
     "--protocol",
@@ -39,7 +41,7 @@ OTHERWISE = 2
     help=f"Exit status {OTHERWISE} if the outcome is another one.",
 )
 def trace(to: str, source: str, protocol: str, address: str, config: str, output: str, expect: str | None) -> int:
-    """Ask a running daemon for the path of a connection to IP:PORT.
+    """Ask a running daemon for the path of a connection to IP:PORT, or to a Service by NAME:PORT, NAMESPACE/NAME:PORT.
 
     Shows the matching rule, the Service, the proxy port, and the endpoints in the order of the dials. Nothing is sent
     or changed. A daemon must run, because only it knows the rules in effect.
@@ -47,20 +49,46 @@ def trace(to: str, source: str, protocol: str, address: str, config: str, output
     Exit status: 0 the daemon has answered, whatever the outcome; 1 it cannot be reached; 2 with --expect, another
     outcome; 64 the command line is wrong.
     """
+    daemon = daemon_at(address, config)
     try:
+        if _names_a_service(to):
+            to = _address_of(daemon, to, protocol, source)
         TraceRequest.of(to=to, source=source, protocol=protocol)
     except ValueError as error:
         raise ConfigError(f"trace: {error}") from None
     query = {"to": to, "from": source, "protocol": protocol}
-    body = daemon_at(address, config).get(f"/trace?{urlencode(query)}")
-    try:
-        report = msgspec.json.decode(body, type=TraceReport)
-    except msgspec.DecodeError as error:
-        raise KubeproxyError(
-            f"the answer is not of a kubeproxy of this version ({error}); use the command of the daemon's version"
-        ) from error
+    body = daemon.get(f"/trace?{urlencode(query)}")
+    report = decode(body, TraceReport)
     if output == "json":
         sys.stdout.buffer.write(body + b"\n")
     else:
         click.echo("\n".join(lines(report)))
     return OTHERWISE if expect is not None and report.outcome != expect.replace("-", " ") else 0
+
+
+def _names_a_service(to: str) -> bool:
+    """Tell whether a destination begins with the name of a Service, or of its namespace, instead of an address."""
+    return re.fullmatch(r"[a-z0-9-]+/\S+|[a-z][a-z0-9-]*(:\S+)?", to) is not None
+
+
+def _address_of(daemon: Daemon, to: str, protocol: str, source: str) -> str:
+    """Return an address and port of a Service that the daemon knows by name.
+
+    KubeproxyError if it knows none, several, or none with such a port; ValueError if `source` is no address."""
+    found = daemon.ask(f"/statusz?{urlencode({'format': 'json', 'service': to})}", Status)
+    if not found.services:
+        raise KubeproxyError(found.hint or f"no Service {to}")
+    if len(found.services) > 1:
+        names = ", ".join(f"{it.namespace}/{it.name}" for it in found.services)
+        raise KubeproxyError(f"{to} may be each of {names}; write NAMESPACE/NAME:PORT")
+    family = family_of(parse_address(source)) if source else None
+    addresses = [
+        address
+        for frontend in sorted(found.services[0].frontends, key=lambda it: it.family)
+        if frontend.protocol == protocol.upper() and (family is None or Family(frontend.family) is family)
+        for address in (*frontend.addresses, *frontend.own_addresses)
+        if not address.startswith("node port")
+    ]
+    if not addresses:
+        raise KubeproxyError(f"{to} has no {protocol.upper()} address{f' of {family}' if family else ''}")
+    return addresses[0]

@@ -243,6 +243,13 @@ def test_trace(shop: Shop) -> None:
     assert port is not None
     assert "dropped" in run(shop, "trace", f"10.2.0.1:{port[1]}", "--from", CLIENT).stdout
     assert json.loads(run(shop, "trace", f"{WEB}:80", "-o", "json").stdout)["outcome"] == "proxied"
+    for name in ("web:80", "web:http", "shop/web:80"):
+        assert f"to {WEB}:80: proxied" in run(shop, "trace", name, "--from", CLIENT).stdout, name
+    unknown = run(shop, "trace", "wbe:80")
+    assert unknown.returncode == 1
+    assert "web" in unknown.stderr, "the nearest name"
+    assert "UDP" in run(shop, "trace", "web:80", "-p", "udp").stderr
+    assert "IPv6" in run(shop, "trace", "web:80", "--from", "fd00::1").stderr
     assert run(shop, "trace", WEB).returncode == 64
 
 
