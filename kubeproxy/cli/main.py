@@ -6,12 +6,19 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
 
 import click
 
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.version import __version__
 
+NAMES: Final = (
+    *("run", "check", "status", "trace", "bugreport", "cleanup", "healthcheck"),
+    *("create", "rolling-update", "controller-manager", "rollout", "completion", "version"),
+)
+"""The commands. Each is a function of its name in a module of its name."""
 INTERRUPTED = 130
 """128 + SIGINT, as in shells."""
 
@@ -20,60 +27,19 @@ class Commands(click.Group):
     """Loads a command's module only when the command runs, so that each starts fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order of the help text."""
-        proxy = ["run", "check", "status", "trace", "cleanup", "healthcheck"]
-        return [*proxy, "create", "rolling-update", "controller-manager", "rollout", "completion", "version"]
+        """Return the commands in the order of the help text."""
+        return list(NAMES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name; None: there is none."""
-        match cmd_name:
-            case "run":
-                from kubeproxy.cli.run import run
-
-                return run
-            case "check":
-                from kubeproxy.cli.check import check
-
-                return check
-            case "status":
-                from kubeproxy.cli.status import status
-
-                return status
-            case "trace":
-                from kubeproxy.cli.trace import trace
-
-                return trace
-            case "cleanup":
-                from kubeproxy.cli.cleanup import cleanup
-
-                return cleanup
-            case "healthcheck":
-                from kubeproxy.cli.healthcheck import healthcheck
-
-                return healthcheck
-            case "create":
-                from kubeproxy.cli.create import create
-
-                return create
-            case "completion":
-                from kubeproxy.cli.completion import completion
-
-                return completion
-            case "controller-manager":
-                from kubeproxy.cli.controller_manager import controller_manager
-
-                return controller_manager
-            case "rollout":
-                from kubeproxy.cli.rollout import rollout
-
-                return rollout
-            case "rolling-update" | "rollingupdate":
-                from kubeproxy.cli.rolling_update import rolling_update
-
-                return rolling_update
-            case "version":
-                return version
-        return None
+        """Return the command of a name, or None if there is none."""
+        name = "rolling-update" if cmd_name == "rollingupdate" else cmd_name
+        if name == "version":
+            return version
+        if name not in NAMES:
+            return None
+        word = name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"kubeproxy.cli.{word}"), word)
+        return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; ``help COMMAND`` means ``COMMAND --help``."""

@@ -1,0 +1,36 @@
+"""Takes secrets out of text that leaves the node."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+HIDDEN: Final = "[redacted]"
+
+_PATTERNS: Final = (
+    # Keys and certificates with their keys, as files or as base64 in one line of a kubeconfig.
+    (re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*-----END [A-Z ]{0,40}PRIVATE KEY-----"), HIDDEN),
+    (re.compile(r"\bLS0tLS1CRUdJTi[A-Za-z0-9+/=]+"), HIDDEN),
+    # JSON web tokens, which is what ServiceAccounts have.
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,4096}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"), HIDDEN),
+    (re.compile(r"(?i)\b(bearer|basic) +[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {HIDDEN}"),
+    # A field or flag whose name says what it is: `token: x`, `"password": "x"`, `--token=x`. A file's name may stay.
+    (
+        re.compile(
+            r"(?i)\b((?:[a-z-]{0,20}[-_])?(?:token|password|passwd|secret|api[-_]?key|client-key-data)(?:-data)?)"
+            r"(\"? {0,4}= {0,4}|: {1,4}|\" {0,4}[:,] {0,4}|[ ](?=[^-\s]))"
+            r"(?!\[redacted)(\"[^\"\n]*\"|'[^'\n]*'|[^\s,}\]\"']+)"
+        ),
+        rf"\1\2{HIDDEN}",
+    ),
+    # The user and the query of a URL.
+    (re.compile(r"(\w://)[^\s/@\"']{1,512}@"), rf"\1{HIDDEN}@"),
+    (re.compile(r"(\w://[^\s?\"']{1,512})\?[^\s\"']+"), rf"\1?{HIDDEN}"),
+)
+
+
+def redact(text: str) -> str:
+    """Replace what looks like a credential: private keys, tokens, passwords, and the user and query of URLs."""
+    for pattern, replacement in _PATTERNS:
+        text = pattern.sub(replacement, text)
+    return text
