@@ -15,7 +15,7 @@ from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.version import __version__
 
 NAMES: Final = (
-    *("run", "check", "status", "trace", "bugreport", "cleanup", "healthcheck"),
+    *("run", "check", "status", "trace", "connectivity-test", "bugreport", "cleanup", "healthcheck"),
     *("create", "rolling-update", "controller-manager", "rollout", "completion", "version"),
 )
 """The commands. Each is a function of its name in a module of its name."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import http.client
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 import msgspec
 
 from kubeproxy.config.load import read_partly
 from kubeproxy.config.schema import Configuration
-from kubeproxy.config.value_types import MetricsAddress
+from kubeproxy.config.value_types import HealthzAddress, MetricsAddress
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 
 T = TypeVar("T")
@@ -97,16 +98,27 @@ def daemon_at(address: str, config: str) -> Daemon:
 
 
 def _bound(config: str) -> MetricsAddress:
-    """The address in a file, whatever else is wrong with the file: that may be why the status is wanted."""
-    path = Path(config or INSTALLED)
-    default = Configuration().metrics_bind_address
-    if not config and not os.access(path, os.R_OK):
-        return default
-    settings, faults = read_partly(path)
+    settings, path, faults = _settings(config)
     if faults:
         click.echo(f"warning: {path}: {'; '.join(faults)}", err=True)
-    bound: MetricsAddress = settings.get("metricsBindAddress", default)
+    bound: MetricsAddress = settings.get("metricsBindAddress", Configuration().metrics_bind_address)
     return bound
+
+
+def health_address(config: str) -> str:
+    """Return where this node finds the daemon's health server, as HOST:PORT; empty if there is none."""
+    default = Configuration().healthz_bind_address
+    bound: HealthzAddress = _settings(config)[0].get("healthzBindAddress", default)
+    return str(Daemon(bound.loopback, bound.port)) if bound.served else ""
+
+
+def _settings(config: str) -> tuple[Mapping[str, Any], Path, Sequence[str]]:
+    """Read a file whatever is wrong with it, since that may be why the status is wanted; return its faults, too."""
+    path = Path(config or INSTALLED)
+    if not config and not os.access(path, os.R_OK):
+        return {}, path, ()
+    settings, faults = read_partly(path)
+    return settings, path, faults
 
 
 def _parse(text: str) -> Daemon:

@@ -54,6 +54,10 @@ class ProxierView(Protocol):
         """The source of each Service."""
 
     @property
+    def service_health(self) -> Mapping[ServiceName, tuple[int, int]]:
+        """Health check node ports, and the number of ready endpoints of the Service on this node."""
+
+    @property
     def sources(self) -> Mapping[str, bool]:
         """Whether the first list of each source is complete."""
 

@@ -96,6 +96,7 @@ class State:
     frontends: Sequence[Listening] = ()
     problems: Mapping[ServiceName, Sequence[str]] = field(default_factory=dict)
     owners: Mapping[ServiceName, str] = field(default_factory=dict)
+    service_health: Mapping[ServiceName, tuple[int, int]] = field(default_factory=dict)
     sources: Mapping[str, bool] = field(default_factory=dict)
     netfilter: str = "nftables"
     failing: str | None = None

@@ -103,6 +103,7 @@ def service(
         state=row.state,
         source=observation.proxier.owners.get(row.name, ""),
         problems=tuple(observation.proxier.problems.get(row.name, ())),
+        health_port=observation.proxier.service_health.get(row.name, (0, 0))[0],
         traffic=row.traffic,
         rates=history.rates(row.name),
         trend=history.trend(row.name),

@@ -152,6 +152,8 @@ class ServiceStatus:
     state: State
     source: str
     problems: tuple[str, ...]
+    health_port: int
+    """The node port at which load balancers ask for its health; 0: none."""
     traffic: Traffic
     rates: Rates | None
     """None: unknown, because no two samples were taken in a row yet."""
