@@ -9,7 +9,6 @@ import click
 from msgspec import inspect
 
 from kubeproxy.cli.go_flags import FlagTexts, GoCommand
-from kubeproxy.config import named_files
 from kubeproxy.config.convert import Diagnostics, convert_flag
 from kubeproxy.config.flags import ACTIONS, Flag, flags
 from kubeproxy.config.load import load
@@ -23,6 +22,8 @@ _STRICT: Final = Flag("strict", inspect.BoolType(), "Treat warnings as faults: e
 
 
 def _check(given: FlagTexts) -> int:
+    from kubeproxy.daemon import named_files
+
     loaded = load(given)
     warnings = [f"warning: {warning}" for warning in loaded.warnings]
     faults = list(named_files.faults(loaded.configuration, os.environ))

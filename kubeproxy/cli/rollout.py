@@ -39,7 +39,7 @@ def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -
     from urllib.parse import urlsplit
 
     from kubeproxy.kubernetes.client.client import ANSWER_S, Client
-    from kubeproxy.kubernetes.client.command_credentials import CommandAccess
+    from kubeproxy.kubernetes.client.credentials import Access
     from kubeproxy.kubernetes.client.errors import ApiError
     from kubeproxy.kubernetes.client.kubeconfig import load
     from kubeproxy.kubernetes.client.token_bucket import TokenBucket
@@ -56,7 +56,7 @@ def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -
         config = load(overrides(given))
         host = urlsplit(config.host).netloc
         client = await Client.with_credentials(
-            CommandAccess(config),
+            Access(lambda: config),
             TokenBucket(qps=QPS, burst=BURST),
             answer_s=seconds(given["request_timeout"], "--request-timeout") or ANSWER_S,
         )

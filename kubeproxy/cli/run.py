@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from kubeproxy.cli.go_flags import FlagTexts, GoCommand
-from kubeproxy.config import named_files
 from kubeproxy.config.dump import dump
 from kubeproxy.config.flags import flags
 from kubeproxy.config.load import Loaded, load
@@ -49,7 +48,7 @@ def _write(path: Path, loaded: Loaded) -> int:
 
 def _serve(given: FlagTexts, loaded: Loaded) -> int:
     _import_structlog()
-    from kubeproxy.daemon import lifecycle
+    from kubeproxy.daemon import lifecycle, named_files
     from kubeproxy.observability.logs import setup
 
     configured = loaded.configuration.logging

@@ -10,7 +10,6 @@ convert      plain data -> typed values, with all faults at once
 flags        the command line: the field of each flag, and whether the flag overrides the file
 validate     faults between fields
 load         all of these: file and flags -> Configuration, or every fault
-named_files  the files that a configuration names, opened before a start
 dump         Configuration -> file
 diff         the difference between two configurations and its effect
 """

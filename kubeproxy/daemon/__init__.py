@@ -3,6 +3,7 @@
 lifecycle            start, ready, reload, drain, stop; `shutdown` is the end of it
 assembly             makes every part of the control process and connects them
 settings             configuration -> values of other packages (pure)
+named_files          the files that a configuration names, opened before a start
 sources, data_plane  make the sources and the data plane that the configuration asks for
 host_state           addresses, the Node object, what the kernel supports; `node_facts` is what follows for the proxier
 data_paths           which data paths the configuration and this host allow

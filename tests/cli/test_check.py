@@ -184,7 +184,7 @@ def test_files_that_the_configuration_names(tmp_path: Path, capsys: pytest.Captu
     config = write(tmp_path, "clientConnection: {kubeconfig: /etc/nope}\nkubeproxy: {accessLog: /nope/dir/log}")
     assert main.status_of(["check", "--config", config]) == 64
     assert capsys.readouterr().err.splitlines() == [
-        "clientConnection.kubeconfig: found /etc/nope (No such file or directory); allowed: a file that can be read",
+        "clientConnection.kubeconfig: /etc/nope: no such file; allowed: a kubeconfig",
         "kubeproxy.accessLog: found /nope/dir/log (No such file or directory);"
         " allowed: a file in a directory that exists",
     ]

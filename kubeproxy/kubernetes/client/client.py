@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic, time
-from typing import Any, Protocol, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 import aiohttp
 import structlog
 from multidict import CIMultiDict
 
-from kubeproxy.kubernetes.client.credentials import PLUGIN_S, Access, ClientSettings
+from kubeproxy.kubernetes.client.credentials import Access, ClientSettings
 from kubeproxy.kubernetes.client.decode import error_of, excerpt, parse_status, retry_after
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unauthorized, Unreachable
 from kubeproxy.kubernetes.client.request_metrics import Requests
@@ -46,25 +46,10 @@ class _Request:
     head_s: float | None = None
 
 
-class Credentials(Protocol):
-    """Where server and credentials come from: `Access`, or a command's `CommandAccess`."""
-
-    forced_renewal_s: float
-
-    async def configuration(self) -> Any:
-        """Server and credentials read from scratch, as `Link` takes them. `ConfigError` if they are unusable."""
-
-    async def headers(self, configuration: Any) -> Mapping[str, str]:
-        """The headers of one request that carry the credentials. May raise anything."""
-
-    def last_headers(self, configuration: Any) -> Mapping[str, str]:
-        """The headers where that failed: the present credentials may still be good."""
-
-
 class Client:
     """Client of one API server. Build it with `connect`, then `close` it."""
 
-    def __init__(self, access: Credentials, link: Link, bucket: TokenBucket, *, answer_s: float | None = None) -> None:
+    def __init__(self, access: Access, link: Link, bucket: TokenBucket, *, answer_s: float | None = None) -> None:
         """`answer_s`: the limit of a whole answer, in seconds; None: `ANSWER_S`."""
         self._access = access
         self._answer_s = ANSWER_S if answer_s is None else answer_s
@@ -80,11 +65,10 @@ class Client:
     @classmethod
     async def connect(cls, settings: ClientSettings) -> Self:
         """Read configuration and credentials, without a request. `ConfigError` if they are unusable."""
-        access = await asyncio.to_thread(Access.load, settings)
-        return await cls.with_credentials(access, TokenBucket(qps=settings.qps, burst=settings.burst))
+        return await cls.with_credentials(Access(settings.read), TokenBucket(qps=settings.qps, burst=settings.burst))
 
     @classmethod
-    async def with_credentials(cls, access: Credentials, bucket: TokenBucket, *, answer_s: float | None = None) -> Self:
+    async def with_credentials(cls, access: Access, bucket: TokenBucket, *, answer_s: float | None = None) -> Self:
         """The same with credentials from elsewhere."""
         return cls(access, Link(await access.configuration()), bucket, answer_s=answer_s)
 
@@ -199,9 +183,8 @@ class Client:
     async def _credentials(self, link: Link) -> Mapping[str, str]:
         """The headers. A failed renewal is logged once: the present credentials may still be good."""
         try:
-            async with asyncio.timeout(PLUGIN_S):
-                headers = await self._access.headers(link.configuration)
-        except Exception as error:  # plugins, YAML files and the library's asserts raise anything
+            headers = await self._access.headers(link.configuration)
+        except ConfigError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 log.warning("credentials not renewed", source="kubernetes", error=str(error))

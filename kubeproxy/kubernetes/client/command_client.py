@@ -15,7 +15,7 @@ from time import time
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from kubeproxy.kubernetes.client.command_credentials import headers as credential_headers
+from kubeproxy.kubernetes.client.credentials import headers as credential_headers
 from kubeproxy.kubernetes.client.decode import excerpt, retry_after
 from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
@@ -199,10 +199,10 @@ class RestClient:
         return self._link
 
     async def _run_plugin(self) -> None:
-        from kubeproxy.kubernetes.client.plugins import with_credentials
+        from kubeproxy.kubernetes.client.plugins import Plugin
 
         self._plugin_ran = True
-        self.config = await with_credentials(self.config)
+        self.config = await (await Plugin.load(self.config)).answer(self.config)
 
     async def _renew(self, refused: Link) -> bool:
         """Ask for new credentials; whether there may be any."""

@@ -1,7 +1,8 @@
-"""The API server and the credentials, by the rules of kubectl: flags, kubeconfig files, a pod's service account.
+"""The API server and the credentials, by the rules of client-go: flags, kubeconfig files, a pod's service account.
 
-Files are merged as client-go does: of entries with the same name the first counts, and so does the first
-current-context; paths in a file are relative to it. Exec plugins and auth providers are left to `plugins`.
+Commands, the controller manager and the daemon come through here. Files are merged as client-go does: of entries with
+the same name the first counts, and so does the first current-context; paths in a file are relative to it. Exec plugins
+and auth providers are left to `plugins`.
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import yaml
+import msgspec
 
+from kubeproxy.kubernetes.client.kubeconfig_file import Cluster, Context, ExecPlugin, Kubeconfig, User, read
+from kubeproxy.kubernetes.client.memory_files import path_of
 from kubeproxy.model.errors import ConfigError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 NO_SERVER: Final = "http://localhost:8080"
 """What kubectl asks where nothing is configured."""
-_PARTS: Final = (("clusters", "cluster"), ("contexts", "context"), ("users", "user"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,37 +75,19 @@ class ClientConfig:
     impersonate: Mapping[str, Any] = field(default_factory=dict)
     """``user``, ``uid`` (texts), ``groups`` (a list) and ``extra`` (lists by key)."""
     plugin: Mapping[str, Any] | None = None
-    """The user entry of a kubeconfig that names an exec plugin or an auth provider."""
-    plugin_cluster: Mapping[str, Any] = field(default_factory=dict)
-    plugin_directory: str = ""
-    """Where relative paths of the plugin's entry begin."""
+    """``exec`` or ``auth-provider`` of a kubeconfig's user: what answers the credentials."""
 
 
 def load(overrides: Overrides, environment: Mapping[str, str] | None = None) -> ClientConfig:
-    """The configuration that the flags, the environment and the files amount to. `ConfigError` where something that is
-    named is missing or wrong."""
+    """The configuration of a command: what the flags, the environment and the files amount to. `ConfigError` where
+    something that is named is missing or wrong."""
     environment = os.environ if environment is None else environment
-    merged = _merge(_paths(overrides, environment))
-    name = overrides.context or merged.current_context
-    context = merged.find("contexts", name) if name else None
-    if context is None and overrides.context:
-        raise ConfigError(f"context {_quoted(overrides.context)} does not exist")
-    if context is None and name:
-        raise ConfigError(f"the current context {_quoted(name)} of {merged.sources} does not exist")
-    context = context or _Entry({}, "")
-    cluster_name = overrides.cluster or context.text("cluster")
-    cluster = merged.find("clusters", cluster_name) if cluster_name else None
-    if cluster is None and cluster_name:
-        raise ConfigError(f"cluster {_quoted(cluster_name)} does not exist")
-    user_name = overrides.user or context.text("user")
-    user = merged.find("users", user_name) if user_name else None
-    if user is None and user_name:
-        raise ConfigError(f"auth info {_quoted(user_name)} does not exist")
-    if cluster is None and not overrides.server and not merged.found:
-        inside = _in_cluster(environment, overrides)
+    files = Files(_paths(overrides, environment))
+    if not (files.paths or overrides.server or overrides.context or overrides.cluster or overrides.user):
+        inside = in_cluster(environment, SERVICE_ACCOUNT)
         if inside is not None:
-            return inside
-    return _assembled(overrides, context, cluster or _Entry({}, ""), user or _Entry({}, ""))
+            return _with_flags(inside, overrides)
+    return files.configuration(overrides)
 
 
 def _paths(overrides: Overrides, environment: Mapping[str, str]) -> list[str]:
@@ -118,144 +103,173 @@ def _paths(overrides: Overrides, environment: Mapping[str, str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """A cluster, a context or a user, and the directory that its paths are relative to."""
+class _Place:
+    """Where an entry stands."""
 
-    fields: Mapping[str, Any]
-    directory: str
+    path: str = ""
+    field: str = ""
 
-    def text(self, key: str) -> str:
-        found = self.fields.get(key)
-        if found is None:
-            return ""
-        if not isinstance(found, str):
-            raise ConfigError(f"kubeconfig: {key}: found {found!r}; allowed: a text")
+    def of(self, key: str) -> str:
+        """The name of one of its fields, for messages."""
+        return f"{self.path}: {self.field}.{key}" if self.path else f"--{key}"
+
+    def resolved(self, path: str | None) -> str:
+        """A path in the file is relative to the file's directory."""
+        return os.path.join(os.path.dirname(os.path.abspath(self.path)), os.path.expanduser(path)) if path else ""
+
+
+class Files:
+    """Kubeconfig files as one."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """Reads the files; one that does not exist counts as empty. `ConfigError` for one that is no kubeconfig."""
+        self.paths: list[str] = []
+        self.current_context = ""
+        self._clusters: dict[str, tuple[Cluster, _Place]] = {}
+        self._contexts: dict[str, tuple[Context, _Place]] = {}
+        self._users: dict[str, tuple[User, _Place]] = {}
+        for path in paths:
+            try:
+                self._add(path, read(path))
+            except FileNotFoundError:
+                continue
+
+    def _add(self, path: str, file: Kubeconfig) -> None:
+        self.paths.append(path)
+        self.current_context = self.current_context or file.current_context or ""
+        for number, cluster in enumerate(file.clusters or ()):
+            place = _Place(path, f"clusters[{number}].cluster")
+            self._clusters.setdefault(cluster.name or "", (cluster.cluster or Cluster(), place))
+        for number, context in enumerate(file.contexts or ()):
+            place = _Place(path, f"contexts[{number}].context")
+            self._contexts.setdefault(context.name or "", (context.context or Context(), place))
+        for number, user in enumerate(file.users or ()):
+            place = _Place(path, f"users[{number}].user")
+            self._users.setdefault(user.name or "", (user.user or User(), place))
+
+    def configuration(self, overrides: Overrides, *, server_required: bool = False) -> ClientConfig:
+        """What the files and the flags amount to. `ConfigError` where something that is named is missing or wrong.
+        Without a server it is `NO_SERVER`, or an error if one is required."""
+        name = overrides.context or self.current_context
+        if name and name not in self._contexts:
+            if overrides.context:
+                raise ConfigError(f"context {_quoted(name)} does not exist")
+            raise ConfigError(f"the current context {_quoted(name)} of {', '.join(self.paths)} does not exist")
+        context = self._contexts[name][0] if name else Context()
+        cluster_name = overrides.cluster or context.cluster or ""
+        if cluster_name and cluster_name not in self._clusters:
+            raise ConfigError(f"cluster {_quoted(cluster_name)} does not exist")
+        user_name = overrides.user or context.user or ""
+        if user_name and user_name not in self._users:
+            raise ConfigError(f"auth info {_quoted(user_name)} does not exist")
+        nowhere = _Place()
+        cluster, cluster_place = self._clusters[cluster_name] if cluster_name else (Cluster(), nowhere)
+        user, user_place = self._users[user_name] if user_name else (User(), nowhere)
+        if server_required and not (overrides.server or cluster.server):
+            raise ConfigError(f"cluster {_quoted(cluster_name)} of the current context has no server")
+        assembly = _Assembly(overrides, cluster, cluster_place, user, user_place)
+        return assembly.configuration(overrides.namespace or context.namespace or "default")
+
+
+class _Assembly:
+    """Puts a cluster, a user and the flags together, and collects what is wrong with the files that they name."""
+
+    def __init__(
+        self, overrides: Overrides, cluster: Cluster, cluster_place: _Place, user: User, user_place: _Place
+    ) -> None:
+        self._flags = overrides
+        self._cluster, self._cluster_place = cluster, cluster_place
+        self._user, self._user_place = user, user_place
+        self._faults: list[str] = []
+
+    def configuration(self, namespace: str) -> ClientConfig:
+        flags, cluster, user, flag = self._flags, self._cluster, self._user, _Place()
+        skip = flags.insecure_skip_tls_verify or bool(cluster.insecure_skip_tls_verify)
+        authority = self._file(
+            (flag, flags.certificate_authority, None),
+            (self._cluster_place, cluster.certificate_authority, cluster.certificate_authority_data),
+            key="certificate-authority",
+        )
+        # The flag wins over a kubeconfig's authority; of one place both are a mistake that would switch the check off.
+        if skip and (flags.certificate_authority if flags.insecure_skip_tls_verify else authority):
+            raise ConfigError(
+                "specifying a root certificates file with the insecure flag is not allowed:"
+                " give one of certificate-authority and insecure-skip-tls-verify"
+            )
+        certificate = self._file(
+            (flag, flags.client_certificate, None),
+            (self._user_place, user.client_certificate, user.client_certificate_data),
+            key="client-certificate",
+        )
+        key = self._file(
+            (flag, flags.client_key, None),
+            (self._user_place, user.client_key, user.client_key_data),
+            key="client-key",
+        )
+        found = ClientConfig(
+            host=_url(flags.server or cluster.server or NO_SERVER, tls=bool(authority or certificate or skip)),
+            namespace=namespace,
+            namespace_enforced=bool(flags.namespace),
+            ssl_ca_cert=None if skip else authority,
+            cert_file=certificate,
+            key_file=key,
+            verify_ssl=not skip,
+            tls_server_name=flags.tls_server_name or cluster.tls_server_name or None,
+            proxy=cluster.proxy_url or None,
+            impersonate=_impersonation(flags, user),
+        )
+        if not _in_clear_text(found.host):
+            self._add_credentials(found)
+        if self._faults:
+            raise ConfigError(*self._faults)
         return found
 
-    def path(self, key: str) -> str:
-        found = self.text(key)
-        return os.path.join(self.directory, os.path.expanduser(found)) if found else ""
+    def _add_credentials(self, config: ClientConfig) -> None:
+        flags, user, place = self._flags, self._user, self._user_place
+        config.token = flags.token or user.token or ""
+        config.username, config.password = flags.username or user.username or "", flags.password or user.password or ""
+        if config.token:
+            return
+        config.token_file = self._file((place, user.token_file, None), key="tokenFile") or ""
+        if flags.username:
+            return
+        if user.exec is not None:
+            config.plugin = {"exec": msgspec.to_builtins(self._found(user.exec))}
+        elif user.auth_provider is not None:
+            config.plugin = {"auth-provider": msgspec.to_builtins(user.auth_provider)}
 
-    def file(self, key: str) -> str | None:
-        """The path of a file with what is given inline (``KEY-data``) or by its path."""
-        if data := self.text(f"{key}-data"):
-            try:
-                return in_memory(base64.b64decode("".join(data.split()), validate=True))
-            except binascii.Error as error:
-                raise ConfigError(f"kubeconfig: {key}-data is not base64: {error}") from None
-        path = self.path(key)
-        if path and not os.path.isfile(path):
-            raise ConfigError(f"kubeconfig: {key}: {path}: no such file")
-        return path or None
+    def _file(self, *given: tuple[_Place, str | None, str | None], key: str) -> str | None:
+        """The path of a file that can be read: the first that is given, by its path or inline (``KEY-data``)."""
+        for place, path, data in given:
+            if data:
+                try:
+                    return path_of(base64.b64decode("".join(data.split()), validate=True))
+                except binascii.Error as error:
+                    raise ConfigError(f"{place.of(key)}-data is not base64: {error}") from None
+            if path:
+                resolved = place.resolved(path)
+                try:
+                    with open(resolved, "rb"):
+                        return resolved
+                except OSError as error:
+                    why = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+                    self._faults.append(f"{place.of(key)}: found {resolved} ({why}); allowed: a file that can be read")
+                    return None
+        return None
 
-
-class _Merged:
-    """Several kubeconfigs as one."""
-
-    def __init__(self) -> None:
-        self.current_context = ""
-        self.found: list[str] = []
-        self._entries: dict[tuple[str, str], _Entry] = {}
-
-    @property
-    def sources(self) -> str:
-        return ", ".join(self.found)
-
-    def add(self, path: str, document: Mapping[str, Any]) -> None:
-        self.found.append(path)
-        if (kind := _text(document, "kind", path)) not in ("", "Config"):
-            raise ConfigError(f"error loading config file {_quoted(path)}: kind: found {kind!r}; allowed: Config")
-        self.current_context = self.current_context or _text(document, "current-context", path)
-        directory = os.path.dirname(os.path.abspath(path))
-        for part, inner in _PARTS:
-            names: set[str] = set()
-            for item in _list(document, part, path):
-                name = _text(item, "name", f"{path}: {part}")
-                if name in names:
-                    raise ConfigError(f"error loading config file {_quoted(path)}: {part}: {name!r} is there twice")
-                names.add(name)
-                fields = item.get(inner)
-                if fields is not None and not isinstance(fields, dict):
-                    raise ConfigError(
-                        f"error loading config file {_quoted(path)}: {part}: {inner} of {name!r} is no mapping"
-                    )
-                self._entries.setdefault((part, name), _Entry(fields or {}, directory))
-
-    def find(self, part: str, name: str) -> _Entry | None:
-        return self._entries.get((part, name))
+    def _found(self, plugin: ExecPlugin) -> ExecPlugin:
+        """The plugin with the path of its program, which is relative to the file if it has a slash."""
+        place, command = self._user_place, plugin.command or ""
+        command = place.resolved(command) if "/" in command else command
+        if shutil.which(command) is None:
+            self._faults.append(
+                f"{place.of('exec.command')}: found {_quoted(command)} (no such program); allowed: a program in PATH"
+                f"{f'. {plugin.install_hint}' if plugin.install_hint else ''}"
+            )
+        return msgspec.structs.replace(plugin, command=command)
 
 
-def _merge(paths: list[str]) -> _Merged:
-    merged = _Merged()
-    for path in paths:
-        try:
-            with open(path, "rb") as file:
-                document = yaml.load(file, Loader=yaml.CSafeLoader)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise ConfigError(f"error loading config file {_quoted(path)}: {error.strerror}") from None
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"error loading config file {_quoted(path)}: {reason}") from None
-        if document is None:
-            document = {}
-        if not isinstance(document, dict):
-            raise ConfigError(f"error loading config file {_quoted(path)}: found no mapping")
-        merged.add(path, document)
-    return merged
-
-
-def _assembled(overrides: Overrides, context: _Entry, cluster: _Entry, user: _Entry) -> ClientConfig:
-    here = _Entry(
-        {
-            "certificate-authority": overrides.certificate_authority,
-            "client-certificate": overrides.client_certificate,
-            "client-key": overrides.client_key,
-        },
-        "",
-    )
-    named = overrides.server or cluster.text("server") or NO_SERVER
-    skip = overrides.insecure_skip_tls_verify or bool(cluster.fields.get("insecure-skip-tls-verify"))
-    authority = here.file("certificate-authority") or cluster.file("certificate-authority")
-    # The flag wins over a kubeconfig's authority; of one place both are a mistake that would switch the check off.
-    if skip and (overrides.certificate_authority if overrides.insecure_skip_tls_verify else authority):
-        raise ConfigError(
-            "specifying a root certificates file with the insecure flag is not allowed:"
-            " give one of certificate-authority and insecure-skip-tls-verify"
-        )
-    token = overrides.token or user.text("token")
-    username, password = overrides.username or user.text("username"), overrides.password or user.text("password")
-    token_file = "" if token else user.path("tokenFile")
-    certificate = here.file("client-certificate") or user.file("client-certificate")
-    plugin = None
-    if ("exec" in user.fields or "auth-provider" in user.fields) and not token and not overrides.username:
-        plugin = user.fields
-    host = _url(named, tls=bool(authority or certificate or skip))
-    if _in_clear_text(host):
-        token, token_file, username, password, plugin = "", "", "", "", None
-    return ClientConfig(
-        host=host,
-        namespace=overrides.namespace or context.text("namespace") or "default",
-        namespace_enforced=bool(overrides.namespace),
-        ssl_ca_cert=None if skip else authority,
-        cert_file=certificate,
-        key_file=here.file("client-key") or user.file("client-key"),
-        verify_ssl=not skip,
-        tls_server_name=overrides.tls_server_name or cluster.text("tls-server-name") or None,
-        proxy=cluster.text("proxy-url") or None,
-        token=token,
-        token_file=token_file,
-        username=username,
-        password=password,
-        impersonate=_impersonation(overrides, user),
-        plugin=plugin,
-        plugin_cluster=cluster.fields,
-        plugin_directory=user.directory,
-    )
-
-
-def _impersonation(overrides: Overrides, user: _Entry) -> Mapping[str, Any]:
+def _impersonation(overrides: Overrides, user: User) -> Mapping[str, Any]:
     if overrides.impersonate or overrides.impersonate_groups or overrides.impersonate_uid:
         if not overrides.impersonate:
             raise ConfigError("--as-group and --as-uid need --as: a user to act as")
@@ -265,39 +279,37 @@ def _impersonation(overrides: Overrides, user: _Entry) -> Mapping[str, Any]:
             "uid": overrides.impersonate_uid,
         }
     return {
-        "user": user.text("as"),
-        "uid": user.text("as-uid"),
-        "groups": user.fields.get("as-groups") or [],
-        "extra": user.fields.get("as-user-extra") or {},
+        "user": user.as_ or "",
+        "uid": user.as_uid or "",
+        "groups": user.as_groups or [],
+        "extra": user.as_user_extra or {},
     }
 
 
-def _in_cluster(environment: Mapping[str, str], overrides: Overrides) -> ClientConfig | None:
-    """As a pod's service account; None outside of pods."""
+def in_cluster(environment: Mapping[str, str], directory: Path) -> ClientConfig | None:
+    """As a pod's service account, whose files are in `directory`; None outside of pods."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
-    token = SERVICE_ACCOUNT / "token"
-    if not host or not port or not token.is_file():
+    token, authority = directory / "token", directory / "ca.crt"
+    if not host or not port or not token.is_file() or not authority.is_file():
         return None
-    namespace = ""
-    if (SERVICE_ACCOUNT / "namespace").is_file():
-        namespace = (SERVICE_ACCOUNT / "namespace").read_text().strip()
+    namespace = directory / "namespace"
     return ClientConfig(
         host=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
-        namespace=overrides.namespace or namespace or "default",
-        namespace_enforced=bool(overrides.namespace),
-        ssl_ca_cert=str(SERVICE_ACCOUNT / "ca.crt"),
-        token=overrides.token,
-        token_file="" if overrides.token else str(token),
-        impersonate=_impersonation(overrides, _Entry({}, "")),
+        namespace=(namespace.read_text().strip() if namespace.is_file() else "") or "default",
+        ssl_ca_cert=str(authority),
+        token_file=str(token),
     )
 
 
-def in_memory(data: bytes) -> str:
-    """A path under which this process reads the data: keys do not get onto a disk."""
-    descriptor = os.memfd_create("kubeconfig", os.MFD_CLOEXEC)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(data)
-    return f"/proc/self/fd/{descriptor}"
+def _with_flags(inside: ClientConfig, overrides: Overrides) -> ClientConfig:
+    return replace(
+        inside,
+        namespace=overrides.namespace or inside.namespace,
+        namespace_enforced=bool(overrides.namespace),
+        token=overrides.token,
+        token_file="" if overrides.token else inside.token_file,
+        impersonate=_impersonation(overrides, User()),
+    )
 
 
 def _url(host: str, *, tls: bool) -> str:
@@ -313,20 +325,6 @@ def _in_clear_text(host: str) -> bool:
     """Whether credentials would cross a network unencrypted: then they are not sent, as by kubectl."""
     name = urlsplit(host).hostname or ""
     return host.startswith("http://") and name not in ("localhost", "::1") and not name.startswith("127.")
-
-
-def _text(document: Mapping[str, Any], key: str, where: str) -> str:
-    found = document.get(key)
-    if found is not None and not isinstance(found, str):
-        raise ConfigError(f"error loading config file {_quoted(where)}: {key}: found {found!r}; allowed: a text")
-    return found or ""
-
-
-def _list(document: Mapping[str, Any], key: str, path: str) -> list[Mapping[str, Any]]:
-    found = document.get(key) or []
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise ConfigError(f"error loading config file {_quoted(path)}: {key}: allowed: a list of mappings")
-    return found
 
 
 def _quoted(text: str) -> str:

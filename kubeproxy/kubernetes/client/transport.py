@@ -1,7 +1,6 @@
 """HTTP session to one API server, with readable network errors.
 
-kubernetes_asyncio's own session has neither timeouts nor keepalive on its sockets: a watch on a peer that died silently
-would wait for ever. This session is opened from the library's configuration.
+It has keepalive on its sockets: a watch on a peer that died silently would wait for ever.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from multidict import CIMultiDict
 
 from kubeproxy.kubernetes.client.decode import LineSplitter, excerpt
 from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
+from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
 
@@ -48,8 +48,8 @@ _SOCKET_OPTIONS = (
 class Link:
     """A session that closes once it is retired and its last request has ended."""
 
-    def __init__(self, configuration: Any) -> None:
-        """Takes a ``kubernetes_asyncio.client.Configuration``; `ConfigError` if its certificates are unusable."""
+    def __init__(self, configuration: ClientConfig) -> None:
+        """`ConfigError` if the certificates are unusable."""
         self.configuration = configuration
         self.base: str = configuration.host.rstrip("/")
         try:
@@ -257,7 +257,7 @@ def _proxy(base: str, configured: str | None) -> tuple[str | None, dict[str, str
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), headers
 
 
-def _tls(configuration: Any) -> ssl.SSLContext | bool:
+def _tls(configuration: ClientConfig) -> ssl.SSLContext | bool:
     if not configuration.host.startswith("https"):
         return True
     tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)

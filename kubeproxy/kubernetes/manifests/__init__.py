@@ -1,1 +1,4 @@
-"""Readers of manifests: files, URLs, streams of YAML and JSON documents."""
+"""Readers of manifests: files, URLs, streams of YAML and JSON documents.
+
+values parses texts; go_yaml reads YAML as Kubernetes clients do.
+"""

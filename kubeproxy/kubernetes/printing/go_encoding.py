@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from kubeproxy.kubernetes.resources.go_yaml import resolve
+from kubeproxy.kubernetes.manifests.go_yaml import resolve
 
 _ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _ESCAPES: Final = re.compile("[<>&\u2028\u2029]")

@@ -3,7 +3,7 @@
 builder          a query, put together step by step; `result` visits what it finds
 paths            ``-f`` arguments to sources: files, directories, patterns, web addresses, standard input
 stream           bytes to documents, one at a time
-decode           a document to objects; `go_yaml` reads YAML as Kubernetes clients do
+decode           a document to objects
 manifest_object  one object with its source
 discovery        what a server serves, kept on disk; `mapper` finds a resource in it
 openapi          the fields that a server knows; `validation` checks objects against them

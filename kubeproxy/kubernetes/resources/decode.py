@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
+from kubeproxy.kubernetes.manifests.go_yaml import GoComposer, normalized
 from kubeproxy.kubernetes.manifests.split import split_list
 from kubeproxy.kubernetes.manifests.values import MAX_DEPTH, SyntaxFault, compose_yaml, text_of
 from kubeproxy.kubernetes.resources.errors import ObjectError, Position, UndecodableError, UnreadableError, quoted
-from kubeproxy.kubernetes.resources.go_yaml import GoComposer, normalized
 from kubeproxy.kubernetes.resources.manifest_object import Data, ResourceObject
 from kubeproxy.kubernetes.resources.position import first_line, line_of
 from kubeproxy.kubernetes.resources.stream import Document

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.kubernetes.client import client as client_module
-from kubeproxy.kubernetes.client import credentials
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.client.errors import (
@@ -207,8 +206,7 @@ async def test_a_kubeconfig_with_a_token(tmp_path: Path) -> None:
         await client.close()
 
 
-async def test_a_kubeconfig_with_a_token_file_that_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "RENEW_S", 0.0)
+async def test_a_kubeconfig_with_a_token_file_that_rotates(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("first\n")
     async with ApiServer(Cluster(), tokens={"first"}) as server:
@@ -319,12 +317,13 @@ async def test_master_overrides_the_kubeconfig_s_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "kubeconfig"),
-        ("{", "kubeconfig"),
-        ("[]", "kubeconfig"),
-        ("just text", "kubeconfig"),
-        ('{"current-context": "a"}', "kubeconfig"),
-        ('{"current-context": "a", "contexts": [], "clusters": [], "users": []}', "name a"),
+        ("", "current-context: found nothing"),
+        ("{", "line 1"),
+        ("[]", "found a list"),
+        ("just text", "found a text"),
+        ('{"current-context": "a"}', 'the current context "a" of .* does not exist'),
+        ('{"current-context": "a", "contexts": [], "clusters": [], "users": []}', 'context "a"'),
+        ('{"clusters": [{"name": "a", "cluster": {"insecure-skip-tls-verify": "false"}}]}', 'found the text "false"'),
     ],
 )
 async def test_an_invalid_kubeconfig_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.kubernetes.client import credentials
+from kubeproxy.kubernetes.client import credentials, memory_files
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
+from kubeproxy.model.errors import ConfigError
 from tests.kubernetes.client.test_client import server_tls
 from tests.kubernetes.harness import kubeconfig
 from tests.support.apiserver import ApiServer, Cluster
@@ -55,29 +56,54 @@ async def test_finding_17_a_client_s_key_is_in_no_file(tmp_path: Path, monkeypat
 
 
 def test_files_in_memory_are_bounded_and_the_same_content_is_one() -> None:
-    first = credentials._in_memory(None, "first")
+    first = memory_files.path_of(b"first")
     assert Path(first).read_text() == "first"
-    assert credentials._in_memory(None, b"first") == first
+    assert memory_files.path_of(b"first") == first
     before = len(os.listdir("/proc/self/fd"))
-    for number in range(2 * credentials.MAX_MEMORY_FILES):
-        last = credentials._in_memory(None, f"number {number}")
-    assert Path(last).read_text() == f"number {2 * credentials.MAX_MEMORY_FILES - 1}"
-    assert len(os.listdir("/proc/self/fd")) <= before + credentials.MAX_MEMORY_FILES
-    assert len(credentials._memory_files) == credentials.MAX_MEMORY_FILES
+    for number in range(2 * memory_files.MAX_FILES):
+        last = memory_files.path_of(b"number %d" % number)
+    assert Path(last).read_text() == f"number {2 * memory_files.MAX_FILES - 1}"
+    assert len(os.listdir("/proc/self/fd")) <= before + memory_files.MAX_FILES
+    assert len(memory_files._kept) == memory_files.MAX_FILES
 
 
 SCRIPT = """
 import json, sys
+from kubeproxy.kubernetes.client import plugins
 from kubeproxy.kubernetes.client.credentials import Access, ClientSettings
-Access.load(ClientSettings(kubeconfig="any"))
+if "plugin" in sys.argv: plugins._import_library()
 print(json.dumps(sorted(sys.modules)))
 """
 
 
-def test_point_9_the_library_s_models_are_not_imported() -> None:
+def modules(*arguments: str) -> set[str]:
+    command = [sys.executable, "-c", SCRIPT, *arguments]
+    return set(json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout))
+
+
+def test_the_library_s_models_are_not_imported() -> None:
     """The library has some 700 modules. The tests above show that the imported ones are enough."""
-    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
-    modules = json.loads(ended.stdout)
-    assert "kubernetes_asyncio.config.kube_config" in modules
-    assert not [name for name in modules if name.startswith(("kubernetes_asyncio.client.models", "pygments"))]
-    assert sum(name.startswith("kubernetes_asyncio") for name in modules) < 20
+    assert not any(name.startswith("kubernetes_asyncio") for name in modules()), "only plugins need it"
+    found = modules("plugin")
+    assert "kubernetes_asyncio.config.kube_config" in found
+    assert not [name for name in found if name.startswith(("kubernetes_asyncio.client.models", "pygments"))]
+    assert sum(name.startswith("kubernetes_asyncio") for name in found) < 20
+
+
+async def test_a_plugin_whose_credentials_expire_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "RENEW_S", 0.0)
+    count = tmp_path / "count"
+    script = (
+        f"n=$(($(cat {count} 2>/dev/null || echo 0)+1)); echo $n >{count};"
+        ' echo \'{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":\''
+        ' \'{"expirationTimestamp":"2020-01-01T00:00:00Z","token":"\'t$n\'"}}\''
+    )
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}
+    path = kubeconfig(tmp_path, "http://127.0.0.1:1", {"exec": plugin | {"interactiveMode": "Never"}})
+    access = credentials.Access(ClientSettings(kubeconfig=path).read)
+    config = await access.configuration()
+    assert [(await access.headers(config))["Authorization"] for _ in range(2)] == ["Bearer t2", "Bearer t3"]
+    count.write_text("no number")
+    with pytest.raises(ConfigError, match="getting credentials"):
+        await access.headers(config)
+    assert access.last_headers(config)["Authorization"] == "Bearer t3", "the present ones may still be good"

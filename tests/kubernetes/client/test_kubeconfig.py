@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kubeproxy.kubernetes.client import kubeconfig
+from kubeproxy.kubernetes.client import kubeconfig, kubeconfig_file
 from kubeproxy.kubernetes.client.kubeconfig import Overrides, load
 from kubeproxy.model.errors import ConfigError
 
@@ -64,7 +64,7 @@ def test_an_authority_and_no_check_of_certificates_exclude_each_other(tmp_path: 
     ("change", "fault"),
     [
         ({"kind": "Pod"}, "kind: found 'Pod'; allowed: Config"),
-        ({"contexts": [{"name": "it"}, {"name": "it"}]}, "contexts: 'it' is there twice"),
+        ({"contexts": [{"name": "it"}, {"name": "it"}]}, r"contexts\[1\].name: 'it' is there twice"),
     ],
 )
 def test_what_is_no_kubeconfig_is_refused(tmp_path: Path, change: dict[str, Any], fault: str) -> None:
@@ -110,6 +110,7 @@ def test_the_home_directory_is_the_last_resort(tmp_path: Path) -> None:
 def test_a_pod_is_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubeconfig, "SERVICE_ACCOUNT", tmp_path)
     (tmp_path / "token").write_text("t")
+    (tmp_path / "ca.crt").write_text("CA")
     (tmp_path / "namespace").write_text("shop\n")
     environment = {"HOME": "/none", "KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     found = load(Overrides(), environment)
@@ -147,7 +148,7 @@ def test_impersonation(tmp_path: Path) -> None:
         ({"user": "x"}, 'auth info "x" does not exist'),
         ({"kubeconfig": "/nowhere"}, "--kubeconfig: /nowhere: no such file"),
         ({"server": "ftp://x"}, 'server "ftp://x": allowed: an http or https URL'),
-        ({"client_certificate": "/nowhere"}, "client-certificate: /nowhere: no such file"),
+        ({"client_certificate": "/nowhere"}, "--client-certificate: found /nowhere (no such file)"),
     ],
 )
 def test_what_is_named_has_to_be_there(tmp_path: Path, flags: dict[str, str], expected: str) -> None:
@@ -159,24 +160,68 @@ def test_what_is_named_has_to_be_there(tmp_path: Path, flags: dict[str, str], ex
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[", "error loading config file"),
-        ("- a", "found no mapping"),
-        ("clusters: {}", ""),
-        ("clusters: {a: b}", "clusters: allowed: a list of mappings"),
-        ("clusters: [{name: 1}]", "name: found 1; allowed: a text"),
-        ("clusters: [{name: a, cluster: 1}]", "cluster of 'a' is no mapping"),
+        ("", ""),
+        ("clusters: null", ""),
+        ("[", "line 1: "),
+        ("- a", "c: found a list; allowed: a mapping"),
+        ("clusters: {}", "c: clusters: found a mapping; allowed: a list"),
+        ("clusters: [1]", "c: clusters[0]: found a number; allowed: a mapping"),
+        ("clusters: [{name: 1}]", "c: clusters[0].name: found a number; allowed: a text"),
+        ("clusters: [{name: a, cluster: 1}]", "c: clusters[0].cluster: found a number; allowed: a mapping"),
         ("current-context: x", 'the current context "x" of'),
-        ("\0", "error loading config file"),
+        ("\0", "c: line 1: "),
+        ("\udcff".encode("utf-8", "surrogateescape"), "c: line 1: byte 0xff is not UTF-8"),
     ],
 )
-def test_a_wrong_file_is_reported(tmp_path: Path, text: str, expected: str) -> None:
-    (tmp_path / "c").write_text(text)
+def test_a_wrong_file_is_reported(tmp_path: Path, text: str | bytes, expected: str) -> None:
+    (tmp_path / "c").write_bytes(text.encode() if isinstance(text, str) else text)
     if not expected:
         load(Overrides(kubeconfig=str(tmp_path / "c")), {})
         return
     with pytest.raises(ConfigError) as raised:
         load(Overrides(kubeconfig=str(tmp_path / "c")), {})
     assert expected in str(raised.value)
+
+
+CLUSTER, USER = "clusters: [{name: c, cluster: {%s}}]", "users: [{name: u, user: {%s}}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            CLUSTER % 'insecure-skip-tls-verify: "false"',
+            'clusters[0].cluster.insecure-skip-tls-verify: found the text "false"; allowed: true or false',
+        ),
+        (CLUSTER % "insecure-skip-tls-verify: 1", "found a number; allowed: true or false"),
+        (CLUSTER % "insecure-skip-tls-verify: []", "found a list; allowed: true or false"),
+        (CLUSTER % "insecure-skip-tls-verify: no", ""),  # false, in YAML 1.1 and so in kubectl
+        (CLUSTER % "insecure-skip-tls-verify: null", ""),
+        (CLUSTER % "unknown: 1, extensions: [{name: x, extension: {y: 1}}]", ""),
+        (CLUSTER % "certificate-authority: [a]", "clusters[0].cluster.certificate-authority: found a list"),
+        (
+            CLUSTER % "tls-server-name: true",
+            "clusters[0].cluster.tls-server-name: found true or false; allowed: a text",
+        ),
+        (CLUSTER % "proxy-url: {}", "clusters[0].cluster.proxy-url: found a mapping; allowed: a text"),
+        (USER % "token: 12345", "users[0].user.token: found a number; allowed: a text"),
+        (USER % "token: 2026-01-01", ""),  # a text, as in kubectl
+        (USER % "as-groups: dev", "users[0].user.as-groups: found a text; allowed: a list"),
+        (USER % "as-user-extra: {a: b}", "users[0].user.as-user-extra[...]: found a text; allowed: a list"),
+        (USER % "exec: {command: x, args: [1]}", "users[0].user.exec.args[0]: found a number; allowed: a text"),
+        (USER % "exec: {command: x, env: [{name: a}]}", "exec.env[0]: found no value; allowed: a mapping with name"),
+        (USER % "exec: [x]", "users[0].user.exec: found a list; allowed: a mapping"),
+        (USER % "auth-provider: {name: oidc, config: {a: 1}}", "auth-provider.config[...]: found a number"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    """As by kubectl, whether the current context needs it or not. Its value, which may be a secret, is not shown."""
+    test_a_wrong_file_is_reported(tmp_path, text, expected)
+
+
+def test_a_file_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubeconfig_file, "MAX_BYTES", 100)
+    test_a_wrong_file_is_reported(tmp_path, "#" * 101, "found more than 100 bytes")
 
 
 def test_a_server_without_a_scheme_is_as_client_go_takes_it(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from kubeproxy.kubernetes.manifests.go_yaml import resolve
 from kubeproxy.kubernetes.resources import decode
 from kubeproxy.kubernetes.resources.errors import ObjectError
-from kubeproxy.kubernetes.resources.go_yaml import resolve
 from kubeproxy.kubernetes.resources.manifest_object import ResourceObject
 from kubeproxy.kubernetes.resources.stream import Splitter
 

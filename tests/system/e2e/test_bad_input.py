@@ -41,7 +41,7 @@ ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "a kubeconfig that is not there": (
         ["--kubeconfig=/no/such"],
-        ["clientConnection.kubeconfig: found /no/such (No such file or directory)"],
+        ["clientConnection.kubeconfig: /no/such: no such file; allowed: a kubeconfig"],
     ),
     "a master": (["--master=http://a b"], ["kubeproxy.master: found"]),
     "a namespace": (["--manifests=/a", "--namespace=A_B"], ["--namespace: found"]),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kubeproxy.config import named_files
 from kubeproxy.config.load import load
+from kubeproxy.daemon import named_files
 from kubeproxy.model.errors import ConfigError
 
 
@@ -56,28 +56,39 @@ def test_files_that_a_kubeconfig_names(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path, user=user, **{"certificate-authority": "ca"})
     (tmp_path / "key").touch()
     assert [fault.partition(" (")[0] for fault in faults(kubeconfig=path)] == [
-        f"clientConnection.kubeconfig {path}: certificate-authority: found {tmp_path}/ca",
-        f"clientConnection.kubeconfig {path}: client-certificate: found {tmp_path}/cert",
-        f"clientConnection.kubeconfig {path}: tokenFile: found /none/token",
+        f"clientConnection.kubeconfig: {path}: clusters[0].cluster.certificate-authority: found {tmp_path}/ca",
+        f"clientConnection.kubeconfig: {path}: users[0].user.client-certificate: found {tmp_path}/cert",
+        f"clientConnection.kubeconfig: {path}: users[0].user.tokenFile: found /none/token",
     ]
     plugin = kubeconfig(tmp_path, user={"exec": {"command": "no-such-plugin"}})
-    assert "exec.command: found no-such-plugin (no such program)" in faults(kubeconfig=plugin)[0]
+    assert 'users[0].user.exec.command: found "no-such-plugin" (no such program)' in faults(kubeconfig=plugin)[0]
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("a: [", "no YAML"),
-        ("- a", "no map"),
-        ("current-context: x\ncontexts: []", 'current-context "x" is none of its contexts'),
-        ("current-context: x\ncontexts: [{name: x, context: {cluster: c}}]", 'its cluster "c" has no server'),
+        ("a: [", "line 1: "),
+        ("- a", "found a list; allowed: a mapping"),
+        ("a: b", "current-context: found nothing"),
+        ("current-context: x\ncontexts: []", 'the current context "x" of '),
+        ("current-context: x\ncontexts: [{name: x, context: {cluster: c}}]", 'cluster "c" does not exist'),
+        (
+            "current-context: x\ncontexts: [{name: x, context: {cluster: c}}]\nclusters: [{name: c}]",
+            'cluster "c" of the current context has no server',
+        ),
+        (
+            "clusters: [{name: c, cluster: {insecure-skip-tls-verify: 'false'}}]",
+            'clusters[0].cluster.insecure-skip-tls-verify: found the text "false"; allowed: true or false',
+        ),
     ],
 )
 def test_a_faulty_kubeconfig(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     (fault,) = faults(kubeconfig=str(path))
-    assert fault.startswith(f"clientConnection.kubeconfig: found {path} ({why}")
+    assert fault.startswith("clientConnection.kubeconfig: ")
+    assert str(path) in fault
+    assert why in fault
 
 
 def test_a_pod_without_a_service_account() -> None:
