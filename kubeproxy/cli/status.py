@@ -66,6 +66,24 @@ _CLEAR = "\x1b[H\x1b[2J"
     is_flag=True,
     help=f"Exit status {NOT_OK} if one of the selected Services is in another state than ok.",
 )
+@click.option(
+    "--all-nodes",
+    is_flag=True,
+    help="Ask the kubeproxy of every node, through the API server: which are not well, and about which Services nodes"
+    " disagree. Needs kubeproxy.publicStatus and a metricsBindAddress that the API server reaches.",
+)
+@click.option("--kubeconfig", metavar="FILE", default="", help="With --all-nodes.  [$KUBECONFIG, ~/.kube/config]")
+@click.option("--context", metavar="NAME", default="", help="With --all-nodes: the kubeconfig's context.")
+@click.option(
+    "--selector",
+    metavar="LABELS",
+    default="app.kubernetes.io/name=kubeproxy",
+    show_default=True,
+    help="With --all-nodes: the labels of kubeproxy's pods, in --namespace [kube-system].",
+)
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=10249, show_default=True, help="With --all-nodes: their port."
+)
 def status(
     service: str,
     address: str,
@@ -78,6 +96,11 @@ def status(
     sort: str,
     limit: int | None,
     exit_code: bool,
+    all_nodes: bool,
+    kubeconfig: str,
+    context: str,
+    selector: str,
+    port: int,
 ) -> int:
     """Show the status of a running daemon: Services (those with a problem first), packet filter, sources, workers.
 
@@ -87,6 +110,19 @@ def status(
     Exit status: 0 the daemon is healthy; 1 it is not, or cannot be reached, or has no such Service; 2 with --exit-code,
     a selected Service is not ok; 64 the command line is wrong.
     """
+    if all_nodes:
+        if service or watch:
+            raise ConfigError("--all-nodes: found a SERVICE or --watch; allowed: neither")
+        from kubeproxy.cli.all_nodes import show
+
+        return show(
+            kubeconfig=kubeconfig,
+            context=context,
+            namespace=namespace or "kube-system",
+            selector=selector,
+            port=port,
+            as_json=output == "json",
+        )
     if watch and output == "json":
         raise ConfigError("--watch: found --output json; allowed: text")
     query = {"service": service, "namespace": namespace, "state": state, "search": search, "sort": sort}
