@@ -148,7 +148,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "drain report not written, retrying": (
         "The API server did not take this node's drain report; rollouts wait for it until their time-outs.",
-        "RBAC: `deploy/components/drain-reports/role.yaml`; or the API server is away.",
+        "The rights and the policy of `deploy/components/drain-reports`; or the API server is away.",
     ),
     "earlier instances have ended": (
         "Predecessor and orphaned workers ended before all sources were complete.",

@@ -438,7 +438,7 @@ class OwnSettings(Group, frozen=True):
         bool,
         live(
             "Take part in rollouts: send endpoints that a rollout names no new connections, and report to it by a"
-            " Lease in kube-system, which this daemon then needs the permission to create and patch.",
+            " Lease in kubeproxy-reports, which this daemon then needs the permission to create and patch.",
             flag="drain-reports",
         ),
     ] = False

@@ -1,6 +1,6 @@
 """Writes this node's drain report: which requests are in effect, and connections that are still open.
 
-The report is a Lease in kube-system. Nothing waits for it here: while the API server is away the proxy serves on, and
+The report is a Lease. Nothing waits for it here: while the API server is away the proxy serves on, and
 the newest report is written when it is back.
 """
 

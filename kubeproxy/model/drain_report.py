@@ -22,7 +22,8 @@ LEAVING: Final = "leaving"
 """The label's values: the report of the instance that serves a node, and that of one that another has replaced, which
 only counts the connections that it still has."""
 REPORT_SELECTOR: Final = REPORT
-REPORT_NAMESPACE: Final = "kube-system"
+REPORT_NAMESPACE: Final = "kubeproxy-reports"
+"""A namespace of nothing else: a node's token may write Leases in it."""
 REPORT_PREFIX: Final = "kubeproxy-drain-"
 """A node's Lease is named by this and the node."""
 

@@ -18,6 +18,10 @@ RETRY_S: Final = 2.0
 JITTER: Final = 1.2
 """A candidate waits RETRY_S and up to this many times RETRY_S more before it looks again (client-go's JitterFactor)."""
 
+BELIEVED_LEASES: Final = 10
+"""Of our own lease durations another holder may claim so many: its settings may be longer, but who once wrote
+2,147,483,647 s into the Lease must not keep all candidates from work until somebody deletes it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
@@ -91,9 +95,13 @@ class LeaderElection:
             # Another candidate took it: this one has lost, whatever its own deadline says.
             self._renewed_at = float("-inf")
             return Step.WAIT
-        if not record.holder or now - self._observed_at >= max(self.lease_s, record.duration_s):
+        if not record.holder or now - self._observed_at >= self._believed_s(record):
             return Step.TAKE
         return Step.WAIT
+
+    def _believed_s(self, record: LeaseRecord) -> float:
+        """How long another holder's record keeps this candidate from the Lease."""
+        return max(self.lease_s, min(record.duration_s, BELIEVED_LEASES * self.lease_s))
 
     def proposal(self, unix_s: float) -> LeaseRecord:
         """The record to be written now."""

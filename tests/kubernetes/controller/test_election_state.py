@@ -33,6 +33,18 @@ def test_another_waits_by_its_own_clock() -> None:
     assert (taken.holder, taken.transitions, taken.acquired) == ("b", 1, 2000)
 
 
+def test_a_duration_is_believed_up_to_a_bound() -> None:
+    longer = LeaderElection("b")
+    assert longer.next_step(LeaseRecord(holder="a", duration_s=60), 0) is Step.WAIT
+    assert longer.next_step(LeaseRecord(holder="a", duration_s=60), 59) is Step.WAIT
+    assert longer.next_step(LeaseRecord(holder="a", duration_s=60), 60) is Step.TAKE
+    forged = LeaseRecord(holder="stolen", duration_s=2147483647, renewed=4e9)
+    election = LeaderElection("b")
+    assert election.next_step(forged, 0) is Step.WAIT
+    assert election.next_step(forged, 149) is Step.WAIT
+    assert election.next_step(forged, 150) is Step.TAKE
+
+
 def test_renewing_keeps_what_was_acquired() -> None:
     election = LeaderElection("a")
     mine = LeaseRecord(holder="a", acquired=5, renewed=5, transitions=3)

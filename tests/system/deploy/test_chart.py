@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from kubeproxy.config.load import load
+from kubeproxy.model.drain_report import REPORT_NAMESPACE
 from kubeproxy.model.version import __version__
 from tests.system.deploy.manifests import COMPONENTS, DEPLOY, MONITORING, read
 from tests.system.deploy.schema import faults
@@ -25,11 +26,13 @@ CHART = DEPLOY / "chart"
 ADDRESS = {"host": "192.0.2.1", "port": 6443}
 VALUES: dict[str, Any] = {"image": {"repository": "registry.example.com/kubeproxy"}, "apiServer": ADDRESS}
 RUNBOOKS = "https://git.example.com/kubeproxy/blob/main"
+POLICIES = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 LABELS = {
     *("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/version"),
     *("app.kubernetes.io/managed-by", "helm.sh/chart"),
 }
 """The labels that Helm's conventions add."""
+ANNOTATIONS = {"checksum/config", "helm.sh/resource-policy"}
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not here (make test fetches it)"),
@@ -100,8 +103,8 @@ def comparable(found: Mapping[str, Any]) -> dict[str, Any]:
             case {"kubeproxy.json": text}:
                 return json.loads(text)
             case dict():
-                left = {key: plain(it) for key, it in value.items() if key not in LABELS and key != "checksum/config"}
-                return {key: it for key, it in left.items() if (key, it) != ("labels", {})}
+                left = {key: plain(it) for key, it in value.items() if key not in LABELS | ANNOTATIONS}
+                return {key: it for key, it in left.items() if it != {} or key not in ("labels", "annotations")}
             case [{"name": str()}, *_]:  # kustomize puts what a patch adds first
                 return sorted(map(plain, value), key=lambda it: str(it["name"]))
             case list():
@@ -226,6 +229,20 @@ def test_a_second_release_shares_nothing_with_the_first(home: Path) -> None:
     labels = first["DaemonSet/kubeproxy"]["spec"]["template"]["metadata"]["labels"]
     assert not selector.items() <= labels.items()
     assert labels["k8s-app"] == selector["k8s-app"] == "kubeproxy", "the job of both, for Prometheus"
+
+
+def test_the_namespace_of_reports_stays_because_another_release_may_use_it(home: Path) -> None:
+    first, second = objects(home, drainReports=True), objects(home, release="canary", drainReports=True)
+    assert first.keys() & second.keys() == {f"Namespace/{REPORT_NAMESPACE}"}
+    assert first[f"Namespace/{REPORT_NAMESPACE}"]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    policy, binding = (second[f"{kind}/canary-kubeproxy-drain-reports"] for kind in POLICIES)
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+
+
+@pytest.mark.parametrize(("version", "made"), [("v1.29.9", 0), ("v1.30.0", 2), ("v1.36.1-eks-1", 2)])
+def test_the_admission_policy_is_for_servers_that_know_it(home: Path, version: str, made: int) -> None:
+    done = render(home, VALUES | {"drainReports": True}, f"--kube-version={version}")
+    assert sum(item["kind"] in POLICIES for item in yaml.safe_load_all(done.stdout) if item) == made
 
 
 def test_runbooks_have_the_address_that_was_given(home: Path) -> None:

@@ -15,7 +15,7 @@ from kubeproxy.cli.controller_manager import controller_manager
 from kubeproxy.kubernetes.delegated_access import DelegatedAccess
 from kubeproxy.workloads.drain_plan import OPT_IN
 from tests.kubernetes.test_delegated_access import Reviewer
-from tests.system.deploy.manifests import DEPLOY, ROOT, read
+from tests.system.deploy.manifests import COMPONENTS, DEPLOY, ROOT, read
 from tests.system.deploy.schema import faults
 from tests.workloads.cluster import Cluster, pod_template
 from tests.workloads.proxies import Proxies, expose
@@ -23,6 +23,7 @@ from tests.workloads.test_manager import Manager, _virtual_clocks
 from tests.workloads.virtual_time import run
 
 HERE = DEPLOY / "controllers"
+DRAINS = COMPONENTS / "drain-reports"
 UNIT = ROOT / "systemd" / "kubeproxy-controllers.service"
 MODELS = {
     "ServiceAccount": "V1ServiceAccount",
@@ -47,12 +48,13 @@ def test_nothing_is_left_out() -> None:
     assert {path.name for path in OBJECTS} == set(read(HERE / "kustomization.yaml")["resources"])
 
 
-def _granted() -> set[str]:
-    found = set()
-    for name in ("cluster-role.yaml", "role.yaml"):
-        for rule in read(HERE / name)["rules"]:
-            found |= {f"{verb} {resource}" for verb in rule["verbs"] for resource in rule["resources"]}
-    return found
+def _granted(*roles: Path) -> set[str]:
+    rules = [rule for role in roles for rule in read(role)["rules"]]
+    return {f"{verb} {resource}" for rule in rules for verb in rule["verbs"] for resource in rule["resources"]}
+
+
+OWN = _granted(HERE / "cluster-role.yaml", HERE / "role.yaml")
+FOR_DRAINS = _granted(DRAINS / "controllers-cluster-role.yaml", DRAINS / "reader-role.yaml")
 
 
 def test_the_rights_are_those_that_are_used() -> None:
@@ -96,9 +98,16 @@ def test_the_rights_are_those_that_are_used() -> None:
         return set(cluster.api.requests)
 
     used = run(scenario()) | _used_by_the_secure_port()
-    granted = {right for right in _granted() if not right.startswith("update ")}
+    granted = {right for right in OWN | FOR_DRAINS if not right.startswith("update ")}
     assert used <= granted, used - granted
     assert granted <= used, granted - used
+
+
+def test_services_may_be_written_only_where_drains_are_on() -> None:
+    assert {right for right in OWN if right.endswith(" services")} == set()
+    assert {"list services", "watch services", "patch services"} | {
+        f"{verb} leases" for verb in ("get", "list", "watch")
+    } == FOR_DRAINS
 
 
 def _used_by_the_secure_port() -> set[str]:

@@ -23,6 +23,7 @@ from kubeproxy.config.validate import require_source
 from kubeproxy.daemon.event_reporter import Reason
 from kubeproxy.kubernetes.events.recorder import EventRecorder
 from kubeproxy.model import Node
+from kubeproxy.model.drain_report import REPORT_NAMESPACE
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from tests.kubernetes.harness import QUICK, Remembering, connected, until
@@ -40,7 +41,11 @@ MODELS = {
     "RoleBinding": "V1RoleBinding",
     "ConfigMap": "V1ConfigMap",
     "DaemonSet": "V1DaemonSet",
+    "Namespace": "V1Namespace",
+    "ValidatingAdmissionPolicy": "V1ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding": "V1ValidatingAdmissionPolicyBinding",
 }
+CLUSTER_WIDE = {kind for kind in MODELS if kind.startswith(("Cluster", "Namespace", "Validating"))}
 OBJECTS = [
     path
     for path in [*sorted(BASE.glob("*.yaml")), *sorted(COMPONENTS.glob("*/*.yaml"))]
@@ -107,6 +112,8 @@ def test_everything_that_is_named_is_there_and_everything_there_is_named(path: P
 @pytest.mark.parametrize("path", OBJECTS, ids=name_of)
 def test_kubernetes_knows_every_field(path: Path) -> None:
     found = read(path)
+    if found.pop("$patch", None) == "delete":
+        assert found.keys() == {"apiVersion", "kind", "metadata"}
     seen = list(faults(found, MODELS[found["kind"]]))
     if "components" in path.parts:  # a patch need not be whole
         seen = [fault for fault in seen if "must not be `None`" not in fault and "is wanted, not None" not in fault]
@@ -197,8 +204,9 @@ def test_what_is_built_is_whole(which: str, complete: Path, tmp_path: Path, caps
     for name, found in objects.items():
         if found["kind"] in MODELS:
             assert list(faults(found, MODELS[found["kind"]])) == [], name
-        if found["kind"] not in ("ClusterRole", "ClusterRoleBinding"):
-            assert found["metadata"]["namespace"] == "kube-system", name
+        if found["kind"] not in CLUSTER_WIDE:
+            own = REPORT_NAMESPACE if found["kind"] in ("Role", "RoleBinding") else "kube-system"
+            assert found["metadata"]["namespace"] == own, name
     pod = objects["DaemonSet/kubeproxy"]["spec"]["template"]["spec"]
     (subject,) = objects["ClusterRoleBinding/kubeproxy"]["subjects"]
     assert f"ServiceAccount/{pod['serviceAccountName']}" in objects

@@ -32,9 +32,12 @@ _COLLECTIONS: Final = {
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     "EndpointSlice": "/apis/discovery.k8s.io/v1beta1/namespaces/{}/endpointslices",
     "Endpoints": "/api/v1/namespaces/{}/endpoints",
+    "Namespace": "/api/v1/namespaces",
     "Node": "/api/v1/nodes",
     "Pod": "/api/v1/namespaces/{}/pods",
     "ReplicationController": "/api/v1/namespaces/{}/replicationcontrollers",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
     "Service": "/api/v1/namespaces/{}/services",
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
 }

@@ -16,6 +16,7 @@ from tests.support.lab import Network, make_network
 from tests.support.lab.daemon import KUBEPROXY, Daemon
 from tests.support.lab.kube_proxy import KubeProxy
 from tests.support.lab.node import NODE_V4
+from tests.system.deploy.manifests import COMPONENTS, read
 from tests.system.e2e import kernel_state
 from tests.system.e2e.control_plane import ACCOUNT, RealCluster, Refused
 from tests.system.e2e.stage import QUICK, Object, ask, until
@@ -24,7 +25,7 @@ from tests.system.rollouts.kubelet import NODE, Kubelet
 from tests.system.rollouts.traffic import LEAD_S, WEB, Load, web
 
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
-LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kubeproxy-reports/leases"
 ROLLED_S = 300.0
 
 
@@ -158,9 +159,7 @@ def rollouts(directory: Path, programs: Path, *, replicas: int = 6) -> Iterator[
     with ExitStack() as stack:
         network = stack.enter_context(make_network(pods=2 * replicas + 4))
         cluster = stack.enter_context(RealCluster(network.client, directory / "cluster", programs))
-        for item in RIGHTS:
-            kind = item["kind"].lower()
-            cluster.ask("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/{kind}s", item)
+        cluster.put(*rights())
         admin = directory / "admin.conf"
         admin.write_text(cluster.kubeconfig(token="masters"))
         it = Rollouts(network, cluster, directory, programs, replicas)
@@ -193,18 +192,10 @@ def deployment(replicas: int, annotations: Mapping[str, str]) -> Object:
     return {"kind": "Deployment", "apiVersion": "apps/v1", "metadata": metadata, "spec": spec}
 
 
-_NAME = "kubeproxy-drain-reports"
-RIGHTS: tuple[Object, ...] = (
-    {
-        "kind": "Role",
-        "metadata": {"name": _NAME, "namespace": "kube-system"},
-        "rules": [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create", "patch"]}],
-    },
-    {
-        "kind": "RoleBinding",
-        "metadata": {"name": _NAME, "namespace": "kube-system"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": _NAME},
-        "subjects": [{"kind": "ServiceAccount", "namespace": ACCOUNT[0], "name": ACCOUNT[1]}],
-    },
-)
-"""What deploy/components/drain-reports gives the daemon."""
+def rights() -> list[Object]:
+    """What deploy/components/drain-reports gives the daemon, for the ServiceAccount of these tests."""
+    namespace, role, binding = (
+        read(COMPONENTS / "drain-reports" / f"{name}.yaml") for name in ("namespace", "role", "role-binding")
+    )
+    binding["subjects"] = [{"kind": "ServiceAccount", "namespace": ACCOUNT[0], "name": ACCOUNT[1]}]
+    return [namespace, role, binding]

@@ -233,7 +233,7 @@ def test_sighup_switches_reports_and_drains(cluster: Rollouts, tmp_path: Path) -
 def test_daemon_without_the_permission_serves_and_reports_it(cluster: Rollouts) -> None:
     cluster.deploy(OPTED_IN)
     path = "/api/v1/namespaces/default/services/web"
-    role = "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles/kubeproxy-drain-reports"
+    role = "/apis/rbac.authorization.k8s.io/v1/namespaces/kubeproxy-reports/roles/kubeproxy-drain-reports"
     kept = cluster.cluster.ask("GET", role)
     del kept["metadata"]["resourceVersion"], kept["metadata"]["uid"]
     with cluster.ours() as daemon:

@@ -82,8 +82,8 @@ class ControlPlane:
         """The API server's."""
         return f"https://127.0.0.1:{self._port}"
 
-    def kubeconfig_of(self, user: str, server: str = "") -> Path:
-        """A kubeconfig with the rights of an administrator, by which the audit log tells processes apart."""
+    def kubeconfig_of(self, user: str, server: str = "", *, token: str = "") -> Path:
+        """A kubeconfig by which the audit log tells processes apart; without `token` that of the user's name."""
         path = self._directory / f"{user}.conf"
         cluster: dict[str, Any] = {"server": server or self.url}
         if not server:
@@ -96,7 +96,7 @@ class ControlPlane:
                     "current-context": "it",
                     "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
                     "clusters": [{"name": "it", "cluster": cluster}],
-                    "users": [{"name": "it", "user": {"token": user}}],
+                    "users": [{"name": "it", "user": {"token": token or user}}],
                 }
             )
         )
