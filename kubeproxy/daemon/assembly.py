@@ -292,6 +292,7 @@ async def build(
             health=health,
             metrics=metrics,
             is_endpoint=proxier.has_endpoint,
+            on_lost=events.endpoint_lost,
             checks={
                 **host_state.complaints,
                 Reason.LOG: setup.writer_problem,

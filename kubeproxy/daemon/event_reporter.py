@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from kubeproxy.model import ServiceName
+from kubeproxy.model import ServiceName, Target
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics.metrics import Metrics
@@ -23,6 +23,7 @@ class Reason(StrEnum):
     FAILED_HEALTHZ = "FailedToStartProxierHealthcheck"
     FAILED_SERVICE_HEALTH = "FailedToStartServiceHealthcheck"
     NOT_SERVED = "NotServed"
+    EJECTED = "EndpointNotAnswering"
 
 
 class Events:
@@ -72,6 +73,13 @@ class Events:
                     self._warn(service, Reason.NOT_SERVED, text)
         self._problems = problems
 
+    def endpoint_lost(self, service: ServiceName, target: Target) -> None:
+        """Record that an endpoint of a Service has not answered for minutes. Every node says it in the same words."""
+        text = (
+            f"endpoint {target} is listed as ready and has not answered for minutes; it gets no clients until it does"
+        )
+        self._warn(service, Reason.EJECTED, text, shared=True)
+
     def health_failed(self, node_name: str, text: str) -> None:
         """Record that the health server has no address; before there is a recorder, keep it for later."""
         self._warn_node(node_name, Reason.FAILED_HEALTHZ, f"failed to start proxier healthz: {text}")
@@ -86,14 +94,14 @@ class Events:
         else:
             self.recorder.record("Node", "", node_name, uid=node_name, type="Warning", reason=reason, message=text)
 
-    def _warn(self, service: ServiceName, reason: Reason, text: str) -> None:
+    def _warn(self, service: ServiceName, reason: Reason, text: str, *, shared: bool = False) -> None:
         if self.recorder is None:
             return
         # With a recorder this module is imported already; without one it must not be (see `sources`).
         from kubeproxy.sources.kubernetes.resources import SOURCE
 
         if self.owner_of(service) == SOURCE:
-            self.recorder.record("Service", *service, type="Warning", reason=reason, message=text)
+            self.recorder.record("Service", *service, type="Warning", reason=reason, message=text, shared=shared)
 
 
 class ProxierEvents(SyncObserver):

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from kubeproxy.daemon.event_reporter import Events
 from kubeproxy.kubernetes.events.recorder import EventRecorder
-from kubeproxy.model import ServiceName
+from kubeproxy.model import Address, ServiceName, Target
 
 WEB = ServiceName("default", "web")
 MADE_HERE = ServiceName("default", "made-here")
@@ -53,6 +53,16 @@ def test_a_failure_before_the_recorder_exists_is_recorded_later_once() -> None:
     connect(reporter, recorder)
     reporter.starting("node-1")
     assert [reason for *_, reason, _ in recorder.recorded] == ["FailedToStartProxierHealthcheck", "Starting"]
+
+
+def test_an_endpoint_that_is_lost_for_minutes_is_an_event_of_its_service() -> None:
+    reporter, recorder = events()
+    connect(reporter, recorder)
+    reporter.endpoint_lost(WEB, Target(Address("10.0.0.1"), 80))
+    reporter.endpoint_lost(MADE_HERE, Target(Address("10.0.0.1"), 80))
+    ((*what, text),) = recorder.recorded
+    assert what == ["Service", "default", "web", "Warning", "EndpointNotAnswering"]
+    assert "10.0.0.1:80" in text
 
 
 def test_problems_are_recorded_once_and_only_for_services_of_the_cluster() -> None:

@@ -41,6 +41,8 @@ class Occurrence:
     """Empty for similar events that are combined: their newest message is in the tally."""
     api_version: str = "v1"
     """Of the object."""
+    shared: bool = False
+    """Whether other nodes may record the same event: then the cluster has it once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from hashlib import sha256
+from http import HTTPStatus
 from random import Random
 from time import time
 from typing import Any
@@ -94,8 +96,11 @@ class EventRecorder:
         type: EventType,
         reason: str,
         message: str,
+        shared: bool = False,
     ) -> None:
         """Queue an event of an object. Returns at once, and never fails.
+
+        A `shared` event is one that other nodes may record in the same words. The first node's is the cluster's.
 
         A Node's uid is its name, because ``kubectl describe node`` searches by it. Beyond 25 events of one object all
         but one in five minutes are dropped.
@@ -109,6 +114,7 @@ class EventRecorder:
             reason=reason,
             message=message[:MAX_MESSAGE],
             api_version=api_version,
+            shared=shared,
         )
         if self._correlator.put(happened, self._clock()):
             self._filled.set()
@@ -179,6 +185,9 @@ class EventRecorder:
             # It may have arrived: the next try raises its count, or creates it.
             self._remember(happened, _Sent(event["metadata"]["name"], replace(counted, count=0)))
             raise
+        except ApiError as error:
+            if error.status != HTTPStatus.CONFLICT or not happened.shared:
+                raise  # a shared event that is there already is another node's
         self._remember(happened, _Sent(event["metadata"]["name"], counted))
 
     def _remember(self, happened: Occurrence, sent: _Sent) -> None:
@@ -208,9 +217,15 @@ class EventRecorder:
         }
 
     def _name(self, happened: Occurrence) -> str:
-        """The object's name with a time that no other event of this process has."""
-        self._last_stamp = max(self._last_stamp + 1, round(self._clock() * 1e9))
-        stamp = f"{self._last_stamp:x}"
+        """Return the object's name with a time that no other event of this process has.
+
+        All nodes give a shared event the same name instead, with a digest of its words."""
+        if happened.shared:
+            words = f"{happened.kind} {happened.uid} {happened.reason} {happened.message}"
+            stamp = sha256(words.encode()).hexdigest()[:16]
+        else:
+            self._last_stamp = max(self._last_stamp + 1, round(self._clock() * 1e9))
+            stamp = f"{self._last_stamp:x}"
         return f"{happened.name[: _MAX_NAME - 1 - len(stamp)].rstrip('.-')}.{stamp}"
 
 

@@ -11,6 +11,8 @@ from kubeproxy.model import FrontendName, ServicePortName, Target
 
 EJECTED_LOG_AFTER: Final = 2
 """Failed dials in a row: a terminating pod often fails once before the cluster removes it."""
+LASTS_S: Final = 300.0
+"""Seconds of ejection after which the Service has an Event: developers see Events, and no metrics of nodes."""
 QUIET_S: Final = 60.0
 """Seconds after an ejection in which the next one of the endpoint is not logged; if it lasts, it is logged later."""
 
@@ -24,6 +26,8 @@ class Changes:
     """With the number of seconds for which the endpoint was ejected."""
     removed: Sequence[tuple[ServicePortName, Target, float]]
     """Those that have left their Service while they were ejected: nobody knows whether they would answer."""
+    lasting: Sequence[tuple[ServicePortName, Target]]
+    """Those that have been ejected for `LASTS_S` now."""
 
 
 class EjectionLog:
@@ -38,6 +42,7 @@ class EjectionLog:
         self._since: dict[tuple[ServicePortName, Target], float] = {}
         self._frontends: dict[tuple[ServicePortName, Target], FrontendName] = {}
         self._restored_at: dict[tuple[ServicePortName, Target], float] = {}
+        self._lasting: set[tuple[ServicePortName, Target]] = set()
 
     def update(self, ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]], now: float) -> Changes:
         """The changes to log; `ejected`: all ejected endpoints (see `DataPlane.ejected`), `now`: seconds."""
@@ -64,4 +69,7 @@ class EjectionLog:
             self._restored_at[service_port, target] = now
         for service_port, one in logged:
             self._since[service_port, one.target] = now
-        return Changes(logged, restored, removed)
+        lasting = {key for key, since in self._since.items() if now - since >= LASTS_S}
+        news = sorted(lasting - self._lasting)
+        self._lasting = lasting
+        return Changes(logged, restored, removed, news)

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from kubeproxy.dataplane.interface import EjectedEndpoint, WorkerStatus
-from kubeproxy.model import FrontendName, Target
+from kubeproxy.model import FrontendName, ServiceName, Target
 from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.metrics.metrics import Metrics
@@ -40,8 +40,8 @@ log = structlog.get_logger(__name__)
 class Monitor:
     """Runs `measure_lag` and `run` until cancelled.
 
-    `is_endpoint`: whether a target is an endpoint of a frontend now. `checks`: checks of further
-    parts; each returns a problem or None. `clock` is monotonic.
+    `on_lost` is called for an endpoint that has been ejected for minutes. `is_endpoint`: whether a target is an
+    endpoint of a frontend now. `checks`: checks of further parts; each returns a problem or None. `clock` is monotonic.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Monitor:
         health: ProxyHealth,
         metrics: Metrics,
         is_endpoint: Callable[[FrontendName, Target], bool],
+        on_lost: Callable[[ServiceName, Target], None] = lambda service, target: None,
         checks: Mapping[Reason, Callable[[], str | None]] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
         check_s: float = CHECK_S,
@@ -69,6 +70,7 @@ class Monitor:
         self._memory_shortages = metrics.workers.memory_shortages
         self._ports_exhausted = metrics.workers.ports_exhausted
         self._endpoint_health = EjectionLog(is_endpoint)
+        self._on_lost = on_lost
         self._looped = metrics.workers.looped
         self._accept_paused_at: float | None = None
         self._full_since: float | None = None
@@ -129,6 +131,8 @@ class Monitor:
                 endpoint=str(target),
                 after_s=round(lasted_s, 1),
             )
+        for name, target in changes.lasting[:MAX_NAMED]:
+            self._on_lost(name.service, target)
         if more := len(changes.removed[MAX_NAMED:]):
             log.info("more ejected endpoints removed", endpoints=more)
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -224,3 +225,20 @@ async def test_permanently_refused_events_are_not_sent_again() -> None:
 
 def warnings(logs: list[Any]) -> list[Any]:
     return [line for line in logs if "API server refuses events" in line["event"]]
+
+
+def both_sent(recorder: EventRecorder) -> bool:
+    return recorder.sent == 2
+
+
+async def test_the_same_event_of_many_nodes_is_there_once() -> None:
+    async with ApiServer() as server:
+        for at in range(3):
+            async with recording(server, Clock(NOW + at)) as recorder:
+                recorder.record(**CONFLICT, shared=True)
+                recorder.record(**STARTING)
+                await until(partial(both_sent, recorder))
+                assert recorder.dropped == 0
+        found = [event["reason"] for event in events(server)]
+        assert found.count(Reason.NOT_SERVED) == 1
+        assert found.count(Reason.STARTING) == 3

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kubeproxy.dataplane.interface import EjectedEndpoint
 from kubeproxy.model import Address, Family, FrontendName, Scope, Target
-from kubeproxy.observability.monitor.ejection_log import EJECTED_LOG_AFTER, QUIET_S, EjectionLog
+from kubeproxy.observability.monitor.ejection_log import EJECTED_LOG_AFTER, LASTS_S, QUIET_S, EjectionLog
 from tests.observability.conftest import WEB, WEB_IPV4
 
 TARGET = Target(Address("10.0.0.1"), 80)
@@ -25,6 +25,16 @@ def test_an_ejected_endpoint_that_leaves_its_service_is_not_restored() -> None:
     last = log.update({}, 25.0)
     assert (last.restored, last.removed) == ([], [(WEB, TARGET, 15.0)])
     assert log.update({}, 30.0).removed == []
+
+
+def test_an_ejection_that_lasts_is_named_once_until_it_ends() -> None:
+    log = EjectionLog(still_there)
+    seen = [log.update({WEB_IPV4: [ejected()]}, at).lasting for at in (0.0, LASTS_S - 1, LASTS_S, LASTS_S + 5)]
+    assert seen == [[], [], [(WEB, TARGET)], []]
+    log.update({}, LASTS_S + 10)
+    again = LASTS_S + 10 + QUIET_S
+    assert log.update({WEB_IPV4: [ejected()]}, again).lasting == []
+    assert log.update({WEB_IPV4: [ejected()]}, again + LASTS_S).lasting == [(WEB, TARGET)]
 
 
 def test_an_ejection_and_its_end_are_logged_once() -> None:
