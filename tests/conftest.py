@@ -28,10 +28,14 @@ def logging_restored() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the files and skip what this user cannot run. Slow files begin first, so that no processor waits for one
     of them in the end. Tests that need hosts of their own are skipped, with a reason, where this user may not make
-    them."""
+    them; those that take an hour, unless they are asked for."""
+    if "hours" not in config.option.markexpr:
+        for item in items:
+            if item.get_closest_marker("hours") is not None:
+                item.add_marker(pytest.mark.skip(reason="takes an hour: `-m hours` runs it"))
     lengths: dict[str, int] = {}
     for item in items:
         length = 2 if item.get_closest_marker("long") else 1 if item.get_closest_marker("netns") else 0

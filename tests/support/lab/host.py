@@ -61,6 +61,15 @@ class Host:
         self.sysctl("net.ipv6.conf.default.router_solicitations", 0)
         self.ip("link set lo up")
 
+    @classmethod
+    def at(cls, path: str, name: str) -> Self:
+        """A host that another process holds, by the path of its network namespace."""
+        host = cls.__new__(cls)
+        host.name = name
+        host.fd = os.open(path, os.O_RDONLY)
+        host._processes = []
+        return host
+
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Move this thread to the host; sockets made meanwhile stay there. Never await inside."""

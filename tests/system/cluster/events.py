@@ -1,0 +1,142 @@
+"""What happens to a node and to the pods of ours, each under steady traffic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tests.system.cluster.cluster import Cluster
+from tests.system.cluster.images import Versions
+from tests.system.cluster.node import Node
+from tests.system.cluster.service_proxies import NAMESPACE, Ours
+from tests.system.cluster.traffic import Tally
+from tests.system.cluster.web import Web
+from tests.system.e2e.stage import until
+
+LEAD_S: Final = 4.0
+"""How long the clients go on before and after: losses that come late belong to the event, too."""
+GRACE_S: Final = 36.0
+"""After a pod of ours has been told to end: it serves its connections for `shutdownGrace`, 30 s, then ends them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens; `near` is the node of the clients in a pod and on a node."""
+
+    act: Callable[[Cluster, Ours, Node, Versions], None]
+    afterwards_s: float = LEAD_S
+    without_successor: bool = False
+    """A pod of ours ends before the next one starts, so new connections may be lost."""
+
+
+def rollout_restart(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
+    """A new pod takes over on every node."""
+    cluster.kubectl("-n", NAMESPACE, "rollout", "restart", "ds/kubeproxy")
+    ours.await_rollout()
+
+
+def delete_pod(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
+    """The pod on the clients' node ends; the DaemonSet makes another one when it is gone."""
+    cluster.kubectl("-n", NAMESPACE, "delete", "pod", ours.pod_on(near.name), "--wait")
+    ours.await_rollout()
+
+
+def kill_container(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
+    """Every process of the pod on the clients' node dies at once; the kubelet starts its container again."""
+    before = _restarts(cluster, near)
+    near.run("pkill", "-KILL", "-o", "-f", "kubeproxy run")
+    until(lambda: _restarts(cluster, near) > before, "the kubelet has started the container again", within_s=120)
+    ours.await_rollout()
+
+
+def upgrade(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
+    """The DaemonSet gets another image."""
+    ours.set_image(versions.other)
+    ours.await_rollout()
+
+
+def rollback(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
+    """The DaemonSet gets its former image again, as an administrator takes an upgrade back."""
+    cluster.kubectl("-n", NAMESPACE, "rollout", "undo", "ds/kubeproxy")
+    ours.await_rollout()
+
+
+def reboot_other_node(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
+    """The power of the other node fails for a moment, with half of the endpoints on it."""
+    other = next(node for node in cluster.nodes if node is not near)
+    before = _restarts(cluster, other)
+    other.power_cycle()
+    until(lambda: _restarts(cluster, other) > before, "the kubelet has started our container again", within_s=300)
+    cluster.await_ready()
+    ours.await_rollout()
+
+
+def drain_other_node(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
+    """The pods of the other node are evicted, and come back to it."""
+    other = next(node for node in cluster.nodes if node is not near)
+    cluster.kubectl("drain", other.name, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
+    cluster.kubectl("rollout", "status", "deploy/web", "--timeout=120s")
+    cluster.kubectl("uncordon", other.name)
+    cluster.kubectl("rollout", "restart", "deploy/web")
+    cluster.kubectl("rollout", "status", "deploy/web", "--timeout=120s")
+
+
+EVENTS: Final[Mapping[str, Event]] = {
+    "rollout restart": Event(rollout_restart, GRACE_S),
+    "delete pod": Event(delete_pod, without_successor=True),
+    "kill container": Event(kill_container, without_successor=True),
+    "upgrade": Event(upgrade, GRACE_S),
+    "rollback": Event(rollback, GRACE_S),
+    "drain other node": Event(drain_other_node),
+    "reboot other node": Event(reboot_other_node),
+}
+"""In this order: an upgrade precedes the rollback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the clients met in an event that took `seconds`."""
+
+    seconds: float
+    tallies: Mapping[str, Tally]
+
+    @property
+    def lost(self) -> int:
+        """New connections that were lost, of all clients."""
+        return sum(len(tally.lost) for tally in self.tallies.values())
+
+
+def run(event: Event, web: Web, ours: Ours, versions: Versions, *, rate: int = 60, kept: int = 5) -> Result:
+    """Let an event happen under traffic: `rate` new connections a second from each of three places."""
+    web.await_ready()
+    with web.traffic(rate, kept) as tallies:
+        time.sleep(LEAD_S)
+        began = time.monotonic()
+        event.act(web.cluster, ours, web.near, versions)
+        seconds = time.monotonic() - began
+        time.sleep(event.afterwards_s)
+    return Result(seconds, dict(tallies))
+
+
+def markdown(results: Mapping[str, Result]) -> str:
+    """One line for each event and place of clients."""
+    lines = [
+        "| event | took | clients | new | lost | slowest | kept ones broken |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        for place, it in result.tallies.items():
+            new, lost = it.answered + len(it.lost), len(it.lost)
+            broken = f"{len(it.broken)} of {it.kept}"
+            lines.append(
+                f"| {name} | {result.seconds:.0f} s | {place} | {new} | {lost} | {it.slowest_s:.2f} s | {broken} |"
+            )
+    return "\n".join(lines)
+
+
+def _restarts(cluster: Cluster, node: Node) -> int:
+    selector = ("-l", "k8s-app=kubeproxy", f"--field-selector=spec.nodeName={node.name}")
+    pods = cluster.get("-n", NAMESPACE, "pods", *selector)["items"]
+    return sum(status["restartCount"] for pod in pods for status in pod["status"].get("containerStatuses", ()))

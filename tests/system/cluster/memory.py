@@ -1,0 +1,44 @@
+"""The memory of our pods, as the kernel counts it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.system.cluster.node import Node
+
+_PARTS: Final = {
+    "control process": r"kubeproxy run",
+    "worker": r"dataplane\.workers\.main",
+    "rescue process": r"rescue\.main",
+}
+
+
+def part_of(command_line: str) -> str | None:
+    """Which of our processes has that command line, or None if it is none of ours."""
+    return next((part for part, pattern in _PARTS.items() if re.search(pattern, command_line)), None)
+
+
+def of(node: Node) -> Mapping[str, list[float]]:
+    """The proportional set sizes (PSS) of our processes on a node, in MiB, by part."""
+    found: dict[str, list[float]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if _is_below(process, node.pid):
+                part = part_of((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                pss = re.search(r"^Pss: +(\d+) kB$", (process / "smaps_rollup").read_text(), re.MULTILINE)
+                if part is not None and pss is not None:
+                    found.setdefault(part, []).append(int(pss[1]) / 1024)
+    return found
+
+
+def _is_below(process: Path, ancestor: int) -> bool:
+    """Whether a process descends from another one, whatever namespace of processes it is in."""
+    pid = int(process.name)
+    while pid > 1 and pid != ancestor:
+        status = Path(f"/proc/{pid}/status").read_text()
+        pid = int(status.partition("PPid:")[2].split()[0])
+    return pid == ancestor
