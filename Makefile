@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup check format lint types walls test pythons fuzz soak demo bench micro profile docs lock install upgrade uninstall deb image image-check clean
+.PHONY: help setup check format lint types walls test pythons fuzz soak demo bench conformance micro profile docs lock install upgrade uninstall deb image image-check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -64,6 +64,9 @@ demo: setup ## show a whole node in network namespaces (KEEP=1 leaves it running
 
 bench: setup ## measure beside HAProxy, nginx and the direct path, and with 10,000 Services (BENCH=--quick)
 	@$(BIN)/python -m tests.tools.bench $(BENCH)
+
+conformance: setup $(VENV)/programs/ready ## run Kubernetes' e2e tests of Services on real kubelets, and print their table (KUBERNETES_BINARIES=DIR; COLUMNS="kernel")
+	@PATH="$(CURDIR)/$(VENV)/programs:$$PATH" $(BIN)/python -m tests.system.cluster table $(COLUMNS)
 
 micro: setup ## measure the pure parts at the size of a large cluster (MICRO="-k pick")
 	@$(BIN)/python -m pytest -q --benchmark-enable --benchmark-columns=median,iqr,ops,rounds --benchmark-sort=name tests/tools/bench/micro.py $(MICRO)

@@ -2,9 +2,12 @@
 # Usage: bash tests/tools/kubernetes.sh DIRECTORY
 #
 # Puts etcd, kube-apiserver, kube-controller-manager and kube-proxy (1.20.2) into DIRECTORY, for the tests that want a real
-# control plane (tests/system/e2e/test_real_server.py), and for the comparisons with kube-proxy. They are built from the source package of Debian 12, with its Go. Nothing is
-# installed: packages are unpacked below DIRECTORY/work, which may be removed afterwards (2.5 GB). Takes two minutes
-# of four cores; needs apt, dpkg-dev and debian-archive-keyring.
+# control plane (tests/system/e2e/test_real_server.py), and for the comparisons with kube-proxy. They are built from the
+# source package of Debian 12, with its Go. Nothing is installed: packages are unpacked below DIRECTORY/work, which may be
+# removed afterwards (2.5 GB). Takes two minutes of four cores; needs apt, dpkg-dev and debian-archive-keyring.
+#
+# The cluster of real kubelets (tests/system/cluster) wants programs of 1.32 or newer, in a directory of its own: the kubelet
+# of 1.20 reads no containerRuntimeEndpoint from its configuration. docs/conformance.md says where they are.
 set -euo pipefail
 [[ $# == 1 ]] || { sed -n '2s/^# //p' "$0" >&2; exit 2; }
 mkdir -p "$1/work"
